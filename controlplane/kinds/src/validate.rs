@@ -119,16 +119,26 @@ pub fn ratcheted(
     if causes.is_empty() || !kind.is_built_in {
         return causes;
     }
-    // The new object has the defaults of this version.
+    // The new object has the defaults of this version. A default is no change of a field that cannot change.
     let mut stored = old.clone();
     defaults::apply(kind, &mut stored);
+    if stored != *old {
+        let remaining = rules(kind, new, &stored);
+        causes.retain(|cause| remaining.contains(cause));
+    }
     // Metadata is checked first, so violations of other fields may be cut. These fields may not change then.
     if cause::are_cut(&causes) && changes_more_than_metadata(new, &stored) {
         return causes;
     }
     let known = rules(kind, &stored, &stored);
-    causes.retain(|cause| !known.contains(cause));
+    causes.retain(|cause| !known.iter().any(|known| is_same(known, cause)));
     causes
+}
+
+/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list: the message
+/// has the value. Source: `IsValidIPForLegacyField`, which accepts all old values.
+fn is_same(one: &Cause, other: &Cause) -> bool {
+    one == other || (one.message == other.message && format::is_about_old_form(&one.message))
 }
 
 fn changes_more_than_metadata(new: &Value, old: &Value) -> bool {
@@ -179,7 +189,7 @@ pub fn resize(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
-    pod::of_pod(&mut causes, new);
+    pod::new_problems(&mut causes, new, old, pod::of_pod);
     resize::pod(&mut causes, new, old);
     causes.into_list()
 }

@@ -30,7 +30,8 @@ pub(crate) fn field(pod: &Pod, addresses: &Addresses, path: &str) -> Option<Stri
         "metadata.name" => meta.name.clone(),
         "metadata.namespace" => meta.namespace.clone(),
         "metadata.uid" => meta.uid.clone(),
-        "spec.nodeName" => spec.and_then(|s| s.node_name.clone()),
+        // The second is the older name. Source: `ConvertDownwardAPIFieldLabel`.
+        "spec.nodeName" | "spec.host" => spec.and_then(|s| s.node_name.clone()),
         "spec.serviceAccountName" => spec.and_then(|s| s.service_account_name.clone()),
         "status.podIP" => addresses.pod_ips.first().cloned(),
         "status.podIPs" => Some(addresses.pod_ips.join(",")),

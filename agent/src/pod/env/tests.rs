@@ -49,12 +49,12 @@ fn fields_and_resources_of_the_pod_itself() {
         json!({"name": "c", "resources": {"requests": {"cpu": "1500m"}},
                "env": [field("metadata.name"), field("metadata.labels['app']"), field("status.podIP"),
                        resource("requests.cpu"), resource("limits.cpu"), resource("limits.memory"),
-                       resource("limits.ephemeral-storage")]}),
+                       resource("limits.ephemeral-storage"), field("spec.host")]}),
         &sources,
     )
     .unwrap();
     let values: Vec<&str> = env.iter().map(|(_, v)| v.as_str()).collect();
-    assert_eq!(values, ["p", "x", "10.0.0.2", "2", "2", "1073741824", "5368709120"]);
+    assert_eq!(values, ["p", "x", "10.0.0.2", "2", "2", "1073741824", "5368709120", "node"]);
 }
 
 #[test]

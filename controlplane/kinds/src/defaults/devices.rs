@@ -9,6 +9,10 @@ pub(crate) fn claim(object: &mut Value) {
     if let Some(spec) = child(object, "spec") {
         requests(spec);
     }
+    let allocated = object.pointer_mut("/status/allocation/devices").and_then(Value::as_object_mut);
+    if let Some(devices) = allocated {
+        each(devices, "results").for_each(tolerations);
+    }
 }
 
 /// Sets the defaults of a ResourceClaimTemplate.
@@ -22,9 +26,20 @@ fn requests(spec: &mut Map<String, Value>) {
     let Some(devices) = present(spec, "devices") else { return };
     for request in each(devices, "requests") {
         if let Some(exact) = present(request, "exactly") {
-            count(exact);
+            one_request(exact);
         }
-        each(request, "firstAvailable").for_each(count);
+        each(request, "firstAvailable").for_each(one_request);
+    }
+}
+
+fn one_request(request: &mut Map<String, Value>) {
+    count(request);
+    tolerations(request);
+}
+
+fn tolerations(owner: &mut Map<String, Value>) {
+    for toleration in each(owner, "tolerations") {
+        fill(toleration, "operator", "Equal");
     }
 }
 
@@ -33,5 +48,34 @@ fn count(request: &mut Map<String, Value>) {
     let is_exact = request.get("allocationMode").is_some_and(|mode| mode == "ExactCount");
     if is_exact && request.get("count").and_then(Value::as_i64).unwrap_or(0) == 0 {
         request.insert("count".to_owned(), 1.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tolerations_of_taints_have_an_operator() {
+        let owner = |operator: Value| json!({"tolerations": [{"key": "a", "operator": operator}]});
+        let requests = json!([{"exactly": owner(Value::Null)}, {"firstAvailable": [owner("".into())]},
+            {"exactly": owner("Exists".into())}]);
+        let devices = json!({"requests": requests});
+        let results = json!([owner(Value::Null)]);
+        let status = json!({"allocation": {"devices": {"results": results}}});
+        let mut claim = json!({"spec": {"devices": devices}, "status": status});
+        super::claim(&mut claim);
+        let mut template = json!({"spec": {"spec": {"devices": devices}}});
+        super::template(&mut template);
+        for spec in [&claim["spec"], &template["spec"]["spec"]] {
+            let requests = &spec["devices"]["requests"];
+            assert_eq!(requests[0]["exactly"]["tolerations"][0]["operator"], "Equal");
+            assert_eq!(requests[1]["firstAvailable"][0]["tolerations"][0]["operator"], "Equal");
+            assert_eq!(requests[2]["exactly"]["tolerations"][0]["operator"], "Exists");
+        }
+        let result = &claim["status"]["allocation"]["devices"]["results"][0];
+        assert_eq!(result["tolerations"][0]["operator"], "Equal");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::{Causes, Path, entries, format, items, text};
+use super::{Causes, Path, format, items, text};
 
 /// Largest valid user id and group id.
 const MAX_ID: i64 = i32::MAX as i64;
@@ -33,8 +33,9 @@ pub(super) fn all(causes: &mut Causes, path: &Path, pod: &Value) {
         }
     }
     for (list, containers) in lists {
-        let by_name: HashMap<&str, &Value> =
-            items(&spec[containers]).map(|(_, container)| (text(&container["name"]), container)).collect();
+        let by_name: HashMap<&str, Resources<'_>> = items(&spec[containers])
+            .map(|(_, container)| (text(&container["name"]), Resources::of(container)))
+            .collect();
         for (index, container) in items(&status[list]) {
             let here = path.field(list).index(index).field("allocatedResourcesStatus");
             let resources = &container["allocatedResourcesStatus"];
@@ -44,11 +45,41 @@ pub(super) fn all(causes: &mut Causes, path: &Path, pod: &Value) {
                 }
                 continue;
             }
-            let own = by_name.get(text(&container["name"])).copied();
+            let own = by_name.get(text(&container["name"]));
             for (at, resource) in items(resources) {
                 allocated(causes, &here.index(at), resource, own);
             }
         }
+    }
+}
+
+/// The requested resources of a container by name, and its claims, each with the name of its request.
+struct Resources<'a> {
+    requests: &'a Value,
+    claims: HashSet<(&'a str, &'a str)>,
+}
+
+// === impl Resources ===
+
+impl<'a> Resources<'a> {
+    fn of(container: &'a Value) -> Self {
+        let resources = &container["resources"];
+        let claims =
+            items(&resources["claims"]).map(|(_, claim)| (text(&claim["name"]), text(&claim["request"])));
+        Resources { requests: &resources["requests"], claims: claims.collect() }
+    }
+
+    /// The problem of a name that is no request and no claim of the container.
+    fn problem(&self, name: &str) -> Option<&'static str> {
+        let Some(claim) = name.strip_prefix("claim:") else {
+            let is_known = self.requests.get(name).is_some();
+            return (!is_known).then_some("must match one of the container's resource requests");
+        };
+        let claim = claim.split_once('/').unwrap_or((claim, ""));
+        (!self.claims.contains(&claim)).then_some(
+            "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or \
+             'claim:<claimName>' if request is empty",
+        )
     }
 }
 
@@ -148,10 +179,9 @@ fn user(causes: &mut Causes, path: &Path, container: &Value, spec: &Value) {
 }
 
 /// Checks the devices of a resource that a container has. The container may be missing in the spec.
-fn allocated(causes: &mut Causes, path: &Path, resource: &Value, container: Option<&Value>) {
+fn allocated(causes: &mut Causes, path: &Path, resource: &Value, container: Option<&Resources<'_>>) {
     let name = text(&resource["name"]);
-    let problem = container.and_then(|container| unknown(name, &container["resources"]));
-    if let Some(problem) = problem {
+    if let Some(problem) = container.and_then(|container| container.problem(name)) {
         causes.invalid(&path.field("name"), &name.into(), problem);
     }
     let mut seen = HashSet::new();
@@ -172,21 +202,6 @@ fn allocated(causes: &mut Causes, path: &Path, resource: &Value, container: Opti
             causes.duplicate(&here.field("resourceID"), &id.into());
         }
     }
-}
-
-/// The problem of a name that is no request and no claim of a container.
-fn unknown(name: &str, resources: &Value) -> Option<&'static str> {
-    let Some(claim) = name.strip_prefix("claim:") else {
-        let is_known = entries(&resources["requests"]).any(|(request, _)| request == name);
-        return (!is_known).then_some("must match one of the container's resource requests");
-    };
-    let (claim, request) = claim.split_once('/').unwrap_or((claim, ""));
-    let mut claims = items(&resources["claims"]);
-    let is_known = claims.any(|(_, one)| text(&one["name"]) == claim && text(&one["request"]) == request);
-    (!is_known).then_some(
-        "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or \
-         'claim:<claimName>' if request is empty",
-    )
 }
 
 #[cfg(test)]
@@ -265,6 +280,12 @@ mod tests {
             let causes = of(resource);
             assert!(causes.len() == 1 && causes[0].starts_with(&expect), "{expect}: {causes:?}");
         }
+        let claims: Vec<Value> = (0..30_000).map(|n| json!({"name": format!("k{n}")})).collect();
+        let resources: Vec<Value> = (0..30_000).map(|n| json!({"name": format!("claim:k{n}")})).collect();
+        let spec = json!({"containers": [{"name": "c", "resources": {"claims": claims}}]});
+        let status = json!({"containerStatuses": [{"name": "c", "allocatedResourcesStatus": resources}]});
+        let large = json!({"spec": spec, "status": status});
+        assert!(found(|causes| all(causes, &Path::root("status"), &large)).is_empty(), "no quadratic work");
         let user =
             said(json!({"containerStatuses": [{"name": "c", "user": {"linux": {"uid": -1, "gid": 0}}}]}));
         assert!(

@@ -169,15 +169,20 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
                 format!("error converting fieldPath: field label does not support subscript: {field}");
             causes.invalid(&here, &reference["fieldPath"], &detail);
         }
-        None if supported.contains(&field) => {}
+        None if supported.contains(&current_name(field)) => {}
         None if KNOWN_FIELDS.contains(&field) => {
-            causes.unsupported(&here, &reference["fieldPath"], supported);
+            causes.unsupported(&here, &current_name(field).into(), supported);
         }
         None => {
             let detail = format!("error converting fieldPath: field label not supported: {field}");
             causes.invalid(&here, &reference["fieldPath"], &detail);
         }
     }
+}
+
+/// The name of a field that has an older name, too.
+fn current_name(field: &str) -> &str {
+    if field == "spec.host" { "spec.nodeName" } else { field }
 }
 
 /// Checks a resourceFieldRef. In a volume it must name the container.
@@ -294,6 +299,7 @@ mod tests {
             [format!("{path}: Invalid value: \"A.b/C\": {}", format::qualified_name("A.b/C")[0])]
         );
         assert_eq!(of("v1", "metadata.annotations['A.b/C']"), Vec::<String>::new());
+        assert_eq!(of("v1", "spec.host"), Vec::<String>::new(), "the older name of spec.nodeName");
         assert_eq!(of("", "x"), [format!("{path}.apiVersion: Required value")]);
         assert_eq!(of("v2", ""), [format!("{path}.fieldPath: Required value")]);
         let error = "error converting fieldPath";

@@ -49,13 +49,26 @@ pub(crate) fn port_number(number: i64) -> Vec<String> {
     problem(!(1..=65_535).contains(&number), "must be between 1 and 65535, inclusive")
 }
 
+const LEADING_ZEROS: &str = "must not have leading 0s";
+const ZEROS_IN_PREFIX: &str = "must not have leading 0s in IP or prefix length";
+const MAPPED: &str = "must not be an IPv4-mapped IPv6 address";
+const MAPPED_PREFIX: &str = "must not have an IPv4-mapped IPv6 address";
+const HOST_BITS: &str = "must not have bits set beyond the prefix length";
+
+/// Whether a message is about a form of an address or of a prefix that earlier versions accepted.
+pub(crate) fn is_about_old_form(message: &str) -> bool {
+    [LEADING_ZEROS, ZEROS_IN_PREFIX, MAPPED, MAPPED_PREFIX, HOST_BITS]
+        .iter()
+        .any(|detail| message.ends_with(detail))
+}
+
 /// Checks an IP address. Forms that programs read differently are refused: an IPv4 address in an IPv6 one, and leading
 /// zeros, which some take for octal numbers. Source: `parseIP` with strict validation.
 pub(crate) fn ip(text: &str) -> Vec<String> {
     let problem = match text.parse::<IpAddr>() {
-        Ok(address) if is_mapped(address) => "must not be an IPv4-mapped IPv6 address",
+        Ok(address) if is_mapped(address) => MAPPED,
         Ok(_) => return Vec::new(),
-        Err(_) if without_leading_zeros(text).parse::<IpAddr>().is_ok() => "must not have leading 0s",
+        Err(_) if without_leading_zeros(text).parse::<IpAddr>().is_ok() => LEADING_ZEROS,
         Err(_) => "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
     };
     vec![problem.to_owned()]
@@ -136,14 +149,10 @@ pub(crate) fn endpoint_ip(text: &str) -> Vec<String> {
 /// Checks an IP prefix. Source: `parseCIDR` with strict validation.
 pub(crate) fn cidr(text: &str) -> Vec<String> {
     let problem = match prefix(text) {
-        Some(network) if is_mapped(network.ip()) => "must not have an IPv4-mapped IPv6 address",
-        Some(network) if network.ip() != network.network() => {
-            "must not have bits set beyond the prefix length"
-        }
+        Some(network) if is_mapped(network.ip()) => MAPPED_PREFIX,
+        Some(network) if network.ip() != network.network() => HOST_BITS,
         Some(_) => return Vec::new(),
-        None if prefix(&without_leading_zeros(text)).is_some() => {
-            "must not have leading 0s in IP or prefix length"
-        }
+        None if prefix(&without_leading_zeros(text)).is_some() => ZEROS_IN_PREFIX,
         None => "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
     };
     vec![problem.to_owned()]

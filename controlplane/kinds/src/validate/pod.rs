@@ -8,6 +8,7 @@ use super::{
     Causes, Path, claims, container, env, format, immutable, items, meta, pod_annotations, probe, resize,
     resources, scheduling, security, text, volume, windows,
 };
+use crate::cause::are_cut;
 
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
 /// Maximum number of search domains.
@@ -75,13 +76,34 @@ pub(super) fn of_pod(causes: &mut Causes, pod: &Value) {
     volume::of_pod(causes, &path.field("volumes"), spec, text(&pod["metadata"]["name"]));
 }
 
+/// Checks an updated pod with these rules. Violations that the stored pod already has are omitted, because an earlier
+/// version accepted them.
+pub(super) fn new_problems(
+    causes: &mut Causes,
+    new: &Value,
+    old: &Value,
+    rules: impl Fn(&mut Causes, &Value),
+) {
+    let problems = |pod: &Value| {
+        let mut causes = Causes::default();
+        rules(&mut causes, pod);
+        causes.into_list()
+    };
+    let found = problems(new);
+    let is_complete = !found.is_empty() && !are_cut(&found);
+    let known = if is_complete { problems(old) } else { Vec::new() };
+    found.into_iter().filter(|cause| !known.contains(cause)).for_each(|cause| causes.push(cause));
+}
+
 /// Checks changed ephemeral containers: they must be valid, and none may be removed or changed.
 pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
     if old["metadata"]["annotations"].get(resize::MIRROR).is_some() {
         return causes.forbidden(&Path::whole(), "static pods do not support ephemeral containers");
     }
-    of_pod(causes, new);
-    pod_annotations::update(causes, new, old);
+    new_problems(causes, new, old, |causes, pod| {
+        of_pod(causes, pod);
+        pod_annotations::update(causes, pod, old);
+    });
     let path = Path::root("spec").field("ephemeralContainers");
     let mut after: HashMap<&Value, &Value> = HashMap::new();
     for (_, container) in items(&new["spec"]["ephemeralContainers"]) {

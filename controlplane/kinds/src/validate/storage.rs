@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::selector::label_selector;
 use super::{Causes, Path, entries, format, items, text};
+use crate::strategy::storage::normalize_data_sources;
 use coracle_values::Quantity;
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -78,11 +79,10 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     claim_spec(causes, &path, spec);
     let Some(old) = old else { return };
     let before = &old["spec"];
-    // Upstream refuses a change of the older form of the class.
-    let beta = |claim: &Value| text(&claim["metadata"]["annotations"][BETA_CLASS]).to_owned();
-    if beta(object) != beta(old) {
+    let (beta, beta_before) = (beta_class(object), beta_class(old));
+    if beta.unwrap_or_default() != beta_before.unwrap_or_default() && !moves_class(object, old) {
         let here = Path::root("metadata").field("annotations").field(BETA_CLASS);
-        causes.invalid(&here, &beta(object).into(), "field is immutable");
+        causes.invalid(&here, &beta.unwrap_or_default().into(), "field is immutable");
     }
     if kept(spec, old) != kept(before, old) {
         causes.forbidden(&path, CLAIM_IMMUTABLE);
@@ -109,14 +109,33 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
 }
 
+/// The class in the annotation of a claim.
+fn beta_class(claim: &Value) -> Option<&str> {
+    claim["metadata"]["annotations"][BETA_CLASS].as_str()
+}
+
+/// Whether a claim without the field gets the class of its annotation there, and loses the annotation. Source:
+/// `validateStorageClassUpgradeFromAnnotation`.
+fn moves_class(new: &Value, old: &Value) -> bool {
+    let class = &new["spec"]["storageClassName"];
+    old["spec"]["storageClassName"].is_null()
+        && beta_class(new).is_none()
+        && beta_class(old).is_some_and(|beta| class == beta)
+}
+
 /// The parts of a claim's spec that an update of this claim cannot change.
 fn kept(spec: &Value, old: &Value) -> Value {
     let mut free = Vec::new();
     if text(&old["spec"]["volumeName"]).is_empty() {
-        // The binder sets the volume; a claim without a class may still get the default one.
+        // The binder sets the volume.
         free.push("volumeName");
     }
-    if old["spec"]["storageClassName"].is_null() && !spec["storageClassName"].is_null() {
+    // A claim without a class may still get the default one, or that of its annotation.
+    let class = &spec["storageClassName"];
+    if old["spec"]["storageClassName"].is_null()
+        && !class.is_null()
+        && beta_class(old).is_none_or(|beta| class == beta)
+    {
         free.push("storageClassName");
     }
     let is_bound = old["status"]["phase"] == "Bound";
@@ -129,7 +148,10 @@ fn kept(spec: &Value, old: &Value) -> Value {
     if let Some(requests) = requests.filter(|_| is_bound) {
         requests.remove("storage");
     }
-    kept
+    // A claim of an earlier version may have the data source in one field only.
+    let mut claim = json!({"spec": kept});
+    normalize_data_sources(&mut claim);
+    claim["spec"].take()
 }
 
 /// Checks the spec of a claim, also of one in a stateful set.
@@ -350,6 +372,42 @@ mod tests {
         let duplicate = |index| vec![format!("allowedTopologies[{index}].matchLabelExpressions")];
         assert_eq!(class(json!([a, a])), duplicate(1));
         assert_eq!(class(json!([{}])), duplicate(0));
+    }
+
+    #[test]
+    fn the_class_of_a_claim_moves_from_the_annotation_to_the_field() {
+        let of = |annotation: Option<&str>, class: Option<&str>| {
+            let annotations = annotation.map(|name| json!({BETA_CLASS: name}));
+            let spec = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": class,
+                "resources": {"requests": {"storage": "1"}}});
+            json!({"metadata": {"annotations": annotations}, "spec": spec})
+        };
+        let old = of(Some("a"), None);
+        let problems = |new: &Value| fields(|causes| claim(causes, new, Some(&old)));
+        let annotation = format!("metadata.annotations.{BETA_CLASS}");
+        assert_eq!(problems(&of(None, Some("a"))), Vec::<String>::new());
+        assert_eq!(problems(&of(Some("a"), Some("a"))), Vec::<String>::new());
+        assert_eq!(problems(&of(Some("a"), Some("b"))), ["spec"]);
+        assert_eq!(problems(&of(None, None)), [annotation.clone()]);
+        assert_eq!(problems(&of(None, Some("b"))), [annotation.as_str(), "spec"]);
+    }
+
+    #[test]
+    fn a_claim_that_was_stored_with_one_data_source_can_be_updated() {
+        let source = |name: &str| json!({"kind": "PersistentVolumeClaim", "name": name});
+        let of = |sources: Value| {
+            let mut spec =
+                json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}}});
+            spec.as_object_mut().unwrap().extend(sources.as_object().cloned().unwrap());
+            json!({"spec": spec})
+        };
+        let old = of(json!({"dataSource": source("a")}));
+        let update = |name: &str| {
+            let new = of(json!({"dataSource": source(name), "dataSourceRef": source(name)}));
+            fields(|causes| claim(causes, &new, Some(&old)))
+        };
+        assert_eq!(update("a"), Vec::<String>::new());
+        assert_eq!(update("b"), ["spec"]);
     }
 
     #[test]

@@ -143,6 +143,38 @@ fn finalizers_can_be_removed_from_objects_that_are_invalid_today() {
 }
 
 #[test]
+fn an_address_in_an_old_form_may_move_in_its_list() {
+    let policy = |ranges: &[&str]| {
+        let peers: Vec<Value> = ranges.iter().map(|range| json!({"ipBlock": {"cidr": range}})).collect();
+        json!({"metadata": {"name": "a", "namespace": "n"},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": peers}]}})
+    };
+    let policies = by_kind("networking.k8s.io/v1", "NetworkPolicy").unwrap();
+    let old = policy(&["10.0.0.1/8"]);
+    let problems = |ranges: &[&str]| texts(ratcheted(policies, &policy(ranges), &old, update));
+    assert_eq!(problems(&["192.168.0.0/16", "10.0.0.1/8"]), Vec::<String>::new());
+    assert_eq!(problems(&["10.0.0.2/8", "10.0.0.1/8"]).len(), 1);
+}
+
+#[test]
+fn a_default_of_this_version_is_no_change_of_an_immutable_field() {
+    let devices = |toleration: Value| {
+        let exactly = json!({"deviceClassName": "c", "allocationMode": "All", "tolerations": [toleration]});
+        json!({"devices": {"requests": [{"name": "a", "exactly": exactly}]}})
+    };
+    let claim = |spec: Value| json!({"metadata": {"name": "a", "namespace": "n"}, "spec": spec});
+    let claims = by_kind("resource.k8s.io/v1", "ResourceClaim").unwrap();
+    let old = claim(devices(json!({"key": "a"})));
+    let mut new = old.clone();
+    new["metadata"]["labels"] = json!({"a": "b"});
+    defaults::apply(claims, &mut new);
+    assert_eq!(texts(ratcheted(claims, &new, &old, update)), Vec::<String>::new());
+    let other = claim(devices(json!({"key": "a", "operator": "Exists"})));
+    let causes = texts(ratcheted(claims, &other, &old, update));
+    assert!(causes.len() == 1 && causes[0].starts_with("spec: Invalid value"), "{causes:?}");
+}
+
+#[test]
 fn an_object_with_more_violations_than_the_limit_can_only_change_its_metadata() {
     let mut old = good("ConfigMap");
     let keys = (0..300).map(|number| (format!("a/{number:03}"), json!("")));

@@ -1,4 +1,4 @@
-//! The status of a claim: its consumers, the devices that it got, and what drivers tell about them.
+//! The status of a claim: its consumers, its devices, and the data of drivers about the devices.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::validate::{Causes, Path, condition, format, items, scheduling, text};
 const MAX_RESERVED: usize = 256;
 const MAX_RESULTS: usize = 32;
 const MAX_CONDITIONS: usize = 8;
-/// Maximum size of the data that a driver tells about a device, as JSON, in bytes.
+/// Maximum size of the data of a driver about a device, as JSON, in bytes.
 const MAX_DATA: usize = 10 << 10;
 const MAX_INTERFACE_NAME: usize = 256;
 const MAX_HARDWARE_ADDRESS: usize = 128;
@@ -128,7 +128,7 @@ fn shown(identity: Identity<'_>) -> Value {
     identity.join("/").trim_end_matches('/').into()
 }
 
-/// Checks what drivers tell about the devices of a claim.
+/// Checks the data of drivers about the devices of a claim.
 fn devices(causes: &mut Causes, path: &Path, status: &Value) {
     let allocated: HashSet<Identity<'_>> =
         items(&status["allocation"]["devices"]["results"]).map(|(_, result)| identity_of(result)).collect();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_tell_about_allocated_devices() {
+    fn drivers_write_data_about_allocated_devices() {
         let allocation = json!({"devices": {"results": [result()]}});
         let of = |device: Value| claim(json!({"allocation": allocation, "devices": [device]}));
         let device = |more: (&str, Value)| {

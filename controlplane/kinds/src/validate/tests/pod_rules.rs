@@ -153,6 +153,28 @@ fn ephemeral_containers_of_mirror_pods_are_refused() {
 }
 
 #[test]
+fn a_pod_that_is_invalid_today_gets_ephemeral_containers_and_is_resized() {
+    let mut old = good("Pod");
+    old["metadata"]["name"] = "p".into();
+    old["spec"]["dnsConfig"] = json!({"searches": vec!["a"; 33]});
+    old["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
+    defaults::apply(kind("Pod"), &mut old);
+    let mut new = old.clone();
+    new["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2".into();
+    assert_eq!(texts(resize(kind("Pod"), &new, &old)), Vec::<String>::new());
+    let mut new = old.clone();
+    new["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "x"}]);
+    defaults::apply(kind("Pod"), &mut new);
+    assert_eq!(texts(ephemeral_containers(&new, &old)), Vec::<String>::new());
+    new["spec"]["ephemeralContainers"][0]["name"] = "A".into();
+    let causes = texts(ephemeral_containers(&new, &old));
+    assert!(
+        causes.len() == 1 && causes[0].starts_with("spec.ephemeralContainers[0].name: Invalid"),
+        "{causes:?}"
+    );
+}
+
+#[test]
 fn names_of_headers_have_no_underscores() {
     let probe = |name: &str| json!({"httpGet": {"path": "/", "port": 80, "httpHeaders": [{"name": name, "value": ""}]}});
     let pointer = "/spec/containers/0/readinessProbe";
