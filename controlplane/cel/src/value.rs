@@ -361,13 +361,18 @@ impl<'a> Value<'a> {
             return Some(false);
         }
         // The keys are collected.
-        *work = work.checked_sub(self.keys_cost())?;
-        if let (Value::JsonObject(left, object), Value::JsonObject(right, _)) = (self, other)
-            && unknown::has_unknown(left, object)
+        *work = work.checked_sub(self.keys_cost().saturating_add(other.keys_cost()))?;
+        if let (Value::JsonObject(left, of), Value::JsonObject(right, of_right)) = (self, other)
+            && (unknown::has_unknown(left, of) || unknown::has_unknown(right, of_right))
         {
             return unknown::equal_maps(left, right, work);
         }
-        for key in self.keys()? {
+        let keys = self.keys()?;
+        // A null field has no key, so objects of the same size can have different numbers of keys.
+        if keys.len() != other.keys()?.len() {
+            return Some(false);
+        }
+        for key in keys {
             let (Some(left), Some(right)) = (self.get(&key), other.get(&key)) else { return Some(false) };
             *work = work.checked_sub(left.copy_cost() + right.copy_cost() + key.cost_size() / 10)?;
             if !left.equals_at(&right, work, depth + 1)? {

@@ -264,6 +264,25 @@ fn a_field_with_null_is_absent() {
     assert_eq!(result, Err(EvalError::Failed("no such key: a".to_owned())));
 }
 
+#[test]
+fn an_object_with_null_does_not_equal_one_with_another_field() {
+    let kinds = Type::list(object());
+    let environment = Environment::default().variable("self", kinds.clone());
+    let list = json!([{"a": null, "n": 1}, {"n": 1, "l": [1]}, {"n": 1, "x": 2}]);
+    for source in [
+        "self[0] == self[1]",
+        "self[1] == self[0]",
+        "self[0] == self[2]",
+        "self[2] == self[0]",
+        "dyn(self[0]) == {'n': 1, 'x': 2}",
+        "dyn(self[2]) == {'n': 1, 'y': 2}",
+    ] {
+        let program = Program::compile(source, &environment).unwrap();
+        let result = program.evaluate(&[("self", Value::from_json(&list, &kinds))]).0;
+        assert_eq!(result, Ok(Value::Bool(false)), "{source}");
+    }
+}
+
 /// The rules of upstream's tests for lists that are sets and maps.
 #[test]
 fn sets_and_maps_have_no_order() {
