@@ -556,6 +556,32 @@ fn a_comparison_of_objects_costs_the_fields_of_their_type() {
 }
 
 #[test]
+fn a_comparison_of_lists_without_order_costs_the_texts_of_their_keys() {
+    let field = |name: &str| (name.into(), Field { name: name.into(), kind: Type::String });
+    let item = Type::Object(Arc::new(ObjectType::new("item", BTreeMap::from([field("k")]))));
+    let keys: [Box<str>; 1] = [Box::from("k")];
+    let kind = Type::Unordered(Arc::new(UnorderedList { item, keys: keys.into() }));
+    let environment = Environment::default().variable("self", kind.clone()).variable("other", kind.clone());
+    let list = |letter: &str| json!([{"k": letter.repeat(200_000)}]);
+    let (json, other) = (list("a"), list("b"));
+    for source in ["self == other", "self + other == []"] {
+        let program = Program::compile(source, &environment).unwrap();
+        let variables = [("self", Value::from_json(&json, &kind)), ("other", Value::from_json(&other, &kind))];
+        let (result, cost) = program.evaluate(&variables);
+        assert!(result == Ok(Value::Bool(false)) && cost >= 40_000, "{source}: {cost}");
+    }
+}
+
+#[test]
+fn the_query_of_a_url_costs_its_parameters() {
+    let environment = Environment::default().variable("s", Type::String);
+    let program = Program::compile("url(s).getQuery().size() == 1", &environment).unwrap();
+    let text = json!(format!("/?a{}", "&a".repeat(8_999)));
+    let (result, cost) = program.evaluate(&[("s", Value::from_json(&text, &Type::String))]);
+    assert!(result == Ok(Value::Bool(true)) && cost >= 9_000, "{cost}");
+}
+
+#[test]
 fn small_expressions_stay_cheap() {
     for source in
         ["'host-1'.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')", "'a' in ['a', 'b'] && 'a' in {'a': 1}"]
