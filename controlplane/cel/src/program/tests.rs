@@ -566,7 +566,8 @@ fn a_comparison_of_lists_without_order_costs_the_texts_of_their_keys() {
     let (json, other) = (list("a"), list("b"));
     for source in ["self == other", "self + other == []"] {
         let program = Program::compile(source, &environment).unwrap();
-        let variables = [("self", Value::from_json(&json, &kind)), ("other", Value::from_json(&other, &kind))];
+        let variables =
+            [("self", Value::from_json(&json, &kind)), ("other", Value::from_json(&other, &kind))];
         let (result, cost) = program.evaluate(&variables);
         assert!(result == Ok(Value::Bool(false)) && cost >= 40_000, "{source}: {cost}");
     }
