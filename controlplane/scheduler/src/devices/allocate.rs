@@ -211,25 +211,25 @@ impl<'a> Allocator<'a> {
             if is_used || chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
             }
-            if !is_admin && !self.has_counters(candidate, chosen) {
+            // Administrative access consumes no counters.
+            if !is_admin && !self.counters.suffice(candidate.slice, candidate.device) {
                 continue;
             }
             chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
+            if !is_admin {
+                self.counters.take(candidate.slice, candidate.device);
+            }
             let constraints = &step.claims[claim].spec.devices.constraints;
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
                 return Ok(true);
             }
             chosen.pop();
+            if !is_admin {
+                self.counters.release(candidate.slice, candidate.device);
+            }
         }
         Ok(false)
-    }
-
-    /// Whether the shared counters suffice for a device beside the chosen ones. Administrative access consumes none.
-    fn has_counters(&self, candidate: Candidate<'_>, chosen: &[Chosen<'_>]) -> bool {
-        let others = chosen.iter().filter(|one| one.exact.admin_access != Some(true));
-        let others = others.map(|one| (one.candidate.slice, one.candidate.device));
-        self.counters.suffice((candidate.slice, candidate.device), others)
     }
 
     /// The devices that the class and the request select, and whose taints the request tolerates.

@@ -262,6 +262,12 @@ fn devices_are_allocated_while_their_shared_counters_suffice() {
     devices.lock().remove_claim(&claim("one", json!([])).key());
     assert_eq!(reason(&devices, &pod("q", "three"), "c"), "cannot allocate all claims");
     assert_eq!(chosen(&devices, &pod("q", "two"), "c"), ["half", "rest"]);
+    // The search drops the first device, and gives its counters back.
+    devices.lock().remove_claim(&claim("two", json!([])).key());
+    slice("parts", json!({"devices": [part("most", "6Gi"), part("half", "4Gi"), part("rest", "4096Mi")]}));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    assert_eq!(chosen(&devices, &pod("q", "two"), "c"), ["half", "rest"]);
+    devices.lock().remove_claim(&claim("two", json!([])).key());
     let unknown =
         json!({"name": "x", "consumesCounters": [{"counterSet": "other", "counters": memory("1")}]});
     slice("parts", json!({"devices": [unknown]}));
