@@ -185,6 +185,8 @@ impl<'a> Value<'a> {
     pub(crate) fn cost_size(&self) -> u64 {
         let size = match self {
             Value::String(text) => text.len(),
+            Value::Url(url) => url.size(),
+            Value::Semver(version) => version.pre.len() + version.build.len(),
             other => other.size().unwrap_or(1),
         };
         u64::try_from(size).unwrap_or(u64::MAX)
@@ -303,6 +305,9 @@ impl<'a> Value<'a> {
         *work = work.checked_sub(1)?;
         if depth > MAX_DEPTH {
             return Some(false);
+        }
+        if matches!(self, Value::Bytes(_) | Value::Url(_) | Value::Semver(_)) {
+            *work = work.checked_sub(self.cost_size() / 16)?;
         }
         Some(match (self, other) {
             (Value::Null, Value::Null) => true,

@@ -501,6 +501,13 @@ fn permission_checks_call_the_host() {
         assert_eq!(result, Err(EvalError::Failed(expected.to_owned())), "{source}");
     }
     assert!(Program::compile("authorizer.check('get')", &environment).is_err());
+    // A check keeps a copy of its arguments.
+    let program =
+        Program::compile("[authorizer.path(s)] != []", &environment.variable("s", Type::String)).unwrap();
+    let text = json!("/".repeat(200_000));
+    let variables =
+        [("authorizer", Value::Access(access.clone())), ("s", Value::from_json(&text, &Type::String))];
+    assert!(program.evaluate(&variables).1 >= 20_000);
 }
 
 #[test]
@@ -534,6 +541,7 @@ fn hidden_work_costs() {
         "[s, s].isSorted()",
         "[s + 'a', 'b'].first().hasValue()",
         "'a'.matches('((a{50}){50}){50}')",
+        "timestamp(0).getHours(s) == 1",
     ] {
         let program = Program::compile(source, &environment).unwrap();
         let variables = [("s", Value::from_json(&text, &Type::String))];
@@ -580,6 +588,29 @@ fn the_query_of_a_url_costs_its_parameters() {
     let text = json!(format!("/?a{}", "&a".repeat(8_999)));
     let (result, cost) = program.evaluate(&[("s", Value::from_json(&text, &Type::String))]);
     assert!(result == Ok(Value::Bool(true)) && cost >= 9_000, "{cost}");
+}
+
+#[test]
+fn a_comparison_of_large_values_costs_their_size() {
+    let environment = Environment::default().variable("s", Type::String);
+    let cost = |text: &serde_json::Value, source: &str| {
+        let program = Program::compile(source, &environment).unwrap();
+        let (result, cost) = program.evaluate(&[("s", Value::from_json(text, &Type::String))]);
+        assert_eq!(result, Ok(Value::Bool(true)), "{source}");
+        cost
+    };
+    let long = "a".repeat(200_000);
+    let (path, version) = (json!(format!("/{long}")), json!(format!("1.0.0-{long}")));
+    for (text, made, compared) in [
+        (&path, "url(s)", "v == v"),
+        (&path, "bytes(s)", "v == v"),
+        (&version, "semver(s)", "v == v"),
+        (&version, "semver(s)", "!v.isLessThan(v)"),
+    ] {
+        let [with, without] =
+            [compared, "true"].map(|body| cost(text, &format!("cel.bind(v, {made}, {body})")));
+        assert!(with >= without + 12_000, "{made} {compared}: {with} {without}");
+    }
 }
 
 #[test]
