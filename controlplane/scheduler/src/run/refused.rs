@@ -147,8 +147,7 @@ mod tests {
     #[tokio::test]
     async fn a_pod_whose_claim_is_deleted_loses_its_nominated_node() {
         let mut scheduler = scheduler();
-        let mut pod =
-            fixture::pod("p", json!({"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]}));
+        let mut pod = fixture::pod("p", json!({"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]}));
         pod.status.nominated_node_name = Some("a".to_owned());
         scheduler.snapshot.nominate(&pod, "a");
         scheduler.queue.add(pod);
