@@ -51,8 +51,16 @@ pub(super) struct Allocator<'a> {
     node: &'a NodeProperties,
     programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
-    selections: HashMap<*const Exact, Arc<[Candidate<'a>]>>,
+    selections: HashMap<*const Exact, Selection<'a>>,
     steps: usize,
+}
+
+/// The devices that a request selects, in the order of the search.
+#[derive(Clone)]
+struct Selection<'a> {
+    devices: Arc<[Candidate<'a>]>,
+    /// The error of a selector for the next device. The search fails only if it needs that device.
+    fault: Option<Arc<str>>,
 }
 
 /// A request of a claim with its alternatives.
@@ -167,12 +175,15 @@ impl<'a> Allocator<'a> {
                         "request {name}: asks for all devices, but resource pool {pool} is currently being updated"
                     )));
                 }
-                Some("All") => selected.len(),
+                Some("All") => match &selected.fault {
+                    Some(why) => return Err(Failure::Claim(why.to_string())),
+                    None => selected.devices.len(),
+                },
                 Some(other) => {
                     return Err(Failure::Claim(format!("request {name}: unsupported count mode {other}")));
                 }
             };
-            if count == 0 || count > selected.len() {
+            if count == 0 || (count > selected.devices.len() && selected.fault.is_none()) {
                 continue;
             }
             let step = Step { claims, first, rest, name, exact, selected: &selected };
@@ -194,13 +205,13 @@ impl<'a> Allocator<'a> {
         if count == 0 {
             return self.choose(step.claims, step.rest, chosen);
         }
-        for place in from..step.selected.len() {
+        for place in from..step.selected.devices.len() {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 let why = "search for devices exceeded its limit; simplify the claims";
                 return Err(Failure::Node(why.to_owned()));
             }
-            let candidate = step.selected[place];
+            let candidate = step.selected.devices[place];
             let claim = step.first.claim;
             let is_admin = step.exact.admin_access == Some(true);
             let is_chosen = chosen
@@ -229,44 +240,65 @@ impl<'a> Allocator<'a> {
                 self.counters.release(candidate.slice, candidate.device);
             }
         }
-        Ok(false)
+        match &step.selected.fault {
+            Some(why) => Err(Failure::Claim(why.to_string())),
+            None => Ok(false),
+        }
     }
 
-    /// The devices that the class and the request select, and whose taints the request tolerates.
-    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Candidate<'a>]>, String> {
+    /// The devices that the class and the request select, and whose taints the request tolerates. The selectors are not
+    /// evaluated for devices after the first fault.
+    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Selection<'a>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
         }
-        let name = &exact.device_class_name;
-        let class = self.classes.get(name).ok_or_else(|| format!("device class {name} does not exist"))?;
-        let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
-        let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
-        let mut found = Vec::new();
-        'devices: for candidate in self.candidates.clone() {
-            for (is_of_class, at, selector) in of_class.clone().chain(of_request.clone()) {
-                let failed = |why: &str| {
-                    let of =
-                        if is_of_class { format!("class {name}") } else { format!("claim {}", claim.key()) };
-                    format!("{of}: selector #{at}: {why}")
-                };
-                let cel = selector.cel.as_ref().ok_or_else(|| failed("CEL expression empty"))?;
-                let program = self.programs.entry(cel.expression.clone());
-                let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
-                let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
-                let is_selected =
-                    expression::selects(program, &candidate.slice.spec.driver, candidate.device);
-                if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
-                    continue 'devices;
+        let (name, classes) = (&exact.device_class_name, self.classes);
+        let class = classes.get(name).ok_or_else(|| format!("device class {name} does not exist"))?;
+        let needs_all = exact.allocation_mode.as_deref() == Some("All") || exact.admin_access == Some(true);
+        let (mut devices, mut fault) = (Vec::new(), None);
+        for candidate in self.candidates.clone() {
+            match self.is_selected(candidate, (class, exact), claim) {
+                Ok(true) => devices.push(candidate),
+                Ok(false) => {}
+                // The search skips a device in use, so its fault does not count.
+                Err(_) if !needs_all && self.in_use.has(&candidate.id(), node_of(candidate.slice)) => {}
+                Err(why) => {
+                    fault = Some(why.into());
+                    break;
                 }
             }
-            let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
-            if taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
-                found.push(candidate);
+        }
+        let selection = Selection { devices: devices.into(), fault };
+        self.selections.insert(std::ptr::from_ref(exact), selection.clone());
+        Ok(selection)
+    }
+
+    /// Whether the class and the request select a device, and the request tolerates its taints.
+    fn is_selected(
+        &mut self,
+        candidate: Candidate<'a>,
+        (class, exact): (&Class, &Exact),
+        claim: &Claim,
+    ) -> Result<bool, String> {
+        let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
+        let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
+        for (is_of_class, at, selector) in of_class.chain(of_request) {
+            let failed = |why: &str| {
+                let name = &exact.device_class_name;
+                let of = if is_of_class { format!("class {name}") } else { format!("claim {}", claim.key()) };
+                format!("{of}: selector #{at}: {why}")
+            };
+            let cel = selector.cel.as_ref().ok_or_else(|| failed("CEL expression empty"))?;
+            let program = self.programs.entry(cel.expression.clone());
+            let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
+            let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
+            let is_selected = expression::selects(program, &candidate.slice.spec.driver, candidate.device);
+            if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
+                return Ok(false);
             }
         }
-        let found: Arc<[Candidate<'a>]> = found.into();
-        self.selections.insert(std::ptr::from_ref(exact), found.clone());
-        Ok(found)
+        let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
+        Ok(taints.all(|taint| is_tolerated(taint, &exact.tolerations)))
     }
 
     /// The allocation of a claim, in the form of its status.
@@ -359,7 +391,7 @@ struct Step<'s, 'a> {
     rest: &'s [RequestChoices<'a>],
     name: &'s str,
     exact: &'a Exact,
-    selected: &'s [Candidate<'a>],
+    selected: &'s Selection<'a>,
 }
 
 /// Whether the selector, if there is one, selects the node.
@@ -430,6 +462,6 @@ mod tests {
         let claim = Claim::default();
         let first = allocator.selected(&exact, &claim).unwrap();
         let second = allocator.selected(&exact, &claim).unwrap();
-        assert!(Arc::ptr_eq(&first, &second));
+        assert!(Arc::ptr_eq(&first.devices, &second.devices));
     }
 }
