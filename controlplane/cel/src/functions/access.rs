@@ -30,8 +30,8 @@ pub(super) fn call<'a>(
         }
         (Value::Access(access), name, rest) => {
             // Each step copies the question and the arguments.
-            let args = rest.iter().map(Value::cost_size).fold(0, u64::saturating_add);
-            if let Err(error) = meter.charge(access.question.size().saturating_add(args) / 10) {
+            let copied = rest.iter().map(Value::cost_size).fold(0, u64::saturating_add);
+            if let Err(error) = meter.charge(access.question.size().saturating_add(copied) / 10) {
                 return Some(Err(error));
             }
             if let Some(problem) = problem(access.stage, name, rest) {
