@@ -99,6 +99,12 @@ impl GoUrl {
         &self.query
     }
 
+    /// Bytes of all parts.
+    pub(crate) fn size(&self) -> usize {
+        let parts = [&self.scheme, &self.opaque, &self.host, &self.path, &self.query, &self.fragment];
+        parts.into_iter().chain(&self.user).map(String::len).sum()
+    }
+
     /// Names and values of the query, unescaped. Invalid ones are omitted.
     pub fn parameters(&self) -> impl Iterator<Item = (String, String)> {
         let pairs = self.query.split('&');

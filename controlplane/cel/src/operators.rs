@@ -128,7 +128,7 @@ fn add<'a>(meter: &mut CostMeter, left: &Value<'a>, right: &Value<'a>) -> Evalua
             meter.charge(u64::from(left.is_zero() && right.is_zero()))?;
             let (mut items, added) = (meter.items(left)?, meter.items(right)?);
             if let Some(of) = left.unordered() {
-                let costs = items.iter().chain(&added).map(Value::identity_cost);
+                let costs = items.iter().chain(&added).map(|item| item.identity_cost(of));
                 meter.charge(costs.fold(0, u64::saturating_add))?;
                 return Ok(Value::list(union(items, added, of)));
             }

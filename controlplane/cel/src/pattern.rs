@@ -167,6 +167,13 @@ fn translate(text: &str) -> String {
                     out.push_str(&text[start..end]);
                     while chars.next_if(|(at, _)| *at < end).is_some() {}
                 }
+                // Plain text until `\E`.
+                Some((start, 'Q')) if !class => {
+                    let literal = text[start + 1..].split("\\E").next().unwrap_or_default();
+                    out.push_str(&regex_syntax::escape(literal));
+                    let end = start + 1 + literal.len() + 2;
+                    while chars.next_if(|(at, _)| *at < end).is_some() {}
+                }
                 Some((_, escaped)) => escape(escaped, class, &mut out),
                 None => out.push('\\'),
             },
@@ -209,6 +216,8 @@ fn escape(c: char, class: bool, out: &mut String) {
         'S' => "^\\t\\n\\x0C\\r ",
         'b' => return out.push_str("(?-u:\\b)"),
         'B' => return out.push_str("(?-u:\\B)"),
+        // The crate reads the escaped signs as the begin and the end of a word.
+        '<' | '>' => return out.push(c),
         c => {
             out.push('\\');
             return out.push(c);
@@ -260,6 +269,9 @@ mod tests {
             (r"^[a&&b]+$", "a&b", "c"),
             (r"^[]a]+$", "]a", "b"),
             (r"^\$\{x\}$", "${x}", "x"),
+            (r"^\<a[\>]$", "<a>", "a"),
+            (r"^\Qa.(*\Eb+$", "a.(*bb", "axb"),
+            (r"^\Qa+", "a+", "aa"),
             (r"^\p{Greek}\x{3B2}$", "αβ", "ab"),
             (r"^[\P{Greek}]{2}$", "ab", "αb"),
         ] {

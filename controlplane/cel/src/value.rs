@@ -185,6 +185,8 @@ impl<'a> Value<'a> {
     pub(crate) fn cost_size(&self) -> u64 {
         let size = match self {
             Value::String(text) => text.len(),
+            Value::Url(url) => url.size(),
+            Value::Semver(version) => version.pre.len() + version.build.len(),
             other => other.size().unwrap_or(1),
         };
         u64::try_from(size).unwrap_or(u64::MAX)
@@ -304,6 +306,9 @@ impl<'a> Value<'a> {
         if depth > MAX_DEPTH {
             return Some(false);
         }
+        if matches!(self, Value::Bytes(_) | Value::Url(_) | Value::Semver(_)) {
+            *work = work.checked_sub(self.cost_size() / 16)?;
+        }
         Some(match (self, other) {
             (Value::Null, Value::Null) => true,
             (Value::Bool(left), Value::Bool(right)) => left == right,
@@ -361,13 +366,18 @@ impl<'a> Value<'a> {
             return Some(false);
         }
         // The keys are collected.
-        *work = work.checked_sub(self.keys_cost())?;
-        if let (Value::JsonObject(left, object), Value::JsonObject(right, _)) = (self, other)
-            && unknown::has_unknown(left, object)
+        *work = work.checked_sub(self.keys_cost().saturating_add(other.keys_cost()))?;
+        if let (Value::JsonObject(left, of), Value::JsonObject(right, of_right)) = (self, other)
+            && (unknown::has_unknown(left, of) || unknown::has_unknown(right, of_right))
         {
             return unknown::equal_maps(left, right, work);
         }
-        for key in self.keys()? {
+        let keys = self.keys()?;
+        // A null field has no key, so objects of the same size can have different numbers of keys.
+        if keys.len() != other.keys()?.len() {
+            return Some(false);
+        }
+        for key in keys {
             let (Some(left), Some(right)) = (self.get(&key), other.get(&key)) else { return Some(false) };
             *work = work.checked_sub(left.copy_cost() + right.copy_cost() + key.cost_size() / 10)?;
             if !left.equals_at(&right, work, depth + 1)? {

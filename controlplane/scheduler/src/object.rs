@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 /// A pod.
@@ -224,7 +225,8 @@ pub(crate) struct BudgetSpec {
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct BudgetStatus {
     pub(crate) disruptions_allowed: i32,
-    pub(crate) disrupted_pods: Option<BTreeMap<String, Time>>,
+    /// Only the names count. The time of a pod can be null.
+    pub(crate) disrupted_pods: Option<BTreeMap<String, IgnoredAny>>,
 }
 
 resource!(PodDisruptionBudget, "policy", "poddisruptionbudgets", NamespaceResourceScope);
@@ -280,6 +282,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_disrupted_pod_may_have_no_time() {
+        let status =
+            json!({"disruptionsAllowed": 1, "disruptedPods": {"p": null, "q": "2026-01-01T00:00:00Z"}});
+        let budget: PodDisruptionBudget = serde_json::from_value(json!({"status": status})).unwrap();
+        let names: Vec<String> = budget.status.disrupted_pods.unwrap().into_keys().collect();
+        assert_eq!(names, ["p", "q"]);
+    }
 
     #[test]
     fn metadata_is_read_without_managed_fields() {

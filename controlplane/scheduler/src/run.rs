@@ -355,7 +355,8 @@ impl Scheduler {
     fn schedule_alone(&mut self, pod: Pod, profile: &Profile) {
         // The change of a claim, or of the pod's status with the claim's name, makes the pod ready again.
         if !self.snapshot.devices.has_claims_of(&pod) {
-            return self.queue.gate(pod.uid());
+            let why = self.snapshot.devices.of_pod(&pod).err().unwrap_or_default();
+            return self.gate_pod(&pod, why);
         }
         if self.extender_calls.needs_extenders(&pod) {
             return self.consult(&pod);

@@ -21,10 +21,16 @@ pub(super) fn call<'a>(
     let part = match args {
         [Value::Duration(nanoseconds)] => of_duration(name, *nanoseconds),
         [Value::Timestamp(time)] => of_timestamp(name, time.at(), TimeZone::UTC),
-        [Value::Timestamp(time), Value::String(zone)] => match time_zone(zone) {
-            Some(zone) => of_timestamp(name, time.at(), zone),
-            None => return Some(failed(format!("unknown time zone {zone}"))),
-        },
+        [Value::Timestamp(time), Value::String(zone)] => {
+            // The error copies the name of the zone.
+            if let Err(error) = meter.charge(args[1].cost_size() / 10) {
+                return Some(Err(error));
+            }
+            match time_zone(zone) {
+                Some(zone) => of_timestamp(name, time.at(), zone),
+                None => return Some(failed(format!("unknown time zone {zone}"))),
+            }
+        }
         _ => return None,
     };
     Some(meter.charge(1).and(part.map(Value::Int).ok_or(EvalError::NoOverload)))

@@ -21,7 +21,10 @@ pub(super) fn call<'a>(
             return Some(charge(meter, text).map(|()| Value::Bool(GoUrl::check(text).is_ok())));
         }
         ("getQuery", [Value::Url(url)]) => {
-            return Some(charge(meter, url.raw_query()).map(|()| query(url)));
+            // Each parameter is an entry of the map, or an element of one.
+            let parameters = u64::try_from(url.raw_query().split('&').count()).unwrap_or(u64::MAX);
+            let charged = charge(meter, url.raw_query()).and_then(|()| meter.charge(parameters));
+            return Some(charged.map(|()| query(url)));
         }
         ("getScheme", [Value::Url(url)]) => url.scheme(),
         ("getHostname", [Value::Url(url)]) => url.hostname(),

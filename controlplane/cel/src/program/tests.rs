@@ -264,6 +264,25 @@ fn a_field_with_null_is_absent() {
     assert_eq!(result, Err(EvalError::Failed("no such key: a".to_owned())));
 }
 
+#[test]
+fn an_object_with_null_does_not_equal_one_with_another_field() {
+    let kinds = Type::list(object());
+    let environment = Environment::default().variable("self", kinds.clone());
+    let list = json!([{"a": null, "n": 1}, {"n": 1, "l": [1]}, {"n": 1, "x": 2}]);
+    for source in [
+        "self[0] == self[1]",
+        "self[1] == self[0]",
+        "self[0] == self[2]",
+        "self[2] == self[0]",
+        "dyn(self[0]) == {'n': 1, 'x': 2}",
+        "dyn(self[2]) == {'n': 1, 'y': 2}",
+    ] {
+        let program = Program::compile(source, &environment).unwrap();
+        let result = program.evaluate(&[("self", Value::from_json(&list, &kinds))]).0;
+        assert_eq!(result, Ok(Value::Bool(false)), "{source}");
+    }
+}
+
 /// The rules of upstream's tests for lists that are sets and maps.
 #[test]
 fn sets_and_maps_have_no_order() {
@@ -482,6 +501,13 @@ fn permission_checks_call_the_host() {
         assert_eq!(result, Err(EvalError::Failed(expected.to_owned())), "{source}");
     }
     assert!(Program::compile("authorizer.check('get')", &environment).is_err());
+    // A check keeps a copy of its arguments.
+    let program =
+        Program::compile("[authorizer.path(s)] != []", &environment.variable("s", Type::String)).unwrap();
+    let text = json!("/".repeat(200_000));
+    let variables =
+        [("authorizer", Value::Access(access.clone())), ("s", Value::from_json(&text, &Type::String))];
+    assert!(program.evaluate(&variables).1 >= 20_000);
 }
 
 #[test]
@@ -515,6 +541,7 @@ fn hidden_work_costs() {
         "[s, s].isSorted()",
         "[s + 'a', 'b'].first().hasValue()",
         "'a'.matches('((a{50}){50}){50}')",
+        "timestamp(0).getHours(s) == 1",
     ] {
         let program = Program::compile(source, &environment).unwrap();
         let variables = [("s", Value::from_json(&text, &Type::String))];
@@ -534,6 +561,56 @@ fn a_comparison_of_objects_costs_the_fields_of_their_type() {
     let program = Program::compile("self == self", &environment).unwrap();
     let (result, cost) = program.evaluate(&[("self", Value::from_json(&json, &kind))]);
     assert!(result == Ok(Value::Bool(true)) && cost >= 1_000, "{cost}");
+}
+
+#[test]
+fn a_comparison_of_lists_without_order_costs_the_texts_of_their_keys() {
+    let field = |name: &str| (name.into(), Field { name: name.into(), kind: Type::String });
+    let item = Type::Object(Arc::new(ObjectType::new("item", BTreeMap::from([field("k")]))));
+    let keys: [Box<str>; 1] = [Box::from("k")];
+    let kind = Type::Unordered(Arc::new(UnorderedList { item, keys: keys.into() }));
+    let environment = Environment::default().variable("self", kind.clone()).variable("other", kind.clone());
+    let list = |letter: &str| json!([{"k": letter.repeat(200_000)}]);
+    let (json, other) = (list("a"), list("b"));
+    for source in ["self == other", "self + other == []"] {
+        let program = Program::compile(source, &environment).unwrap();
+        let variables =
+            [("self", Value::from_json(&json, &kind)), ("other", Value::from_json(&other, &kind))];
+        let (result, cost) = program.evaluate(&variables);
+        assert!(result == Ok(Value::Bool(false)) && cost >= 40_000, "{source}: {cost}");
+    }
+}
+
+#[test]
+fn the_query_of_a_url_costs_its_parameters() {
+    let environment = Environment::default().variable("s", Type::String);
+    let program = Program::compile("url(s).getQuery().size() == 1", &environment).unwrap();
+    let text = json!(format!("/?a{}", "&a".repeat(8_999)));
+    let (result, cost) = program.evaluate(&[("s", Value::from_json(&text, &Type::String))]);
+    assert!(result == Ok(Value::Bool(true)) && cost >= 9_000, "{cost}");
+}
+
+#[test]
+fn a_comparison_of_large_values_costs_their_size() {
+    let environment = Environment::default().variable("s", Type::String);
+    let cost = |text: &serde_json::Value, source: &str| {
+        let program = Program::compile(source, &environment).unwrap();
+        let (result, cost) = program.evaluate(&[("s", Value::from_json(text, &Type::String))]);
+        assert_eq!(result, Ok(Value::Bool(true)), "{source}");
+        cost
+    };
+    let long = "a".repeat(200_000);
+    let (path, version) = (json!(format!("/{long}")), json!(format!("1.0.0-{long}")));
+    for (text, made, compared) in [
+        (&path, "url(s)", "v == v"),
+        (&path, "bytes(s)", "v == v"),
+        (&version, "semver(s)", "v == v"),
+        (&version, "semver(s)", "!v.isLessThan(v)"),
+    ] {
+        let [with, without] =
+            [compared, "true"].map(|body| cost(text, &format!("cel.bind(v, {made}, {body})")));
+        assert!(with >= without + 12_000, "{made} {compared}: {with} {without}");
+    }
 }
 
 #[test]

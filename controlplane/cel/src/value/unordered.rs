@@ -31,13 +31,13 @@ impl<'a> Value<'a> {
         let (Some(left), Some(right)) = (self.items(), other.items()) else { return Some(None) };
         let mut known = BTreeMap::new();
         for item in &left {
-            *work = work.checked_sub(item.identity_cost())?;
+            *work = work.checked_sub(item.identity_cost(of))?;
             let Some(identity) = identity(item, of) else { return Some(None) };
             known.insert(identity, item);
         }
         let mut found = BTreeSet::new();
         for item in &right {
-            *work = work.checked_sub(item.identity_cost())?;
+            *work = work.checked_sub(item.identity_cost(of))?;
             let Some(identity) = identity(item, of) else { return Some(None) };
             let Some(same) = known.get(&identity) else { return Some(Some(false)) };
             if !same.equals_at(item, work, depth + 1)? {
@@ -56,9 +56,11 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The cost of the identity of an element.
-    pub(crate) fn identity_cost(&self) -> u64 {
-        1 + self.cost_size() / 10
+    /// The cost of the identity of an element. It copies the texts of the key fields.
+    pub(crate) fn identity_cost(&self, of: &UnorderedList) -> u64 {
+        let keys = of.keys.iter().filter_map(|name| self.field(name));
+        let keys = keys.fold(0, |sum: u64, key| sum.saturating_add(key.cost_size()));
+        1 + self.cost_size().saturating_add(keys) / 10
     }
 }
 

@@ -52,8 +52,16 @@ pub(super) struct Allocator<'a> {
     node: &'a NodeProperties,
     programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
-    selections: HashMap<*const Exact, Arc<[Selected<'a>]>>,
+    selections: HashMap<*const Exact, Selection<'a>>,
     steps: usize,
+}
+
+/// The devices that a request selects, in the order of the search.
+#[derive(Clone)]
+struct Selection<'a> {
+    devices: Arc<[Selected<'a>]>,
+    /// The error of a selector for the next device. The search fails only if it needs that device.
+    fault: Option<Arc<str>>,
 }
 
 /// A device that a request selects.
@@ -175,12 +183,15 @@ impl<'a> Allocator<'a> {
                         "request {name}: asks for all devices, but resource pool {pool} is currently being updated"
                     )));
                 }
-                Some("All") => selected.len(),
+                Some("All") => match &selected.fault {
+                    Some(why) => return Err(Failure::Claim(why.to_string())),
+                    None => selected.devices.len(),
+                },
                 Some(other) => {
                     return Err(Failure::Claim(format!("request {name}: unsupported count mode {other}")));
                 }
             };
-            if count == 0 || count > selected.len() {
+            if count == 0 || (count > selected.devices.len() && selected.fault.is_none()) {
                 continue;
             }
             let step = Step { claims, first, rest, name, exact, selected: &selected };
@@ -203,7 +214,7 @@ impl<'a> Allocator<'a> {
             return self.choose(step.claims, step.rest, chosen);
         }
         let claim = step.first.claim;
-        for (place, selected) in step.selected.iter().enumerate().skip(from) {
+        for (place, selected) in step.selected.devices.iter().enumerate().skip(from) {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 let why = "search for devices exceeded its limit; simplify the claims";
@@ -213,15 +224,25 @@ impl<'a> Allocator<'a> {
                 continue;
             }
             let Some(next) = self.usable(step, selected, chosen) else { continue };
+            let (candidate, consumes_counters) = (next.candidate, next.consumes_counters);
             chosen.push(next);
+            if consumes_counters {
+                self.counters.take(candidate.slice, candidate.device);
+            }
             let constraints = &step.claims[claim].spec.devices.constraints;
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
                 return Ok(true);
             }
             chosen.pop();
+            if consumes_counters {
+                self.counters.release(candidate.slice, candidate.device);
+            }
         }
-        Ok(false)
+        match &step.selected.fault {
+            Some(why) => Err(Failure::Claim(why.to_string())),
+            None => Ok(false),
+        }
     }
 
     /// The device for the request of this step, if the device is free beside the chosen ones.
@@ -244,63 +265,74 @@ impl<'a> Allocator<'a> {
         if is_chosen || is_used || !capacity::suffices(&selected.consumed, &shares) {
             return None;
         }
-        let is_counted = has_shares || same.iter().any(|one| one.consumes_counters);
-        let consumes_counters = !is_admin && !(is_shared && is_counted);
-        if consumes_counters && !self.has_counters(candidate, chosen) {
+        let is_counted = is_shared && (has_shares || same.iter().any(|one| one.consumes_counters));
+        let consumes_counters = !is_admin && !is_counted;
+        if consumes_counters && !self.counters.suffice(candidate.slice, candidate.device) {
             return None;
         }
         let (request, consumed) = (step.name.to_owned(), selected.consumed.clone());
         Some(Chosen { claim, request, exact, candidate, consumed, consumes_counters })
     }
 
-    /// Whether the shared counters suffice for a device beside the chosen ones.
-    fn has_counters(&self, candidate: Candidate<'_>, chosen: &[Chosen<'_>]) -> bool {
-        let others = chosen.iter().filter(|one| one.consumes_counters);
-        let others = others.map(|one| (one.candidate.slice, one.candidate.device));
-        self.counters.suffice((candidate.slice, candidate.device), others)
-    }
-
     /// The devices that the class and the request select, whose taints the request tolerates, and that have the capacity
-    /// that it consumes.
-    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Arc<[Selected<'a>]>, String> {
+    /// that it consumes. The selectors are not evaluated for devices after the first fault.
+    fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Selection<'a>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
         }
-        let name = &exact.device_class_name;
-        let class = self.classes.get(name).ok_or_else(|| format!("device class {name} does not exist"))?;
-        let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
-        let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
-        let mut found = Vec::new();
-        'devices: for candidate in self.candidates.clone() {
-            for (is_of_class, at, selector) in of_class.clone().chain(of_request.clone()) {
-                let failed = |why: &str| {
-                    let of =
-                        if is_of_class { format!("class {name}") } else { format!("claim {}", claim.key()) };
-                    format!("{of}: selector #{at}: {why}")
-                };
-                let cel = selector.cel.as_ref().ok_or_else(|| failed("CEL expression empty"))?;
-                let program = self.programs.entry(cel.expression.clone());
-                let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
-                let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
-                let is_selected =
-                    expression::selects(program, &candidate.slice.spec.driver, candidate.device);
-                if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
-                    continue 'devices;
+        let (name, classes) = (&exact.device_class_name, self.classes);
+        let class = classes.get(name).ok_or_else(|| format!("device class {name} does not exist"))?;
+        let needs_all = exact.allocation_mode.as_deref() == Some("All") || exact.admin_access == Some(true);
+        let (mut devices, mut fault) = (Vec::new(), None);
+        for candidate in self.candidates.clone() {
+            match self.is_selected(candidate, (class, exact), claim) {
+                Ok(true) => {
+                    let node = node_of(candidate.slice);
+                    let allocated = |name: &str| self.in_use.consumed(&candidate.id(), node, name);
+                    if let Some(consumed) = capacity::consumed(candidate.device, exact, allocated) {
+                        devices.push(Selected { candidate, consumed: consumed.into() });
+                    }
+                }
+                Ok(false) => {}
+                // The search skips a device in use, so its fault does not count.
+                Err(_) if !needs_all && self.in_use.has(&candidate.id(), node_of(candidate.slice)) => {}
+                Err(why) => {
+                    fault = Some(why.into());
+                    break;
                 }
             }
-            let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
-            if !taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
-                continue;
-            }
-            let node = node_of(candidate.slice);
-            let allocated = |name: &str| self.in_use.consumed(&candidate.id(), node, name);
-            if let Some(consumed) = capacity::consumed(candidate.device, exact, allocated) {
-                found.push(Selected { candidate, consumed: consumed.into() });
+        }
+        let selection = Selection { devices: devices.into(), fault };
+        self.selections.insert(std::ptr::from_ref(exact), selection.clone());
+        Ok(selection)
+    }
+
+    /// Whether the class and the request select a device, and the request tolerates its taints.
+    fn is_selected(
+        &mut self,
+        candidate: Candidate<'a>,
+        (class, exact): (&Class, &Exact),
+        claim: &Claim,
+    ) -> Result<bool, String> {
+        let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
+        let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
+        for (is_of_class, at, selector) in of_class.chain(of_request) {
+            let failed = |why: &str| {
+                let name = &exact.device_class_name;
+                let of = if is_of_class { format!("class {name}") } else { format!("claim {}", claim.key()) };
+                format!("{of}: selector #{at}: {why}")
+            };
+            let cel = selector.cel.as_ref().ok_or_else(|| failed("CEL expression empty"))?;
+            let program = self.programs.entry(cel.expression.clone());
+            let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
+            let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
+            let is_selected = expression::selects(program, &candidate.slice.spec.driver, candidate.device);
+            if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
+                return Ok(false);
             }
         }
-        let found: Arc<[Selected<'a>]> = found.into();
-        self.selections.insert(std::ptr::from_ref(exact), found.clone());
-        Ok(found)
+        let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
+        Ok(taints.all(|taint| is_tolerated(taint, &exact.tolerations)))
     }
 
     /// The allocation of a claim, in the form of its status.
@@ -400,7 +432,7 @@ struct Step<'s, 'a> {
     rest: &'s [RequestChoices<'a>],
     name: &'s str,
     exact: &'a Exact,
-    selected: &'s [Selected<'a>],
+    selected: &'s Selection<'a>,
 }
 
 /// Whether a name in a claim refers to this request. The name is that of the request itself or, for an alternative,
@@ -453,6 +485,6 @@ mod tests {
         let claim = Claim::default();
         let first = allocator.selected(&exact, &claim).unwrap();
         let second = allocator.selected(&exact, &claim).unwrap();
-        assert!(Arc::ptr_eq(&first, &second));
+        assert!(Arc::ptr_eq(&first.devices, &second.devices));
     }
 }

@@ -9,7 +9,7 @@ use super::slices::node_of;
 /// A counter: driver, pool, counter set and name.
 type Counter<'a> = (&'a str, &'a str, &'a str, &'a str);
 
-/// The counters of a node's pools without what the allocated devices consume, in thousandths.
+/// The counters of a node's pools without what the allocated and the chosen devices consume, in thousandths.
 #[derive(Debug, Default)]
 pub(super) struct Counters<'a> {
     left: HashMap<Counter<'a>, i128>,
@@ -33,29 +33,35 @@ impl<'a> Counters<'a> {
                 let spec = &slice.spec;
                 let id = (spec.driver.clone(), spec.pool.name.clone(), device.name.clone());
                 // The claims that share a device consume its counters once.
-                if !in_use.has(&id, node_of(slice)) && !in_use.has_shares(&id, node_of(slice)) {
-                    continue;
-                }
-                for (counter, amount) in consumed(slice, device) {
-                    if let Some(left) = self.left.get_mut(&counter) {
-                        *left -= amount;
-                    }
+                if in_use.has(&id, node_of(slice)) || in_use.has_shares(&id, node_of(slice)) {
+                    self.take(slice, device);
                 }
             }
         }
     }
 
-    /// Whether a device can be allocated together with the chosen ones.
-    pub(super) fn suffice<'b>(
-        &self,
-        (slice, device): (&'b Slice, &'b Device),
-        chosen: impl Iterator<Item = (&'b Slice, &'b Device)> + Clone,
-    ) -> bool {
-        consumed(slice, device).all(|(counter, amount)| {
-            let others = chosen.clone().flat_map(|(slice, device)| consumed(slice, device));
-            let taken: i128 = others.filter(|(other, _)| *other == counter).map(|(_, amount)| amount).sum();
-            self.left.get(&counter).is_some_and(|left| left - taken >= amount)
-        })
+    /// Whether the counters suffice for a device.
+    pub(super) fn suffice(&self, slice: &Slice, device: &Device) -> bool {
+        consumed(slice, device)
+            .all(|(counter, amount)| self.left.get(&counter).is_some_and(|left| *left >= amount))
+    }
+
+    /// Subtracts what a device consumes.
+    pub(super) fn take(&mut self, slice: &'a Slice, device: &'a Device) {
+        for (counter, amount) in consumed(slice, device) {
+            if let Some(left) = self.left.get_mut(&counter) {
+                *left -= amount;
+            }
+        }
+    }
+
+    /// Adds what a device consumes, after [`Self::take`].
+    pub(super) fn release(&mut self, slice: &'a Slice, device: &'a Device) {
+        for (counter, amount) in consumed(slice, device) {
+            if let Some(left) = self.left.get_mut(&counter) {
+                *left += amount;
+            }
+        }
     }
 }
 

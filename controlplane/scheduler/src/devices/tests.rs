@@ -225,6 +225,30 @@ fn an_expression_that_fails_for_a_device_is_a_fault_of_the_claim_or_class() {
 }
 
 #[test]
+fn a_fault_of_a_device_that_the_search_does_not_need_is_none() {
+    let devices = devices();
+    let slice = |parts: Value| {
+        let slice = json!({"metadata": {"name": "c"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+            "pool": {"name": "c", "generation": 1, "resourceSliceCount": 1}, "devices": parts}});
+        devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    };
+    let (with, without) =
+        (json!({"name": "with", "attributes": {"x": {"int": 1}}}), json!({"name": "without"}));
+    let only = json!([{"cel": {"expression": "device.attributes['gpu.example.com'].x == 1"}}]);
+    put(&devices, claim("one", exactly(json!({"selectors": only}))));
+    put(&devices, claim("two", exactly(json!({"selectors": only, "count": 2}))));
+    put(&devices, claim("all", exactly(json!({"selectors": only, "allocationMode": "All"}))));
+    slice(json!([with, without]));
+    assert_eq!(reason(&devices, &pod("p", "one"), "c"), "");
+    for name in ["two", "all"] {
+        let why = reason(&devices, &pod("p", name), "c");
+        assert!(why.starts_with(&format!("claim d/{name}: selector #0: CEL runtime error: ")), "{why}");
+    }
+    slice(json!([without, with]));
+    assert!(reason(&devices, &pod("p", "one"), "c").contains("CEL runtime error"));
+}
+
+#[test]
 fn a_fault_of_a_claim_ends_the_search_although_another_node_fits() {
     let mut snapshot = fixture::snapshot(&["a", "c"].map(|name| fixture::node(name, json!({}))));
     snapshot.devices = devices();
@@ -262,6 +286,12 @@ fn devices_are_allocated_while_their_shared_counters_suffice() {
     devices.lock().remove_claim(&claim("one", json!([])).key());
     assert_eq!(reason(&devices, &pod("q", "three"), "c"), "cannot allocate all claims");
     assert_eq!(chosen(&devices, &pod("q", "two"), "c"), ["half", "rest"]);
+    // The search drops the first device, and gives its counters back.
+    devices.lock().remove_claim(&claim("two", json!([])).key());
+    slice("parts", json!({"devices": [part("most", "6Gi"), part("half", "4Gi"), part("rest", "4096Mi")]}));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    assert_eq!(chosen(&devices, &pod("q", "two"), "c"), ["half", "rest"]);
+    devices.lock().remove_claim(&claim("two", json!([])).key());
     let unknown =
         json!({"name": "x", "consumesCounters": [{"counterSet": "other", "counters": memory("1")}]});
     slice("parts", json!({"devices": [unknown]}));

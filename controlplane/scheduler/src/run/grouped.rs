@@ -86,15 +86,9 @@ impl Scheduler {
     }
 
     fn gate(&mut self, pod: &Pod) {
-        self.queue.gate(pod.uid());
         self.groups.gate(pod.uid());
-        // The group has lost pods since an attempt that evicted other pods for this one. Other pods may use its
-        // nominated node.
-        if self.snapshot.is_nominated(pod.uid()) {
-            self.snapshot.remove_nomination(pod.uid());
-            self.report_refusal(pod, GATED.to_owned(), None);
-            self.queue.change(Changes::POD_GONE, Instant::now());
-        }
+        // The group may have lost pods since an attempt that evicted other pods for this one.
+        self.gate_pod(pod, GATED.to_owned());
     }
 
     /// Schedules all waiting pods of a gang.

@@ -72,6 +72,16 @@ impl Scheduler {
         None
     }
 
+    /// Gates a popped pod. Other pods may use its nominated node.
+    pub(super) fn gate_pod(&mut self, pod: &Pod, message: String) {
+        self.queue.gate(pod.uid());
+        if self.snapshot.is_nominated(pod.uid()) {
+            self.snapshot.remove_nomination(pod.uid());
+            self.report_refusal(pod, message, None);
+            self.queue.change(Changes::POD_GONE, Instant::now());
+        }
+    }
+
     /// Records an event about a refused pod, and writes its condition.
     pub(super) fn report_refusal(&mut self, pod: &Pod, message: String, nominated: Option<String>) {
         self.report(pod, NotScheduled::Unschedulable, message, nominated);
@@ -165,13 +175,32 @@ mod tests {
         assert_eq!(found, [(json!("SchedulerError"), json!("a")), (json!("Unschedulable"), json!(null))]);
     }
 
-    #[tokio::test]
-    async fn pods_that_are_nominated_for_one_node_do_not_block_each_other() {
+    /// A scheduler with one node.
+    fn with_node() -> Scheduler {
         let service = tower::service_fn(|_request: Request<Body>| async {
             Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
         });
         let mut scheduler = scheduler(Client::new(service, ""));
         scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+        scheduler
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_claim_is_deleted_loses_its_nominated_node() {
+        let mut scheduler = with_node();
+        let mut pod = fixture::pod("p", json!({"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]}));
+        pod.status.nominated_node_name = Some("a".to_owned());
+        scheduler.snapshot.nominate(&pod, "a");
+        scheduler.queue.add(pod);
+        let pod = scheduler.queue.pop(Instant::now()).unwrap();
+        scheduler.schedule_alone(pod, &Profile::default());
+        assert!(!scheduler.snapshot.is_nominated("p"));
+        assert_eq!(scheduler.queue.due(), None, "the pod waits for its claim");
+    }
+
+    #[tokio::test]
+    async fn pods_that_are_nominated_for_one_node_do_not_block_each_other() {
+        let mut scheduler = with_node();
         for name in ["p", "q"] {
             let mut pod =
                 fixture::pod(name, json!({"containers": [{"resources": {"requests": {"cpu": "3"}}}]}));
