@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(problems(&of(None, Some("a"))), Vec::<String>::new());
         assert_eq!(problems(&of(Some("a"), Some("a"))), Vec::<String>::new());
         assert_eq!(problems(&of(Some("a"), Some("b"))), ["spec"]);
-        assert_eq!(problems(&of(None, None)), [annotation.clone()]);
+        assert_eq!(problems(&of(None, None)), std::slice::from_ref(&annotation));
         assert_eq!(problems(&of(None, Some("b"))), [annotation.as_str(), "spec"]);
     }
 
