@@ -110,8 +110,8 @@ fn old_boolean(text: &str, scalar: &str) -> Option<bool> {
     // The scalar is a part of the text.
     let at = scalar.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let before = text.as_bytes().get(at.saturating_sub(MAX_TAG)..at)?;
-    let words = before.split(|byte| byte.is_ascii_whitespace() || matches!(byte, b'[' | b'{' | b','));
-    let last = words.filter(|word| !word.is_empty() && !word.starts_with(b"&")).next_back();
+    let mut words = before.split(|byte| byte.is_ascii_whitespace() || matches!(byte, b'[' | b'{' | b','));
+    let last = words.rfind(|word| !word.is_empty() && !word.starts_with(b"&"));
     let is_tagged = last.is_some_and(|word| word.starts_with(b"!"));
     let is_quoted = matches!(before.last(), Some(b'"' | b'\''));
     (!is_tagged && !is_quoted).then_some(flag)
