@@ -9,7 +9,7 @@
 //! | mutate | `admit`: mutating admission |
 //! | prepare | `coracle_kinds::strategy`: status, generation, fields that only the server sets |
 //! | allocate | `allocate`: addresses and ports of services |
-//! | validate | `coracle_kinds::validate` |
+//! | validate | permissions (`Admit::precedes_validation`), then `coracle_kinds::validate` |
 //! | admit | `admit`: validating admission, with the object that is going to be stored |
 //! | quota | `quota`: charges the quotas of the namespace; the charge is held until the commit |
 //! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
@@ -77,6 +77,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let requested = is_allocated(kind).then(|| object.clone());
     for _ in 0..RETRIES {
         let allocating = call.state.allocator.for_create(kind, &mut object).await?;
+        call.state.admission.validate_before(&attributes, &object).await?;
         match commit_named(call, (&mut object, &attributes), generate, &allocating).await {
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
             Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
@@ -125,7 +126,7 @@ async fn commit_new(
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
-    call.state.admission.validate(attributes, object).await.map_err(Failed::Other)?;
+    call.state.admission.validate_after(attributes, object).await.map_err(Failed::Other)?;
     if !text(object, "resourceVersion").is_empty() {
         return other(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
@@ -267,6 +268,7 @@ async fn prepared(
         Part::Main => call.state.allocator.for_update(kind, &mut new, old).await?,
         _ => None,
     };
+    call.state.admission.validate_before(&attributes, &new).await?;
     let causes = offload::run(is_large, || match part {
         Part::Status if kind.is("", "Pod") && initializers::is_pending(old) => {
             validate::uninitialized_status()
@@ -281,7 +283,7 @@ async fn prepared(
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, &name, &causes));
     }
-    call.state.admission.validate(&attributes, &new).await?;
+    call.state.admission.validate_after(&attributes, &new).await?;
     let charged = match part {
         Part::Main | Part::Status | Part::Resize => {
             quota::charge(call, &name, &new, Some((old, part))).await?
