@@ -121,6 +121,13 @@ pub(crate) trait Admit: Send + Sync {
         true
     }
 
+    /// Whether `validate` of a create or an update runs before the validation of the object. So do plugins that upstream
+    /// runs in the mutating phase or in the storage. Errors of validation must not reveal an object that the client
+    /// cannot read.
+    fn precedes_validation(&self) -> bool {
+        false
+    }
+
     /// Whether the plugin also runs for subresources with their own object, such as `pods/binding`.
     fn handles_own_objects(&self) -> bool {
         !self.is_local()
@@ -224,6 +231,22 @@ impl Admission {
     /// Runs the validating plugins.
     pub(crate) async fn validate(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         for plugin in self.plugins.all() {
+            plugin.validate(self, attributes, object).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs the validating plugins that precede the validation of the object.
+    pub(crate) async fn validate_before(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        for plugin in self.plugins.all().filter(|plugin| plugin.precedes_validation()) {
+            plugin.validate(self, attributes, object).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs the validating plugins for a valid object, except those of [`Admission::validate_before`].
+    pub(crate) async fn validate_after(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        for plugin in self.plugins.all().filter(|plugin| !plugin.precedes_validation()) {
             plugin.validate(self, attributes, object).await?;
         }
         Ok(())

@@ -229,7 +229,8 @@ fn networking(kind: &str) -> Result<&'static Arc<Resource>> {
     by_kind("networking.k8s.io/v1", kind).ok_or_else(ApiError::no_resource)
 }
 
-/// Sets the cluster IPs: one for each family of the service.
+/// Sets the cluster IPs: one for each family of the service. A changed address stays, for validation to reject: an
+/// update cannot change an address.
 fn cluster_ips(
     object: &mut Value,
     ranges: &[ServiceRange],
@@ -243,7 +244,10 @@ fn cluster_ips(
     for (index, family) in spec["ipFamilies"].as_array().into_iter().flatten().enumerate() {
         let of_family: Vec<ServiceRange> =
             ranges.iter().filter(|range| *family == range.family()).copied().collect();
-        all.push(address(&of_family, used, spec["clusterIPs"][index].as_str().unwrap_or_default())?);
+        let wanted = spec["clusterIPs"][index].as_str().unwrap_or_default();
+        let held = used.old.addresses.get(index).filter(|_| !wanted.is_empty());
+        let is_changed = held.is_some_and(|held| held != wanted);
+        all.push(if is_changed { wanted.to_owned() } else { address(&of_family, used, wanted)? });
     }
     spec["clusterIP"] = all.first().cloned().unwrap_or_default().into();
     spec["clusterIPs"] = json!(all);
@@ -627,6 +631,9 @@ mod tests {
             (&json!("10.9.9.9"), &json!("10.9.9.9"))
         );
         assert!(ranges[1].contains(second));
+        let mut changed = json!({"spec": {"clusterIPs": ["x"], "ipFamilies": ["IPv4"]}});
+        cluster_ips(&mut changed, &ranges, &used).unwrap();
+        assert_eq!(changed["spec"]["clusterIPs"], json!(["x"]), "validation rejects it");
         let mut headless =
             json!({"spec": {"clusterIP": "None", "clusterIPs": ["None"], "ipFamilies": ["IPv4", "IPv6"]}});
         cluster_ips(&mut headless, &ranges, &used).unwrap();

@@ -10,6 +10,7 @@ pub(crate) mod impersonation;
 mod masters;
 pub(crate) mod node;
 pub(crate) mod rbac;
+pub(crate) mod selectors;
 mod webhook;
 
 use std::borrow::Cow;

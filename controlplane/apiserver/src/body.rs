@@ -169,7 +169,7 @@ fn tree(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
             Ok(Parsed { value, duplicates: Vec::new(), keys: Vec::new() })
         }
         BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch | BodyType::ApplyPatch => {
-            Err(ApiError::unsupported_media_type("a patch is only understood in a PATCH request"))
+            Err(ApiError::unknown_body(media::OBJECT_TYPES))
         }
     }
 }

@@ -3,6 +3,8 @@
 use coracle_kinds::{Resource, validate::Cause};
 use serde_json::{Value, json};
 
+use crate::media;
+
 /// A failed request.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
@@ -83,7 +85,12 @@ impl ApiError {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        let message = "only the following media types are accepted: application/json";
+        Self::not_acceptable_as(media::OBJECT_TYPES)
+    }
+
+    /// The client accepts none of the media types that the response may have.
+    pub(crate) fn not_acceptable_as(types: &str) -> Self {
+        let message = format!("only the following media types are accepted: {types}");
         Self::new(406, "NotAcceptable", message)
     }
 
@@ -180,6 +187,13 @@ impl ApiError {
     /// An admission plugin refuses a request. Upstream's error has no reason.
     pub(crate) fn without_reason(message: impl Into<String>) -> Self {
         Self::new(500, "", message)
+    }
+
+    /// The body has none of the media types that the request may have.
+    pub(crate) fn unknown_body(types: &str) -> Self {
+        Self::unsupported_media_type(format!(
+            "the body of the request was in an unknown format - accepted media types include: {types}"
+        ))
     }
 
     pub(crate) fn unsupported_media_type(message: impl Into<String>) -> Self {

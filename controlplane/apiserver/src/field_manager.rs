@@ -2,7 +2,10 @@
 
 use std::sync::LazyLock;
 
-use coracle_kinds::validate::{Causes, Path};
+use coracle_kinds::{
+    Resource,
+    validate::{Causes, Path},
+};
 use coracle_managed_fields::{
     ApplyError, ApplyRequest, FieldSet, MAX_LISTED, Managers, PathElement, Schema, SingleVersion,
     UpdateRequest, Updater, conflict_message,
@@ -183,17 +186,34 @@ fn failure(call: &Call, config: &Value, error: &ApplyError) -> ApiError {
             failure.details = json!({"causes": causes.collect::<Vec<_>>()});
             failure
         }
-        ApplyError::Invalid(_) => {
-            let object = format!(
-                "{}/{}; {}",
-                text(config, "namespace"),
-                text(config, "name"),
-                call.kind.api_version()
-            );
-            let message =
-                format!("failed to create typed patch object ({object}, Kind={}): {error}", call.kind.kind);
-            ApiError::of_apply(message)
-        }
+        ApplyError::Invalid(_) => not_typed(&call.kind, config, error),
         ApplyError::Version(_) => ApiError::bad_request(error.to_string()),
+    }
+}
+
+/// The error of a configuration that does not fit the schema. Source: `structuredMergeManager.Apply` and `objectGVKNN`.
+pub(crate) fn not_typed(kind: &Resource, config: &Value, problem: impl std::fmt::Display) -> ApiError {
+    let slash = if kind.group.is_empty() { "/" } else { "" };
+    let (namespace, name) = (text(config, "namespace"), text(config, "name"));
+    let object = format!("{namespace}/{name}; {slash}{}, Kind={}", kind.api_version(), kind.kind);
+    ApiError::of_apply(format!("failed to create typed patch object ({object}): {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_resource;
+
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_configuration_names_its_object() {
+        let config = json!({"metadata": {"namespace": "a", "name": "b"}});
+        let of = |group: &str, resource: &str| {
+            let kind = by_resource(group, "v1", resource).unwrap();
+            not_typed(kind, &config, ".x: duplicate").message
+        };
+        let start = "failed to create typed patch object (a/b;";
+        assert_eq!(of("", "services"), format!("{start} /v1, Kind=Service): .x: duplicate"));
+        assert_eq!(of("apps", "deployments"), format!("{start} apps/v1, Kind=Deployment): .x: duplicate"));
     }
 }

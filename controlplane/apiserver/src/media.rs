@@ -39,6 +39,8 @@ pub(crate) enum BodyType {
 
 /// Among the forms of a response: unchanged objects may be written in protobuf.
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+/// YAML. A response in YAML has the bytes of the response in JSON, which are YAML in flow style.
+pub(crate) const YAML: &str = "application/yaml";
 /// Among the forms of a response: PartialObjectMetadata may be written in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
@@ -50,24 +52,51 @@ struct MediaType<'a> {
 /// The form of the response: the first one in the client's order of preference that the server supports. Unchanged
 /// objects are written in protobuf only for clients that do not read JSON, because the JSON of stored objects is ready.
 pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> Result<Form> {
-    let accept: Vec<&str> =
-        headers.get_all(http::header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
-    let accept = accept.join(",");
+    let accept = accepted(headers);
     if accept.trim().is_empty() {
         return Ok(Form::Plain);
     }
-    let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
-    // A stable sort: equal preferences stay in the client's order.
-    wanted.sort_by_key(|media| std::cmp::Reverse(media.quality()));
-    wanted.retain(|media| media.quality() > 0);
-    let reads_json = wanted.iter().any(|media| media.is_json() && media.parameter("as").is_none());
+    let wanted = preferences(&accept);
+    let reads_json =
+        wanted.iter().any(|media| media.is_json() && media.name != YAML && media.parameter("as").is_none());
     let is_plain_protobuf = |media: &MediaType<'_>| {
         forms.contains(&PROTOBUF) && media.name == PROTOBUF && media.parameter("as").is_none()
     };
     let chosen = |media: &MediaType<'_>| {
         if !reads_json && is_plain_protobuf(media) { Some(Form::Protobuf) } else { form(media, query, forms) }
     };
-    wanted.iter().find_map(chosen).ok_or_else(ApiError::not_acceptable)
+    let form = wanted.iter().find_map(chosen).ok_or_else(ApiError::not_acceptable)?;
+    match (form, query.get("includeObject")) {
+        (Form::Table(_), include) if !matches!(include, "" | "None" | "Metadata" | "Object") => {
+            Err(ApiError::bad_request(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {include:?}: must be \
+                 'Metadata', 'Object', 'None', or empty"
+            )))
+        }
+        _ => Ok(form),
+    }
+}
+
+/// Whether the client prefers YAML to JSON.
+pub(crate) fn prefers_yaml(headers: &HeaderMap) -> bool {
+    let accept = accepted(headers);
+    let wanted = preferences(&accept);
+    wanted.iter().find(|media| media.is_json()).is_some_and(|media| media.name == YAML)
+}
+
+/// All values of the header Accept.
+fn accepted(headers: &HeaderMap) -> String {
+    let values = headers.get_all(http::header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    values.collect::<Vec<_>>().join(",")
+}
+
+/// The media types in the client's order of preference.
+fn preferences(accept: &str) -> Vec<MediaType<'_>> {
+    let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
+    // A stable sort: equal preferences stay in the client's order.
+    wanted.sort_by_key(|media| std::cmp::Reverse(media.quality()));
+    wanted.retain(|media| media.quality() > 0);
+    wanted
 }
 
 fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
@@ -79,7 +108,9 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
     let version = match media.parameter("v")? {
         "v1" => MetaVersion::V1,
         "v1beta1" => MetaVersion::V1Beta1,
-        "v2" if is_json && wanted == "APIGroupDiscoveryList" => return Some(Form::Discovery),
+        "v2" if is_json && media.name != YAML && wanted == "APIGroupDiscoveryList" => {
+            return Some(Form::Discovery);
+        }
         _ => return None,
     };
     let include = || match query.get("includeObject") {
@@ -99,6 +130,10 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
     }
 }
 
+/// The media types of objects.
+pub(crate) const OBJECT_TYPES: &str =
+    "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+
 /// The format of the request's body. The default is JSON.
 pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
     let Some(value) = headers.get(http::header::CONTENT_TYPE) else { return Ok(BodyType::Json) };
@@ -111,11 +146,8 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
         "application/json-patch+json" => Ok(BodyType::JsonPatch),
         "application/merge-patch+json" => Ok(BodyType::MergePatch),
         "application/strategic-merge-patch+json" => Ok(BodyType::StrategicPatch),
-        "application/apply-patch+yaml" | "application/apply-patch+cbor" => Ok(BodyType::ApplyPatch),
-        _ => Err(ApiError::unsupported_media_type(format!(
-            "the body of the request was in an unknown format - accepted media types include: \
-             application/json, application/yaml, application/vnd.kubernetes.protobuf (not {text})"
-        ))),
+        "application/apply-patch+yaml" => Ok(BodyType::ApplyPatch),
+        _ => Err(ApiError::unknown_body(OBJECT_TYPES)),
     }
 }
 
@@ -134,8 +166,9 @@ impl MediaType<'_> {
         self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
     }
 
+    /// Whether a response in JSON has this type. YAML contains JSON.
     fn is_json(&self) -> bool {
-        matches!(self.name.as_str(), "application/json" | "application/*" | "*/*")
+        matches!(self.name.as_str(), "application/json" | YAML | "application/*" | "*/*")
     }
 
     /// The quality in thousandths.
@@ -182,6 +215,38 @@ mod tests {
         assert_eq!(negotiated("application/json;as=Table;v=v1alpha1,application/json"), Some(Form::Plain));
         assert_eq!(negotiated("application/json;q=0.5,*/*;q=0.1"), Some(Form::Plain));
         assert_eq!(negotiated("text/html"), None);
+    }
+
+    #[test]
+    fn yaml_is_json_with_another_name() {
+        let prefers = |accept: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::header::ACCEPT, accept.parse().unwrap());
+            prefers_yaml(&headers)
+        };
+        assert_eq!(negotiated("application/yaml"), Some(Form::Plain));
+        assert!(prefers("application/yaml") && prefers("text/html,application/yaml,application/json"));
+        assert!(!prefers("application/json,application/yaml") && !prefers("*/*") && !prefers("text/html"));
+        assert!(!prefers("application/yaml;q=0.5,application/json"));
+        assert_eq!(negotiated(&format!("{PROTOBUF},application/yaml")), Some(Form::Protobuf));
+    }
+
+    #[test]
+    fn tables_have_known_objects_only() {
+        let of = |accept: &str, include: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::header::ACCEPT, accept.parse().unwrap());
+            negotiate(&headers, &Query::parse(&format!("includeObject={include}")), &["Table"])
+        };
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+        for known in ["", "None", "Metadata", "Object"] {
+            assert!(of(table, known).is_ok(), "{known}");
+        }
+        let error = of(table, "Nope").unwrap_err();
+        let expect = "Unable to convert to Table as requested: includeObject: Invalid value: \"Nope\": must be \
+                      'Metadata', 'Object', 'None', or empty";
+        assert_eq!((error.code, &*error.message), (400, expect));
+        assert_eq!(of("application/json", "Nope").ok(), Some(Form::Plain));
     }
 
     #[test]

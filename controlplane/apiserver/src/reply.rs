@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use coracle_kinds::{Resource, protobuf::encode, table};
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use serde_json::{Value, json};
 
@@ -41,6 +41,15 @@ pub(crate) fn json(code: u16, value: &Value) -> Reply {
 
 fn protobuf(code: u16, message: Vec<u8>) -> Reply {
     bytes(code, media::PROTOBUF, message)
+}
+
+/// Changes the content type of a response in JSON to YAML, if the client prefers YAML. JSON is YAML in flow style.
+pub(crate) fn in_preferred_format(mut reply: Reply, headers: &HeaderMap) -> Reply {
+    let is_json = reply.headers().get(header::CONTENT_TYPE).is_some_and(|media| media == "application/json");
+    if is_json && media::prefers_yaml(headers) {
+        reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media::YAML));
+    }
+    reply
 }
 
 pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {

@@ -200,6 +200,16 @@ impl Query {
         Self { values, raw: raw.to_owned() }
     }
 
+    /// A query with selectors only. An empty selector is omitted.
+    pub(crate) fn of_selectors(fields: String, labels: String) -> Self {
+        let selectors = [("fieldSelector", fields), ("labelSelector", labels)];
+        let selectors = selectors.into_iter().filter(|(_, text)| !text.is_empty());
+        Self {
+            values: selectors.map(|(name, text)| (name.to_owned(), vec![text])).collect(),
+            raw: String::new(),
+        }
+    }
+
     /// The first value of a parameter.
     pub(crate) fn get(&self, key: &str) -> &str {
         self.values.get(key).and_then(|all| all.first()).map_or("", String::as_str)

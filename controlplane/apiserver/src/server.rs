@@ -364,11 +364,14 @@ impl Apiserver {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
         let reply = if call.resource.subresource.is_empty() {
-            route::resource(&call, upgrade).await
+            route::resource(&call, &method, upgrade).await
         } else {
             route::subresource(&call, &method, upgrade).await
         }?;
-        Ok(reply::warned(reply, &call.warnings.take()))
+        let reply = reply::warned(reply, &call.warnings.take());
+        // The bodies of long-running requests are streams, or come from other servers.
+        let is_document = !in_flight::is_long_running(&call.info);
+        Ok(if is_document { reply::in_preferred_format(reply, &call.headers) } else { reply })
     }
 }
 
@@ -413,8 +416,10 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
     if let Some(reply) = backup::find(state, info)? {
         return Ok(reply);
     }
-    let found = documents::find(state, info, headers)?;
-    found.map_or_else(|| route::unknown_path(&state.registry.load(), &info.path), Ok)
+    match documents::find(state, info, headers)? {
+        Some(reply) => Ok(reply::in_preferred_format(reply, headers)),
+        None => route::unknown_path(&state.registry.load(), &info.path),
+    }
 }
 
 mod open;

@@ -9,8 +9,8 @@
 //! | mutate | `admit`: mutating admission |
 //! | prepare | `coracle_kinds::strategy`: status, generation, fields that only the server sets |
 //! | allocate | `allocate`: addresses and ports of services |
-//! | admit | `admit`: validating admission |
-//! | validate | `coracle_kinds::validate` |
+//! | validate | permissions (`Admit::precedes_validation`), then `coracle_kinds::validate` |
+//! | admit | `admit`: validating admission, with the object that is going to be stored |
 //! | quota | `quota`: charges the quotas of the namespace; the charge is held until the commit |
 //! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
 //! | initialize | `initialization`: a create waits for the initializers of its object, if there are any |
@@ -27,7 +27,7 @@ use serde_json::Value;
 
 use self::identity::{Identity, fingerprint};
 use crate::{
-    admit::Operation,
+    admit::{Attributes, Operation},
     allocate::{Allocating, is_allocated},
     cache::{Object, encode, key_of},
     call::Call,
@@ -77,8 +77,8 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let requested = is_allocated(kind).then(|| object.clone());
     for _ in 0..RETRIES {
         let allocating = call.state.allocator.for_create(kind, &mut object).await?;
-        call.state.admission.validate(&attributes, &object).await?;
-        match commit_named(call, (&mut object, &base), generate, &allocating).await {
+        call.state.admission.validate_before(&attributes, &object).await?;
+        match commit_named(call, (&mut object, &attributes), generate, &allocating).await {
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
             Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
             Err(Failed::Other(error)) => return Err(error),
@@ -91,13 +91,13 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
 /// Commits a new object under its name, or under the first free name that begins with `generate`.
 async fn commit_named(
     call: &Call,
-    (object, named): (&mut Value, &str),
+    (object, attributes): (&mut Value, &Attributes<'_>),
     generate: Option<&str>,
     allocating: &Allocating,
 ) -> std::result::Result<Stored, Failed> {
     let Some(base) = generate else {
         strategy::prepare_named(&call.kind, object);
-        return commit_new(call, (object, named), allocating).await;
+        return commit_new(call, (object, attributes), allocating).await;
     };
     let mut outcome = Err(Failed::Conflict);
     for _ in 0..NAMES {
@@ -105,7 +105,7 @@ async fn commit_named(
             metadata.insert("name".to_owned(), generated(base).into());
         }
         strategy::prepare_named(&call.kind, object);
-        outcome = commit_new(call, (object, named), allocating).await;
+        outcome = commit_new(call, (object, attributes), allocating).await;
         if !matches!(&outcome, Err(Failed::Other(error)) if error.reason == "AlreadyExists") {
             break;
         }
@@ -113,10 +113,11 @@ async fn commit_named(
     outcome
 }
 
-/// Validates and commits an admitted object. `named` is the name in the request.
+/// Validates an object, runs validating admission and commits the object. The attributes have the name in the request.
+/// Source: `Store.Create` of the generic registry, where the strategy validates first.
 async fn commit_new(
     call: &Call,
-    (object, named): (&Value, &str),
+    (object, attributes): (&Value, &Attributes<'_>),
     allocating: &Allocating,
 ) -> std::result::Result<Stored, Failed> {
     let (kind, name) = (&call.kind, text(object, "name"));
@@ -125,10 +126,11 @@ async fn commit_new(
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
+    call.state.admission.validate_after(attributes, object).await.map_err(Failed::Other)?;
     if !text(object, "resourceVersion").is_empty() {
         return other(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
-    let charged = quota::charge(call, named, object, None).await.map_err(Failed::Other)?;
+    let charged = quota::charge(call, attributes.name, object, None).await.map_err(Failed::Other)?;
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
         if call.state.cache.get(kind, namespace, name).is_some() {
@@ -266,7 +268,7 @@ async fn prepared(
         Part::Main => call.state.allocator.for_update(kind, &mut new, old).await?,
         _ => None,
     };
-    call.state.admission.validate(&attributes, &new).await?;
+    call.state.admission.validate_before(&attributes, &new).await?;
     let causes = offload::run(is_large, || match part {
         Part::Status if kind.is("", "Pod") && initializers::is_pending(old) => {
             validate::uninitialized_status()
@@ -281,6 +283,7 @@ async fn prepared(
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, &name, &causes));
     }
+    call.state.admission.validate_after(&attributes, &new).await?;
     let charged = match part {
         Part::Main | Part::Status | Part::Resize => {
             quota::charge(call, &name, &new, Some((old, part))).await?

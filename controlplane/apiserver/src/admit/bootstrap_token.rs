@@ -36,6 +36,10 @@ impl Admit for BootstrapToken {
         );
         Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
     }
+
+    fn precedes_validation(&self) -> bool {
+        true
+    }
 }
 
 /// The node that has used a single-machine token. `None` if it is unused or valid for several machines.

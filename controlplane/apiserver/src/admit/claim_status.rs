@@ -55,6 +55,10 @@ impl Admit for ClaimStatus {
         }
         Err(ApiError::invalid(attributes.kind, attributes.name, &causes.into_list()))
     }
+
+    fn precedes_validation(&self) -> bool {
+        true
+    }
 }
 
 /// Checks a change of the allocation and the reservations.

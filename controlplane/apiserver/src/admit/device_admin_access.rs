@@ -42,6 +42,10 @@ impl Admit for DeviceAdminAccess {
         causes.forbidden(&path, &why);
         Err(ApiError::invalid(attributes.kind, attributes.name, &causes.into_list()))
     }
+
+    fn precedes_validation(&self) -> bool {
+        true
+    }
 }
 
 fn is_labelled(admission: &Admission, name: &str) -> bool {

@@ -35,6 +35,10 @@ impl Admit for Escalation {
             _ => Ok(()),
         }
     }
+
+    fn precedes_validation(&self) -> bool {
+        true
+    }
 }
 
 /// Whether an update changes only owners and finalizers. Source: `IsOnlyMutatingGCFields` of `registry/rbac`. Other

@@ -104,11 +104,6 @@ impl Authorize for Host<'_> {
         let user = account.as_ref().unwrap_or(self.user);
         let failed =
             |error: &str| AccessDecision { error: Some(error.to_owned()), ..AccessDecision::default() };
-        if !question.field_selector.is_empty() || !question.label_selector.is_empty() {
-            // Without selectors the check covers more objects: a permission is sufficient for it, and a refusal is
-            // safe.
-            tracing::debug!("selectors of an authorization check are ignored");
-        }
         let resource = question.path.is_none().then(|| ResourceInfo {
             group: question.group.clone(),
             version: question.version.clone(),
@@ -120,7 +115,8 @@ impl Authorize for Host<'_> {
             ..ResourceInfo::default()
         });
         let path = question.path.clone().unwrap_or_default();
-        let info = RequestInfo { verb: "", path, query: Query::default(), resource };
+        let query = Query::of_selectors(question.field_selector.clone(), question.label_selector.clone());
+        let info = RequestInfo { verb: "", path, query, resource };
         let asked =
             AccessAttributes { user, verb: &question.verb, info: &info, cache: &self.admission.cache };
         // An expression cannot wait. Local authorizers decide immediately.

@@ -51,6 +51,10 @@ impl Admit for MountableSecrets {
         let fields: &[&[&str]] = &[&["metadata", "annotations"], &["secrets"], &["imagePullSecrets"]];
         violation(&object["spec"], name, &account.part(fields)).map_or(Ok(()), refused)
     }
+
+    fn precedes_validation(&self) -> bool {
+        true
+    }
 }
 
 /// Why a mirror pod is refused. Any author of a pod can set the annotation, and the ServiceAccount plugin does not

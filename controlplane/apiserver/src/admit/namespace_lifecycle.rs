@@ -43,4 +43,8 @@ impl Admit for NamespaceLifecycle {
         error.details["causes"] = json!([cause]);
         Err(error)
     }
+
+    fn precedes_validation(&self) -> bool {
+        true
+    }
 }

@@ -57,6 +57,10 @@ impl Admit for NodeRestriction {
         };
         checked.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
     }
+
+    fn precedes_validation(&self) -> bool {
+        true
+    }
 }
 
 type Checked = std::result::Result<(), String>;

@@ -97,6 +97,19 @@ fn request() -> Type {
     let texts = || Type::list(Type::String);
     let attributes = ["namespace", "verb", "group", "version", "resource", "subresource", "name"];
     let attributes = attributes.map(|field| (field, Type::String));
+    let requirement = object(
+        "kubernetes.SelectorRequirement",
+        &[("key", Type::String), ("operator", Type::String), ("values", texts())],
+    );
+    let selector = |name: &str| {
+        let requirements = Type::list(requirement.clone());
+        object(name, &[("rawSelector", Type::String), ("requirements", requirements)])
+    };
+    let selectors = [
+        ("fieldSelector", selector("kubernetes.FieldSelectorAttributes")),
+        ("labelSelector", selector("kubernetes.LabelSelectorAttributes")),
+    ];
+    let attributes: Vec<_> = attributes.into_iter().chain(selectors).collect();
     let paths = [("path", Type::String), ("verb", Type::String)];
     object(
         "kubernetes.SubjectAccessReviewSpec",

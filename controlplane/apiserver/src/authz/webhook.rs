@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, Verdict,
-    condition::MatchConditions,
+    condition::MatchConditions, selectors,
 };
 use crate::remote::{
     Remote,
@@ -156,10 +156,10 @@ pub(super) fn spec(attributes: &AccessAttributes<'_>, version: &str) -> Value {
         ("name", &path.name),
     ];
     let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
-    spec["resourceAttributes"] = fields
-        .map(|(field, value)| (field.to_owned(), value.into()))
-        .collect::<serde_json::Map<_, _>>()
-        .into();
+    let mut fields: serde_json::Map<String, Value> =
+        fields.map(|(field, value)| (field.to_owned(), value.into())).collect();
+    selectors::add(attributes.info, &mut fields);
+    spec["resourceAttributes"] = fields.into();
     spec
 }
 
@@ -245,11 +245,21 @@ mod tests {
     #[tokio::test]
     async fn requests_that_do_not_match_are_not_sent() {
         let hook = Hook::start(|_| (200, json!({"status": {"allowed": true}}).to_string())).await;
+        let selected = json!([{"expression": "request.resourceAttributes.fieldSelector.requirements.exists(one, \
+                                              one.key == 'spec.nodeName' && one.operator == 'In' && 'n' in one.values)"}]);
+        let of_node = webhook(&hook, false, &selected);
+        assert_eq!(
+            review(&of_node, "/api/v1/pods?fieldSelector=spec.nodeName%3Dm").await,
+            Verdict::NoOpinion
+        );
+        assert_eq!(hook.count(), 0);
+        assert_eq!(review(&of_node, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn").await, Verdict::Allow);
+        assert_eq!(hook.count(), 1);
         let only = json!([{"expression": "has(request.resourceAttributes) && request.resourceAttributes.namespace == 'a'"}]);
         let webhook_a = webhook(&hook, true, &only);
         assert_eq!(review(&webhook_a, "/api/v1/namespaces/b/pods").await, Verdict::NoOpinion);
         assert_eq!(review(&webhook_a, "/version").await, Verdict::NoOpinion);
-        assert_eq!(hook.count(), 0);
+        assert_eq!(hook.count(), 1);
         assert_eq!(review(&webhook_a, "/api/v1/namespaces/a/pods").await, Verdict::Allow);
         // A condition that fails is a failure of the webhook.
         let broken = json!([{"expression": "request.resourceAttributes.namespace == 'a'"}]);

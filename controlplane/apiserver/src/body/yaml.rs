@@ -43,7 +43,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     let left = Cell::new(expansion(bytes));
     let document = serde_yaml_ng::Deserializer::from_str(text);
     let duplicates = RefCell::new(Vec::new());
-    let tree = Tree { left: &left, duplicates: &duplicates, path: &Path::Root, only_first: false };
+    let tree = Tree { text, left: &left, duplicates: &duplicates, path: &Path::Root, only_first: false };
     let value = tree.deserialize(document).map_err(invalid)?;
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
 }
@@ -53,8 +53,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
 pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
     let left = Cell::new(expansion(bytes));
     let duplicates = RefCell::new(Vec::new());
-    let tree = Tree { left: &left, duplicates: &duplicates, path: &Path::Root, only_first: true };
-    let document = serde_yaml_ng::Deserializer::from_slice(bytes);
+    let text = std::str::from_utf8(bytes).ok()?;
+    let tree = Tree { text, left: &left, duplicates: &duplicates, path: &Path::Root, only_first: true };
+    let document = serde_yaml_ng::Deserializer::from_str(text);
     let error = tree.deserialize(document).err()?;
     let key = duplicates.borrow_mut().pop()?;
     let line = error.location().map_or(0, |place| place.line());
@@ -87,11 +88,33 @@ impl fmt::Display for Path<'_> {
 /// Reads a tree. The total size of its nodes and texts is limited, because aliases can repeat any of them.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
+    /// The document.
+    text: &'a str,
     left: &'a Cell<usize>,
     duplicates: &'a RefCell<Vec<String>>,
     path: &'a Path<'a>,
     /// Whether to fail at the first duplicate key, which is then the only recorded one.
     only_first: bool,
+}
+
+/// The boolean that a scalar of the document is in YAML 1.1, which upstream reads. The parser knows only the booleans of
+/// YAML 1.2. A scalar in quotes or with a tag is a text. Source: `resolve` of `go.yaml.in/yaml/v2`.
+fn old_boolean(text: &str, scalar: &str) -> Option<bool> {
+    /// Maximum bytes between the start of a tag and its scalar.
+    const MAX_TAG: usize = 64;
+    let flag = match scalar {
+        "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => true,
+        "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => false,
+        _ => return None,
+    };
+    // The scalar is a part of the text.
+    let at = scalar.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
+    let before = text.as_bytes().get(at.saturating_sub(MAX_TAG)..at)?;
+    let mut words = before.split(|byte| byte.is_ascii_whitespace() || matches!(byte, b'[' | b'{' | b','));
+    let last = words.rfind(|word| !word.is_empty() && !word.starts_with(b"&"));
+    let is_tagged = last.is_some_and(|word| word.starts_with(b"!"));
+    let is_quoted = matches!(before.last(), Some(b'"' | b'\''));
+    (!is_tagged && !is_quoted).then_some(flag)
 }
 
 /// Reads a key of a map.
@@ -108,11 +131,19 @@ impl<'de> DeserializeSeed<'de> for Key<'_> {
     }
 }
 
-impl Visitor<'_> for Key<'_> {
+impl<'de> Visitor<'de> for Key<'_> {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, name: &'de str) -> std::result::Result<String, E> {
+        match old_boolean(self.tree.text, name) {
+            Some(true) => self.visit_str("true"),
+            Some(false) => self.visit_str("false"),
+            None => self.visit_str(name),
+        }
     }
 
     fn visit_str<E: Error>(self, name: &str) -> std::result::Result<String, E> {
@@ -173,6 +204,13 @@ impl<'de> Visitor<'de> for Tree<'_> {
         Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
     }
 
+    fn visit_borrowed_str<E: Error>(self, value: &'de str) -> std::result::Result<Value, E> {
+        match old_boolean(self.text, value) {
+            Some(flag) => self.visit_bool(flag),
+            None => self.visit_str(value),
+        }
+    }
+
     fn visit_str<E: Error>(self, value: &str) -> std::result::Result<Value, E> {
         self.charge(value.len())?;
         Ok(Value::String(value.to_owned()))
@@ -231,7 +269,24 @@ mod tests {
         let many = format!("a: &a [{}]\nb: [{}]", "1,".repeat(1_000), "*a,".repeat(1_000));
         assert!(error(&many).contains("excessive aliasing"));
         let parsed = parse(b"a: &a {x: 1}\nb: *a\n1: on").unwrap();
-        assert_eq!(parsed.value, json!({"a": {"x": 1}, "b": {"x": 1}, "1": "on"}));
+        assert_eq!(parsed.value, json!({"a": {"x": 1}, "b": {"x": 1}, "1": true}));
+    }
+
+    #[test]
+    fn booleans_are_those_of_yaml_1_1() {
+        let read = |text: &str| parse(text.as_bytes()).unwrap().value;
+        let text = "a: [y, Yes, ON, n, No, off, true, False, Y]\nb: &anchor on\nc: *anchor\n";
+        let flags = json!([true, true, true, false, false, false, true, false, true]);
+        assert_eq!(read(text), json!({"a": flags, "b": true, "c": true}));
+        let texts = "a: ['y', \"on\", yeS, yes it is, !!str no,!!str  on]\nb: |-\n  on\nc: !!str &x yes\n";
+        let expect = json!(["y", "on", "yeS", "yes it is", "no", "on"]);
+        assert_eq!(read(texts), json!({"a": expect, "b": "on", "c": "yes"}));
+        // The keys of JSON are texts.
+        assert_eq!(
+            read("on: 1\n'y': 2\nno: {n: off}\n"),
+            json!({"true": 1, "y": 2, "false": {"false": false}})
+        );
+        assert_eq!(read("{\"a\": \"yes\", b: yes}"), json!({"a": "yes", "b": true}));
     }
 
     #[test]

@@ -32,11 +32,12 @@ pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
 }
 
 /// Runs the verb of a request for an object or a collection.
-pub(super) async fn resource(call: &Call, upgrade: ClientUpgrade) -> Result<Reply> {
+pub(super) async fn resource(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Result<Reply> {
     if !has_path(call) {
         return Err(ApiError::no_resource());
     }
-    if !call.kind.has_verb(call.info.verb) {
+    // Upstream has no route for HEAD, although it authorizes the verb of GET.
+    if *method == Method::HEAD || !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
     if call.kind.group == usage::GROUP {
@@ -82,7 +83,7 @@ pub(super) async fn subresource(call: &Call, method: &Method, upgrade: ClientUpg
     if sub == "proxy" {
         return sub::proxy::run(call, method, upgrade).await;
     }
-    if !row.verbs.iter().any(|known| known == verb) {
+    if *method == Method::HEAD || !row.verbs.iter().any(|known| known == verb) {
         return Err(ApiError::method_not_allowed());
     }
     if matches!(sub, "binding" | "eviction" | "token") {

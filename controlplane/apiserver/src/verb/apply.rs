@@ -78,13 +78,7 @@ fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()>
     if problems.is_empty() {
         return Ok(());
     }
-    let kind = &call.kind;
-    let slash = if kind.group.is_empty() { "/" } else { "" };
-    let (namespace, name) = (text(&parsed.value, "namespace"), text(&parsed.value, "name"));
-    let object = format!("{namespace}/{name}; {slash}{}", kind.api_version());
-    let problems = problems.join("\n");
-    let message = format!("failed to create typed patch object ({object}, Kind={}): {problems}", kind.kind);
-    Err(ApiError::of_apply(message))
+    Err(field_manager::not_typed(&call.kind, &parsed.value, problems.join("\n")))
 }
 
 /// Refuses a configuration of another kind or version. Source: `versionCheckManager` of upstream.

@@ -15,7 +15,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
-    request::parse_revision,
+    request::{Query, parse_revision},
     verb::{list_options, version_fields},
 };
 
@@ -44,8 +44,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         objects.retain(|object| scope.selects(&call.kind, object));
         objects = version_fields::select(&call.kind, &fields, objects).await?;
     }
-    let limit = call.info.query.number("limit").filter(|limit| *limit > 0);
-    let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+    let limit = limit(&call.info.query);
     let mut page: Vec<Arc<Object>> = Vec::new();
     let mut meta = json!({"resourceVersion": revision.to_string()});
     let mut candidates = objects.into_iter();
@@ -66,6 +65,26 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let copies = convert::copies(&call.kind, &page)?;
     let page = convert::objects(&call.kind, page).await?;
     Ok(reply::list(call.form()?, call.kind.clone(), (page, copies), meta).await)
+}
+
+/// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit. Source:
+/// `computeListLimit` of the cacher.
+fn limit(query: &Query) -> usize {
+    if query.get("resourceVersion") == "0" && query.get("continue").is_empty() {
+        return usize::MAX;
+    }
+    let limit = query.number("limit").filter(|limit| *limit > 0);
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+/// Whether a list with a revision is of exactly that revision. Without `resourceVersionMatch` a page is. Source:
+/// `ShouldDelegateList` of the cacher.
+fn is_exact(query: &Query) -> bool {
+    match query.get("resourceVersionMatch") {
+        "Exact" => true,
+        "" => query.get("resourceVersion") != "0" && limit(query) != usize::MAX,
+        _ => false,
+    }
 }
 
 /// The scope of a list or watch, from the path and the query.
@@ -119,7 +138,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     }
     match parse_revision(query.get("resourceVersion"))? {
         Some(asked) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
-        Some(asked) if query.get("resourceVersionMatch") == "Exact" => {
+        Some(asked) if is_exact(query) => {
             return Ok((objects.under_at(&scope.prefix, asked)?, asked));
         }
         _ => {}
@@ -200,5 +219,19 @@ mod tests {
         let next = Continue::decode(&token.inconsistent().unwrap()).unwrap();
         assert_eq!((next.rv, &*next.start), (0, "/pods/a"));
         assert_eq!(Continue::decode("e30").unwrap_err().code, 400);
+    }
+
+    #[test]
+    fn a_list_at_any_revision_has_no_limit() {
+        let of = |query: &str| limit(&Query::parse(query));
+        assert_eq!(of("limit=3"), 3);
+        assert_eq!(of("limit=3&resourceVersion=7"), 3);
+        assert_eq!(of("limit=3&resourceVersion=0"), usize::MAX);
+        assert_eq!(of("limit=3&resourceVersion=0&continue=x"), 3);
+        assert_eq!(of("limit=0"), usize::MAX);
+        let exact = |query: &str| is_exact(&Query::parse(query));
+        assert!(exact("resourceVersion=7&resourceVersionMatch=Exact") && exact("resourceVersion=7&limit=3"));
+        assert!(!exact("resourceVersion=7") && !exact("resourceVersion=0&limit=3"));
+        assert!(!exact("resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=3"));
     }
 }

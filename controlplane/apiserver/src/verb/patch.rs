@@ -21,6 +21,12 @@ use crate::{
 
 /// The fields of an operation of a JSON patch.
 const OPERATION_FIELDS: [&str; 4] = ["op", "path", "from", "value"];
+/// The media types of patches.
+const PATCH_TYPES: &str = "application/json-patch+json, application/merge-patch+json, \
+                           application/strategic-merge-patch+json, application/apply-patch+yaml";
+/// The media types of patches for kinds without a strategic merge patch, such as custom resources.
+const CUSTOM_PATCH_TYPES: &str =
+    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
 /// Prefix of the errors about unknown and duplicate fields.
 const STRICT: &str = "strict decoding error: ";
 /// Maximum number of warnings about the operations of one patch.
@@ -34,7 +40,7 @@ pub(crate) enum Patch {
 }
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
-    if media::body_type(&call.headers)? == BodyType::ApplyPatch {
+    if patch_type(call)? == BodyType::ApplyPatch {
         return apply::run(call, part).await;
     }
     field_manager::check_parameters(call, false)?;
@@ -66,7 +72,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
 
 /// Reads the body as the patch that its content type names.
 pub(crate) fn read(call: &Call) -> Result<Patch> {
-    let body_type = media::body_type(&call.headers)?;
+    let body_type = patch_type(call)?;
     let tree = || {
         let parsed = offload::run(call.has_large_body(), || schema::parse_json(&call.body));
         parsed.map(|parsed| parsed.value).map_err(|error| {
@@ -84,10 +90,19 @@ pub(crate) fn read(call: &Call) -> Result<Patch> {
         BodyType::ApplyPatch => Err(ApiError::unsupported_media_type(
             "server-side apply (application/apply-patch+yaml) of this subresource is not supported",
         )),
-        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Err(ApiError::unsupported_media_type(
-            "the body of the request was in an unknown format - accepted media types include: \
-             application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
-        )),
+        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Err(ApiError::unknown_body(PATCH_TYPES)),
+    }
+}
+
+/// The type of the patch in the body.
+fn patch_type(call: &Call) -> Result<BodyType> {
+    let types = if call.kind.patch_definition().is_some() { PATCH_TYPES } else { CUSTOM_PATCH_TYPES };
+    match media::body_type(&call.headers) {
+        Ok(BodyType::Json | BodyType::Yaml | BodyType::Protobuf) | Err(_) => {
+            Err(ApiError::unknown_body(types))
+        }
+        Ok(BodyType::StrategicPatch) if types == CUSTOM_PATCH_TYPES => Err(ApiError::unknown_body(types)),
+        Ok(known) => Ok(known),
     }
 }
 
@@ -117,12 +132,7 @@ impl Patch {
             Self::Merge(tree) => patch::merge(old, tree),
             Self::Strategic(tree) => match definition {
                 Some(definition) => patch::strategic(definition, old, tree),
-                None => {
-                    return Err(ApiError::unsupported_media_type(
-                        "the body of the request was in an unknown format - accepted media types include: \
-                         application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
-                    ));
-                }
+                None => return Err(ApiError::unknown_body(CUSTOM_PATCH_TYPES)),
             },
         };
         patched.map_err(|error| match error {

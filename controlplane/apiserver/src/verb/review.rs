@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 
 use crate::{
     authn::User,
-    authz::{AccessAttributes, RulesScope, Verdict, rbac::rule::Rule},
+    authz::{AccessAttributes, RulesScope, Verdict, rbac::rule::Rule, selectors},
     call::Call,
     error::{ApiError, Result},
     media,
     reply::{self, Reply},
-    request::{Query, RequestInfo, ResourceInfo},
+    request::{RequestInfo, ResourceInfo},
 };
 
 /// Maximum number of audiences of a token review. The token is checked for each of them.
@@ -121,7 +121,7 @@ async fn access(call: &Call, user: &User, spec: &Value) -> Value {
     let info = RequestInfo {
         verb: "",
         path: text(&path["path"]),
-        query: Query::default(),
+        query: selectors::of_review(resource),
         resource: resource.is_object().then(|| ResourceInfo {
             group: text(&resource["group"]),
             version: text(&resource["version"]),

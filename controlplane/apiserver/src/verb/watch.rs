@@ -21,13 +21,16 @@ use crate::{
     call::Call,
     convert,
     error::{ApiError, Result},
-    media::Form,
+    media::{self, Form},
     offload,
     reply::{Reply, full, status_text},
     request::parse_revision,
     verb::{list, list_options, version_fields, version_fields::Transitions},
     web_socket,
 };
+
+/// The media types of a watch, as upstream names them in an error.
+const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
 /// Writes the events of one watch.
 struct Writer {
@@ -90,6 +93,10 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
 
 /// The form of the events. The messages of a WebSocket are always JSON.
 fn form(call: &Call) -> Result<Form> {
+    if media::prefers_yaml(&call.headers) {
+        // A stream of events is not a document.
+        return Err(ApiError::not_acceptable_as(STREAM_TYPES));
+    }
     Ok(match call.form()? {
         Form::Protobuf if web_socket::is_upgrade(&call.headers) => Form::Plain,
         Form::PartialProtobuf(version) if web_socket::is_upgrade(&call.headers) => Form::Partial(version),

@@ -61,9 +61,6 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
     } else {
         causes.format(&path, handler, format::dns1123_label(handler));
     }
-    if old.is_some_and(|old| old["handler"] != class["handler"]) {
-        causes.invalid(&path, &class["handler"], "field is immutable");
-    }
     resources::overhead(causes, &Path::root("overhead"), &class["overhead"]["podFixed"]);
     let path = Path::root("scheduling");
     meta::labels(causes, &path.field("nodeSelector"), &class["scheduling"]["nodeSelector"]);
@@ -73,6 +70,10 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
         if !seen.insert(["key", "operator", "value", "effect"].map(|field| text(&toleration[field]))) {
             causes.duplicate(&path.field("tolerations").index(index), toleration);
         }
+    }
+    // After the other checks: upstream validates the object, then the update.
+    if old.is_some_and(|old| old["handler"] != class["handler"]) {
+        causes.invalid(&Path::root("handler"), &class["handler"], "field is immutable");
     }
 }
 

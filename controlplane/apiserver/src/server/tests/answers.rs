@@ -112,6 +112,63 @@ async fn a_binding_takes_accounts_of_its_own_namespace() {
 }
 
 #[tokio::test]
+async fn there_is_no_head_of_resources() {
+    let server = Fixture::new().await;
+    for path in [MAPS, "/api/v1/namespaces/default", "/api/v1/namespaces/default/status"] {
+        assert_eq!(server.get(path).await.code, 200, "{path}");
+        let head = server.call("HEAD", path, "", None).await;
+        assert_eq!((head.code, &head.body["reason"]), (405, &json!("MethodNotAllowed")), "{path}");
+    }
+    assert_eq!(server.call("HEAD", "/api/v1/namespaces/default/nothing", "", None).await.code, 404);
+}
+
+#[tokio::test]
+async fn responses_may_be_yaml() {
+    let server = Fixture::new().await;
+    server.post(MAPS, config_map("m", json!({"a": "yes"}))).await;
+    let map = format!("{MAPS}/m");
+    for (path, accept, expect) in [
+        (&*map, "application/yaml", "application/yaml"),
+        (&*map, "application/yaml,application/json", "application/yaml"),
+        (&*map, "application/json,application/yaml", "application/json"),
+        (&*map, "application/yaml;as=Table;v=v1;g=meta.k8s.io", "application/yaml"),
+        (MAPS, "application/yaml", "application/yaml"),
+        ("/api/v1", "application/yaml", "application/yaml"),
+    ] {
+        let answer = server.send(admin(), accepting("GET", path, accept, json!({}))).await;
+        let media = answer.headers["content-type"].to_str().unwrap();
+        assert_eq!((answer.code, media), (200, expect), "{path} {accept}");
+    }
+    let watch = format!("{MAPS}?watch=1");
+    let refused = server.send(admin(), accepting("GET", &watch, "application/yaml", json!({}))).await;
+    let message = refused.body["message"].as_str().unwrap();
+    assert_eq!((refused.code, message.contains("application/json;stream=watch")), (406, true), "{message}");
+}
+
+#[tokio::test]
+async fn errors_list_the_accepted_media_types() {
+    let server = Fixture::new().await;
+    let objects = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+    let refused = server.send(admin(), accepting("GET", MAPS, "text/html", json!({}))).await;
+    let expect = format!("only the following media types are accepted: {objects}");
+    assert_eq!((refused.code, &refused.body["message"]), (406, &json!(expect)));
+    let unknown = "the body of the request was in an unknown format - accepted media types include:";
+    for media in ["text/plain", "application/merge-patch+json"] {
+        let refused = server.call("POST", MAPS, media, Some(config_map("m", json!({})))).await;
+        let expect = format!("{unknown} {objects}");
+        assert_eq!((refused.code, &refused.body["message"]), (415, &json!(expect)), "{media}");
+    }
+    for media in ["", "text/plain", "application/json", "application/apply-patch+cbor"] {
+        let refused = server.call("PATCH", &format!("{MAPS}/m"), media, Some(json!({}))).await;
+        let expect = format!(
+            "{unknown} application/json-patch+json, application/merge-patch+json, \
+             application/strategic-merge-patch+json, application/apply-patch+yaml"
+        );
+        assert_eq!((refused.code, &refused.body["message"]), (415, &json!(expect)), "{media}");
+    }
+}
+
+#[tokio::test]
 async fn a_review_is_no_table() {
     let server = Fixture::new().await;
     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";

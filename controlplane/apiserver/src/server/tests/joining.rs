@@ -296,6 +296,9 @@ async fn a_node_sees_and_touches_its_own_pods_only() {
     let status = format!("{own}/status");
     let patch = json!({"status": {"phase": "Running"}});
     assert_eq!(server.send_as(node("n2"), "PATCH", &status, patch.clone()).await.code, 403);
+    let invalid = json!({"status": {"podIP": "x", "podIPs": [{"ip": "x"}]}});
+    let code = async |name: &str| server.send_as(node(name), "PATCH", &status, invalid.clone()).await.code;
+    assert_eq!((code("n1").await, code("n2").await), (422, 403), "validation reveals nothing of other pods");
     assert_eq!(server.send_as(node("n1"), "PATCH", &status, patch).await.code, 200);
     let labels = json!({"metadata": {"labels": {"a": "b"}}});
     assert_eq!(server.send_as(node("n1"), "PATCH", &status, labels).await.code, 403);

@@ -31,6 +31,12 @@ async fn lists_select_and_page_as_of_their_first_page() {
     assert_eq!(names(&rest), ["d"]);
     assert_eq!(rest["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
     assert_eq!(server.get(&format!("{CONFIG_MAPS}?fieldSelector=spec.x%3Dy")).await.code, 400);
+    let all = server.get(&format!("{CONFIG_MAPS}?limit=1&resourceVersion=0")).await.body;
+    assert_eq!(names(&all), ["a", "b", "c", "e"]);
+    assert!(all["metadata"]["continue"].is_null(), "{}", all["metadata"]);
+    let since = first["metadata"]["resourceVersion"].as_str().unwrap();
+    let past = server.get(&format!("{CONFIG_MAPS}?limit=4&resourceVersion={since}")).await.body;
+    assert_eq!(names(&past), ["a", "b", "c", "d"], "a page is of exactly its revision");
 }
 
 #[tokio::test]

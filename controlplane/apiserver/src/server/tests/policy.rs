@@ -69,6 +69,28 @@ async fn a_validating_policy_denies_and_follows_changes() {
 }
 
 #[tokio::test]
+async fn policies_see_valid_objects_only() {
+    let server = Fixture::new().await;
+    let mut fixed = map("fixed", json!({"a": "1"}));
+    fixed["immutable"] = true.into();
+    assert_eq!(server.post(MAPS, fixed).await.code, 201);
+    let validations = json!([{"expression": "false", "message": "the policy denies"}]);
+    let spec = json!({"matchConstraints": constraints("configmaps"), "validations": validations});
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    bind(&server, "validating", "b", json!({})).await;
+    let path = format!("{MAPS}/fixed");
+    for (answer, is_valid) in [
+        (server.post(MAPS, map("a", json!({}))).await, true),
+        (server.post(MAPS, map("Not a name", json!({}))).await, false),
+        (server.merge(&path, json!({"metadata": {"labels": {"a": "b"}}})).await, true),
+        (server.merge(&path, json!({"data": {"a": "2"}})).await, false),
+    ] {
+        let message = answer.body["message"].as_str().unwrap_or_default();
+        assert_eq!((answer.code, message.contains("the policy denies")), (422, is_valid), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn parameters_come_from_objects() {
     let server = Fixture::new().await;
     let spec = json!({

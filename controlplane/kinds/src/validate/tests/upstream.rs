@@ -398,6 +398,15 @@ fn names_of_system_classes_are_reserved() {
 }
 
 #[test]
+fn the_handler_of_a_runtime_class_is_checked_last() {
+    let toleration = json!({"key": "k", "operator": "Exists"});
+    let class = json!({"handler": "b", "scheduling": {"tolerations": [toleration, toleration]}});
+    let causes = found(|causes| policy::runtime_class(causes, &class, Some(&json!({"handler": "a"}))));
+    let fields: Vec<_> = causes.iter().filter_map(|cause| cause.split(':').next()).collect();
+    assert_eq!(fields, ["scheduling.tolerations[1]", "handler"], "{causes:?}");
+}
+
+#[test]
 fn tolerations_and_topologies_are_compared_quickly() {
     let tolerations: Vec<Value> =
         (0..50_000).map(|number| json!({"key": format!("k{number}"), "operator": "Exists"})).collect();
