@@ -3,9 +3,8 @@
 use serde_json::{Value, json};
 
 use super::selector::is_label_selector;
-use super::stateful::collisions;
 use super::workload::{
-    check_selector_unchanged, int_or_percent, is_zero, percent, selected_template, template_of,
+    check_selector_unchanged, collisions, int_or_percent, is_zero, percent, selected_template, template_of,
 };
 use super::{Causes, Path, text};
 

@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::selector::is_label_selector;
-use super::workload::{int_or_percent, is_zero, percent, restarts, selected_template, template_of};
+use super::workload::{
+    collisions, int_or_percent, is_zero, percent, restarts, selected_template, template_of,
+};
 use super::{Causes, Path, format, items, storage, text};
 
 const MUTABLE: &[&str] = &[
@@ -73,16 +75,6 @@ pub(super) fn status(causes: &mut Causes, status: &Value, old: &Value) {
         causes.invalid(&path.field("currentReplicas"), &status["currentReplicas"], detail);
     }
     collisions(causes, &path, status, old);
-}
-
-/// Checks the collision count: it never decreases.
-pub(super) fn collisions(causes: &mut Causes, path: &Path, status: &Value, old: &Value) {
-    let here = path.field("collisionCount");
-    causes.not_negative(&here, &status["collisionCount"]);
-    let count = |status: &Value| status["collisionCount"].as_i64();
-    if count(old).is_some_and(|old| count(status).unwrap_or(0) < old) {
-        causes.invalid(&here, &count(status).unwrap_or(0).into(), "cannot be decremented");
-    }
 }
 
 /// Checks a selector and the labels of the template. Returns whether the selector is valid.

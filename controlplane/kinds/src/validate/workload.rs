@@ -3,7 +3,6 @@
 use serde_json::Value;
 
 use super::selector::is_label_selector;
-use super::stateful::collisions;
 use super::{Causes, Path, pod, text};
 use coracle_values::label_selector::LabelSelector;
 
@@ -142,6 +141,16 @@ pub(super) fn check_selector_unchanged(causes: &mut Causes, spec: &Value, old: O
     if old.is_some_and(|old| old["spec"]["selector"] != spec["selector"]) {
         let here = Path::root("spec").field("selector");
         causes.invalid_selector(&here, &spec["selector"], "field is immutable");
+    }
+}
+
+/// Checks the collision count: it never decreases.
+pub(super) fn collisions(causes: &mut Causes, path: &Path, status: &Value, old: &Value) {
+    let here = path.field("collisionCount");
+    causes.not_negative(&here, &status["collisionCount"]);
+    let count = |status: &Value| status["collisionCount"].as_i64();
+    if count(old).is_some_and(|old| count(status).unwrap_or(0) < old) {
+        causes.invalid(&here, &count(status).unwrap_or(0).into(), "cannot be decremented");
     }
 }
 
