@@ -69,7 +69,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 
 /// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit. Source:
 /// `computeListLimit` of the cacher.
-fn limit(query: &Query) -> usize {
+pub(crate) fn limit(query: &Query) -> usize {
     if query.get("resourceVersion") == "0" && query.get("continue").is_empty() {
         return usize::MAX;
     }
