@@ -111,10 +111,15 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields, initialized_only })
 }
 
-/// The objects that the scope and the request's options select, in one page.
+/// The objects of the collection, or of the page that the request's options select, in their current versions. The page
+/// may be of an earlier revision. An authorizer may permit a deletion because of its selectors, so the caller must compare
+/// them with the current objects.
 pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
     list_options::check(call, false)?;
-    snapshot(call, scope, token(call)?).map(|(objects, _)| objects)
+    let (found, _) = snapshot(call, scope, token(call)?)?;
+    let collection = call.state.cache.of(&call.kind)?;
+    let objects = collection.lock();
+    Ok(found.into_iter().filter_map(|object| objects.get(&object.key)).collect())
 }
 
 /// The objects under the scope's prefix from the start of the page, and the revision of that state.
