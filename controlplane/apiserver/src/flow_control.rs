@@ -31,6 +31,7 @@ use crate::{
     in_flight,
     reply::Reply,
     request::RequestInfo,
+    verb::list,
 };
 pub(crate) use level::LevelCounts;
 use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
@@ -222,8 +223,14 @@ fn with_mandatory(stored: &[Value], mandatory: Vec<Value>) -> impl Iterator<Item
 fn wanted_seats(info: &RequestInfo, cache: &Cache) -> u64 {
     let lists = info.verb == "list" || (info.verb == "watch" && info.query.flag("sendInitialEvents"));
     let Some(path) = info.resource.as_ref().filter(|_| lists) else { return 1 };
-    let objects = cache.count(&path.group, &path.resource);
-    let limit = info.query.number("limit").filter(|limit| *limit > 0).unwrap_or(u64::MAX);
+    seats_for(info, cache.count(&path.group, &path.resource))
+}
+
+/// Seats for a list, or for a watch that begins with all objects. `objects` is the number of stored objects. A watch has
+/// no limit.
+fn seats_for(info: &RequestInfo, objects: u64) -> u64 {
+    let limit = if info.verb == "list" { list::limit(&info.query) } else { usize::MAX };
+    let limit = u64::try_from(limit).unwrap_or(u64::MAX);
     objects.min(limit).div_ceil(OBJECTS_PER_SEAT).clamp(1, MAX_SEATS)
 }
 
@@ -321,6 +328,20 @@ mod tests {
             ),
         ] {
             assert_eq!(row_of(&control, user, method, uri), schema, "{uri}");
+        }
+    }
+
+    #[test]
+    fn an_ignored_limit_saves_no_seats() {
+        for (query, expect) in [
+            ("", 5),
+            ("limit=1", 1),
+            ("limit=201", 3),
+            ("limit=1&resourceVersion=0", 5),
+            ("limit=1&watch=1&sendInitialEvents=true", 5),
+        ] {
+            let info = RequestInfo::parse(&Method::GET, &format!("/api/v1/pods?{query}").parse().unwrap());
+            assert_eq!(seats_for(&info, 450), expect, "{query}");
         }
     }
 

@@ -43,13 +43,35 @@ fn protobuf(code: u16, message: Vec<u8>) -> Reply {
     bytes(code, media::PROTOBUF, message)
 }
 
-/// Changes the content type of a response in JSON to YAML, if the client prefers YAML. JSON is YAML in flow style.
+/// Changes a response in JSON to YAML, if the client prefers YAML. JSON is YAML in flow style, except for a few
+/// characters, which are escaped.
 pub(crate) fn in_preferred_format(mut reply: Reply, headers: &HeaderMap) -> Reply {
     let is_json = reply.headers().get(header::CONTENT_TYPE).is_some_and(|media| media == "application/json");
-    if is_json && media::prefers_yaml(headers) {
-        reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media::YAML));
+    if !is_json || !media::prefers_yaml(headers) {
+        return reply;
     }
-    reply
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media::YAML));
+    reply.map(|body| body.map_frame(|frame| frame.map_data(escaped)).boxed_unsync())
+}
+
+/// A part of a JSON document that ends between two characters, with escapes for characters that YAML forbids or reads as
+/// a line break. They occur only in strings. Source: sections 4.1.1 and 4.2.4 of YAML 1.1.
+fn escaped(data: Bytes) -> Bytes {
+    let is_special = |one: char| {
+        matches!(one, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+    };
+    let Ok(text) = std::str::from_utf8(&data) else { return data };
+    if !text.contains(is_special) {
+        return data;
+    }
+    let text = text.chars().fold(String::with_capacity(text.len()), |mut text, one| {
+        if is_special(one) {
+            return text + &format!("\\u{:04x}", u32::from(one));
+        }
+        text.push(one);
+        text
+    });
+    text.into()
 }
 
 pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {
@@ -189,4 +211,21 @@ pub(crate) fn success(code: u16, details: Value) -> Reply {
         status.insert("details".to_owned(), details);
     }
     bytes(code, "application/json", status_text(&status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn strings_do_not_change_in_yaml() {
+        let value = json!({"a": "\u{7f}\u{80}\u{85}\u{9f}\u{a0}\u{2028}\u{2029}\u{feff}\u{ffff}\u{e9}\n"});
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT, HeaderValue::from_static(media::YAML));
+        let reply = in_preferred_format(json(200, &value), &headers);
+        let bytes = reply.into_body().collect().await.unwrap().to_bytes();
+        let expect = "{\"a\":\"\\u007f\\u0080\\u0085\\u009f\u{a0}\\u2028\\u2029\\ufeff\\uffff\u{e9}\\n\"}";
+        assert_eq!(std::str::from_utf8(&bytes).unwrap(), expect);
+        assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), value);
+    }
 }

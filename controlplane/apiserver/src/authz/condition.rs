@@ -5,7 +5,7 @@
 use std::sync::{Arc, LazyLock};
 
 use coracle_cel::{Environment, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Maximum number of conditions of a webhook.
 const MAX_CONDITIONS: usize = 64;
@@ -71,7 +71,8 @@ impl MatchConditions {
     }
 }
 
-/// The spec with empty strings for omitted fields, so that expressions need no `has`, as upstream.
+/// The spec with empty values for omitted fields, so that expressions need no `has`, as upstream. Otherwise a client
+/// could make a condition fail by a selector such as `key`, which has no values, and so avoid the webhook.
 fn with_empty_fields(spec: &Value) -> Value {
     const ATTRIBUTES: [&str; 7] =
         ["namespace", "verb", "group", "version", "resource", "subresource", "name"];
@@ -80,6 +81,13 @@ fn with_empty_fields(spec: &Value) -> Value {
         for field in ATTRIBUTES {
             attributes.entry(field).or_insert_with(|| "".into());
         }
+        for selector in ["fieldSelector", "labelSelector"] {
+            let selector = attributes.get_mut(selector).and_then(|selector| selector.get_mut("requirements"));
+            let requirements = selector.and_then(Value::as_array_mut).into_iter().flatten();
+            for requirement in requirements.filter_map(Value::as_object_mut) {
+                requirement.entry("values").or_insert_with(|| Value::Array(Vec::new()));
+            }
+        }
     }
     if let Some(fields) = spec.as_object_mut() {
         // v1beta1 names the field `group`; expressions always use the name of v1, `groups`.
@@ -87,6 +95,7 @@ fn with_empty_fields(spec: &Value) -> Value {
             fields.insert("groups".to_owned(), groups);
         }
         fields.entry("uid").or_insert_with(|| "".into());
+        fields.entry("extra").or_insert_with(|| Value::Object(Map::new()));
         // Remove the nulls that indexing has added for absent fields.
         fields.retain(|_, value| !value.is_null());
     }
@@ -154,8 +163,23 @@ mod tests {
         );
         assert_eq!(of(&[failing, "request.user == 'bob'"]).unwrap().matches(&spec), Ok(false));
         assert!(of(&[failing, "request.user == 'ann'"]).unwrap().matches(&spec).is_err());
+        let without_extra = of(&["!('key' in request.extra)"]).unwrap();
+        assert_eq!(without_extra.matches(&spec), Ok(true));
         assert!(of(&["request.user"]).unwrap_err().contains("bool"));
         assert!(of(&["request.nothing == 'a'"]).is_err());
+    }
+
+    #[test]
+    fn a_requirement_without_values_does_not_fail_a_condition() {
+        let expression =
+            "request.resourceAttributes.labelSelector.requirements.exists(one, 'a' in one.values)";
+        let conditions = MatchConditions::compile(&json!([{"expression": expression}])).unwrap();
+        let exists = json!({"key": "b", "operator": "Exists"});
+        let with_value = json!({"key": "b", "operator": "In", "values": ["a"]});
+        for (requirements, expect) in [(json!([exists]), false), (json!([exists, with_value]), true)] {
+            let attributes = json!({"labelSelector": {"requirements": requirements}});
+            assert_eq!(conditions.matches(&json!({"resourceAttributes": attributes})), Ok(expect));
+        }
     }
 
     #[test]

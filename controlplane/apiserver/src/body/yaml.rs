@@ -113,7 +113,9 @@ fn old_boolean(text: &str, scalar: &str) -> Option<bool> {
     let mut words = before.split(|byte| byte.is_ascii_whitespace() || matches!(byte, b'[' | b'{' | b','));
     let last = words.rfind(|word| !word.is_empty() && !word.starts_with(b"&"));
     let is_tagged = last.is_some_and(|word| word.starts_with(b"!"));
-    let is_quoted = matches!(before.last(), Some(b'"' | b'\''));
+    // The byte before the scalar may be a line break within the quotes. The byte after it is the quote, and a quote
+    // never ends a plain scalar.
+    let is_quoted = matches!(text.as_bytes().get(at + scalar.len()), Some(b'"' | b'\''));
     (!is_tagged && !is_quoted).then_some(flag)
 }
 
@@ -281,6 +283,7 @@ mod tests {
         let texts = "a: ['y', \"on\", yeS, yes it is, !!str no,!!str  on]\nb: |-\n  on\nc: !!str &x yes\n";
         let expect = json!(["y", "on", "yeS", "yes it is", "no", "on"]);
         assert_eq!(read(texts), json!({"a": expect, "b": "on", "c": "yes"}));
+        assert_eq!(read("a: \"\\\n  on\"\n"), json!({"a": "on"}), "a line break within the quotes");
         // The keys of JSON are texts.
         assert_eq!(
             read("on: 1\n'y': 2\nno: {n: off}\n"),

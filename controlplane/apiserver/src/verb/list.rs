@@ -69,7 +69,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 
 /// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit. Source:
 /// `computeListLimit` of the cacher.
-fn limit(query: &Query) -> usize {
+pub(crate) fn limit(query: &Query) -> usize {
     if query.get("resourceVersion") == "0" && query.get("continue").is_empty() {
         return usize::MAX;
     }
@@ -111,10 +111,15 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields, initialized_only })
 }
 
-/// The objects that the scope and the request's options select, in one page.
+/// The objects of the collection, or of the page that the request's options select, in their current versions. The page
+/// may be of an earlier revision. An authorizer may permit a deletion because of its selectors, so the caller must compare
+/// them with the current objects.
 pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
     list_options::check(call, false)?;
-    snapshot(call, scope, token(call)?).map(|(objects, _)| objects)
+    let (found, _) = snapshot(call, scope, token(call)?)?;
+    let collection = call.state.cache.of(&call.kind)?;
+    let objects = collection.lock();
+    Ok(found.into_iter().filter_map(|object| objects.get(&object.key)).collect())
 }
 
 /// The objects under the scope's prefix from the start of the page, and the revision of that state.

@@ -40,6 +40,23 @@ async fn lists_select_and_page_as_of_their_first_page() {
 }
 
 #[tokio::test]
+async fn the_selectors_of_a_deletion_are_compared_with_current_objects() {
+    let server = Fixture::new().await;
+    let made = server.post(CONFIG_MAPS, config_map("a", json!({"owner": "ann"}))).await.body;
+    let before = made["metadata"]["resourceVersion"].as_str().unwrap();
+    let path = format!("{CONFIG_MAPS}/a");
+    let given = json!({"metadata": {"labels": {"owner": "bob"}}});
+    assert_eq!(server.merge(&path, given).await.code, 200);
+    let at_revision = format!("resourceVersion={before}&resourceVersionMatch=Exact");
+    for (owner, left) in [("ann", 200), ("bob", 404)] {
+        let collection = format!("{CONFIG_MAPS}?labelSelector=owner%3D{owner}&{at_revision}");
+        let deleted = server.call("DELETE", &collection, "application/json", None).await;
+        assert_eq!(deleted.code, 200, "{}", deleted.body);
+        assert_eq!(server.get(&path).await.code, left, "{owner}");
+    }
+}
+
+#[tokio::test]
 async fn watches_report_objects_that_enter_change_in_or_leave_their_selection() {
     let server = Fixture::new().await;
     let list = server.get(CONFIG_MAPS).await.body;
