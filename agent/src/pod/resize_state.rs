@@ -1,6 +1,6 @@
 //! The state of a pod's resizes in its worker.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -28,7 +28,7 @@ pub(crate) struct ResizeState {
     /// The resources that containers have now, by container id, with the limits that they inherit from the pod.
     pub(crate) actuated: HashMap<String, ResourceRequirements>,
     /// Ids of containers that were stopped to start again with other resources.
-    pub(crate) restarts: HashSet<String>,
+    pub(crate) restarts: BTreeSet<String>,
 }
 
 /// A resize that is not applied to all containers yet.

@@ -198,7 +198,7 @@ pub(crate) struct Probed {
 }
 
 /// State that only the worker has. A restarted agent starts with an empty one, except for [`WorkerState::kill_requests`],
-/// [`WorkerState::redefined`] and [`WorkerState::removed`].
+/// [`WorkerState::redefined`], [`WorkerState::removed`] and the restarts for a resize.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
@@ -276,7 +276,7 @@ impl WorkerState {
 
     /// Whether containers are stopped so that they start again or must not continue.
     pub(crate) fn has_stops(&self) -> bool {
-        !self.kill_requests.is_empty() || !self.redefined.is_empty()
+        !self.kill_requests.is_empty() || !self.redefined.is_empty() || !self.resize.restarts.is_empty()
     }
 
     /// Counts a restart of all containers, which has removed the last of them. The first one has no back-off.

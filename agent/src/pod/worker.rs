@@ -252,7 +252,7 @@ impl Worker {
             start_time: Some(start.start_time),
             verdict: start.verdict,
             probed: probe_results(status),
-            resize: ResizeState::of(desired.pod()),
+            resize: ResizeState { restarts: stops.resized, ..ResizeState::of(desired.pod()) },
             removed: restart::removed_before(desired.pod(), &pod_dir),
             kill_requests: stops.kill_requests,
             redefined: stops.redefined,

@@ -43,7 +43,7 @@ impl NotScheduled {
 }
 
 /// Writes the condition with the reason why the pod is not scheduled, unless the pod already has it. `nominated` is the
-/// node from which pods are evicted for it.
+/// node from which pods are evicted for it. After an error, only a pod of the known version gets the condition.
 pub(crate) async fn mark_not_scheduled(
     client: Client,
     pod: &Pod,
@@ -72,8 +72,15 @@ pub(crate) async fn mark_not_scheduled(
         "lastProbeTime": null,
         "lastTransitionTime": since.map_or(now, |time| time.0.to_string()),
     });
+    let mut metadata = json!({"uid": pod.uid()});
+    // A binding whose response was lost may have given the pod a node. The patch of a changed pod is refused.
+    if reason == NotScheduled::SchedulerError
+        && let Some(version) = &pod.metadata.resource_version
+    {
+        metadata["resourceVersion"] = version.as_str().into();
+    }
     let patch = json!({
-        "metadata": {"uid": pod.uid()},
+        "metadata": metadata,
         "status": {"conditions": [condition], "nominatedNodeName": nominated},
     });
     let api: Api<Pod> = Api::namespaced(client, pod.namespace());

@@ -23,6 +23,9 @@ pub(crate) struct Stops {
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
     /// Those that start again with another image.
     pub(crate) redefined: BTreeSet<String>,
+    /// Those that start again with other resources.
+    #[serde(default)]
+    pub(crate) resized: BTreeSet<String>,
 }
 
 /// Writes the record of a pod, before the containers are stopped.
@@ -62,8 +65,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path()), Stops::default());
         let request = KillRequest { why: "failed liveness probe".into(), grace: Some(3), restarts: true };
-        let stops =
-            Stops { kill_requests: [("a0".to_owned(), request)].into(), redefined: ["b0".to_owned()].into() };
+        let stops = Stops {
+            kill_requests: [("a0".to_owned(), request)].into(),
+            redefined: ["b0".to_owned()].into(),
+            resized: ["c0".to_owned()].into(),
+        };
         write(dir.path(), &stops).unwrap();
         assert_eq!(read(dir.path()), stops);
         remove(dir.path());
@@ -79,6 +85,7 @@ mod tests {
         fs::write(dir.path().join(FILE), text).unwrap();
         let request = KillRequest { why: "w".into(), grace: None, restarts: true };
         let kill_requests = [("a0".to_owned(), request)].into();
-        assert_eq!(read(dir.path()), Stops { kill_requests, redefined: ["b0".to_owned()].into() });
+        let redefined = ["b0".to_owned()].into();
+        assert_eq!(read(dir.path()), Stops { kill_requests, redefined, ..Stops::default() });
     }
 }

@@ -128,6 +128,7 @@ impl Worker {
         let stops = Stops {
             kill_requests: self.state.kill_requests.clone(),
             redefined: self.state.redefined.clone(),
+            resized: self.state.resize.restarts.clone(),
         };
         if let Err(error) = restart::stops::write(&self.node.volumes.pod_dir(&self.uid), &stops) {
             tracing::warn!(uid = self.uid, %error, "cannot record the containers to stop");
@@ -141,12 +142,12 @@ impl Worker {
         let had_stops = self.state.has_stops();
         self.state.kill_requests.retain(|id, _| here.contains(id.as_str()));
         self.state.redefined.retain(|id| here.contains(id.as_str()));
+        self.state.resize.restarts.retain(|id| here.contains(id.as_str()));
         if had_stops && !self.state.has_stops() {
             restart::stops::remove(&self.node.volumes.pod_dir(&self.uid));
         }
         self.pre_stop_done.retain(|id| here.contains(id.as_str()));
         self.state.resize.actuated.retain(|id, _| here.contains(id.as_str()));
-        self.state.resize.restarts.retain(|id| here.contains(id.as_str()));
         let observed = &self.observed;
         let was_restarting = !self.state.removed.is_empty();
         restart::forget_created(&mut self.state.removed, observed);

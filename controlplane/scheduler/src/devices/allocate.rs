@@ -108,6 +108,14 @@ impl Candidate<'_> {
         let spec = &self.slice.spec;
         (spec.driver.clone(), spec.pool.name.clone(), self.device.name.clone())
     }
+
+    /// Whether both have the same id. Nothing is copied, because a search compares many devices.
+    fn has_id_of(&self, other: &Candidate<'_>) -> bool {
+        let (own, others) = (&self.slice.spec, &other.slice.spec);
+        self.device.name == other.device.name
+            && own.pool.name == others.pool.name
+            && own.driver == others.driver
+    }
 }
 
 // === impl Allocator ===
@@ -256,7 +264,8 @@ impl<'a> Allocator<'a> {
         let (id, node) = (candidate.id(), node_of(candidate.slice));
         let is_admin = exact.admin_access == Some(true);
         let is_shared = candidate.device.is_shared();
-        let same: Vec<&Chosen<'a>> = chosen.iter().filter(|one| one.candidate.id() == id).collect();
+        let same: Vec<&Chosen<'a>> =
+            chosen.iter().filter(|one| one.candidate.has_id_of(&candidate)).collect();
         let is_chosen = !is_shared && same.iter().any(|one| !is_admin || one.claim == claim);
         let has_shares = self.in_use.has_shares(&id, node);
         // The driver may end the sharing of a device that claims still share.

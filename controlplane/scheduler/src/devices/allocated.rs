@@ -94,6 +94,8 @@ impl Allocated {
                     *total = total.wrapping_sub(*amount);
                 }
             }
+            // Allocations may have any names, so a name without an amount is not kept.
+            shares.consumed.retain(|_, total| *total != 0);
         }
         nodes.retain(|_, shares| !shares.ids.is_empty());
         if nodes.is_empty() {
@@ -166,4 +168,27 @@ fn node_of(allocation: &Value) -> Option<String> {
     let field = fields.find(|field| field["key"] == "metadata.name" && field["operator"] == "In")?;
     let [name] = field["values"].as_array()?.as_slice() else { return None };
     name.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_names_of_removed_shares_are_not_kept() {
+        let allocation = |share: &str, capacity: &str| {
+            let result = json!({"driver": "d", "pool": "p", "device": "card", "shareID": share,
+                "consumedCapacity": {capacity: "1"}});
+            json!({"devices": {"results": [result]}})
+        };
+        let (mut allocated, mut expected) = (Allocated::default(), Allocated::default());
+        allocated.add(&allocation("a", "memory"));
+        expected.add(&allocation("a", "memory"));
+        allocated.add(&allocation("b", "cores"));
+        assert_ne!(allocated, expected);
+        allocated.remove(&allocation("b", "cores"));
+        assert_eq!(allocated, expected);
+    }
 }

@@ -162,17 +162,22 @@ mod tests {
         let mut scheduler = scheduler(Client::new(service, ""));
         let mut pod = fixture::pod("p", json!({"containers": [{}]}));
         pod.status.nominated_node_name = Some("a".to_owned());
+        pod.metadata.resource_version = Some("7".to_owned());
         scheduler.report_error(&pod, "running Bind".to_owned());
         scheduler.report_refusal(&pod, "0/1 nodes are available".to_owned(), None);
         let mut found = Vec::new();
         for _ in 0..2 {
             let patch = patches.recv().await.unwrap();
             let status = &patch["status"];
-            found.push((status["conditions"][0]["reason"].clone(), status["nominatedNodeName"].clone()));
+            let version = patch["metadata"]["resourceVersion"].clone();
+            let condition = &status["conditions"][0];
+            found.push((condition["reason"].clone(), status["nominatedNodeName"].clone(), version));
         }
         // The two requests run at the same time.
-        found.sort_by_key(|(reason, _)| reason.to_string());
-        assert_eq!(found, [(json!("SchedulerError"), json!("a")), (json!("Unschedulable"), json!(null))]);
+        found.sort_by_key(|(reason, ..)| reason.to_string());
+        // Only the condition of an error must not replace that of a pod that has a node meanwhile.
+        let error = (json!("SchedulerError"), json!("a"), json!("7"));
+        assert_eq!(found, [error, (json!("Unschedulable"), json!(null), json!(null))]);
     }
 
     /// A scheduler with one node.
