@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Map, Value};
 
 use crate::{
-    error::{ApiError, Result},
+    error::{ApiError, OBJECT_TYPES, Result},
     in_flight::BodyMemory,
     media::{self, BodyType},
     offload::{self, MIN_OFFLOADED_BYTES},
@@ -169,7 +169,7 @@ fn tree(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
             Ok(Parsed { value, duplicates: Vec::new(), keys: Vec::new() })
         }
         BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch | BodyType::ApplyPatch => {
-            Err(ApiError::unknown_body(media::OBJECT_TYPES))
+            Err(ApiError::unknown_body(OBJECT_TYPES))
         }
     }
 }

@@ -3,7 +3,9 @@
 use coracle_kinds::{Resource, validate::Cause};
 use serde_json::{Value, json};
 
-use crate::media;
+/// The media types of objects, as errors list them.
+pub(crate) const OBJECT_TYPES: &str =
+    "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
 /// A failed request.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -85,7 +87,7 @@ impl ApiError {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        Self::not_acceptable_as(media::OBJECT_TYPES)
+        Self::not_acceptable_as(OBJECT_TYPES)
     }
 
     /// The client accepts none of the media types that the response may have.

@@ -4,7 +4,7 @@ use coracle_kinds::table::{Content, Include, MetaVersion};
 use http::HeaderMap;
 
 use crate::{
-    error::{ApiError, Result},
+    error::{ApiError, OBJECT_TYPES, Result},
     request::Query,
 };
 
@@ -129,10 +129,6 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
         _ => None,
     }
 }
-
-/// The media types of objects.
-pub(crate) const OBJECT_TYPES: &str =
-    "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
 /// The format of the request's body. The default is JSON.
 pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
