@@ -1,9 +1,6 @@
 //! The variables of admission expressions, with their types.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, LazyLock},
-};
+use std::sync::{Arc, LazyLock};
 
 use coracle_cel::access::{AUTHORIZER, Access};
 use coracle_cel::{
@@ -15,9 +12,6 @@ use crate::RequestCost;
 
 static REQUEST: LazyLock<Type> = LazyLock::new(request);
 static NAMESPACE: LazyLock<Type> = LazyLock::new(namespace);
-/// The type of `variables`. The variables of a policy are added as shared values.
-static VARIABLES: LazyLock<Type> =
-    LazyLock::new(|| Type::Object(Arc::new(ObjectType::new("kubernetes.variables", BTreeMap::new()))));
 
 /// The result that an expression must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,14 +68,6 @@ impl Expressions {
         let full = message.clone().variable("authorizer", AUTHORIZER);
         let patch = full.clone().with_structures();
         Expressions { full, message, patch, shared: Shared::default() }
-    }
-
-    /// Declares `variables`, also if the policy has none, as upstream.
-    #[must_use]
-    pub fn with_variables(self) -> Expressions {
-        let declared = |environment: Environment| environment.variable("variables", VARIABLES.clone());
-        let Expressions { full, message, patch, shared } = self;
-        Expressions { full: declared(full), message: declared(message), patch: declared(patch), shared }
     }
 
     /// Compiles a variable. Later expressions use it as `variables.name`.
@@ -146,7 +132,7 @@ fn compiled(source: &str, environment: &Environment) -> Result<Program, String> 
 
 /// The variables of all expressions of a policy for objects of this type. `params` is None without a `paramKind`.
 pub(crate) fn typed(object: Type, params: Option<Type>) -> Environment {
-    base(object, params).variable("authorizer", AUTHORIZER).variable("variables", VARIABLES.clone())
+    base(object, params).variable("authorizer", AUTHORIZER)
 }
 
 fn base(object: Type, params: Option<Type>) -> Environment {

@@ -130,7 +130,7 @@ fn common(causes: &mut Causes, spec: &Value, old: Option<&Value>) -> Option<Expr
     if is_too_long(causes, &place, &spec["variables"]) {
         return None;
     }
-    let mut expressions = Expressions::new(has_params).with_variables();
+    let mut expressions = Expressions::new(has_params);
     for (index, variable) in items(&spec["variables"]) {
         self::variable(causes, &place.index(index), variable, &mut expressions);
     }
