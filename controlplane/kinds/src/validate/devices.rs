@@ -175,7 +175,7 @@ fn request_reference(causes: &mut Causes, path: &Path, name: &Value, names: &Req
 }
 
 fn request(causes: &mut Causes, path: &Path, request: &Value) {
-    label(causes, &path.field("name"), &request["name"]);
+    name_of(causes, path, request);
     let alternatives = &request["firstAvailable"];
     match (request["exactly"].is_object(), items(alternatives).next().is_some()) {
         (false, false) => causes.required(path, ONE_REQUEST),
@@ -187,7 +187,7 @@ fn request(causes: &mut Causes, path: &Path, request: &Value) {
             let here = path.field("firstAvailable");
             if limit(causes, &here, alternatives, MAX_ALTERNATIVES) {
                 for (index, one) in items(alternatives) {
-                    label(causes, &here.index(index).field("name"), &one["name"]);
+                    name_of(causes, &here.index(index), one);
                     one_request(causes, &here.index(index), one);
                 }
                 unique(causes, &here, alternatives, |one| &one["name"]);
@@ -374,6 +374,12 @@ fn driver(causes: &mut Causes, path: &Path, value: &Value) {
         causes.too_long(path, MAX_DRIVER);
     }
     causes.format(path, name, format::dns1123_subdomain(&name.to_ascii_lowercase()));
+}
+
+/// Checks the name of a request or device. As upstream, an empty one is invalid, not missing.
+fn name_of(causes: &mut Causes, path: &Path, object: &Value) {
+    let name = text(&object["name"]);
+    causes.format(&path.field("name"), name, format::dns1123_label(name));
 }
 
 fn label(causes: &mut Causes, path: &Path, value: &Value) {

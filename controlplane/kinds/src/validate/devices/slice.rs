@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{driver, label, limit, policy, unique};
+use super::{driver, label, limit, name_of, policy, unique};
 use crate::validate::{Causes, Path, entries, format, items, scheduling, text};
 use coracle_values::Quantity;
 
@@ -58,7 +58,7 @@ pub(super) fn devices(causes: &mut Causes, path: &Path, spec: &Value) {
 }
 
 fn device(causes: &mut Causes, path: &Path, device: &Value, has_own_nodes: bool) {
-    label(causes, &path.field("name"), &device["name"]);
+    name_of(causes, path, device);
     numbers(causes, path, device);
     for (name, attribute) in entries(&device["attributes"]) {
         qualified(causes, &path.field("attributes"), name);
