@@ -1,4 +1,4 @@
-//! Settings of the access to images that are on the node already: the kubelet's of the same names.
+//! Settings for the access of pods to images that are already on the node. Names and values are those of the kubelet.
 
 use std::str::FromStr;
 
@@ -7,14 +7,14 @@ use coracle_images::Reference;
 /// Which images of the store need a verification of the pod's pull secrets: `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageVerification {
-    /// None: every pod may use every image of the store.
+    /// No image is verified: every pod may use every image of the store.
     NeverVerify,
-    /// Those that the agent pulled.
+    /// Only images that the agent pulled are verified.
     #[default]
     NeverVerifyPreloadedImages,
-    /// All but those of the list.
+    /// All images are verified, except those of the list.
     NeverVerifyAllowlistedImages(Vec<AllowedImages>),
-    /// All.
+    /// All images are verified.
     AlwaysVerify,
 }
 

@@ -338,7 +338,7 @@ mod tests {
         records.reread("uid-a").unwrap();
         assert_eq!(records.pods(), ["a"]);
         records.put(&record("a", &["a", "c"])).unwrap();
-        // Another claim that had the name of a new one.
+        // The unread record is of an earlier claim with the same name.
         records.put(&Record { uid: "new".to_owned(), ..record("b", &["d"]) }).unwrap();
         records.reread_all();
         assert_eq!(records.of_pod("c"), [Key::new("ns", "a")]);

@@ -21,7 +21,7 @@ const RESTART: &str = "Restart";
 /// The action that restarts all containers of the pod.
 const RESTART_ALL: &str = "RestartAllContainers";
 
-/// Type of the pod condition that all containers are restarting.
+/// Type of the pod condition that is true while all containers restart.
 pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
 
 /// The containers of a pod and their exits.
@@ -60,8 +60,8 @@ impl<'a> Exits<'a> {
         !self.triggers().is_empty()
     }
 
-    /// The time since which no container is to start again: an init container has failed for good, or all main containers
-    /// have ended for good. None if one is.
+    /// The time since which no container starts again: an init container has failed for good, or all main containers
+    /// have ended for good. None if a container may still start.
     pub(crate) fn ended_at(&self) -> Option<Timestamp> {
         let mut mains = Shape::of(self.spec).mains().iter();
         let last = mains.try_fold(Timestamp::MIN, |last, c| Some(last.max(self.final_exit(c)?.finished)));
@@ -81,7 +81,7 @@ impl<'a> Exits<'a> {
         (!restarts_after(self.spec, container, exit.code)).then_some(exit)
     }
 
-    /// The newest container of this name, if it has exited and its exit code decides what follows.
+    /// The newest container of this name, if it has exited and its exit code decides whether it starts again.
     fn last_exit(&self, container: &Container) -> Option<(&'a ObservedContainer, &'a Exit)> {
         let latest = self.observed.latest(&container.name)?;
         let exit = latest.exit()?;
@@ -167,7 +167,7 @@ pub(crate) fn removed_before(pod: &Pod, pod_dir: &Path) -> RemovedContainers {
     removed
 }
 
-/// The removed containers that a pod's status has, if the record could not be written.
+/// The removed containers according to the pod's status, in case the record could not be written.
 fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
     let Some(status) = status else { return RemovedContainers::new() };
     let is_restarting =
@@ -179,7 +179,7 @@ fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
         match (is_removed, is_restarting && container.container_id.is_some()) {
             // The status of a removed container counts its next run.
             (true, _) => Some((container.name.clone(), count)),
-            // It is ignored if the container still exists.
+            // The entry is ignored if the container still exists.
             (false, true) => Some((container.name.clone(), count.saturating_add(1))),
             (false, false) => None,
         }

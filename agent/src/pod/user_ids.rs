@@ -193,7 +193,8 @@ impl UserIds {
         let mut unread: Vec<String> = {
             let mut state = self.state();
             if state.is_unlisted {
-                // With the lock held: a block that another pod gets meanwhile would be missing in the list.
+                // The lock is held while the pods are listed. Otherwise a block that another pod gets meanwhile would
+                // be lost.
                 let path = self.pods_dir.clone();
                 *state = self.list().map_err(|source| UserIdsError::List { path, source })?;
             }

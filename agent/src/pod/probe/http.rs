@@ -41,7 +41,7 @@ const ESCAPED: &AsciiSet = &CONTROLS
 pub(crate) struct Request {
     tls: bool,
     host: String,
-    /// Whether the host is the pod, not a host that the author of the spec chose.
+    /// Whether the host is the pod itself. Otherwise the author of the spec chose the host.
     is_own: bool,
     port: u16,
     path: String,
@@ -55,7 +55,7 @@ pub(crate) struct Answer {
     location: Option<String>,
     /// The other host of a redirect, which is not followed.
     elsewhere: Option<String>,
-    /// The begin of the body of a redirect by the pod itself.
+    /// The first bytes of a redirect's body, if the pod itself sent it.
     body: Option<String>,
 }
 

@@ -69,7 +69,7 @@ pub(crate) struct PullRecords {
 struct State {
     /// By image id.
     records: HashMap<String, Known>,
-    /// Pulls that have begun and that no record covers yet, by the name of the image.
+    /// Pulls without a known result, by the name of the image.
     intents: HashMap<String, Intent>,
     /// The number of the last change.
     changes: u64,
@@ -93,11 +93,11 @@ struct Record {
     repositories: BTreeMap<String, Access>,
 }
 
-/// Who may use an image.
+/// The pods that may use an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Access {
-    /// It was pulled without credentials, or with those of the node.
+    /// Whether all pods may use the image: it was pulled without credentials, or with those of the node.
     every_pod: bool,
     secrets: Vec<UsedSecret>,
 }
@@ -110,7 +110,7 @@ struct Intent {
     is_open: bool,
 }
 
-/// A pull that has begun. If it is dropped before its end is known, the runtime is asked for the image.
+/// A running pull. If it is dropped before its result is known, the agent asks the runtime whether it has the image.
 pub(super) struct BegunPull {
     records: Arc<PullRecords>,
     runtime: Arc<dyn Runtime>,
@@ -125,7 +125,7 @@ enum End {
     Recorded,
 }
 
-/// The records at one time, for [`PullRecords::remove_absent`].
+/// Ids and versions of the records at one time, for [`PullRecords::remove_absent`].
 #[derive(Debug)]
 pub(crate) struct Snapshot(Vec<(String, u64)>);
 
@@ -174,7 +174,7 @@ impl PullRecords {
         }
     }
 
-    /// Ends an interrupted pull. The image with this id has a record without access then.
+    /// Ends an interrupted pull. The image with the given id, if any, gets a record that gives no pod access.
     async fn adopt(&self, image: &str, id: Option<String>) {
         if let Some(id) = id {
             self.change(&id, |_| {});
@@ -191,8 +191,9 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod may use an image of the store without a pull. While a pull has no result, all names of its image count:
-    /// a pod may name the image by its digest or id. A file that was not read counts, too: the image was pulled.
+    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
+    /// names has no result, because a pod may name it by digest or id. It also counts as pulled if its record is
+    /// unreadable.
     pub(super) fn check(&self, wanted: Wanted<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
@@ -246,7 +247,7 @@ impl PullRecords {
         }
     }
 
-    /// The records now.
+    /// Takes a snapshot of the records.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let state = self.state();
         Snapshot(state.records.iter().map(|(id, known)| (id.clone(), known.change)).collect())
@@ -328,7 +329,7 @@ fn interrupted(dir: &Path) -> Vec<String> {
     paths.filter_map(|path| fs::read_to_string(path).ok()).filter(|name| !name.is_empty()).collect()
 }
 
-/// Whether a file exists. An error is no proof that it does not.
+/// Whether a file may exist. Only ENOENT shows that it does not.
 fn may_exist(path: &Path) -> bool {
     !matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
 }
@@ -349,7 +350,7 @@ fn digest(text: &str) -> String {
 // === impl Record ===
 
 impl Record {
-    /// Adds the access that a pull has shown.
+    /// Adds the access that a successful pull has proved.
     fn add(&mut self, repository: &str, secret: Option<UsedSecret>) {
         if !self.repositories.contains_key(repository) && self.repositories.len() >= REPOSITORIES_MAX {
             self.repositories.pop_first();
