@@ -107,7 +107,7 @@ fn old_boolean(text: &str, scalar: &str) -> Option<bool> {
         "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => false,
         _ => return None,
     };
-    // The scalar is a part of the text.
+    // `scalar` is a slice of `text`: the difference of the addresses is its offset.
     let at = scalar.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let before = text.as_bytes().get(at.saturating_sub(MAX_TAG)..at)?;
     let mut words = before.split(|byte| byte.is_ascii_whitespace() || matches!(byte, b'[' | b'{' | b','));

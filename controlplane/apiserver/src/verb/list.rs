@@ -77,8 +77,8 @@ pub(crate) fn limit(query: &Query) -> usize {
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Whether a list with a revision is of exactly that revision. Without `resourceVersionMatch` a page is. Source:
-/// `ShouldDelegateList` of the cacher.
+/// Whether a list with a revision returns exactly that revision. Without `resourceVersionMatch` this holds for a list
+/// with a `limit`. Source: `ShouldDelegateList` of the cacher.
 fn is_exact(query: &Query) -> bool {
     match query.get("resourceVersionMatch") {
         "Exact" => true,

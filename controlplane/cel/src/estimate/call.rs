@@ -169,12 +169,13 @@ impl Part<'_> {
     }
 }
 
-/// Whether both could be texts, or both bytes.
+/// Whether both parts can be texts, or both can be bytes.
 fn are_texts(left: &Part<'_>, right: &Part<'_>) -> bool {
     [Type::String, Type::Bytes].iter().any(|kind| left.could_be(kind) && right.could_be(kind))
 }
 
-/// The cost of a call whose other overloads have a cost of one and fit only if the types of all arguments are unknown.
+/// The cost of a call with further overloads. These have a cost of one, and fit only if the types of all arguments are
+/// unknown.
 fn any_of(args: &[&Part<'_>], cost: u64) -> u64 {
     let fits_others = args.iter().all(|arg| *arg.kind == Type::Dyn);
     if fits_others { cost.max(1) } else { cost }

@@ -15,7 +15,7 @@ const ADDRESS: Size = Size { min: 4, max: 16 };
 /// Maximum size of the name of a format (`MaxFormatSize`).
 const FORMAT_NAME: Size = Size { min: 1, max: 64 };
 
-/// The cost of the regular expression of a format for each unit of the text's cost: 128 characters at 0.25.
+/// The cost of a format's regular expression for each unit of the text's cost: 128 characters, each with 0.25.
 const FORMAT_PATTERN: f64 = 32.0;
 
 // === impl Estimator ===
@@ -104,7 +104,7 @@ impl<'a> Estimator<'a> {
         new_list(factor, size.times(size))
     }
 
-    /// The cost of a comparison of each element of a list, or of each character of a text.
+    /// The cost of a comparison with each element of a list, or with each character of a text.
     fn traversal(&mut self, list: &Part<'a>) -> u64 {
         let size = self.known(list);
         match element_kind(list.kind) {
