@@ -91,7 +91,7 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     }
     *map = kept;
     if kind.is("", "Namespace") || kind.is("", "Service") {
-        // The phase, and the modes of the addresses of a load balancer.
+        // Defaults of the status: the phase of a namespace, and `ipMode` of a load balancer's addresses.
         defaults::apply(kind, new);
     }
     if kind.is(CERTIFICATES, SIGNING_REQUEST) {

@@ -65,7 +65,7 @@ fn has_source(spec: &Value, source: &str) -> bool {
     sources.any(|projection| !projection[source].is_null())
 }
 
-/// Removes the signal, and a lifecycle without any other field.
+/// Removes `stopSignal`, and the lifecycle if it has no other field.
 fn drop_stop_signal(container: &mut Value) {
     let Some(container) = container.as_object_mut() else { return };
     let Some(lifecycle) = container.get_mut("lifecycle").and_then(Value::as_object_mut) else { return };

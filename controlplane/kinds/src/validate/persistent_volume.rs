@@ -30,7 +30,7 @@ const NO_SOURCES: &[&str] = &[
     "volumeAttributesClassName",
     "volumeMode",
 ];
-/// Secrets of a storage driver.
+/// Fields that refer to a secret of a storage driver.
 const SECRETS: [&str; 4] = [
     "controllerPublishSecretRef",
     "controllerExpandSecretRef",
@@ -198,7 +198,7 @@ fn update(causes: &mut Causes, new: &Value, old: &Value) {
     }
 }
 
-/// Whether two affinities are the same, or the new one has labels that replace those of the old one.
+/// Whether two affinities are equal. A deprecated label of the old one may be replaced by its successor in the new one.
 fn is_same_affinity(new: &Value, old: &Value) -> bool {
     let mut old = old.clone();
     let after = |term: usize, at: usize| {

@@ -13,7 +13,7 @@ const MAX_VALUES: usize = 10;
 const ONE_POLICY: &str = "exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at \
     the same time";
 
-/// Checks the policy of a capacity, which has this amount.
+/// Checks the request policy of a capacity.
 pub(super) fn check(causes: &mut Causes, path: &Path, capacity: &Value) {
     let policy = &capacity["requestPolicy"];
     let has_values = items(&policy["validValues"]).next().is_some();
