@@ -208,7 +208,7 @@ fn backoff(failures: u32) -> Duration {
 }
 
 impl<T: Clone + Eq + Hash> State<T> {
-    /// Adds a key, unless it is added already. Returns whether it is ready now.
+    /// Adds a key, unless it has been added already. Returns whether this call makes the key ready.
     fn add(&mut self, key: T) -> bool {
         if self.added.contains_key(&key) {
             return false;

@@ -51,7 +51,7 @@ impl Allocated {
             let shares = self.shares.entry(one.device).or_default().entry(node.clone()).or_default();
             *shares.ids.entry(id).or_default() += 1;
             for (name, amount) in one.consumed {
-                // The same amount is subtracted later, so the total is right again after an overflow.
+                // Wrapping: the same amount is subtracted later, which undoes an overflow.
                 let total = shares.consumed.entry(name).or_default();
                 *total = total.wrapping_add(amount);
             }
@@ -94,7 +94,7 @@ impl Allocated {
                     *total = total.wrapping_sub(*amount);
                 }
             }
-            // Allocations may have any names, so a name without an amount is not kept.
+            // Names in allocations are arbitrary. Names without an amount are removed, so that the map does not grow.
             shares.consumed.retain(|_, total| *total != 0);
         }
         nodes.retain(|_, shares| !shares.ids.is_empty());
