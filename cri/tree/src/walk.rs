@@ -77,7 +77,7 @@ fn walk_with(top: &Path, unreadable: Unreadable, mut found: impl FnMut(Found<'_>
             }
             Some(Err(error)) => {
                 unreadable.check(error)?;
-                // The directory counts as ended.
+                // The rest of the directory is skipped.
                 go_up(&mut levels, unreadable)?;
             }
             None => go_up(&mut levels, unreadable)?,
@@ -257,7 +257,7 @@ mod tests {
         let found = |found: Found<'_>| {
             names += 1;
             if found.depth == 0 {
-                // Also the one whose entries are read next.
+                // This also removes the directory whose entries would be read next.
                 for name in ["a", "b", "c"] {
                     crate::remove(&place.path().join(name)).expect("remove");
                 }
