@@ -54,7 +54,7 @@ pub(crate) fn read_found(found: &File, max: u64) -> io::Result<Vec<u8>> {
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, InvalidData, InvalidInput, UnexpectedEof};
     match error.raw_os_error() {
-        // A symbolic link, and a socket: open(2).
+        // ELOOP is a symbolic link, ENXIO a socket (open(2)).
         Some(number) => matches!(number, libc::ELOOP | libc::ENXIO),
         None => matches!(error.kind(), FileTooLarge | InvalidInput | InvalidData | UnexpectedEof),
     }

@@ -93,8 +93,8 @@ impl FromStr for AllowedImages {
     }
 }
 
-/// Whether a runtime may take the name in a pod as the id of an image, or as a prefix of it. A list of names says nothing
-/// about such an image.
+/// Whether a runtime may read the name in a pod as the id of an image, or as a prefix of an id. A list of names does
+/// not apply to such an image.
 fn may_be_id(image: &str) -> bool {
     let digits = image.strip_prefix("sha256:").unwrap_or(image);
     digits.bytes().all(|byte| byte.is_ascii_hexdigit())

@@ -121,7 +121,7 @@ fn is_unreported(pod: &Pod) -> bool {
 fn reported_actuated(pod: &Pod) -> impl Iterator<Item = (String, ResourceRequirements)> {
     let status = pod.status.as_ref();
     let pod_level = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
-    // An earlier agent does not report the resources of the pod as a whole.
+    // Earlier versions of the agent did not report pod-level resources.
     let whole = status.and_then(|status| status.resources.as_ref());
     let inherited = pod_level.map(|desired| whole.unwrap_or(desired));
     let containers = status.into_iter().flat_map(|s| {

@@ -143,8 +143,8 @@ fn matching_action(container: &Container, code: i32) -> Option<&str> {
     rule.map(|rule| rule.action.as_str())
 }
 
-/// The containers that a restart of all containers removes: their next attempts, and the ends of those that triggered it
-/// or had crashed. Without these ends a restart of all containers would reset the back-off of a container that crashes.
+/// The containers that a restart of all containers removes, with their next attempts. Triggers and crashed containers
+/// also have the time of their exit: without it, the restart would reset the back-off of a crashing container.
 pub(crate) fn removed(observed: &ObservedPod, ids: &[String], triggers: &[String]) -> RemovedContainers {
     let mut removed = RemovedContainers::new();
     let containers = observed.containers.iter().filter(|c| ids.contains(&c.id) || triggers.contains(&c.id));

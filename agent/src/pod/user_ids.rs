@@ -188,7 +188,7 @@ impl UserIds {
         }
     }
 
-    /// The pods whose records are still unreadable. They are read again, because the cause may have ended.
+    /// The pods whose records are still unreadable. Reads the records again, because the cause may be temporary.
     fn unresolved(&self) -> Result<Vec<String>, UserIdsError> {
         let mut unread: Vec<String> = {
             let mut state = self.state();

@@ -368,7 +368,7 @@ fn fields_of(disk: &FileSystem, time: &str) -> Value {
     })
 }
 
-/// The value without fields that are null. The value has a fixed depth.
+/// Removes fields that are null. The recursion is bounded: the depth of a summary is fixed.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
