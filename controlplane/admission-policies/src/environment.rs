@@ -76,7 +76,7 @@ impl Expressions {
         Expressions { full, message, patch, shared: Shared::default() }
     }
 
-    /// Declares `variables`, also if the policy has none, as upstream.
+    /// Declares `variables`, as upstream even for a policy without variables.
     #[must_use]
     pub fn with_variables(self) -> Expressions {
         let declared = |environment: Environment| environment.variable("variables", VARIABLES.clone());

@@ -207,7 +207,7 @@ pub(crate) fn new_pod(pod: &mut Value) {
     pod::new_pod(pod);
 }
 
-/// Prepares a new namespace: it is active, and has the finalizer of the namespace controller after those of the client.
+/// Prepares a new namespace: sets the phase Active, and adds the finalizer of the namespace controller as the last one.
 pub(crate) fn new_namespace(namespace: &mut Value) {
     namespace["status"] = json!({"phase": "Active"});
     let finalizers = &mut namespace["spec"]["finalizers"];

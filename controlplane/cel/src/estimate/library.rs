@@ -182,7 +182,7 @@ fn new_list(factor: f64, size: Size) -> Estimate {
     (size.cost(factor).saturating_add(1).saturating_add(NEW_LIST), Some(size))
 }
 
-/// The cost of sorting for each pair of elements. Texts are read.
+/// The cost of a sort for each pair of elements. A comparison of texts also costs the reading.
 fn sort_factor(list: &Part<'_>) -> f64 {
     match element_kind(list.kind) {
         None | Some(Type::String | Type::Bytes | Type::Dyn) => 2.0 + READ,
@@ -210,11 +210,11 @@ fn integer(part: &Part<'_>) -> Option<u64> {
     literal_integer(part).map(|number| u64::try_from(number).unwrap_or(0))
 }
 
-/// The size of a text in which each part of one size is replaced by a text of another size.
+/// The size of a text after each part of the size `from` is replaced by a text of the size `to`.
 fn replaced(size: Size, from: Size, to: Size) -> Size {
     let parts = |size: u64, part: u64| (size as f64 / part as f64).ceil() as u64;
     let (most, kept_most) = match from.min {
-        // An empty part is found around each character.
+        // An empty part is found before and after each character.
         0 => (size.max.saturating_add(1), size.max),
         part if to.max <= part => (0, size.max),
         part => (parts(size.max, part), 0),

@@ -118,7 +118,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the messageExpression. It is evaluated once at most, so its cost is not multiplied.
+    /// Checks the messageExpression. It is evaluated at most once, so its cost is not multiplied by the number of
+    /// values.
     fn message(&mut self, text: &RuleText, environment: (&Environment, &Bounds), place: &Path) {
         if text.message_expression.is_empty() {
             return;

@@ -12,7 +12,7 @@ const SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
 const LEASE: [&str; 2] = ["strategy", "preferredHolder"];
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
-/// Removes the fields from a new object, or from an update if the old object is given.
+/// Removes the fields from a new object, or from an update. `old` is the stored object of an update.
 pub(super) fn drop_fields(kind: &Resource, object: &mut Value, old: Option<&Value>) {
     if !kind.is_built_in {
         return;

@@ -25,7 +25,7 @@ const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MAX_STEPS: usize = 20_000;
 
-/// The reason why a search ended before it was decided whether there are enough devices.
+/// The reason why a search ended without a result.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The search on this node took too long.

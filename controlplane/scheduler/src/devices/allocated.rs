@@ -138,7 +138,7 @@ impl Allocated {
 
 /// Whether an allocation that is restricted to the node `user` may use a device of a slice of `node`.
 fn counts(user: Option<&str>, node: Option<&str>) -> bool {
-    // The allocation of a node's device together with a device of several nodes is restricted to the node.
+    // An allocation of a device of one node and a device of several nodes is restricted to the one node.
     node.is_none() || user.is_none() || user == node
 }
 

@@ -1,8 +1,8 @@
 //! The memory that configurations take as long as their images are in the store.
 //!
 //! A registry determines the size of a configuration. Nearly all are small and do not count. The others share a limit, so
-//! that many images do not fill the memory of the process. An owner, for example a namespace, may have as much as it leaves
-//! free: no owner can use up the limit, and an image counts for the owner that pulled it first.
+//! that many images do not fill the memory of the process. An owner, for example a namespace, must leave at least as
+//! much free as it uses, so no owner can use up the limit. An image counts for the owner that pulled it first.
 
 use std::collections::HashMap;
 

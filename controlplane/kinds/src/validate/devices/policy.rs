@@ -97,7 +97,7 @@ fn range(causes: &mut Causes, path: &Path, range: &Value, (default, whole): (Qua
     let detail = format!("one step {first} is larger than capacity value: {whole}");
     refuse(first > whole, "step", step, detail);
     for value in [Some(default), max].into_iter().flatten() {
-        // As opposed to upstream, which divides by it, a step of zero has no multiples.
+        // A step of zero has no multiples. Upstream divides by it.
         let added = value.value().saturating_sub(min.value());
         let fits = added.checked_rem(step.value()) == Some(0);
         let detail = format!("value is not a multiple of a given step ({step}) from ({min})");
