@@ -250,7 +250,7 @@ pub(crate) struct KillRequest {
     pub(crate) why: String,
     /// Grace period in seconds. None: that of the pod.
     pub(crate) grace: Option<i64>,
-    /// Whether the container starts again whatever its exit code, unless its policy is Never: a probe has failed.
+    /// Whether a probe has failed. The container then starts again after any exit code, unless its policy is Never.
     pub(crate) restarts: bool,
 }
 

@@ -146,8 +146,8 @@ impl PullRecords {
         Self { verification, dir, state: Mutex::new(state), writing: tokio::sync::Mutex::default() }
     }
 
-    /// Resolves interrupted pulls, also those that the end of an earlier agent interrupted. To be called before the other
-    /// functions. A pull that the runtime did not answer for is resolved by a later call.
+    /// Resolves interrupted pulls, including those of earlier agents. To be called before the other functions. If the
+    /// runtime does not respond about a pull, a later call resolves it.
     pub(super) async fn settle(&self, runtime: &dyn Runtime) {
         for image in self.open_intents() {
             self.resolve(runtime, &image).await;

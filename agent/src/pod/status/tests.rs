@@ -401,7 +401,7 @@ fn a_restart_of_all_containers_has_a_condition_and_keeps_counts_and_ends() {
     let restarting = condition(&status, "AllContainersRestarting").clone();
     assert_eq!((restarting.status.as_str(), status.phase.as_deref()), ("True", Some("Running")));
     assert_eq!(restarting.reason.as_deref(), Some("RestartAllContainersStarted"));
-    // A stopped container is no failure of the pod.
+    // A stopped container does not make the pod fail.
     case.observed.containers[2].run =
         ContainerRun::Exited(Exit { started: at(0), finished: at(6), code: 137, ..Exit::default() });
     assert_eq!(case.phase(), "Running");
