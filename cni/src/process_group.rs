@@ -55,7 +55,7 @@ mod tests {
         let mut line = [0; 8];
         output.read_exact(&mut line).await.unwrap();
         drop(group);
-        // The output ends with the last process that has it open.
+        // The pipe reaches its end when the last process with an open write end exits.
         let mut rest = Vec::new();
         let ended = tokio::time::timeout(Duration::from_secs(60), output.read_to_end(&mut rest)).await;
         ended.expect("no process is left").unwrap();

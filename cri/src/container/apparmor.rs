@@ -160,7 +160,7 @@ async fn exchange(child: &mut Child, text: &str) -> io::Result<(ExitStatus, Vec<
         let mut messages = Vec::new();
         if let Some(mut stderr) = stderr {
             (&mut stderr).take(MESSAGES_MAX).read_to_end(&mut messages).await?;
-            // The rest is read, too: a closed pipe would kill the parser.
+            // The rest is read and discarded: a closed pipe would kill the parser.
             tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await?;
         }
         Ok::<_, io::Error>(messages)

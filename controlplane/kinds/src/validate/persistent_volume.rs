@@ -37,7 +37,7 @@ const SECRETS: [&str; 4] = [
     "nodePublishSecretRef",
     "nodeExpandSecretRef",
 ];
-/// Older labels of nodes, and those that replaced them.
+/// Deprecated labels of nodes, each with its successor.
 const BETA_LABELS: [(&str, &str); 5] = [
     ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),
     ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),

@@ -244,7 +244,7 @@ pub(super) fn provisioner(causes: &mut Causes, path: &Path, name: &Value) {
     match text(name) {
         "" => causes.required(path, ""),
         name => {
-            // Upstream shows the name in lower case, too.
+            // As upstream, the error shows the name in lower case.
             let name = name.to_lowercase();
             causes.format(path, &name, format::qualified_name(&name));
         }

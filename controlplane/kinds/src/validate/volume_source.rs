@@ -152,7 +152,7 @@ fn monitors(causes: &mut Causes, path: &Path, source: &Value) {
     }
 }
 
-/// Checks the secret of a source. That of a persistent volume has a namespace.
+/// Checks the secret of a source. In a persistent volume, the secret has a namespace.
 fn secret(causes: &mut Causes, path: &Path, source: &Value, owner: Owner<'_>) {
     if !source["secretRef"].is_null() {
         let fields: &[&str] = if owner.is_of_pod { &["name"] } else { &["name", "namespace"] };
