@@ -258,8 +258,8 @@ impl Dra {
         self.shared.drivers.get(name).ok_or_else(|| DraError::NotRegistered(name.to_owned()))
     }
 
-    /// Reads the records that could not be read at the start. A record that is still unreadable must not keep pods without
-    /// its claim from starting or ending.
+    /// Reads the records that could not be read at the start. An error is not returned: a record that is still
+    /// unreadable must not block pods without its claim.
     async fn reread_all(&self) {
         if !self.shared.records.is_complete() {
             let shared = Arc::clone(&self.shared);

@@ -204,8 +204,8 @@ impl Records {
 // === impl State ===
 
 impl State {
-    /// Reads a record, and removes it from the unread ones. A damaged record is renamed to `*.bad`. A record of a deleted
-    /// claim whose name another claim has now is left.
+    /// Reads a record, and removes it from the unread ones. A damaged record is renamed to `*.bad`. A record of a
+    /// deleted claim is ignored if a new claim has its name.
     ///
     /// # Errors
     /// When the record cannot be read now.
@@ -251,7 +251,7 @@ impl State {
     }
 }
 
-/// Paths of complete records. Temporary files are of interrupted writes. An absent directory has none.
+/// Paths of complete records. Temporary files of interrupted writes are left out. An absent directory has no records.
 fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let found = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

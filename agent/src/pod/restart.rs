@@ -1,9 +1,8 @@
 //! Restart policies and restart rules of containers. Source: `ContainerShouldRestart` in `pkg/api/v1/pod` and
 //! `ShouldAllContainersRestart` in `pkg/kubelet/container` of Kubernetes.
 //!
-//! A restart of all containers is not stored: until the containers are removed, the exited one that triggered it is in
-//! the runtime, and it is removed last. So a restarted agent continues. The attempts of the removed containers are
-//! recorded ([`record`]).
+//! A restart of all containers is not stored. The exited container that triggered it is removed last, so a restarted
+//! agent finds it in the runtime and continues. The attempts of the removed containers are recorded ([`record`]).
 
 pub(crate) mod record;
 pub(crate) mod stops;
@@ -34,8 +33,8 @@ pub(crate) struct Exits<'a> {
 // === impl Exits ===
 
 impl<'a> Exits<'a> {
-    /// The exited containers that trigger a restart of all containers. Empty if the pod had ended before their exits, as
-    /// when a sidecar exits because the pod stops.
+    /// The exited containers that trigger a restart of all containers. Exits after the end of the pod are no triggers:
+    /// a sidecar exits because the pod stops.
     pub(crate) fn triggers(&self) -> Vec<&'a ObservedContainer> {
         let shape = Shape::of(self.spec);
         let all = shape.inits().iter().chain(shape.mains());

@@ -1,5 +1,5 @@
-//! Records of the images that the agent pulled, with the pull secrets that gave access to them. Without them, each pod of
-//! the node could use the private images that other pods have pulled.
+//! Records of the images that the agent pulled, with the pull secrets that gave access to them. Without the records,
+//! each pod of the node could use the private images that other pods have pulled.
 //!
 //! Source: `pkg/kubelet/images/pullmanager` (KEP-2535). A secret is recorded by its uid, without a digest of its
 //! content: a pod with an equal secret of another name is verified by the registry once.
@@ -19,8 +19,8 @@ use crate::image_verification::ImageVerification;
 use crate::json_file;
 use crate::runtime::Runtime;
 
-/// Maximum secrets of a repository in a record, and repositories of an image. The oldest secret and the first repository
-/// are dropped then: their pods are verified by the registry again.
+/// Maximum secrets of a repository in a record, and repositories of an image. Above it the oldest secret or the first
+/// repository is dropped: the registry verifies their pods again.
 const SECRETS_MAX: usize = 100;
 const REPOSITORIES_MAX: usize = 100;
 
@@ -321,8 +321,8 @@ impl PullRecords {
     }
 }
 
-/// The names of images whose pulls were interrupted. The file of a name that a power failure has cut stays until the image
-/// is pulled again.
+/// The names of images whose pulls were interrupted. A file that a power failure has truncated is ignored, and stays
+/// until the image is pulled again.
 fn interrupted(dir: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
