@@ -226,8 +226,8 @@ fn wanted_seats(info: &RequestInfo, cache: &Cache) -> u64 {
     seats_for(info, cache.count(&path.group, &path.resource))
 }
 
-/// Seats for a list, or for a watch that begins with all objects. `objects` is the number of stored objects. A watch has
-/// no limit.
+/// Seats for a list, or for a watch that begins with all objects. `objects` is the number of stored objects. The
+/// `limit` of the query applies to lists only.
 fn seats_for(info: &RequestInfo, objects: u64) -> u64 {
     let limit = if info.verb == "list" { list::limit(&info.query) } else { usize::MAX };
     let limit = u64::try_from(limit).unwrap_or(u64::MAX);

@@ -112,8 +112,8 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
 }
 
 /// The objects of the collection, or of the page that the request's options select, in their current versions. The page
-/// may be of an earlier revision. An authorizer may permit a deletion because of its selectors, so the caller must compare
-/// them with the current objects.
+/// may be of an earlier revision, so its objects may no longer match the selectors. An authorizer may permit a deletion
+/// because of its selectors: the caller must compare them with the current objects.
 pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
     list_options::check(call, false)?;
     let (found, _) = snapshot(call, scope, token(call)?)?;

@@ -50,7 +50,7 @@ impl<'a> Estimator<'a> {
         Part { expr, kind, cost, place, size, entries: call.entries() }
     }
 
-    /// The namespace of a function such as `sets.contains`. The type check gives it no type, other than a variable.
+    /// The namespace of a function such as `sets.contains`. Unlike a variable, it has no type after the type check.
     fn namespace(&self, target: &'a Expr) -> Option<&'a str> {
         match &target.kind {
             Kind::Ident(name) if !self.types.has(target) => Some(name),

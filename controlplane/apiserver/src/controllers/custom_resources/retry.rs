@@ -1,5 +1,5 @@
-//! Retries of definitions whose objects could not be loaded. A failed store causes no event, so a timer starts the next
-//! attempt.
+//! Retries of definitions whose objects could not be loaded. No event reports that the store works again, so a timer
+//! starts the next attempt.
 
 use std::collections::HashMap;
 use std::time::Duration;
