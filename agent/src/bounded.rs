@@ -49,12 +49,12 @@ pub(crate) fn read_found(found: &File, max: u64) -> io::Result<Vec<u8>> {
     all(options.open(format!("/proc/self/fd/{}", found.as_raw_fd()))?, max)
 }
 
-/// Whether a read failed because of the file: it is too large, a link, of another type, or cannot be parsed. The
-/// kernel's other errors say nothing about the content: a later read may succeed.
+/// Whether a read failed because of the file: it is too large, a link, of another type, or cannot be parsed. After
+/// another error of the kernel the content may be intact, and a later read may succeed.
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, InvalidData, InvalidInput, UnexpectedEof};
     match error.raw_os_error() {
-        // A symbolic link, and a socket: open(2).
+        // ELOOP is a symbolic link, ENXIO a socket (open(2)).
         Some(number) => matches!(number, libc::ELOOP | libc::ENXIO),
         None => matches!(error.kind(), FileTooLarge | InvalidInput | InvalidData | UnexpectedEof),
     }

@@ -34,7 +34,7 @@ pub(crate) enum Error {
         #[source]
         source: Box<kube::Error>,
     },
-    /// The same for a RuntimeClass.
+    /// The API server did not return a RuntimeClass, and there is no stored copy.
     #[error("cannot get RuntimeClass {name}")]
     RuntimeClass {
         /// Its name.

@@ -49,8 +49,8 @@ pub(crate) enum DraError {
     },
     #[error("DRA driver {0} is not registered")]
     NotRegistered(String),
-    /// A claim of the same name that was deleted, with this uid, is still prepared here. Upstream's message
-    /// (`pkg/kubelet/cm/dra`).
+    /// A deleted claim with the same name is still prepared on this node. `uid` is that of the deleted claim. The
+    /// message is upstream's (`pkg/kubelet/cm/dra`).
     #[error("old ResourceClaim with same name {name} and different UID {uid} still exists")]
     OldClaim { name: String, uid: String },
     #[error("DRA driver {driver}")]
@@ -258,8 +258,8 @@ impl Dra {
         self.shared.drivers.get(name).ok_or_else(|| DraError::NotRegistered(name.to_owned()))
     }
 
-    /// Reads the records that could not be read at the start. A record that is still unreadable must not keep pods without
-    /// its claim from starting or ending.
+    /// Reads the records that could not be read at the start. An error is not returned: a record that is still
+    /// unreadable must not block pods without its claim.
     async fn reread_all(&self) {
         if !self.shared.records.is_complete() {
             let shared = Arc::clone(&self.shared);
@@ -268,7 +268,8 @@ impl Dra {
         }
     }
 
-    /// Reads a record that could not be read at the start: other pods of the claim must stay in its new record.
+    /// Reads the record of a claim again, if it could not be read at the start. The new record must keep the other pods
+    /// of the claim.
     async fn reread(&self, claim: &Record) -> Result<(), DraError> {
         if self.shared.records.is_complete() {
             return Ok(());

@@ -67,7 +67,7 @@ pub(crate) struct ImageGc {
 #[derive(Default)]
 struct Failures {
     in_a_row: bool,
-    /// The kind of failure that was logged, until a pass succeeds.
+    /// The kind of the last logged failure. None after a successful pass.
     logged: Option<std::mem::Discriminant<Failed>>,
     /// Time of the last event of each reason.
     reported: HashMap<&'static str, Instant>,
@@ -107,7 +107,7 @@ enum Failed {
 // === impl Failures ===
 
 impl Failures {
-    /// Whether a failure is of another kind than the one before.
+    /// Stores the kind of a failure. Returns whether it differs from the previous one.
     fn is_new(&mut self, failed: &Failed) -> bool {
         let kind = std::mem::discriminant(failed);
         self.logged.replace(kind) != Some(kind)

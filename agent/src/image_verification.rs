@@ -1,4 +1,4 @@
-//! Settings of the access to images that are on the node already: the kubelet's of the same names.
+//! Settings for the access of pods to images that are already on the node. Names and values are those of the kubelet.
 
 use std::str::FromStr;
 
@@ -7,14 +7,14 @@ use coracle_images::Reference;
 /// Which images of the store need a verification of the pod's pull secrets: `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageVerification {
-    /// None: every pod may use every image of the store.
+    /// No image is verified: every pod may use every image of the store.
     NeverVerify,
-    /// Those that the agent pulled.
+    /// Only images that the agent pulled are verified.
     #[default]
     NeverVerifyPreloadedImages,
-    /// All but those of the list.
+    /// All images are verified, except those of the list.
     NeverVerifyAllowlistedImages(Vec<AllowedImages>),
-    /// All.
+    /// All images are verified.
     AlwaysVerify,
 }
 
@@ -93,8 +93,8 @@ impl FromStr for AllowedImages {
     }
 }
 
-/// Whether a runtime may take the name in a pod as the id of an image, or as a prefix of it. A list of names says nothing
-/// about such an image.
+/// Whether a runtime may read the name in a pod as the id of an image, or as a prefix of an id. A list of names does
+/// not apply to such an image.
 fn may_be_id(image: &str) -> bool {
     let digits = image.strip_prefix("sha256:").unwrap_or(image);
     digits.bytes().all(|byte| byte.is_ascii_hexdigit())

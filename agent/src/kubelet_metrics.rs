@@ -56,7 +56,7 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
     (0, "0-10MB"),
 ];
 
-/// Reasons of rejected pods that are labels: those of the kubelet.
+/// Reasons of rejections that are values of the label: those of the kubelet.
 const REJECTIONS: [&str; 7] = [
     "OutOfExtendedResources",
     "OutOfcpu",
@@ -66,7 +66,7 @@ const REJECTIONS: [&str; 7] = [
     "SysctlForbidden",
     "UnexpectedAdmissionError",
 ];
-/// Reasons of terminated containers that are labels.
+/// Reasons of terminated containers that are values of the label.
 const EXIT_REASONS: [&str; 8] = [
     "",
     "Completed",
@@ -77,7 +77,7 @@ const EXIT_REASONS: [&str; 8] = [
     "ContainerStatusUnknown",
     "DeadlineExceeded",
 ];
-/// The label of all other values.
+/// The value of a label for all other reasons and codes.
 const OTHER: &str = "other";
 
 /// Counters and durations of the events on this node.

@@ -60,7 +60,7 @@ pub(crate) struct Restricted {
     record: PathBuf,
     /// None while the record cannot be read: then every namespace counts as restricted.
     namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
-    /// Time of the last write if it failed: then the record is older than the namespaces.
+    /// Time of the last write, if it failed. The record on disk is then older than `namespaces`.
     failed: Arc<Mutex<Option<Instant>>>,
 }
 

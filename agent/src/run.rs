@@ -324,7 +324,8 @@ impl NodeServices {
     }
 }
 
-/// The gate of pods that wait for their network policies, and its end for the task that enforces these.
+/// The gate that holds pods until their network policies are in force. The task that enforces the policies gets the
+/// [`GateEnd`].
 fn policy_gate(config: &AgentConfig) -> (PolicyGate, Option<GateEnd>) {
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
     gate(&config.node_name, record.as_deref())

@@ -20,7 +20,7 @@ impl ProcessGroup {
         Self(leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw))
     }
 
-    /// Keeps the group's other processes alive, because the program has ended by itself.
+    /// Leaves the group's other processes running. To be called when the program has ended by itself.
     pub fn ended(mut self) {
         self.0 = None;
     }
@@ -55,7 +55,7 @@ mod tests {
         let mut line = [0; 8];
         output.read_exact(&mut line).await.unwrap();
         drop(group);
-        // The output ends with the last process that has it open.
+        // The pipe reaches its end when the last process with an open write end exits.
         let mut rest = Vec::new();
         let ended = tokio::time::timeout(Duration::from_secs(60), output.read_to_end(&mut rest)).await;
         ended.expect("no process is left").unwrap();

@@ -58,7 +58,7 @@ pub struct NamedCertificate {
     pub certificate: PathBuf,
     /// File of the key.
     pub key: PathBuf,
-    /// Server names. Without any, the common name and the DNS names of the certificate. `*` can be the first label.
+    /// Server names; `*` can be the first label. Empty: the common name and the DNS names of the certificate.
     pub names: Vec<String>,
 }
 
@@ -217,7 +217,7 @@ impl Slot {
         self.read().key.clone()
     }
 
-    /// Whether the certificate has no configured names, and this is its common name or one of its DNS names.
+    /// Whether the certificate has no configured names, and `name` is its common name or one of its DNS names.
     fn is_for_own(&self, name: &str) -> bool {
         let own = &self.read().names;
         self.names.is_empty() && (own.common.as_deref() == Some(name) || own.has_dns(name))

@@ -41,8 +41,8 @@ use crate::usage::meter::Meter;
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
-    /// Immutable except for `phase`, `pid` and resources, which are in `state`, and for the transitions. Some fields of
-    /// its configuration are in `packed`.
+    /// The record at creation. The current `phase`, `pid` and resources are in `state`, all transitions in
+    /// `transitions`, and some fields of the configuration in `packed`.
     pub(crate) record: ContainerRecord,
     /// See [`packed_fields`].
     packed: Arc<[u8]>,

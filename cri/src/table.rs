@@ -154,7 +154,7 @@ mod tests {
         table.insert("c2", Arc::new(Named("s1", Some("u2"))));
         table.insert("c2", Arc::new(Named("s1", Some("u1"))));
         table.insert("c3", Arc::new(Named("s2", None)));
-        // Keys that a shorter key is the start of, and ids that are keys of other rows.
+        // Keys that begin with another key, and ids that are equal to keys of other rows.
         table.insert("s1", Arc::new(Named("s10", Some("u10"))));
         assert_eq!([table.of_sandbox("s1").len(), table.of_sandbox("s10").len()], [2, 1]);
         assert_eq!([table.of_pod("u1").len(), table.of_pod("u2").len(), table.of_pod("").len()], [2, 0, 0]);

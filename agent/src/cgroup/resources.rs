@@ -100,7 +100,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     }
     let spare = spec.map_or(0, spare_memory);
     let own = burstable_score(container, spare, node_memory);
-    // Main containers may have the same policy.
+    // A main container can have the policy Always, too, so the name is compared.
     let inits = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let is_sidecar = container.restart_policy.as_deref() == Some("Always")
         && inits.into_iter().any(|init| init.name == container.name);

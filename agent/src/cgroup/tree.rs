@@ -147,7 +147,7 @@ impl Tree {
         selected.iter().try_for_each(|(name, mount)| self.version.create(name, mount, below)).map_err(failed)
     }
 
-    /// The directory of a path below the mounts in the hierarchy of each controller.
+    /// The directory of the cgroup `below` in each controller's hierarchy, by the name of the controller.
     pub(super) fn directories_by_controller(&self, below: &str) -> BTreeMap<String, PathBuf> {
         self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(below))).collect()
     }

@@ -19,7 +19,7 @@ pub(crate) struct CgroupUsage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemoryUsage {
     pub(crate) usage: u64,
-    /// Without file pages that are not in active use.
+    /// `usage` without inactive file pages.
     pub(crate) working_set: u64,
     pub(crate) rss: u64,
     pub(crate) page_faults: u64,
@@ -60,7 +60,7 @@ fn memory(dir: &Path, v2: bool) -> Option<MemoryUsage> {
     })
 }
 
-/// A number of a file with a name and a number in each line.
+/// The number of `name` in a file that has a name and a number in each line.
 fn value(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.find(|(known, _)| *known == name)?.1.trim().parse().ok()

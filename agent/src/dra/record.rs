@@ -204,8 +204,8 @@ impl Records {
 // === impl State ===
 
 impl State {
-    /// Reads a record, and removes it from the unread ones. A damaged record is renamed to `*.bad`. A record of a deleted
-    /// claim whose name another claim has now is left.
+    /// Reads a record, and removes it from the unread ones. A damaged record is renamed to `*.bad`. A record of a
+    /// deleted claim is ignored if a new claim has its name.
     ///
     /// # Errors
     /// When the record cannot be read now.
@@ -251,7 +251,7 @@ impl State {
     }
 }
 
-/// Paths of complete records. Temporary files are of interrupted writes. An absent directory has none.
+/// Paths of complete records. Temporary files of interrupted writes are left out. An absent directory has no records.
 fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let found = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -338,7 +338,7 @@ mod tests {
         records.reread("uid-a").unwrap();
         assert_eq!(records.pods(), ["a"]);
         records.put(&record("a", &["a", "c"])).unwrap();
-        // Another claim that had the name of a new one.
+        // The unread record is of an earlier claim with the same name.
         records.put(&Record { uid: "new".to_owned(), ..record("b", &["d"]) }).unwrap();
         records.reread_all();
         assert_eq!(records.of_pod("c"), [Key::new("ns", "a")]);

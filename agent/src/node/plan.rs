@@ -23,8 +23,8 @@ const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";
 const IMPAIRED: &str = "PodNetworkImpaired";
 
-/// Features of upstream's kubelet that the API server lets pods use only on nodes which declare them, sorted: changes of
-/// the resources of a pod as a whole, and of init containers, and restarts of all containers.
+/// Features that a node must declare before pods on it can use them, sorted: resizes of pod-level resources and of init
+/// containers, and restarts of all containers.
 const DECLARED_FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -205,8 +205,8 @@ fn status(
     let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
     let internal = current_state.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
     let addresses = internal.chain([address("Hostname", config.name.clone())]).collect();
-    // An administrator or a program may have written further resources. As by the kubelet, all of an extended resource in
-    // the capacity is allocatable.
+    // An administrator or a program may have added resources. As in the kubelet, the whole capacity of an extended
+    // resource is allocatable.
     let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
     let others = held.allocatable.iter().flatten().filter(|(name, _)| !is_extended(name));
     NodeStatus {
@@ -224,7 +224,7 @@ fn status(
     }
 }
 
-/// The agent's own resources, and others of other names.
+/// The resources of `own`, and those of `others` whose names `own` does not have.
 fn with_others<'a>(
     own: &'a BTreeMap<String, Quantity>,
     others: impl Iterator<Item = (&'a String, &'a Quantity)>,

@@ -59,7 +59,7 @@ pub(crate) struct Eviction {
     unrelieved: Unrelieved,
 }
 
-/// The resource that no eviction can free, so that it is logged once.
+/// The resource that evictions could not free in the last round. It is stored so that the log has it once.
 #[derive(Debug, Default)]
 struct Unrelieved(Option<&'static str>);
 
@@ -183,7 +183,7 @@ impl Eviction {
 // === impl Unrelieved ===
 
 impl Unrelieved {
-    /// Whether this is another resource than in the round before.
+    /// Stores the resource. Returns whether the last round had another one, or none.
     fn is_new(&mut self, resource: &'static str) -> bool {
         self.0.replace(resource) != Some(resource)
     }

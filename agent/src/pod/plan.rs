@@ -31,8 +31,8 @@ pub(crate) enum Action {
     MakeSandbox { attempt: u32, first: Vec<String> },
     /// Start these containers, in this order.
     Start(Vec<StartContainer>),
-    /// Stop and remove all containers, so that the pod starts again with its init containers, in the same sandbox. Those
-    /// that triggered the restart are removed last: until then they are its record.
+    /// Stop and remove all containers, so that the pod starts again with its init containers, in the same sandbox. The
+    /// triggers are removed last: while they exist, a restarted agent knows that the restart is not complete.
     RestartAll { others: Vec<String>, triggers: Vec<String> },
     /// Stop one container that must not continue.
     Stop { id: String, name: String, grace: i64, why: String },
@@ -360,8 +360,8 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     });
 }
 
-/// The end and the length in seconds of a container's back-off: its own after a crash, or that of the pod if a restart of
-/// all containers removed it (`is_removed`). The later one counts.
+/// The end and the length in seconds of a container's back-off. `is_removed`: a restart of all containers removed the
+/// container, so the back-off of the pod applies as well. The later end counts.
 fn crash_wait(
     facts: &Facts<'_>,
     name: &str,

@@ -28,7 +28,7 @@ struct State {
     /// Pods that have not ended, and their requests.
     pods: usize,
     requested: Amount,
-    /// Extended resources that they request, in units, by name.
+    /// Extended resources that these pods request, in units, by name.
     extended: BTreeMap<String, i128>,
     burstable_millis: i64,
     /// Host ports by pod uid. Most pods have none.
@@ -82,7 +82,7 @@ impl Pods {
         }
     }
 
-    /// These extended resources of all pods that have not ended, without the pod with this uid.
+    /// Units of the extended resources `names` that all pods request, without ended pods and the pod with this uid.
     pub(crate) fn extended_by_others(
         &self,
         uid: &str,

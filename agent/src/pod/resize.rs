@@ -100,8 +100,8 @@ pub(crate) fn is_unfinished(pod: &Pod) -> bool {
     allocation::is_in_progress(pod) || is_unreported(pod)
 }
 
-/// Whether the status has other resources than the pod: an agent ended after it had accepted a resize, and before the API
-/// server had the condition.
+/// Whether the resources in the status differ from those of the pod. An agent then accepted a resize, and ended before
+/// it wrote the condition to the API server.
 fn is_unreported(pod: &Pod) -> bool {
     let (Some(status), Some(spec)) = (&pod.status, &pod.spec) else { return false };
     let whole = status.resources.as_ref();
@@ -116,12 +116,12 @@ fn is_unreported(pod: &Pod) -> bool {
         })
 }
 
-/// The resources of the running containers in the status, by container id. A container that runs has the limits that the
-/// pod had as a whole, if it has none of its own.
+/// The resources of the running containers in the status, by container id. A container without own limits runs with the
+/// former limits of the pod as a whole.
 fn reported_actuated(pod: &Pod) -> impl Iterator<Item = (String, ResourceRequirements)> {
     let status = pod.status.as_ref();
     let pod_level = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
-    // An earlier agent does not report the resources of the pod as a whole.
+    // Earlier versions of the agent did not report pod-level resources.
     let whole = status.and_then(|status| status.resources.as_ref());
     let inherited = pod_level.map(|desired| whole.unwrap_or(desired));
     let containers = status.into_iter().flat_map(|s| {

@@ -1,9 +1,8 @@
 //! Restart policies and restart rules of containers. Source: `ContainerShouldRestart` in `pkg/api/v1/pod` and
 //! `ShouldAllContainersRestart` in `pkg/kubelet/container` of Kubernetes.
 //!
-//! A restart of all containers is not stored: until the containers are removed, the exited one that triggered it is in
-//! the runtime, and it is removed last. So a restarted agent continues. The attempts of the removed containers are
-//! recorded ([`record`]).
+//! A restart of all containers is not stored. The exited container that triggered it is removed last, so a restarted
+//! agent finds it in the runtime and continues. The attempts of the removed containers are recorded ([`record`]).
 
 pub(crate) mod record;
 pub(crate) mod stops;
@@ -21,7 +20,7 @@ const RESTART: &str = "Restart";
 /// The action that restarts all containers of the pod.
 const RESTART_ALL: &str = "RestartAllContainers";
 
-/// Type of the pod condition that all containers are restarting.
+/// Type of the pod condition that is true while all containers restart.
 pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
 
 /// The containers of a pod and their exits.
@@ -34,8 +33,8 @@ pub(crate) struct Exits<'a> {
 // === impl Exits ===
 
 impl<'a> Exits<'a> {
-    /// The exited containers that trigger a restart of all containers. Empty if the pod had ended before their exits, as
-    /// when a sidecar exits because the pod stops.
+    /// The exited containers that trigger a restart of all containers. Exits after the end of the pod are no triggers:
+    /// a sidecar exits because the pod stops.
     pub(crate) fn triggers(&self) -> Vec<&'a ObservedContainer> {
         let shape = Shape::of(self.spec);
         let all = shape.inits().iter().chain(shape.mains());
@@ -60,8 +59,8 @@ impl<'a> Exits<'a> {
         !self.triggers().is_empty()
     }
 
-    /// The time since which no container is to start again: an init container has failed for good, or all main containers
-    /// have ended for good. None if one is.
+    /// The time since which no container starts again: an init container has failed for good, or all main containers
+    /// have ended for good. None if a container may still start.
     pub(crate) fn ended_at(&self) -> Option<Timestamp> {
         let mut mains = Shape::of(self.spec).mains().iter();
         let last = mains.try_fold(Timestamp::MIN, |last, c| Some(last.max(self.final_exit(c)?.finished)));
@@ -81,15 +80,15 @@ impl<'a> Exits<'a> {
         (!restarts_after(self.spec, container, exit.code)).then_some(exit)
     }
 
-    /// The newest container of this name, if it has exited and its exit code decides what follows.
+    /// The newest container of this name, if it has exited and its exit code decides whether it starts again.
     fn last_exit(&self, container: &Container) -> Option<(&'a ObservedContainer, &'a Exit)> {
         let latest = self.observed.latest(&container.name)?;
         let exit = latest.exit()?;
         (!self.is_stopped_to_restart(container, latest)).then_some((latest, exit))
     }
 
-    /// Whether an ended container starts again whatever its exit code and rules: the agent stopped it for a resize or
-    /// another image, or because a probe failed and its policy is not Never.
+    /// Whether an ended container starts again regardless of its exit code and rules: the agent stopped it for a resize
+    /// or another image, or because a probe failed and its policy is not Never.
     pub(crate) fn is_stopped_to_restart(&self, container: &Container, observed: &ObservedContainer) -> bool {
         if observed.exit().is_none() {
             return false;
@@ -143,8 +142,8 @@ fn matching_action(container: &Container, code: i32) -> Option<&str> {
     rule.map(|rule| rule.action.as_str())
 }
 
-/// The containers that a restart of all containers removes: their next attempts, and the ends of those that triggered it
-/// or had crashed. Without these ends a restart of all containers would reset the back-off of a container that crashes.
+/// The containers that a restart of all containers removes, with their next attempts. Triggers and crashed containers
+/// also have the time of their exit: without it, the restart would reset the back-off of a crashing container.
 pub(crate) fn removed(observed: &ObservedPod, ids: &[String], triggers: &[String]) -> RemovedContainers {
     let mut removed = RemovedContainers::new();
     let containers = observed.containers.iter().filter(|c| ids.contains(&c.id) || triggers.contains(&c.id));
@@ -167,7 +166,7 @@ pub(crate) fn removed_before(pod: &Pod, pod_dir: &Path) -> RemovedContainers {
     removed
 }
 
-/// The removed containers that a pod's status has, if the record could not be written.
+/// The removed containers according to the pod's status, in case the record could not be written.
 fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
     let Some(status) = status else { return RemovedContainers::new() };
     let is_restarting =
@@ -179,7 +178,7 @@ fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
         match (is_removed, is_restarting && container.container_id.is_some()) {
             // The status of a removed container counts its next run.
             (true, _) => Some((container.name.clone(), count)),
-            // It is ignored if the container still exists.
+            // The entry is ignored if the container still exists.
             (false, true) => Some((container.name.clone(), count.saturating_add(1))),
             (false, false) => None,
         }

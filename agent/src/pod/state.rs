@@ -147,7 +147,7 @@ impl ObservedPod {
 }
 
 impl ObservedContainer {
-    /// Whether the container was made from another image than this one: the only mutable field besides resources.
+    /// Whether the container was created from another image than `wanted` has: the only mutable field besides resources.
     /// Compared with the reference that the runtime got, not with a serialization of the spec.
     pub(crate) fn has_other_image(&self, wanted: &Container) -> bool {
         matches!((&wanted.image, &self.asked), (Some(wanted), Some(asked)) if wanted != asked)
@@ -208,7 +208,7 @@ pub(crate) struct WorkerState {
     pub(crate) disrupted: bool,
     /// By container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
-    /// By container name, and by [`ALL_CONTAINERS`] for restarts of all containers.
+    /// Crashes by container name. The key [`ALL_CONTAINERS`] has the restarts of all containers.
     pub(crate) crashes: Backoff,
     /// By image reference.
     pub(crate) pulls: Backoff,
@@ -244,13 +244,13 @@ pub(crate) struct RestartWait {
     pub(crate) seconds: i64,
 }
 
-/// Why a container must be killed.
+/// A request to kill a container, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KillRequest {
     pub(crate) why: String,
-    /// Grace period in seconds if it is not the pod's.
+    /// Grace period in seconds. None: that of the pod.
     pub(crate) grace: Option<i64>,
-    /// Whether the container starts again whatever its exit code, unless its policy is Never: a probe has failed.
+    /// Whether a probe has failed. The container then starts again after any exit code, unless its policy is Never.
     pub(crate) restarts: bool,
 }
 
@@ -398,7 +398,7 @@ fn as_container(added: &EphemeralContainer) -> Container {
 }
 
 /// Whether an init container is a sidecar: started in the order of the init containers, and running as long as the pod.
-/// Main containers may have the same policy.
+/// A main container can have the policy Always, too: it is not a sidecar.
 pub(crate) fn is_sidecar(init: &Container) -> bool {
     init.restart_policy.as_deref() == Some("Always")
 }

@@ -188,12 +188,13 @@ impl UserIds {
         }
     }
 
-    /// The pods whose records are still unreadable. They are read again, because the cause may have ended.
+    /// The pods whose records are still unreadable. Reads the records again, because the cause may be temporary.
     fn unresolved(&self) -> Result<Vec<String>, UserIdsError> {
         let mut unread: Vec<String> = {
             let mut state = self.state();
             if state.is_unlisted {
-                // With the lock held: a block that another pod gets meanwhile would be missing in the list.
+                // The lock is held while the pods are listed. Otherwise a block that another pod gets meanwhile would
+                // be lost.
                 let path = self.pods_dir.clone();
                 *state = self.list().map_err(|source| UserIdsError::List { path, source })?;
             }

@@ -37,7 +37,8 @@ const CHUNK: usize = 64 << 10;
 enum Found {
     /// A directory, as a page with links.
     Listing(String),
-    /// The same under another path: a Location relative to the request's.
+    /// A redirect to the path with, or without, a slash at its end. The value is a Location relative to the request's
+    /// path.
     Elsewhere(String),
     /// A regular file with its size.
     File(File, u64),

@@ -103,7 +103,7 @@ fn certificates(current: &mut Current, renewals: [Option<Renewal>; 2], now: Time
     }
 }
 
-/// The volumes of all pods, and of those that run, by the kubelet's name of their plugin.
+/// Counts the volumes of all pods, and of running pods, by the kubelet's name of their plugin.
 fn volumes(current: &mut Current, pods: &dyn PodView) {
     let mut counts: BTreeMap<[String; 2], u64> = BTreeMap::new();
     for pod in pods.pods() {
@@ -123,7 +123,8 @@ fn volumes(current: &mut Current, pods: &dyn PodView) {
     current.gauge("volume_manager_total_volumes", help, ["plugin_name", "state"], counts);
 }
 
-/// The kubelet's name of the plugin of a volume. The plugin of a claim's volume is in an object of the API.
+/// The kubelet's name of a volume's plugin. For a claim, the plugin is known only from the persistent volume, which the
+/// agent does not read here.
 fn plugin(volume: &Volume) -> &'static str {
     let kinds = [
         (volume.config_map.is_some(), "kubernetes.io/configmap"),

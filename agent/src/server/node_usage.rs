@@ -17,7 +17,7 @@ pub(super) struct NodeUsage {
     pub(super) swap_used: u64,
     pub(super) swap_available: u64,
     pub(super) interfaces: Vec<Interface>,
-    /// Process ids that may be in use, and those that are.
+    /// Maximum and current number of process ids in use.
     pub(super) max_processes: Option<u64>,
     pub(super) processes: Option<u64>,
 }
@@ -40,11 +40,11 @@ struct Files {
     network: String,
     loadavg: String,
     pid_max: String,
-    /// Ticks of a second in `stat`.
+    /// Ticks per second in `stat`.
     ticks: u64,
 }
 
-/// Beginnings of the names of interfaces that are not the machine's own, as in cAdvisor.
+/// Name prefixes of interfaces that do not count as the machine's own, as in cAdvisor.
 const OTHER_INTERFACES: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 // === impl NodeUsage ===

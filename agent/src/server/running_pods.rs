@@ -1,4 +1,4 @@
-//! `/runningpods/`: the pods that the runtime runs, also those that are not desired any more.
+//! `/runningpods/`: the pods that the runtime runs, including pods that are no longer desired.
 
 use std::collections::BTreeMap;
 

@@ -16,7 +16,7 @@ use crate::runtime::Body;
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
 const NANOS_PER_MILLI: i64 = 1_000_000;
 
-/// A value with the time in nanoseconds at which it was read. 0: not known.
+/// A value, and the time in nanoseconds at which it was read. Time 0: not known.
 type Sample = (f64, i64);
 
 /// A metric: name, type and help text.
@@ -156,7 +156,7 @@ fn labels(pod: &PodUsage) -> String {
     format!("namespace=\"{}\",pod=\"{}\"", escaped(&pod.namespace), escaped(&pod.name))
 }
 
-/// The value of a label. Another client of the runtime may use any name.
+/// Escapes the value of a label: another client of the runtime may use any name.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

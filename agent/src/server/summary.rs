@@ -41,7 +41,7 @@ const OTHER_FIELDS: [&str; 8] =
 struct Read {
     node_name: String,
     state_dir: PathBuf,
-    /// None: the logs are not measured.
+    /// The directory of container logs. None: the logs are not measured.
     log_dir: Option<PathBuf>,
     usage: Vec<PodUsage>,
     /// The pods that the node has to run, by their uids.
@@ -202,7 +202,7 @@ impl Read {
         Some(fields)
     }
 
-    /// The volumes of the pod's claims that were measured. None without one.
+    /// The usage of the pod's volumes that come from claims. None if no such volume was measured.
     fn volumes(&self, uid: &str) -> Option<Vec<Value>> {
         let pod = self.desired.get(uid)?;
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
@@ -311,7 +311,7 @@ fn psi(psi: Option<PsiStats>) -> Option<Value> {
     psi.map(|psi| json!({"full": data(psi.full), "some": data(psi.some)}))
 }
 
-/// The traffic of a pod: that of its default interface, then of all.
+/// The traffic of a pod: of its default interface first, then of all interfaces.
 fn network(usage: &NetworkUsage) -> Value {
     let interface = |one: &NetworkInterfaceUsage| {
         json!({
@@ -368,7 +368,7 @@ fn fields_of(disk: &FileSystem, time: &str) -> Value {
     })
 }
 
-/// The value without fields that are null. The value has a fixed depth.
+/// Removes fields that are null. The recursion is bounded: the depth of a summary is fixed.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! Access to images that are on the node already, as settings: those of the kubelet.
+//! Settings for the access of pods to images that are already on the node. Names and values are those of the kubelet.
 
 use clap::ValueEnum;
 use coracle_agent::ImageVerification;

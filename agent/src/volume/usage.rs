@@ -130,7 +130,7 @@ impl Drop for Reader {
 // === impl FileSystem ===
 
 impl FileSystem {
-    /// The file system of a path. Blocks while a server does not answer.
+    /// The file system of a path. The call blocks while the server of a network file system does not answer.
     pub(crate) fn at(path: &Path) -> Option<Self> {
         let found = statvfs(path).ok()?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);

@@ -40,14 +40,14 @@ pub struct ExpressionWarning {
 
 /// Checks the validations and the message expressions of a policy's `spec` with the types of these kinds. `params` is
 /// the type of the parameters, None without a `paramKind`. Returns a warning for each expression that does not fit. The
-/// types of custom resources may be large: only one kind is taken at a time.
+/// types of custom resources may be large, so the iterator yields one kind at a time.
 pub fn check_types(
     spec: &Value,
     kinds: impl IntoIterator<Item = TypedKind>,
     params: Option<&Type>,
 ) -> Vec<ExpressionWarning> {
     let mut checker = Checker { source_left: MAX_SOURCE_BYTES, warnings_left: MAX_WARNING_BYTES };
-    // The paragraphs about an expression, by the number of its validation and its field.
+    // The text of each warning, by the index of the validation and the field. It has a paragraph for each kind.
     let mut found: BTreeMap<(usize, &str), String> = BTreeMap::new();
     for TypedKind { name, object } in kinds {
         let environment = checker.environment(spec, object, params);
@@ -68,7 +68,7 @@ pub fn check_types(
     found.into_iter().map(warning).collect()
 }
 
-/// The expressions of the validations, by the number of the validation and the field.
+/// The expressions of the validations, by the index of the validation and the field.
 fn expressions(spec: &Value) -> impl Iterator<Item = ((usize, &'static str), &str)> {
     let validations = spec["validations"].as_array().into_iter().flatten().enumerate();
     validations.flat_map(|(index, validation)| {
@@ -104,7 +104,8 @@ impl Checker {
         environment
     }
 
-    /// The paragraph about an expression for a kind. None if it fits, or if a limit is reached.
+    /// The paragraph of a warning about an expression for one kind. None if the expression fits the kind, or if a limit
+    /// is reached.
     fn paragraph(&mut self, kind: &str, source: &str, environment: &Environment) -> Option<String> {
         self.may_compile(source).then_some(())?;
         let mut error = Program::compile(source, environment).err()?.to_string();

@@ -121,9 +121,9 @@ pub(crate) trait Admit: Send + Sync {
         true
     }
 
-    /// Whether `validate` of a create or an update runs before the validation of the object. So do plugins that upstream
-    /// runs in the mutating phase or in the storage. Errors of validation must not reveal an object that the client
-    /// cannot read.
+    /// Whether `validate` of a create or an update runs before the validation of the object. This is true for plugins
+    /// that upstream runs in the mutating phase or in the storage, and for checks of permissions: an error of the
+    /// validation must not reveal an object that the client cannot read.
     fn precedes_validation(&self) -> bool {
         false
     }

@@ -229,8 +229,8 @@ fn networking(kind: &str) -> Result<&'static Arc<Resource>> {
     by_kind("networking.k8s.io/v1", kind).ok_or_else(ApiError::no_resource)
 }
 
-/// Sets the cluster IPs: one for each family of the service. A changed address stays, for validation to reject: an
-/// update cannot change an address.
+/// Sets the cluster IPs: one for each family of the service. An update cannot change an address: a changed address is
+/// left for the validation, which refuses it.
 fn cluster_ips(
     object: &mut Value,
     ranges: &[ServiceRange],

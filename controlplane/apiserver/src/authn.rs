@@ -71,11 +71,11 @@ pub(crate) enum NotedToken {
     Extended(ExtendedToken),
 }
 
-/// A token of a pod that is valid for longer than the pod knows.
+/// A pod's token with an extended validity: the kubelet replaces it much earlier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExtendedToken {
     pub(crate) subject: String,
-    /// Seconds since the end of the validity that the pod knows; negative before.
+    /// Seconds since the end of the validity without the extension. Negative before that time.
     pub(crate) late: i64,
 }
 

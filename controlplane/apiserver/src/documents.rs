@@ -60,7 +60,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
         ["apis", group, version] => discovery::resource_list(resources, group, version),
         ["openapi", "v2"] => return openapi_v2(state, info, headers).map(Some),
         ["openapi", "v3"] => {
-            // The hash of a document that changed is computed from all its bytes.
+            // The hash of a new or changed document is computed from all of its bytes.
             let is_heavy = resources.group_versions().iter().any(|version| version.openapi_hash().is_none());
             let mut root = offload::run(is_heavy, || openapi::root(resources));
             remote_openapi::add_v3(&state.remotes, &mut root);

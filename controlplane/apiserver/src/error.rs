@@ -74,7 +74,7 @@ impl ApiError {
         Self { details: json!({}), ..error }
     }
 
-    /// There is no component of this name. Upstream names this resource in the singular.
+    /// No component has this name. As upstream, the error has the resource in the singular.
     pub(crate) fn unknown_component(name: &str) -> Self {
         let kind = "componentstatus";
         let error = Self::new(404, "NotFound", format!("{kind} \"{name}\" not found"));

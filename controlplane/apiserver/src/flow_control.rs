@@ -31,7 +31,6 @@ use crate::{
     in_flight,
     reply::Reply,
     request::RequestInfo,
-    verb::list,
 };
 pub(crate) use level::LevelCounts;
 use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
@@ -226,10 +225,10 @@ fn wanted_seats(info: &RequestInfo, cache: &Cache) -> u64 {
     seats_for(info, cache.count(&path.group, &path.resource))
 }
 
-/// Seats for a list, or for a watch that begins with all objects. `objects` is the number of stored objects. A watch has
-/// no limit.
+/// Seats for a list, or for a watch that begins with all objects. `objects` is the number of stored objects. The
+/// `limit` of the query applies to lists only.
 fn seats_for(info: &RequestInfo, objects: u64) -> u64 {
-    let limit = if info.verb == "list" { list::limit(&info.query) } else { usize::MAX };
+    let limit = if info.verb == "list" { info.query.page_limit() } else { usize::MAX };
     let limit = u64::try_from(limit).unwrap_or(u64::MAX);
     objects.min(limit).div_ceil(OBJECTS_PER_SEAT).clamp(1, MAX_SEATS)
 }

@@ -39,7 +39,7 @@ pub(crate) enum BodyType {
 
 /// Among the forms of a response: unchanged objects may be written in protobuf.
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// YAML. A response in YAML has the bytes of the response in JSON, which are YAML in flow style.
+/// YAML. A response in YAML is the response in JSON with a few characters escaped, which is YAML in flow style.
 pub(crate) const YAML: &str = "application/yaml";
 /// Among the forms of a response: PartialObjectMetadata may be written in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";

@@ -43,8 +43,8 @@ fn protobuf(code: u16, message: Vec<u8>) -> Reply {
     bytes(code, media::PROTOBUF, message)
 }
 
-/// Changes a response in JSON to YAML, if the client prefers YAML. JSON is YAML in flow style, except for a few
-/// characters, which are escaped.
+/// Changes a response in JSON to YAML, if the client prefers YAML. JSON is YAML in flow style after a few characters
+/// are escaped.
 pub(crate) fn in_preferred_format(mut reply: Reply, headers: &HeaderMap) -> Reply {
     let is_json = reply.headers().get(header::CONTENT_TYPE).is_some_and(|media| media == "application/json");
     if !is_json || !media::prefers_yaml(headers) {
@@ -54,8 +54,8 @@ pub(crate) fn in_preferred_format(mut reply: Reply, headers: &HeaderMap) -> Repl
     reply.map(|body| body.map_frame(|frame| frame.map_data(escaped)).boxed_unsync())
 }
 
-/// A part of a JSON document that ends between two characters, with escapes for characters that YAML forbids or reads as
-/// a line break. They occur only in strings. Source: sections 4.1.1 and 4.2.4 of YAML 1.1.
+/// Escapes the characters of a JSON document that YAML forbids or reads as a line break. They occur only in strings.
+/// `data` is a part of the document that splits no character. Source: sections 4.1.1 and 4.2.4 of YAML 1.1.
 fn escaped(data: Bytes) -> Bytes {
     let is_special = |one: char| {
         matches!(one, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')

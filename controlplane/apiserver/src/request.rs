@@ -232,6 +232,16 @@ impl Query {
         self.get(key).parse().ok()
     }
 
+    /// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit. Source:
+    /// `computeListLimit` of the cacher.
+    pub(crate) fn page_limit(&self) -> usize {
+        if self.get("resourceVersion") == "0" && self.get("continue").is_empty() {
+            return usize::MAX;
+        }
+        let limit = self.number("limit").filter(|limit| *limit > 0);
+        limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+    }
+
     /// Fails unless the parameter is absent or an integer.
     pub(crate) fn check_number(&self, key: &str) -> Result<()> {
         let Some(text) = self.values.get(key).and_then(|all| all.first()) else { return Ok(()) };

@@ -99,7 +99,7 @@ pub(crate) enum Stage {
 }
 
 impl<'a> Access<'a> {
-    /// The variable `authorizer`. `request` is the resource of the request; its version does not count.
+    /// The variable `authorizer`. `request` is the resource of the request. Its API version is replaced by `*`.
     pub fn new(host: &'a dyn Authorize, request: AccessQuestion) -> Access<'a> {
         let request = AccessQuestion { version: "*".to_owned(), ..request };
         Access { host, question: Arc::default(), stage: Stage::Authorizer, request: Arc::new(request) }

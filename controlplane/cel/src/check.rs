@@ -116,7 +116,7 @@ impl<'a> Checker<'a> {
         let (mut keys, mut values) = (None, None);
         for (key, value, optional) in entries {
             let kind = self.kind(key)?;
-            // Keys of other types would also let the text of a type grow exponentially.
+            // Without this check, map types as keys could make the text of a type grow exponentially.
             if !matches!(kind, Type::Bool | Type::Int | Type::Uint | Type::String | Type::Dyn) {
                 return Err(self.error(key, "unsupported map key type"));
             }
@@ -316,7 +316,8 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// The name in the scopes below a call of `format`, whose arguments may mix types. No expression can contain it.
+/// Name in the scopes of the arguments of `format`: lists there may have elements of several types. It is not a valid
+/// identifier, so no expression contains it.
 const MIXED: &str = "@mixed";
 
 fn literal_type(literal: &Literal) -> Type {

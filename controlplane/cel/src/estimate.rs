@@ -22,7 +22,7 @@ const NEW_LIST: u64 = 10;
 const NEW_MAP: u64 = 30;
 const NEW_STRUCTURE: u64 = 40;
 
-/// Costs from here on come from values of unknown size.
+/// A cost of at least this value comes from values of unknown size.
 const UNBOUNDED: u64 = u64::MAX / 1000;
 
 /// Returns the highest cost. `None` if it depends on the size of a value whose type is unknown here: upstream may know
@@ -37,7 +37,7 @@ struct Estimator<'a> {
     types: &'a Types,
     limits: Limits<'a>,
     locals: Vec<Local<'a>>,
-    /// Whether a size was needed of a value whose type and size are unknown.
+    /// Whether the estimate depends on a value whose type and size are unknown.
     is_vague: bool,
 }
 
@@ -230,7 +230,7 @@ impl<'a> Estimator<'a> {
         match optional {
             None => Part { entries: body.entries, ..self.computed(expr, bound, body.size) },
             Some(optional) => {
-                // The condition and the value have one call each; the result of `optMap` has another one.
+                // `hasValue()` and `value()` are one call each. `optMap` has another one: `optional.of()`.
                 let calls = if optional == OptionalMap::Wrap { 3 } else { 2 };
                 let cost = bound.saturating_add(value.cost).saturating_add(calls);
                 let size = type_size(self.types.of(expr)).unwrap_or(Size::UNKNOWN);
@@ -240,7 +240,7 @@ impl<'a> Estimator<'a> {
     }
 }
 
-/// The size of values of a type, if all have the same.
+/// The size of the values of a type, if all of them have the same size.
 fn type_size(kind: &Type) -> Option<Size> {
     let is_scalar = match kind {
         Type::Bool | Type::Int | Type::Uint | Type::Double | Type::Duration | Type::Timestamp => true,

@@ -241,7 +241,7 @@ fn check_port(text: &str) -> Result<(), String> {
     }
 }
 
-/// The section as written if that is valid, else escaped as far as needed.
+/// The section as written, if it is valid. Otherwise it is escaped where necessary.
 fn escaped(text: &str, section: Section) -> Result<String, String> {
     let bytes = unescape(text, section)?;
     let is_valid = |byte: u8| b"!$&'()*+,;=:@[]%".contains(&byte) || !needs_escape(byte, section);

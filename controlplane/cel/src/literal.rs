@@ -22,8 +22,8 @@ pub(crate) fn invalid_argument<'e>(
     (!is_valid).then(|| (arg, format!("invalid {name} argument")))
 }
 
-/// The error of a call of `format` whose text and list of arguments are literals: an invalid clause, or another number of
-/// arguments.
+/// The error of a call of `format` whose text and list of arguments are literals: an invalid clause, or a wrong number
+/// of arguments.
 pub(crate) fn format_error(target: Option<&Expr>, args: &[Expr]) -> Option<String> {
     let Kind::Literal(Literal::String(text)) = &target?.kind else { return None };
     let [Expr { kind: Kind::List(items), .. }] = args else { return None };

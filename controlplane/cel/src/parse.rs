@@ -238,7 +238,7 @@ impl Converter<'_> {
         let Ast::Ident(name) = &variable.expr else {
             return Err("argument of sortBy() must be a simple name".to_owned());
         };
-        // The expansion nests the key five levels deeper.
+        // In the expansion, the key is five levels deeper.
         let key = self.expr(key, depth + 5)?;
         let at = self.info.offset_for(id).map_or(0, |(start, _)| start);
         Ok(Some(sort_by::expand(self.expr(target, depth + 1)?, name.as_str().into(), key, at)))

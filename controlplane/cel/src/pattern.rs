@@ -57,7 +57,7 @@ pub fn is_valid(text: &str) -> bool {
             .is_ok_and(|ast| !visit(&ast, Repeated(false)).unwrap_or_else(|never| match never {}))
 }
 
-/// Looks for a repetition of a repetition, such as `x++`, which Go allows only with a group between them.
+/// Finds a repetition of a repetition, such as `x++`. Go requires a group between them: `(x+)+`.
 struct Repeated(bool);
 
 impl Visitor for Repeated {
@@ -216,7 +216,7 @@ fn escape(c: char, class: bool, out: &mut String) {
         'S' => "^\\t\\n\\x0C\\r ",
         'b' => return out.push_str("(?-u:\\b)"),
         'B' => return out.push_str("(?-u:\\B)"),
-        // The crate reads the escaped signs as the begin and the end of a word.
+        // The crate reads `\<` and `\>` as the start and the end of a word. In Go they are plain characters.
         '<' | '>' => return out.push(c),
         c => {
             out.push('\\');

@@ -107,8 +107,8 @@ impl ObjectType {
     }
 }
 
-// Types of schemas have up to 50,000 fields, and an expression can compare two equal ones at every few bytes. Digests of 128
-// bits are different if the types are; the digest of a field's type stands for that type.
+// A schema's type has up to 50,000 fields, and an expression can compare two equal types every few bytes. So digests of
+// 128 bits are compared instead. A type's digest covers the digests of its fields' types.
 impl PartialEq for ObjectType {
     fn eq(&self, other: &ObjectType) -> bool {
         self.digest == other.digest
@@ -223,7 +223,7 @@ impl Type {
 mod tests {
     use super::*;
 
-    /// A type with 2^64 paths: each level has two fields of the type below.
+    /// A type with 2^64 paths: on each of 64 levels, two fields have the type of the next level.
     fn nested(innermost: Type) -> Type {
         (0..64).fold(innermost, |inner, _| {
             let field = |name: &str| (name.into(), Field { name: name.into(), kind: inner.clone() });

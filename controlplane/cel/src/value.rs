@@ -45,7 +45,7 @@ pub enum Value<'a> {
     Bytes(Arc<[u8]>),
     /// A list that an expression made.
     List(Arc<Vec<Value<'a>>>),
-    /// A list in JSON, the type of its elements, and its list type if that has no order.
+    /// A list in JSON and the type of its elements. The third value is present for a list without order.
     JsonList(&'a [Json], &'a Type, Option<&'a UnorderedList>),
     /// A map that an expression made.
     Map(Arc<BTreeMap<Key, Value<'a>>>),

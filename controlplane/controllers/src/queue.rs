@@ -31,7 +31,8 @@ pub(crate) struct Queue<T> {
 
 struct State<T> {
     ready: VecDeque<T>,
-    /// The time at which each key was added: the keys in `ready`, and those that were added while a worker handles them.
+    /// The time at which each key was added. It has the keys in `ready`, and keys that were added again while a worker
+    /// handles them.
     added: HashMap<T, Instant>,
     working: HashSet<T>,
     later: BTreeMap<(Instant, u64), T>,
@@ -208,7 +209,7 @@ fn backoff(failures: u32) -> Duration {
 }
 
 impl<T: Clone + Eq + Hash> State<T> {
-    /// Adds a key, unless it is added already. Returns whether it is ready now.
+    /// Adds a key, unless it has been added already. Returns whether this call makes the key ready.
     fn add(&mut self, key: T) -> bool {
         if self.added.contains_key(&key) {
             return false;

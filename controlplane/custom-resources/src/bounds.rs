@@ -51,12 +51,12 @@ pub(crate) fn of_schema(schema: &Schema, resource: bool) -> Option<Bounds> {
     })
 }
 
-/// Maximum number of values of this minimum length in one request, with a comma for each.
+/// Maximum number of values with this minimum length in one request. Each value needs a comma as well.
 pub(crate) fn max_values(min_length: u64) -> u64 {
     MAX_REQUEST / min_length.saturating_add(1)
 }
 
-/// The factor by which a schema multiplies the number of values below it. `None` if it has no limit.
+/// Maximum number of elements of a list or map, 1 for other types. `None` if the schema has no limit.
 pub(crate) fn max_elements(schema: &Schema) -> Option<u64> {
     let checks = schema.checks.as_deref();
     match &*schema.kind {
@@ -72,7 +72,7 @@ fn below(schema: &Schema) -> Option<Bounds> {
 
 fn map(checks: Option<&Checks>, value: Bounds) -> Bounds {
     let size = limit(checks.and_then(|checks| checks.max_properties));
-    // Quotation marks, a colon, a comma and two characters of the key.
+    // An entry has at least six further bytes: quotation marks, a colon, a comma and a key of two characters.
     let size = size.unwrap_or((MAX_REQUEST - EMPTY) / (value.min_length + 6));
     let keys = Some(Box::new(Bounds::leaf(0, EMPTY)));
     Bounds { items: Some(Box::new(value)), keys, ..Bounds::leaf(size, EMPTY) }
@@ -108,7 +108,7 @@ fn object(schema: &Schema, resource: bool) -> Bounds {
     bounds
 }
 
-/// Whether the schema itself describes type and metadata, so that its limits hold.
+/// Whether the schema itself describes `apiVersion`, `kind` and the names in `metadata`.
 fn has_metadata(schema: &Schema) -> bool {
     let is = |schema: &Schema, name: &str, kind: &str| {
         schema.properties.get(name).is_some_and(|property| &*property.kind == kind)
@@ -137,7 +137,7 @@ fn text(schema: &Schema, checks: Option<&Checks>) -> Bounds {
     }
 }
 
-/// The limit on the length in characters, as bytes: a character has up to four.
+/// The limit `maxLength` in bytes: a character has up to four.
 fn max_characters(checks: Option<&Checks>) -> Option<u64> {
     limit(checks.and_then(|checks| checks.max_length)).map(|length| length.saturating_mul(4))
 }

@@ -39,7 +39,7 @@ pub struct StatusChange {
 }
 
 impl StatusChange {
-    /// Applies the change to a definition in its JSON form. Another server may have established it in the meantime: it
+    /// Applies the change to a definition in its JSON form. A definition that another server has established meanwhile
     /// stays established.
     pub fn apply(&self, object: &mut Value, now: &str) {
         let Some(status) = object_of(object, "status") else { return };

@@ -13,7 +13,7 @@ const MAX_TOTAL: u64 = 100_000_000;
 /// Maximum number of rules that a violation of the total names. Each has at least a hundredth of the maximum.
 const MAX_NAMED: usize = 4;
 
-/// The estimated cost of the rules of a version until now.
+/// The sum of the estimated costs of a version's rules that were checked so far.
 #[derive(Debug, Default)]
 pub(crate) struct TotalCost {
     cost: u64,
@@ -56,7 +56,7 @@ fn exceeded(name: &str, cost: u64, limit: u64) -> String {
     let factor = cost as f64 / limit as f64;
     let factor = match factor {
         factor if factor > 100.0 => "more than 100x".to_owned(),
-        // With one digit this could be a factor of 1.0.
+        // With one digit after the point, the message could name a factor of 1.0.
         factor if factor < 1.5 => format!("{factor:.6}x"),
         factor => format!("{factor:.1}x"),
     };

@@ -86,7 +86,8 @@ fn list_type(schema: &Schema, item: Type) -> Type {
     Type::Unordered(Arc::new(UnorderedList { item, keys }))
 }
 
-/// The identifier of a field in expressions. A name without one stays: only comparisons read it.
+/// The identifier of a field in expressions. A name that has no identifier is returned unchanged: expressions cannot
+/// select such a field, but equality compares it.
 fn identifier(name: &str) -> Box<str> {
     escape::escape(name).unwrap_or_else(|| name.to_owned()).into_boxed_str()
 }

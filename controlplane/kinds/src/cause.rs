@@ -194,7 +194,7 @@ impl Causes {
         self.add("FieldValueNotFound", path, || format!("Not found: {value}"));
     }
 
-    /// Adds: a value refers to something that does not exist, with the rule that it breaks.
+    /// Adds that a value refers to an object that does not exist. `detail` is the rule that the value violates.
     pub(crate) fn not_found_because(&mut self, path: &Path, value: &Value, detail: impl FnOnce() -> String) {
         self.add("FieldValueNotFound", path, || format!("Not found: {value}: {}", detail()));
     }

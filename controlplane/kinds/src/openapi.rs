@@ -151,7 +151,7 @@ impl<'a> Definitions<'a> {
 
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 
-/// DeleteOptions with the kinds that a document lists: that of the core group and that of its group version.
+/// DeleteOptions with the kinds that a document lists: `v1` of the core group, and the document's own group version.
 fn delete_options<'a>(text: &'a RawValue, version: &GroupVersion) -> Cow<'a, RawValue> {
     let Ok(mut schema) = serde_json::from_str::<Value>(text.get()) else { return Cow::Borrowed(text) };
     let mut kinds = vec![json!({"group": "", "kind": "DeleteOptions", "version": "v1"})];

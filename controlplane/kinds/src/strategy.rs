@@ -91,7 +91,7 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     }
     *map = kept;
     if kind.is("", "Namespace") || kind.is("", "Service") {
-        // The phase, and the modes of the addresses of a load balancer.
+        // Defaults of the status: the phase of a namespace, and `ipMode` of a load balancer's addresses.
         defaults::apply(kind, new);
     }
     if kind.is(CERTIFICATES, SIGNING_REQUEST) {
@@ -207,7 +207,7 @@ pub(crate) fn new_pod(pod: &mut Value) {
     pod::new_pod(pod);
 }
 
-/// Prepares a new namespace: it is active, and has the finalizer of the namespace controller after those of the client.
+/// Prepares a new namespace: sets the phase Active, and adds the finalizer of the namespace controller as the last one.
 pub(crate) fn new_namespace(namespace: &mut Value) {
     namespace["status"] = json!({"phase": "Active"});
     let finalizers = &mut namespace["spec"]["finalizers"];

@@ -119,7 +119,8 @@ pub fn ratcheted(
     if causes.is_empty() || !kind.is_built_in {
         return causes;
     }
-    // The new object has the defaults of this version. A default is no change of a field that cannot change.
+    // The new object has the defaults of this version, the stored one may lack them. A default does not count as a
+    // change.
     let mut stored = old.clone();
     defaults::apply(kind, &mut stored);
     if stored != *old {
@@ -135,8 +136,8 @@ pub fn ratcheted(
     causes
 }
 
-/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list: the message
-/// has the value. Source: `IsValidIPForLegacyField`, which accepts all old values.
+/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list, so only
+/// the messages are compared, which contain it. Source: `IsValidIPForLegacyField`, which accepts all old values.
 fn is_same(one: &Cause, other: &Cause) -> bool {
     one == other || (one.message == other.message && format::is_about_old_form(&one.message))
 }

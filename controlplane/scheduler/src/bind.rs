@@ -29,7 +29,7 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
 pub(crate) enum NotScheduled {
     /// No node can run the pod.
     Unschedulable,
-    /// An error prevented the scheduling. It is retried, and more nodes do not help.
+    /// An error prevented the scheduling, which is retried. More nodes would not help.
     SchedulerError,
 }
 
@@ -43,7 +43,7 @@ impl NotScheduled {
 }
 
 /// Writes the condition with the reason why the pod is not scheduled, unless the pod already has it. `nominated` is the
-/// node from which pods are evicted for it. After an error, only a pod of the known version gets the condition.
+/// node from which pods are evicted for it. After an error, the write fails if the pod has changed meanwhile.
 pub(crate) async fn mark_not_scheduled(
     client: Client,
     pod: &Pod,

@@ -169,8 +169,8 @@ impl Devices {
         Ok(found)
     }
 
-    /// The reason why a node cannot provide the devices of a pod. `None` if it can. The error is a fault of the claims
-    /// or classes, in upstream's words: the pod must not run on another node either, because that would hide the fault.
+    /// The reason why a node cannot provide the devices of a pod. `None` if it can. An error is a fault of the claims
+    /// or classes, with upstream's message. The pod then runs on no node, because another node would hide the fault.
     pub(crate) fn refuse(
         &self,
         claims: &PodDevices,

@@ -225,7 +225,7 @@ pub(crate) struct BudgetSpec {
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct BudgetStatus {
     pub(crate) disruptions_allowed: i32,
-    /// Only the names count. The time of a pod can be null.
+    /// Disrupted pods by name. The values are times, which can be null, and are not read.
     pub(crate) disrupted_pods: Option<BTreeMap<String, IgnoredAny>>,
 }
 

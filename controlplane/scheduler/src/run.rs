@@ -437,7 +437,7 @@ impl Scheduler {
             self.queue.failed(pod.uid(), Instant::now());
             let message = format!("running Bind for node \"{node}\": {}", cause(&error));
             if matches!(&error, kube::Error::Api(status) if status.is_conflict()) {
-                // The pod may have a node already: its condition is not changed.
+                // After a conflict the pod may already have a node, so its condition is not changed.
                 self.record(&pod, Event::warning("FailedScheduling", message));
             } else {
                 self.report_error(&pod, message);

@@ -115,7 +115,8 @@ impl Table {
     }
 
     /// The records to write so that an image gets these names in addition to its own, and no other image
-    /// keeps its tags. The image itself comes first, so that a tag always refers to an image. It keeps its owner.
+    /// keeps these tags. The image itself comes first, so that a tag always refers to an image. It keeps its former
+    /// owner.
     pub(crate) fn plan_put(&mut self, mut new: Record) -> Vec<Record> {
         if let Some(old) = self.entries.get(&new.id) {
             merge(&mut new.tags, &old.record.tags);

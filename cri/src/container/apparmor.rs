@@ -160,7 +160,7 @@ async fn exchange(child: &mut Child, text: &str) -> io::Result<(ExitStatus, Vec<
         let mut messages = Vec::new();
         if let Some(mut stderr) = stderr {
             (&mut stderr).take(MESSAGES_MAX).read_to_end(&mut messages).await?;
-            // The rest is read, too: a closed pipe would kill the parser.
+            // The rest is read and discarded: a closed pipe would kill the parser.
             tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await?;
         }
         Ok::<_, io::Error>(messages)
@@ -236,8 +236,8 @@ const RULES: &str = "
 mod tests {
     use super::*;
 
-    /// A program in place of the parser. Another process writes it: a fork of another test's thread would inherit our
-    /// writable descriptor, and executing the program would fail with ETXTBSY.
+    /// A program in place of the parser. Another process writes its file. If this process wrote it, a fork by another
+    /// test could inherit the writable descriptor, and execve(2) would fail with ETXTBSY.
     fn program(dir: &Path, script: &str) -> String {
         let written = std::process::Command::new("sh")
             .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" >parser && chmod 755 parser"#, "sh", script])

@@ -142,7 +142,7 @@ mod tests {
         let file = dir.path().join("child");
         let script = format!("sleep 1000 & echo $! >{}; wait", file.display());
         let mut text = String::new();
-        // On a busy machine a hook may not start its child within the first limits.
+        // On a busy machine, a hook may reach the first limits before it starts its child.
         for seconds in [1, 4, 16, 64] {
             assert!(run(&hook(&script, seconds), "").await.expect_err("late").contains("within"));
             text = std::fs::read_to_string(&file).unwrap_or_default();

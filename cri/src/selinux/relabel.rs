@@ -46,7 +46,7 @@ const NEVER_RELABELLED: [&str; 24] = [
 /// skipped. Files that disappear meanwhile are skipped.
 ///
 /// # Errors
-/// For a system directory of the node, and of the first file that cannot be read or labelled, as in go-selinux.
+/// If the path is a system directory of the node, or if a file cannot be read or labelled, as in go-selinux.
 pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
     if is_the_nodes(path) {
         let why = format!("{} is a system directory and is not relabelled", path.display());

@@ -34,7 +34,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Whether the kernel refused to read a file: this process or the machine lacks descriptors or memory, or a permission or a
 /// security module denies the access. The file may be intact: a later attempt can read it.
 ///
-/// EIO is no refusal. A bad sector persists, and one unreadable file must not prevent every later start.
+/// EIO is not a refusal. A bad sector persists, and one unreadable file must not prevent every later start.
 #[must_use]
 pub fn is_refusal(error: &io::Error) -> bool {
     let is_shortage =

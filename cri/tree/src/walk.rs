@@ -37,7 +37,7 @@ pub struct Found<'a> {
     pub depth: usize,
 }
 
-/// What a walk does at an entry that it cannot read.
+/// The reaction of a walk to an entry that it cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unreadable {
     Skip,
@@ -77,7 +77,7 @@ fn walk_with(top: &Path, unreadable: Unreadable, mut found: impl FnMut(Found<'_>
             }
             Some(Err(error)) => {
                 unreadable.check(error)?;
-                // The directory counts as ended.
+                // The rest of the directory is skipped.
                 go_up(&mut levels, unreadable)?;
             }
             None => go_up(&mut levels, unreadable)?,
@@ -88,7 +88,7 @@ fn walk_with(top: &Path, unreadable: Unreadable, mut found: impl FnMut(Found<'_>
 // === impl Unreadable ===
 
 impl Unreadable {
-    /// Decides about an error. An entry that was removed, or replaced by another type, is no error.
+    /// Returns an error that ends the walk. An entry that was removed, or replaced by another type, does not end it.
     fn check(self, error: Errno) -> Result<(), Errno> {
         match (self, error) {
             (Self::Skip, _) | (Self::Fail, Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
@@ -257,7 +257,7 @@ mod tests {
         let found = |found: Found<'_>| {
             names += 1;
             if found.depth == 0 {
-                // Also the one whose entries are read next.
+                // This also removes the directory whose entries would be read next.
                 for name in ["a", "b", "c"] {
                     crate::remove(&place.path().join(name)).expect("remove");
                 }

@@ -46,7 +46,7 @@ func listen(address string) net.Listener {
 	return listener
 }
 
-// pair joins each connection of the agent with the next one of the driver, which has waited in the kernel's queue.
+// pair joins each connection of the agent with the next connection of the driver, which waits in the listen queue.
 func pair(agents, drivers net.Listener) {
 	for {
 		agent, err := agents.Accept()

@@ -25,7 +25,8 @@ pub(crate) struct UsedResources {
     /// Number of the pods.
     pub(crate) pods: usize,
     pub(crate) requested: Amount,
-    /// The extended resources that the pod to admit requests: what the others hold, in units, by name.
+    /// Units that the other pods request, by the name of the extended resource. Only names that the pod to admit
+    /// requests.
     pub(crate) extended: BTreeMap<String, i128>,
     pub(crate) ports: Vec<HostPort>,
 }
@@ -39,13 +40,14 @@ pub(crate) struct HostPort {
     pub(super) protocol: String,
 }
 
-/// Begin of the messages of rejections in the status of pods. Events have the rest.
+/// Prefix of rejection messages in the status of pods. Events have the message without it.
 const PREFIX: &str = "Pod was rejected: ";
 
-/// Begin of the reasons of rejections for a resource.
+/// Prefix of the reason of a rejection for lack of a resource. The name of the resource follows.
 const OUT_OF: &str = "OutOf";
 
-/// The reason of events and metrics about a rejection for an extended resource, whose own reason has the resource's name.
+/// Reason in events and metrics if an extended resource does not suffice. The reason in the pod's status has the name
+/// of the resource.
 const OUT_OF_EXTENDED: &str = "OutOfExtendedResources";
 
 /// The reasons of rejections.

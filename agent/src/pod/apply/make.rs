@@ -111,8 +111,8 @@ impl Job {
         Ok(())
     }
 
-    /// Requests the sandbox with the handler of the pod's RuntimeClass. An error is a message for an event: the pod stays
-    /// Pending without the class, and with a handler that the runtime does not have.
+    /// Requests the sandbox with the handler of the pod's RuntimeClass. The error is a message for an event. If the
+    /// class does not exist, or the runtime does not have its handler, the pod stays Pending.
     async fn request_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), String> {
         let runtime_handler = self.runtime_handler().await?;
         let handler = runtime_handler.clone();

@@ -30,7 +30,7 @@ pub(crate) fn field(pod: &Pod, addresses: &Addresses, path: &str) -> Option<Stri
         "metadata.name" => meta.name.clone(),
         "metadata.namespace" => meta.namespace.clone(),
         "metadata.uid" => meta.uid.clone(),
-        // The second is the older name. Source: `ConvertDownwardAPIFieldLabel`.
+        // `spec.host` is the older name of the field. Source: `ConvertDownwardAPIFieldLabel`.
         "spec.nodeName" | "spec.host" => spec.and_then(|s| s.node_name.clone()),
         "spec.serviceAccountName" => spec.and_then(|s| s.service_account_name.clone()),
         "status.podIP" => addresses.pod_ips.first().cloned(),

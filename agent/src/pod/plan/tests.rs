@@ -476,7 +476,7 @@ fn a_rule_removes_all_containers_and_then_the_init_containers_run_again() {
     ]);
     let restart = Action::RestartAll { others: vec!["i0".into(), "b0".into()], triggers: vec!["a0".into()] };
     assert_eq!(decide(&desired, &triggered, &state, 5).actions, std::slice::from_ref(&restart));
-    // An agent that restarts after the others have ended continues.
+    // An agent that starts after the other containers have ended continues the restart.
     let mut stopped = triggered.clone();
     stopped.containers[2].run = exited(137, 6);
     assert_eq!(decide(&desired, &stopped, &WorkerState::default(), 6).actions, [restart]);
@@ -522,7 +522,7 @@ fn a_pod_that_restarts_all_containers_again_waits_before_it_starts_any() {
     let third = restart(2, "a", "b", 17);
     assert_eq!(decide(&desired, &gone, &third, 17).wake, Some(at(37)));
     assert_eq!(started(&decide(&desired, &gone, &third, -9)), [("a", 3), ("b", 3)], "the clock was set back");
-    // After ten minutes without a restart it begins again.
+    // After ten minutes without a restart the back-off is reset.
     let later = restart(3, "b", "a", 17 + 601);
     assert_eq!(started(&decide(&desired, &gone, &later, 17 + 601)), [("a", 4), ("b", 4)]);
 }

@@ -41,7 +41,7 @@ const ESCAPED: &AsciiSet = &CONTROLS
 pub(crate) struct Request {
     tls: bool,
     host: String,
-    /// Whether the host is the pod, not a host that the author of the spec chose.
+    /// Whether the host is the pod itself. Otherwise the author of the spec chose the host.
     is_own: bool,
     port: u16,
     path: String,
@@ -55,7 +55,7 @@ pub(crate) struct Answer {
     location: Option<String>,
     /// The other host of a redirect, which is not followed.
     elsewhere: Option<String>,
-    /// The begin of the body of a redirect by the pod itself.
+    /// The first bytes of a redirect's body, if the pod itself sent it.
     body: Option<String>,
 }
 
@@ -174,8 +174,8 @@ impl Answer {
         }
     }
 
-    /// The outcome of a probe. The body is shown as upstream if the pod sent it. Other hosts are chosen by the author of
-    /// the spec, who may not be allowed to read from them.
+    /// The outcome of a probe. As upstream, it shows the body, but only if the pod sent it. The author of the spec
+    /// chooses other hosts, and may not be allowed to read from them.
     pub(super) fn outcome(&self) -> Outcome {
         if let (Ok(()), 300.., Some(body)) = (self.success(), self.status.as_u16(), &self.body) {
             return Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"));
@@ -260,8 +260,8 @@ async fn exchange(
     }
 }
 
-/// Reads a body to its end or the limit, so that the server does not see a reset connection. Returns its first bytes, as
-/// many as an event can have.
+/// Reads a body to its end or the limit, so that the server does not see a reset connection. Returns only the first
+/// bytes, which fit into an event.
 async fn begin_of(mut body: hyper::body::Incoming) -> Vec<u8> {
     let (mut read, mut begin) = (0, Vec::new());
     while read < BODY_BYTES

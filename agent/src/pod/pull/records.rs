@@ -1,5 +1,5 @@
-//! Records of the images that the agent pulled, with the pull secrets that gave access to them. Without them, each pod of
-//! the node could use the private images that other pods have pulled.
+//! Records of the images that the agent pulled, with the pull secrets that gave access to them. Without the records,
+//! each pod of the node could use the private images that other pods have pulled.
 //!
 //! Source: `pkg/kubelet/images/pullmanager` (KEP-2535). A secret is recorded by its uid, without a digest of its
 //! content: a pod with an equal secret of another name is verified by the registry once.
@@ -19,8 +19,8 @@ use crate::image_verification::ImageVerification;
 use crate::json_file;
 use crate::runtime::Runtime;
 
-/// Maximum secrets of a repository in a record, and repositories of an image. The oldest secret and the first repository
-/// are dropped then: their pods are verified by the registry again.
+/// Maximum secrets of a repository in a record, and repositories of an image. Above it the oldest secret or the first
+/// repository is dropped: the registry verifies their pods again.
 const SECRETS_MAX: usize = 100;
 const REPOSITORIES_MAX: usize = 100;
 
@@ -69,7 +69,7 @@ pub(crate) struct PullRecords {
 struct State {
     /// By image id.
     records: HashMap<String, Known>,
-    /// Pulls that have begun and that no record covers yet, by the name of the image.
+    /// Pulls without a known result, by the name of the image.
     intents: HashMap<String, Intent>,
     /// The number of the last change.
     changes: u64,
@@ -93,11 +93,11 @@ struct Record {
     repositories: BTreeMap<String, Access>,
 }
 
-/// Who may use an image.
+/// The pods that may use an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Access {
-    /// It was pulled without credentials, or with those of the node.
+    /// Whether all pods may use the image: it was pulled without credentials, or with those of the node.
     every_pod: bool,
     secrets: Vec<UsedSecret>,
 }
@@ -110,7 +110,7 @@ struct Intent {
     is_open: bool,
 }
 
-/// A pull that has begun. If it is dropped before its end is known, the runtime is asked for the image.
+/// A running pull. If it is dropped before its result is known, the agent asks the runtime whether it has the image.
 pub(super) struct BegunPull {
     records: Arc<PullRecords>,
     runtime: Arc<dyn Runtime>,
@@ -125,7 +125,7 @@ enum End {
     Recorded,
 }
 
-/// The records at one time, for [`PullRecords::remove_absent`].
+/// Ids and versions of the records at one time, for [`PullRecords::remove_absent`].
 #[derive(Debug)]
 pub(crate) struct Snapshot(Vec<(String, u64)>);
 
@@ -146,8 +146,8 @@ impl PullRecords {
         Self { verification, dir, state: Mutex::new(state), writing: tokio::sync::Mutex::default() }
     }
 
-    /// Resolves interrupted pulls, also those that the end of an earlier agent interrupted. To be called before the other
-    /// functions. A pull that the runtime did not answer for is resolved by a later call.
+    /// Resolves interrupted pulls, including those of earlier agents. To be called before the other functions. If the
+    /// runtime does not respond about a pull, a later call resolves it.
     pub(super) async fn settle(&self, runtime: &dyn Runtime) {
         for image in self.open_intents() {
             self.resolve(runtime, &image).await;
@@ -174,7 +174,7 @@ impl PullRecords {
         }
     }
 
-    /// Ends an interrupted pull. The image with this id has a record without access then.
+    /// Ends an interrupted pull. The image with the given id, if any, gets a record that gives no pod access.
     async fn adopt(&self, image: &str, id: Option<String>) {
         if let Some(id) = id {
             self.change(&id, |_| {});
@@ -191,8 +191,9 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod may use an image of the store without a pull. While a pull has no result, all names of its image count:
-    /// a pod may name the image by its digest or id. A file that was not read counts, too: the image was pulled.
+    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
+    /// names has no result, because a pod may name it by digest or id. It also counts as pulled if its record is
+    /// unreadable.
     pub(super) fn check(&self, wanted: Wanted<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
@@ -246,7 +247,7 @@ impl PullRecords {
         }
     }
 
-    /// The records now.
+    /// Takes a snapshot of the records.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let state = self.state();
         Snapshot(state.records.iter().map(|(id, known)| (id.clone(), known.change)).collect())
@@ -320,15 +321,15 @@ impl PullRecords {
     }
 }
 
-/// The names of images whose pulls were interrupted. The file of a name that a power failure has cut stays until the image
-/// is pulled again.
+/// The names of images whose pulls were interrupted. A file that a power failure has truncated is ignored, and stays
+/// until the image is pulled again.
 fn interrupted(dir: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     paths.filter_map(|path| fs::read_to_string(path).ok()).filter(|name| !name.is_empty()).collect()
 }
 
-/// Whether a file exists. An error is no proof that it does not.
+/// Whether a file may exist. Only ENOENT shows that it does not.
 fn may_exist(path: &Path) -> bool {
     !matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
 }
@@ -349,7 +350,7 @@ fn digest(text: &str) -> String {
 // === impl Record ===
 
 impl Record {
-    /// Adds the access that a pull has shown.
+    /// Adds the access that a successful pull has proved.
     fn add(&mut self, repository: &str, secret: Option<UsedSecret>) {
         if !self.repositories.contains_key(repository) && self.repositories.len() >= REPOSITORIES_MAX {
             self.repositories.pop_first();

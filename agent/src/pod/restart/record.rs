@@ -1,8 +1,9 @@
 //! Record of the containers that a restart of all containers removes, in the pod's directory.
 //!
-//! The status in the API is no such record. It is written after the removal, and not at all while the API server does not
-//! respond. An agent that starts then would find containers that were running and are gone: a pod that never restarts
-//! would have failed, and the attempts of others would begin at 0, with the logs of earlier attempts.
+//! The pod's status in the API is not sufficient: it is written after the removal, and not at all while the API server
+//! does not respond. Without the record, an agent that starts meanwhile would treat the removed containers as lost. A
+//! pod with the policy Never would fail. Other containers would start at attempt 0 and write to the logs of earlier
+//! attempts.
 
 use std::fs;
 use std::io;

@@ -19,11 +19,11 @@ const FILE: &str = "stops.json";
 /// The containers that the agent stops, by id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stops {
-    /// Those to kill.
+    /// Requests to kill containers, by container id.
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
-    /// Those that start again with another image.
+    /// Ids of containers that start again with another image.
     pub(crate) redefined: BTreeSet<String>,
-    /// Those that start again with other resources.
+    /// Ids of containers that start again with other resources.
     #[serde(default)]
     pub(crate) resized: BTreeSet<String>,
 }

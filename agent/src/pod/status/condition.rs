@@ -80,7 +80,7 @@ fn resize(facts: &Facts<'_>) -> impl Iterator<Item = PodCondition> {
     pending.into_iter().chain(in_progress)
 }
 
-/// The condition of a pod with a rule that restarts all of its containers.
+/// The condition [`ALL_RESTARTING`]. None for a pod without a rule that restarts all containers.
 fn all_restarting(facts: &Facts<'_>, shape: &Shape<'_>, status: &PodStatus) -> Option<PodCondition> {
     if !may_restart_all(shape.spec) {
         return None;

@@ -95,15 +95,16 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     }
 }
 
-/// Whether an ended container starts again although its exit code ends it for good: the agent stopped it because a probe
-/// failed, or for a resize or another image. The API server refuses a start after a status that has it as ended.
+/// Whether an ended container starts again although its policy does not restart it after this exit code: the agent
+/// stopped it because a probe failed, or for a resize or another image. The status must not show the container as
+/// ended, because the API server would then refuse a status that shows it as running.
 fn starts_against_its_policy(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
     let (Some(spec), Some(exit)) = (facts.pod.spec.as_ref(), observed.exit()) else { return false };
     !restarts_after(spec, container, exit.code)
         && facts.exits(&Shape::of(spec)).is_stopped_to_restart(container, observed)
 }
 
-/// The state of a container that waits, for this reason if it is known.
+/// The state of a waiting container, with the reason if it is known.
 fn waiting_state(waiting: Option<&Waiting>, facts: &Facts<'_>) -> ContainerState {
     match waiting {
         Some(w) => wait(w.reason.clone(), w.message.clone()),
@@ -219,7 +220,7 @@ fn removed_status(
         Some(w) => wait(w.reason.clone(), w.message.clone()),
         None => wait(reason.clone(), message.clone()),
     };
-    // The end of a container that was running in the last status is not known.
+    // If the last status shows the container as running, its exit is not known.
     let last_end = old.and_then(known_end).unwrap_or_else(|| ContainerStateTerminated {
         exit_code: 137,
         reason: Some(reason),

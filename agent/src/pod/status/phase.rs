@@ -35,7 +35,7 @@ struct Count {
     running: usize,
     stopped: usize,
     succeeded: usize,
-    /// Of the stopped ones, those that start again.
+    /// Number of the stopped containers that start again.
     restarting: usize,
 }
 

@@ -401,7 +401,7 @@ fn a_restart_of_all_containers_has_a_condition_and_keeps_counts_and_ends() {
     let restarting = condition(&status, "AllContainersRestarting").clone();
     assert_eq!((restarting.status.as_str(), status.phase.as_deref()), ("True", Some("Running")));
     assert_eq!(restarting.reason.as_deref(), Some("RestartAllContainersStarted"));
-    // A stopped container is no failure of the pod.
+    // A stopped container does not make the pod fail.
     case.observed.containers[2].run =
         ContainerRun::Exited(Exit { started: at(0), finished: at(6), code: 137, ..Exit::default() });
     assert_eq!(case.phase(), "Running");
@@ -444,7 +444,7 @@ fn all_containers_of_a_pod_without_init_containers_restart_while_it_is_running()
     case.state.removed = crate::pod::restart::removed(&case.observed, &[], &["a0".to_owned()]);
     case.observed.containers.clear();
     assert_eq!(case.phase(), "Running");
-    // The last status had it running: its end is not known.
+    // The last status shows the container as running, so its exit is not known.
     case.last = None;
     let status = case.status(6).container_statuses.unwrap().remove(0);
     let end = status.last_state.unwrap().terminated.unwrap();
@@ -466,7 +466,7 @@ fn a_container_that_starts_against_its_policy_has_not_ended() {
     case.observed.containers[0].run = exited(1);
     let status = &case.status(5).container_statuses.unwrap()[0];
     assert!(status.state.as_ref().is_some_and(|state| state.terminated.is_some()));
-    // A pod that has failed does not start it.
+    // A failed pod does not start the container again.
     case.observed.containers[0].run = exited(0);
     case.finished = true;
     let status = &case.status(5).container_statuses.unwrap()[0];

@@ -14,8 +14,8 @@ impl Worker {
         }
     }
 
-    /// Counts the containers that the status before does not have as terminated, as `updateStatusInternal` of
-    /// pkg/kubelet/status. The status before is that of the API if the agent has just started.
+    /// Counts the containers that have terminated since the previous status, as `updateStatusInternal` of
+    /// pkg/kubelet/status. After a start of the agent, the previous status is that of the API.
     pub(super) fn count_terminations(&self, api: &PodStatus, status: &PodStatus) {
         let before = self.reported.as_deref().unwrap_or(api);
         for (kind, end) in terminations(before, status) {

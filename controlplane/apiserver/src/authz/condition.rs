@@ -71,8 +71,8 @@ impl MatchConditions {
     }
 }
 
-/// The spec with empty values for omitted fields, so that expressions need no `has`, as upstream. Otherwise a client
-/// could make a condition fail by a selector such as `key`, which has no values, and so avoid the webhook.
+/// The spec with empty values for omitted fields, as upstream, so that expressions need no `has`. Otherwise a client
+/// could bypass the webhook: a selector such as `key` has no values, and the condition would fail.
 fn with_empty_fields(spec: &Value) -> Value {
     const ATTRIBUTES: [&str; 7] =
         ["namespace", "verb", "group", "version", "resource", "subresource", "name"];

@@ -56,8 +56,8 @@ pub(crate) struct Policy {
 /// Namespace (empty for cluster roles) and name of a role.
 type RoleKey = (String, String);
 
-/// The bindings of a subject with their roles: those for all namespaces first, then those of each namespace. The role is
-/// looked up by its key, so a change of a role concerns none of its bindings.
+/// The bindings of a subject with their roles: cluster role bindings first, then those of each namespace. A value is
+/// the key of a role, so a change of the role does not change this map.
 type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 
 /// Namespace and name of a binding, sorted by the namespace first.
@@ -238,7 +238,7 @@ impl Policy {
     }
 }
 
-/// The roles that are bound for all namespaces, and those that are bound in this one.
+/// The roles of the cluster role bindings, and of the bindings in this namespace.
 fn bound_in<'a>(grants: &'a Grants, namespace: &'a str) -> impl Iterator<Item = &'a RoleKey> + Clone {
     let everywhere = grants.iter().take_while(|(binding, _)| binding.namespace.is_none());
     let first = BindingKey { namespace: Some(namespace.to_owned()), name: String::new() };
@@ -284,7 +284,7 @@ fn role_key(role: &Value) -> RoleKey {
     (text(role, "namespace").to_owned(), text(role, "name").to_owned())
 }
 
-/// The key of the role that a binding in this namespace names.
+/// The key of the role that a binding in this namespace refers to.
 fn bound_role(namespace: &str, role: &Value) -> RoleKey {
     let namespace = if role["kind"] == "ClusterRole" { "" } else { namespace };
     (namespace.to_owned(), role["name"].as_str().unwrap_or_default().to_owned())
@@ -556,7 +556,7 @@ mod tests {
         assert_eq!(resources(), [""; 0]);
         store(&cache, "roles", &role(Some("a"), "own", "pods"), false);
         assert_eq!(resources(), ["pods"]);
-        // Commits are missed: the store has another role now, and no binding. Its revision may be lower after a restore.
+        // The index misses commits: the store now has another role and no binding. A restore may lower the revision.
         let (kind, newest) = (kind("roles").unwrap(), cache.revision());
         for revision in [newest + 10, newest - 10] {
             let own = role(Some("a"), "own", "nodes");

@@ -13,7 +13,7 @@ use crate::request::{Query, RequestInfo};
 
 /// Adds the selectors of a request to the resource attributes of a review.
 pub(super) fn add(info: &RequestInfo, attributes: &mut Map<String, Value>) {
-    // The attributes of a review and of an expression have no verb here.
+    // `info` of an access review, and of a check in CEL, has an empty verb.
     if !matches!(info.verb, "" | "list" | "watch" | "deletecollection") {
         return;
     }

@@ -97,8 +97,8 @@ struct Tree<'a> {
     only_first: bool,
 }
 
-/// The boolean that a scalar of the document is in YAML 1.1, which upstream reads. The parser knows only the booleans of
-/// YAML 1.2. A scalar in quotes or with a tag is a text. Source: `resolve` of `go.yaml.in/yaml/v2`.
+/// The boolean that a scalar stands for in YAML 1.1, such as `yes`. Upstream reads YAML 1.1; the parser knows only the
+/// booleans of YAML 1.2. A scalar in quotes or with a tag is a text. Source: `resolve` of `go.yaml.in/yaml/v2`.
 fn old_boolean(text: &str, scalar: &str) -> Option<bool> {
     /// Maximum bytes between the start of a tag and its scalar.
     const MAX_TAG: usize = 64;
@@ -107,14 +107,14 @@ fn old_boolean(text: &str, scalar: &str) -> Option<bool> {
         "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => false,
         _ => return None,
     };
-    // The scalar is a part of the text.
+    // `scalar` is a slice of `text`: the difference of the addresses is its offset.
     let at = scalar.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let before = text.as_bytes().get(at.saturating_sub(MAX_TAG)..at)?;
     let mut words = before.split(|byte| byte.is_ascii_whitespace() || matches!(byte, b'[' | b'{' | b','));
     let last = words.rfind(|word| !word.is_empty() && !word.starts_with(b"&"));
     let is_tagged = last.is_some_and(|word| word.starts_with(b"!"));
-    // The byte before the scalar may be a line break within the quotes. The byte after it is the quote, and a quote
-    // never ends a plain scalar.
+    // A quote before the scalar may be separated from it by a line break. So the byte after the scalar is checked:
+    // after a plain scalar it is never a quote.
     let is_quoted = matches!(text.as_bytes().get(at + scalar.len()), Some(b'"' | b'\''));
     (!is_tagged && !is_quoted).then_some(flag)
 }

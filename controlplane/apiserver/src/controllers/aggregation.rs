@@ -129,7 +129,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
 /// The reason and the message of the condition.
 type Obstacle = (&'static str, String);
 
-/// What the service of another server lacks.
+/// The reason and the message why the service of another server is not available. `None` if it is.
 fn missing(state: &State, remote: &Remote) -> Option<Obstacle> {
     let services = by_resource("", "v1", "services")?;
     let slices = by_resource("discovery.k8s.io", "v1", "endpointslices")?;

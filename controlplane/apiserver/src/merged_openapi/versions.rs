@@ -87,7 +87,7 @@ impl VersionDocuments {
         (VersionDocument { hash, body }, is_kept)
     }
 
-    /// Keeps the bytes of a document, if there is room. Returns whether it does.
+    /// Keeps the bytes of a document, unless the total would exceed the limit. Returns whether it keeps them.
     fn keep(&self, hash: &str, body: &Bytes) -> bool {
         let mut kept = self.kept();
         let size: usize = kept.values().map(Bytes::len).sum();

@@ -17,8 +17,8 @@ pub(crate) struct ServingMetrics {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminated;
 
-/// Counts a long-running request until all clones are dropped: with its response's body, or with the connection that
-/// the request upgraded.
+/// Counts a long-running request until all clones are dropped. The body of the response holds one, and so does an
+/// upgraded connection.
 #[derive(Clone)]
 pub(crate) struct LongRunning {
     _counted: Arc<Counted>,

@@ -4,7 +4,7 @@ use prometheus::{IntCounterVec, core::Collector};
 
 use super::counter;
 
-/// Uses of tokens before and after the end of the validity that their pods know.
+/// Uses of extended tokens before and after the end of the validity without the extension.
 pub(crate) struct TokenMetrics {
     valid: IntCounterVec,
     stale: IntCounterVec,

@@ -36,7 +36,7 @@ pub(super) async fn resource(call: &Call, method: &Method, upgrade: ClientUpgrad
     if !has_path(call) {
         return Err(ApiError::no_resource());
     }
-    // Upstream has no route for HEAD, although it authorizes the verb of GET.
+    // Upstream has no route for HEAD. The authorization before treats HEAD as GET, as upstream.
     if *method == Method::HEAD || !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
@@ -65,8 +65,8 @@ pub(super) async fn resource(call: &Call, method: &Method, upgrade: ClientUpgrad
     }
 }
 
-/// Whether upstream serves the path with any method. A resource that can only be created, such as a binding or a review,
-/// has no objects, and no collection of all namespaces.
+/// Whether upstream serves the path with at least one method. A resource that can only be created, such as a binding or
+/// a review, has no paths of objects, and no path of all namespaces.
 fn has_path(call: &Call) -> bool {
     let has_one_of = |verbs: &[&str]| verbs.iter().any(|verb| call.kind.has_verb(verb));
     if !call.resource.name.is_empty() {

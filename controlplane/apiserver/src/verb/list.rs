@@ -44,7 +44,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         objects.retain(|object| scope.selects(&call.kind, object));
         objects = version_fields::select(&call.kind, &fields, objects).await?;
     }
-    let limit = limit(&call.info.query);
+    let limit = call.info.query.page_limit();
     let mut page: Vec<Arc<Object>> = Vec::new();
     let mut meta = json!({"resourceVersion": revision.to_string()});
     let mut candidates = objects.into_iter();
@@ -67,22 +67,12 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::list(call.form()?, call.kind.clone(), (page, copies), meta).await)
 }
 
-/// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit. Source:
-/// `computeListLimit` of the cacher.
-pub(crate) fn limit(query: &Query) -> usize {
-    if query.get("resourceVersion") == "0" && query.get("continue").is_empty() {
-        return usize::MAX;
-    }
-    let limit = query.number("limit").filter(|limit| *limit > 0);
-    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
-}
-
-/// Whether a list with a revision is of exactly that revision. Without `resourceVersionMatch` a page is. Source:
-/// `ShouldDelegateList` of the cacher.
+/// Whether a list with a revision returns exactly that revision. Without `resourceVersionMatch` this holds for a list
+/// with a `limit`. Source: `ShouldDelegateList` of the cacher.
 fn is_exact(query: &Query) -> bool {
     match query.get("resourceVersionMatch") {
         "Exact" => true,
-        "" => query.get("resourceVersion") != "0" && limit(query) != usize::MAX,
+        "" => query.get("resourceVersion") != "0" && query.page_limit() != usize::MAX,
         _ => false,
     }
 }
@@ -112,8 +102,8 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
 }
 
 /// The objects of the collection, or of the page that the request's options select, in their current versions. The page
-/// may be of an earlier revision. An authorizer may permit a deletion because of its selectors, so the caller must compare
-/// them with the current objects.
+/// may be of an earlier revision, so its objects may no longer match the selectors. An authorizer may permit a deletion
+/// because of its selectors: the caller must compare them with the current objects.
 pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
     list_options::check(call, false)?;
     let (found, _) = snapshot(call, scope, token(call)?)?;
@@ -228,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_list_at_any_revision_has_no_limit() {
-        let of = |query: &str| limit(&Query::parse(query));
+        let of = |query: &str| Query::parse(query).page_limit();
         assert_eq!(of("limit=3"), 3);
         assert_eq!(of("limit=3&resourceVersion=7"), 3);
         assert_eq!(of("limit=3&resourceVersion=0"), usize::MAX);

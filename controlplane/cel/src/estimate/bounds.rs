@@ -24,7 +24,7 @@ pub struct Bounds {
 /// The bounds of the variables of an expression.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// The only variable that has the bounds. `None`: each variable has them.
+    /// Name of the only variable with these bounds. `None`: all variables have them.
     pub variable: Option<&'a str>,
     /// The bounds.
     pub bounds: &'a Bounds,
@@ -79,8 +79,8 @@ impl<'a> Limits<'a> {
         }
     }
 
-    /// The place of a part. Upstream's estimator for custom resources ignores the first element of a path, whatever it
-    /// is, so a part of a computed value has the bounds of the variable there.
+    /// The place of a part. Upstream's estimator for custom resources ignores the first element of a path. So in rules
+    /// of custom resources, a part of a computed value has the bounds of the variable.
     pub(super) fn below(&self, place: Place<'a>, step: &Step<'_>) -> Place<'a> {
         match place {
             Place::Computed if self.variable.is_none() => Place::At(self.bounds),

@@ -50,7 +50,7 @@ impl<'a> Estimator<'a> {
         Part { expr, kind, cost, place, size, entries: call.entries() }
     }
 
-    /// The namespace of a function such as `sets.contains`. The type check gives it no type, other than a variable.
+    /// The namespace of a function such as `sets.contains`. Unlike a variable, it has no type after the type check.
     fn namespace(&self, target: &'a Expr) -> Option<&'a str> {
         match &target.kind {
             Kind::Ident(name) if !self.types.has(target) => Some(name),
@@ -169,12 +169,13 @@ impl Part<'_> {
     }
 }
 
-/// Whether both could be texts, or both bytes.
+/// Whether both parts can be texts, or both can be bytes.
 fn are_texts(left: &Part<'_>, right: &Part<'_>) -> bool {
     [Type::String, Type::Bytes].iter().any(|kind| left.could_be(kind) && right.could_be(kind))
 }
 
-/// The cost of a call whose other overloads have a cost of one and fit only if the types of all arguments are unknown.
+/// The cost of a call with further overloads. These have a cost of one, and fit only if the types of all arguments are
+/// unknown.
 fn any_of(args: &[&Part<'_>], cost: u64) -> u64 {
     let fits_others = args.iter().all(|arg| *arg.kind == Type::Dyn);
     if fits_others { cost.max(1) } else { cost }

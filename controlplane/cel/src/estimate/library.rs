@@ -15,7 +15,7 @@ const ADDRESS: Size = Size { min: 4, max: 16 };
 /// Maximum size of the name of a format (`MaxFormatSize`).
 const FORMAT_NAME: Size = Size { min: 1, max: 64 };
 
-/// The cost of the regular expression of a format for each unit of the text's cost: 128 characters at 0.25.
+/// The cost of a format's regular expression for each unit of the text's cost: 128 characters, each with 0.25.
 const FORMAT_PATTERN: f64 = 32.0;
 
 // === impl Estimator ===
@@ -104,7 +104,7 @@ impl<'a> Estimator<'a> {
         new_list(factor, size.times(size))
     }
 
-    /// The cost of a comparison of each element of a list, or of each character of a text.
+    /// The cost of a comparison with each element of a list, or with each character of a text.
     fn traversal(&mut self, list: &Part<'a>) -> u64 {
         let size = self.known(list);
         match element_kind(list.kind) {
@@ -182,7 +182,7 @@ fn new_list(factor: f64, size: Size) -> Estimate {
     (size.cost(factor).saturating_add(1).saturating_add(NEW_LIST), Some(size))
 }
 
-/// The cost of sorting for each pair of elements. Texts are read.
+/// The cost of a sort for each pair of elements. A comparison of texts also costs the reading.
 fn sort_factor(list: &Part<'_>) -> f64 {
     match element_kind(list.kind) {
         None | Some(Type::String | Type::Bytes | Type::Dyn) => 2.0 + READ,
@@ -210,11 +210,11 @@ fn integer(part: &Part<'_>) -> Option<u64> {
     literal_integer(part).map(|number| u64::try_from(number).unwrap_or(0))
 }
 
-/// The size of a text in which each part of one size is replaced by a text of another size.
+/// The size of a text after each part of the size `from` is replaced by a text of the size `to`.
 fn replaced(size: Size, from: Size, to: Size) -> Size {
     let parts = |size: u64, part: u64| (size as f64 / part as f64).ceil() as u64;
     let (most, kept_most) = match from.min {
-        // An empty part is found around each character.
+        // An empty part is found before and after each character.
         0 => (size.max.saturating_add(1), size.max),
         part if to.max <= part => (0, size.max),
         part => (parts(size.max, part), 0),

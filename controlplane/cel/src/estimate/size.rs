@@ -32,7 +32,7 @@ impl Size {
         Size { min: self.min.saturating_mul(other.min), max: self.max.saturating_mul(other.max) }
     }
 
-    /// The size of one of both values.
+    /// The size of a value that is one of two.
     pub(super) fn union(self, other: Size) -> Size {
         Size { min: self.min.min(other.min), max: self.max.max(other.max) }
     }
@@ -43,7 +43,7 @@ impl Size {
     }
 }
 
-/// The number of elements as a size.
+/// Converts a number of elements to a size.
 pub(super) fn count(length: usize) -> u64 {
     u64::try_from(length).unwrap_or(u64::MAX)
 }

@@ -29,7 +29,7 @@ pub(super) fn call<'a>(
             Value::Decision(asked.host.authorize(&asked.question).into())
         }
         (Value::Access(access), name, rest) => {
-            // Each step copies the question and the arguments.
+            // Each call in the chain copies the question and the arguments.
             let copied = rest.iter().map(Value::cost_size).fold(0, u64::saturating_add);
             if let Err(error) = meter.charge(access.question.size().saturating_add(copied) / 10) {
                 return Some(Err(error));

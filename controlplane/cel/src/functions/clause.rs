@@ -68,7 +68,7 @@ fn hexadecimal(clause: char, bytes: &[u8]) -> String {
     text
 }
 
-/// The number of a value. Texts stand for numbers without a literal.
+/// The number of a value. Infinities and NaN are texts, because they have no literal.
 fn double(item: &Value<'_>) -> Option<f64> {
     match item {
         Value::Double(number) => Some(*number),
@@ -124,7 +124,7 @@ fn scientific(number: f64, precision: usize) -> String {
         '1' => '¹',
         '2' => '²',
         '3' => '³',
-        // Superscripts of the other digits follow each other.
+        // The code points of the other superscript digits are consecutive.
         digit => char::from_u32(0x2070 + digit.to_digit(10).unwrap_or(0)).unwrap_or(digit),
     });
     let sign = if exponent < 0 { "⁻" } else { "" };

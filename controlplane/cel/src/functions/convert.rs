@@ -73,7 +73,7 @@ fn to_uint<'a>(value: &Value<'a>) -> Evaluated<'a> {
         Value::Double(number) => {
             (*number >= 0.0 && *number < 1.844_674_407_370_955e19).then_some(*number as u64)
         }
-        // Other than for `int`, Go allows no sign.
+        // For `uint`, Go accepts no sign.
         Value::String(text) => match text.parse::<u64>().ok().filter(|_| !text.starts_with('+')) {
             Some(number) => Some(number),
             None => return failed("type conversion error from 'string' to 'uint'"),
@@ -97,7 +97,7 @@ fn to_double<'a>(value: &Value<'a>) -> Evaluated<'a> {
     }
 }
 
-/// A number, infinity or NaN. `None` for others and for numbers that are out of range, as Go has it.
+/// Parses a number, infinity or NaN. `None` for another text, or if the number is out of range, as in Go.
 fn parse_double(text: &str) -> Option<f64> {
     let number = text.parse::<f64>().ok()?;
     let is_infinity = || text.trim_start_matches(['+', '-']).starts_with(['i', 'I']);

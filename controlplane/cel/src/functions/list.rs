@@ -173,7 +173,7 @@ fn distinct<'a>(meter: &mut CostMeter, list: &[Value<'a>]) -> Evaluated<'a> {
 fn sort<'a>(meter: &mut CostMeter, keys: &[Value<'a>], list: Vec<Value<'a>>) -> Evaluated<'a> {
     order_cost(meter, keys, 1)?;
     let kind = keys.first().map(Value::type_name);
-    // An order across types is not total: two whole numbers can equal the same double. NaN has no order.
+    // An order across types is not total: two different integers can equal the same double. NaN has no order.
     if keys.iter().any(|key| Some(key.type_name()) != kind || key.order(key).is_none()) {
         return Err(EvalError::NoOverload);
     }

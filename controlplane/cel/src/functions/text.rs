@@ -227,7 +227,7 @@ fn last_index_of<'a>(text: &str, part: &str, rest: &[Value<'a>]) -> Evaluated<'a
     let searched = match start_of(rest)? {
         None => Some(text),
         Some(start) => offset_of(text, start).filter(|offset| *offset < text.len()).map(|offset| {
-            // A part that starts there ends within the searched text.
+            // The last occurrence may start at `offset`, so the searched text includes its length.
             let mut end = (offset + part.len()).min(text.len());
             while !text.is_char_boundary(end) {
                 end += 1;

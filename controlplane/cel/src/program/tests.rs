@@ -310,7 +310,7 @@ fn sets_and_maps_have_no_order() {
         ("self.set == ['c', 'b', 'a'] && self.set == self.other", true),
         ("self.set == ['c', 'b', 'x'] || self.set == ['a', 'a', 'b']", false),
         ("self.none.sum() == duration('0')", true),
-        // Elements that are no scalars have an order.
+        // Lists of elements that are not scalars are compared in order.
         ("self.atoms == [[1], [2]] && self.atoms + [[1]] == [[1], [2], [1]]", true),
         ("self.atoms == [[2], [1]]", false),
         ("self.set + self.other == ['a', 'b', 'c']", true),

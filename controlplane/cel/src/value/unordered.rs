@@ -1,13 +1,14 @@
 //! Lists without order: sets, and maps by key fields. Source: `pkg/cel/common/valuesunstructured.go`.
 //!
-//! Upstream compares in order if the left side is a plain list. Here the order does not count if one side has none.
+//! Upstream compares in order if the left side is a plain list. Here the order does not count if either side is a list
+//! without order.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use super::{Key, Value};
 use crate::types::UnorderedList;
 
-/// What identifies an element: its value, or the values of its key fields.
+/// The identity of an element: its value, or the values of its key fields.
 type Identity = Vec<Option<Key>>;
 
 impl<'a> Value<'a> {
@@ -64,8 +65,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The elements of both lists. An element that is in both stays at its place; that of a map gets the second value. If an
-/// element cannot be identified, the lists are joined.
+/// The union of both lists. An element of both lists keeps its place in `list`; in a map it gets the value of `added`.
+/// If an element cannot be identified, the lists are concatenated.
 pub(crate) fn union<'a>(
     mut list: Vec<Value<'a>>,
     added: Vec<Value<'a>>,

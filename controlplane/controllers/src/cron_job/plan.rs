@@ -29,7 +29,7 @@ pub(crate) struct Plan {
     pub(crate) again: Option<Duration>,
 }
 
-/// References to active jobs that the cache does not have. It may be older than the status.
+/// References to active jobs that the cache does not have. The cache may be older than the status.
 pub(crate) fn missing(cron_job: &CronJob, jobs: &[Arc<Job>]) -> Vec<ObjectReference> {
     let known: HashSet<&str> = jobs.iter().map(|job| job.uid()).collect();
     let active = cron_job.status.active.iter().flatten();

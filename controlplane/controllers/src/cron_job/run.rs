@@ -43,7 +43,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(cron_job) = context.caches.cron_jobs.get(&key) else { return Ok(Next::Wait) };
     let mut jobs = context.caches.jobs.owned_by(cron_job.namespace(), cron_job.uid());
-    // A job may be too new for the cache. Without this read its cron job would start another one.
+    // The cache may not have a new job yet. Without this read the cron job would start another one.
     for reference in plan::missing(&cron_job, &jobs) {
         let name = reference.name.unwrap_or_default();
         if !name.is_empty() {

@@ -8,9 +8,9 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::object::CertificateSigningRequest;
 
-/// Time after the issue of the certificate, or after a refusal, at which a request is deleted, as upstream.
+/// Time from the issue of the certificate, or from the denial, to the deletion of the request, as upstream.
 const MAX_DECIDED_AGE: Duration = Duration::from_secs(3600);
-/// Time after which a request without a decision is deleted, and an approved one without a certificate, as upstream.
+/// Time to the deletion of a request without a decision, or of an approved one without a certificate, as upstream.
 const MAX_PENDING_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Time at which the request is deleted.

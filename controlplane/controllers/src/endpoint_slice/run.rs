@@ -53,7 +53,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, slices) = (queue.clone(), context.caches.endpoint_slices.clone());
     let nodes = Arc::downgrade(&context.caches.nodes);
     context.caches.nodes.on_change(move |change| {
-        // The nodes of the first list need no look at all slices: every service is reconciled after that list.
+        // Nodes of the first list are skipped: every service is reconciled after that list anyway.
         if change.old.is_none() && nodes.upgrade().is_none_or(|nodes| !nodes.is_synced()) {
             return;
         }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The names of upstream's queues. Other queues have our name with underscores.
+/// Names of our controllers, and of upstream's queues for them. Other queues have the controller's name with
+/// underscores.
 const UPSTREAM: [(&str, &str); 22] = [
     ("replica-set", "replicaset"),
     ("replication-controller", "replicationmanager"),
@@ -65,7 +66,7 @@ struct Counts {
     retries: u64,
     waits: Histogram,
     works: Histogram,
-    /// The starts of the work in progress, by number.
+    /// Start times of the work in progress, by a running number.
     running: BTreeMap<u64, Instant>,
     next: u64,
 }
@@ -84,7 +85,7 @@ pub(super) struct Running<'a> {
     number: u64,
 }
 
-/// The state of a queue when the metrics are read.
+/// The state of a queue at one time.
 struct Reading {
     name: String,
     depth: u64,
@@ -99,7 +100,7 @@ struct Reading {
 // === impl QueueMetrics ===
 
 impl QueueMetrics {
-    /// The meter of a controller's queue. The counts of a former queue of the controller continue.
+    /// The meter of a controller's queue. A new queue of the same controller continues the counts.
     pub(crate) fn of(&self, controller: &str) -> Arc<QueueMeter> {
         let upstream =
             UPSTREAM.iter().find(|(own, _)| *own == controller).map(|(_, name)| (*name).to_owned());

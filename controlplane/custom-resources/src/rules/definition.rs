@@ -23,7 +23,7 @@ struct Checker<'v> {
     total: TotalCost,
 }
 
-/// What the schema above a node says about it.
+/// Properties of a schema node that follow from the schema above it.
 struct Node<'a> {
     path: Path,
     /// The path of the outermost list above whose elements have no keys.
@@ -34,7 +34,7 @@ struct Node<'a> {
     count: Option<u64>,
 }
 
-/// What a rule is about.
+/// The values that a rule checks.
 struct Scope<'a> {
     kind: &'a Type,
     bounds: &'a Bounds,
@@ -118,7 +118,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the messageExpression. It is evaluated once at most, so its cost is not multiplied.
+    /// Checks the messageExpression. It is evaluated at most once, so its cost is not multiplied by the number of
+    /// values.
     fn message(&mut self, text: &RuleText, environment: (&Environment, &Bounds), place: &Path) {
         if text.message_expression.is_empty() {
             return;

@@ -92,7 +92,7 @@ pub(super) fn validate(spec: &Spec, old: Option<&Value>, path: &Path, violations
     }
 }
 
-/// Checks the name of the first version. Upstream reports it at the field that a definition with one version had.
+/// Checks the name of the first version. As upstream, the path of the error is `spec.version`, a field of v1beta1.
 fn first_name(spec: &Spec, path: &Path, violations: &mut Violations) {
     let name = spec.versions.first().map_or("", |version| version.name.as_str());
     let problems = names::dns1035_label(name);

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{child, child_of, fill, fill_absent, present};
 
-/// The annotation of an autoscaler of v1 with its metrics, except the utilization of CPU.
+/// The annotation that holds the metrics of an autoscaler in v1, except the utilization of CPU.
 const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 /// Target utilization of CPU of an autoscaler without metrics, in percent.
 const UTILIZATION: i64 = 80;

@@ -72,7 +72,7 @@ fn schema_of(schema: &Value) -> Value {
     }
 }
 
-/// A member of a schema. `None` if OpenAPI v2 does not have it.
+/// A keyword of a schema with its value. `None` if OpenAPI v2 does not have the keyword.
 fn member(name: &str, value: &Value) -> Option<(String, Value)> {
     let reference = value.get(0).and_then(|first| first.get("$ref"));
     let (name, value) = match (name, reference) {
@@ -84,7 +84,7 @@ fn member(name: &str, value: &Value) -> Option<(String, Value)> {
         }
         ("enum" | "example", _) => (name, value.clone()),
         ("allOf", Some(reference)) => ("$ref", reference_of(reference)),
-        // Scalars of several types have the type of their text.
+        // A scalar of several types, such as IntOrString, is a string.
         ("oneOf", _) if value.is_array() => ("type", "string".into()),
         ("$ref", _) if value.is_string() => (name, reference_of(value)),
         _ => (name, schema_of(value)),

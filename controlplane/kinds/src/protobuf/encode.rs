@@ -11,13 +11,14 @@ const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
 /// The first bytes of an envelope.
 const PREFIX: &[u8] = b"k8s\0";
 
-/// A message in the wire format. The length of a nested message is known after its bytes, and is written before them. The
-/// heads are kept apart until the end, so that a byte is copied once, and not once for each level.
+/// A message in the wire format. A nested message follows its length, which is known only after the message is encoded.
+/// So the heads of nested messages are stored separately and inserted at the end: each byte is copied once, not once
+/// for each level.
 #[derive(Debug, Default)]
 struct Writer {
     /// All bytes except the heads of nested messages.
     bytes: Vec<u8>,
-    /// In the order of their places.
+    /// The heads of nested messages, ordered by place.
     heads: Vec<Head>,
     /// Number of bytes of all heads.
     head_bytes: usize,

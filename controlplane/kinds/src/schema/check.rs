@@ -271,7 +271,7 @@ fn is_scalar_ok(value_type: &ValueType, value: &Value) -> bool {
     }
 }
 
-/// A null in a list or map means the zero value of its type. That of a time is null.
+/// Replaces a null in a list or map by the zero value of its type. The zero value of a time is null.
 fn fill_null(value_type: &ValueType, value: &mut Value) {
     if value.is_null() {
         *value = match value_type {

@@ -12,7 +12,7 @@ const SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
 const LEASE: [&str; 2] = ["strategy", "preferredHolder"];
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
-/// Removes the fields from a new object, or from an update if the old object is given.
+/// Removes the fields from a new object, or from an update. `old` is the stored object of an update.
 pub(super) fn drop_fields(kind: &Resource, object: &mut Value, old: Option<&Value>) {
     if !kind.is_built_in {
         return;
@@ -65,7 +65,7 @@ fn has_source(spec: &Value, source: &str) -> bool {
     sources.any(|projection| !projection[source].is_null())
 }
 
-/// Removes the signal, and a lifecycle without any other field.
+/// Removes `stopSignal`, and the lifecycle if it has no other field.
 fn drop_stop_signal(container: &mut Value) {
     let Some(container) = container.as_object_mut() else { return };
     let Some(lifecycle) = container.get_mut("lifecycle").and_then(Value::as_object_mut) else { return };

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::storage::now;
 
-/// Prefix of the annotation that was the AppArmor profile of a container before the field existed.
+/// Prefix of the annotation that named the AppArmor profile of a container before the field existed.
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 /// Maximum length of a profile's name in bytes.
 const MAX_PROFILE: usize = 4095;

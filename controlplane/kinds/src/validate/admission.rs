@@ -204,7 +204,7 @@ fn service(causes: &mut Causes, path: &Path, service: &Value) {
     if !url_path.starts_with('/') {
         causes.invalid(&here, &url_path.into(), "must start with a '/'");
     }
-    // Upstream leaves out the first character, whatever it is.
+    // Upstream skips the first character, even if it is not a slash.
     let steps = url_path.get(1..).unwrap_or_default();
     for (index, step) in steps.strip_suffix('/').unwrap_or(steps).split('/').enumerate() {
         if step.is_empty() {

@@ -40,7 +40,7 @@ pub(super) fn attachment_status(causes: &mut Causes, status: &Value) {
     for name in ["attachError", "detachError"] {
         let here = path.field(name);
         if text(&status[name]["message"]).len() > MAX_MESSAGE {
-            // Upstream names the other limit.
+            // Upstream's error names the limit on metadata instead of the limit on messages.
             causes.too_long(&here.field("message"), MAX_METADATA);
         }
         causes.in_range(&here.field("errorCode"), &status[name]["errorCode"], 0..=i64::from(i32::MAX));

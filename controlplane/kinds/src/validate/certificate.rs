@@ -173,7 +173,7 @@ fn signer(causes: &mut Causes, path: &Path, value: &Value) {
     }
 }
 
-/// Adds the problems of the first label that has any.
+/// Adds the problems of the first invalid label.
 fn labels(causes: &mut Causes, path: &Path, part: &str, rule: fn(&str) -> Vec<String>) {
     let mut problems = part.split('.').map(|label| (label, rule(label)));
     if let Some((label, problems)) = problems.find(|(_, problems)| !problems.is_empty()) {

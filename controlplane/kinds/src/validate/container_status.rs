@@ -69,7 +69,7 @@ impl<'a> Resources<'a> {
         Resources { requests: &resources["requests"], claims: claims.collect() }
     }
 
-    /// The problem of a name that is no request and no claim of the container.
+    /// The error of a resource name that the container neither requests nor has as a claim. `None` if it has it.
     fn problem(&self, name: &str) -> Option<&'static str> {
         let Some(claim) = name.strip_prefix("claim:") else {
             let is_known = self.requests.get(name).is_some();
@@ -145,7 +145,7 @@ fn extended(causes: &mut Causes, path: &Path, status: &Value, spec: &Value) {
             }
             Some(_) => {}
         }
-        // Upstream reports the name of the request at the status.
+        // As upstream, the path of the error lacks the claim: it is `requestName` below `path`.
         causes.format(&path.field("requestName"), request, format::dns1123_label(request));
         if !seen.insert(ids) {
             for (field, value) in ids {

@@ -157,7 +157,7 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
         let detail = format!("error converting fieldPath: unsupported pod version: {version}");
         return causes.invalid(&here, &reference["fieldPath"], &detail);
     }
-    // As upstream, errors of keys are about the whole reference.
+    // As upstream, an error of a key has the path of the whole reference.
     match field.strip_suffix("']").and_then(|rest| rest.split_once("['")) {
         Some(("metadata.labels", key)) => causes.format(path, key, format::qualified_name(key)),
         Some(("metadata.annotations", key)) => {
@@ -180,7 +180,7 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
     }
 }
 
-/// The name of a field that has an older name, too.
+/// The current name of a field. `field` can be its older name.
 fn current_name(field: &str) -> &str {
     if field == "spec.host" { "spec.nodeName" } else { field }
 }

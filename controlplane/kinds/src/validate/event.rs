@@ -75,7 +75,8 @@ pub(crate) fn core(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
     content(causes, event, &CORE);
 }
 
-/// Checks what both groups have in common. Events of old clients have no time, and not the fields that came with it.
+/// Checks the rules of both groups. Events of old clients have no `eventTime`, and lack the fields that were introduced
+/// with it.
 fn content(causes: &mut Causes, event: &Value, names: &Names) {
     let (about, own) = (text(&event[names.about]["namespace"]), text(&event["metadata"]["namespace"]));
     let path = Path::root("involvedObject").field("namespace");

@@ -17,7 +17,7 @@ pub(super) fn relative(causes: &mut Causes, path: &Path, value: &str) {
     }
 }
 
-/// Checks a relative path without `..`, also at the beginning of its first element. It may be empty.
+/// Checks a relative path. No element is `..`, and the first one does not begin with `..`. The path may be empty.
 pub(super) fn local(causes: &mut Causes, path: &Path, value: &str) {
     relative(causes, path, value);
     if value.starts_with("..") && !value.starts_with("../") && value != ".." {

@@ -33,7 +33,7 @@ pub(crate) fn host_pattern(name: &str) -> Vec<String> {
     if name.contains('*') { wildcard_subdomain(name) } else { dns1123_subdomain(name) }
 }
 
-/// The problems of a name that has the form of a subdomain or not.
+/// The problems of a name: it is too long, or `has_form` is false. `text` is the message about the form.
 fn subdomain(name: &str, has_form: bool, text: &str) -> Vec<String> {
     let too_long = problem(name.len() > 253, "must be no more than 253 characters");
     too_long.into_iter().chain(problem(!has_form, text)).collect()

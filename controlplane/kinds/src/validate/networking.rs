@@ -47,7 +47,7 @@ fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
         }
         if let Some(last) = port["endPort"].as_i64() {
             if last < first {
-                // As upstream, this shows the first port.
+                // As upstream, the error shows `port`, not `endPort`.
                 causes.invalid(&path.field("endPort"), number, "must be greater than or equal to `port`");
             }
             for problem in format::port_number(last) {
@@ -153,7 +153,7 @@ pub(super) fn ingress_status(causes: &mut Causes, status: &Value) {
     }
 }
 
-/// Checks address and name of a point of a load balancer.
+/// Checks the IP address and the host name of one entry of a load balancer's status.
 pub(super) fn balancer_point(causes: &mut Causes, path: &Path, point: &Value) {
     let (ip, name) = (text(&point["ip"]), text(&point["hostname"]));
     if !ip.is_empty() {

@@ -24,7 +24,7 @@ pub(crate) fn node(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
     let swap = &object["status"]["nodeInfo"]["swap"]["capacity"];
     if swap.as_i64().is_some_and(|capacity| capacity <= 0) {
-        // As upstream, in the metadata.
+        // As upstream, the path of the error is in the metadata.
         let path = Path::root("metadata").field("nodeSwapStatus").field("capacity");
         causes.invalid(&path, swap, "must be greater than zero");
     }

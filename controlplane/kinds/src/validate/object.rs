@@ -7,7 +7,7 @@ use super::{Causes, Path, format, items, meta, text};
 pub(crate) fn namespace(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     match old {
         None => finalizers(causes, object, |path, _| path.clone()),
-        // Only `/finalize` changes them. As upstream, its errors have the index.
+        // Only `/finalize` changes the finalizers. As upstream, its errors have the index of the finalizer.
         Some(old) if old["spec"]["finalizers"] != object["spec"]["finalizers"] => {
             finalizers(causes, object, Path::index);
         }
@@ -28,7 +28,7 @@ fn finalizers(causes: &mut Causes, object: &Value, at: fn(&Path, usize) -> Path)
     }
 }
 
-/// Checks the phase of a namespace, which tells whether it is being deleted.
+/// Checks the phase of a namespace: Terminating if it is being deleted, otherwise Active.
 pub(super) fn namespace_status(causes: &mut Causes, object: &Value) {
     let is_deleted = !object["metadata"]["deletionTimestamp"].is_null();
     let (phase, detail) = if is_deleted {

@@ -30,14 +30,14 @@ const NO_SOURCES: &[&str] = &[
     "volumeAttributesClassName",
     "volumeMode",
 ];
-/// Secrets of a storage driver.
+/// Fields that refer to a secret of a storage driver.
 const SECRETS: [&str; 4] = [
     "controllerPublishSecretRef",
     "controllerExpandSecretRef",
     "nodePublishSecretRef",
     "nodeExpandSecretRef",
 ];
-/// Older labels of nodes, and those that replaced them.
+/// Deprecated labels of nodes, each with its successor.
 const BETA_LABELS: [(&str, &str); 5] = [
     ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),
     ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
@@ -198,7 +198,7 @@ fn update(causes: &mut Causes, new: &Value, old: &Value) {
     }
 }
 
-/// Whether two affinities are the same, or the new one has labels that replace those of the old one.
+/// Whether two affinities are equal. A deprecated label of the old one may be replaced by its successor in the new one.
 fn is_same_affinity(new: &Value, old: &Value) -> bool {
     let mut old = old.clone();
     let after = |term: usize, at: usize| {

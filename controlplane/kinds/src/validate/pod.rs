@@ -76,8 +76,8 @@ pub(super) fn of_pod(causes: &mut Causes, pod: &Value) {
     volume::of_pod(causes, &path.field("volumes"), spec, text(&pod["metadata"]["name"]));
 }
 
-/// Checks an updated pod with these rules. Violations that the stored pod already has are omitted, because an earlier
-/// version accepted them.
+/// Checks an updated pod with the given rules. Violations that the stored pod already has are omitted, because an
+/// earlier version accepted them.
 pub(super) fn new_problems(
     causes: &mut Causes,
     new: &Value,

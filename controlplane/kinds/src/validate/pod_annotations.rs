@@ -13,7 +13,7 @@ use super::{Causes, Path, entries, items, scheduling, text};
 const TOLERATIONS: &str = "scheduler.alpha.kubernetes.io/tolerations";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
-/// Prefixes of the names of containers.
+/// Prefixes of annotations that end with the name of a container.
 const SECCOMP: &str = "container.seccomp.security.alpha.kubernetes.io/";
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const LOCALHOST: &str = "localhost/";
@@ -42,7 +42,7 @@ pub(super) fn specific(causes: &mut Causes, path: &Path, annotations: &Value, sp
     apparmor(causes, path, annotations, spec);
 }
 
-/// Checks an update: the annotations of mirror pods and of AppArmor stay.
+/// Checks an update: the annotations of mirror pods and of AppArmor cannot change.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("metadata").field("annotations");
     let (after, before) = (&new["metadata"]["annotations"], &old["metadata"]["annotations"]);

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
-/// Lists of containers that may not start again after their end, unless their restart rules or policies allow it.
+/// Status fields of containers that start again after their end only if a restart rule or policy allows it.
 const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
 
 /// Checks a new status.
@@ -65,7 +65,7 @@ fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec
     }
 }
 
-/// The elements of a list by their names. The first one of a name counts.
+/// The elements of a list by their names. Of several elements with one name, the first is used.
 fn by_name(list: &Value) -> HashMap<&Value, &Value> {
     let mut elements = HashMap::new();
     for (_, element) in items(list) {

@@ -40,7 +40,7 @@ pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Va
     causes.one_of(&Path::root("preemptionPolicy"), &class["preemptionPolicy"], policies);
 }
 
-/// Why a class is not one of the system. Source: `IsKnownSystemPriorityClass`.
+/// The reason why a class is not a system priority class. `None` if it is. Source: `IsKnownSystemPriorityClass`.
 fn system_class(class: &Value, name: &str, value: i64) -> Option<String> {
     match SYSTEM_CLASSES.iter().find(|(known, _)| *known == name) {
         None => Some(format!("{name} is not a known system priority class")),
@@ -166,7 +166,7 @@ fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
         ("min", "default", "default", "min", "min value {low} is greater than default value {high}"),
         ("default", "max", "default", "max", "default value {low} is greater than max value {high}"),
     ];
-    // The path of the error, and the amount that it shows.
+    // `at` is the path of the error, and `shown` is the amount that the error shows.
     for (low, high, at, shown, detail) in rules {
         let (Some(small), Some(large)) = (amount(low), amount(high)) else { continue };
         if small > large {

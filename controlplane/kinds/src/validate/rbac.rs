@@ -24,7 +24,7 @@ pub(crate) fn cluster_role(causes: &mut Causes, object: &Value, _old: Option<&Va
     for (index, selector) in items(selectors) {
         let here = path.index(index);
         if !selector::is_label_selector(causes, &here, selector) {
-            // Upstream shows the selector that it could not make.
+            // Upstream shows the parsed selector, which is null after an error.
             causes.invalid(&here, &Value::Null, "invalid label selector.");
         }
     }

@@ -43,7 +43,7 @@ pub(super) fn init_container(causes: &mut Causes, path: &Path, container: &Value
     }
 }
 
-/// Rules need a policy, which applies to other exits.
+/// Checks that a container with rules has a policy. The policy applies to exits that match no rule.
 fn policy_for_rules(causes: &mut Causes, path: &Path, container: &Value) {
     if items(&container["restartPolicyRules"]).next().is_some() {
         let detail = "must specify restartPolicy when restart rules are used";

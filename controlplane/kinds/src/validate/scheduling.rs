@@ -56,7 +56,7 @@ pub(super) fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value)
                 causes.invalid(&here.field("operator"), &value.into(), detail);
             }
             "Exists" => {}
-            // The gate `TaintTolerationComparisonOperators` is off.
+            // As upstream while the gate `TaintTolerationComparisonOperators` is off.
             "Lt" | "Gt" => {
                 let known = &["Equal", "Exists", "Lt", "Gt"];
                 causes.unsupported(&here.field("operator"), &operator.into(), known);

@@ -43,8 +43,8 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     }
 }
 
-/// Checks the namespaces of the node that a pod uses: none of them together with an own user namespace or with parameters
-/// of the kernel for them, and not the pid namespace together with a shared one.
+/// Checks the namespaces of the node that a pod uses. They exclude an own user namespace, and sysctls of the same
+/// namespace. `hostPID` excludes `shareProcessNamespace`.
 pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     if spec["hostPID"] == true && spec["shareProcessNamespace"] == true {
         let here = path.field("securityContext").field("shareProcessNamespace");
@@ -60,7 +60,7 @@ pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     if spec["hostUsers"] != false {
         return;
     }
-    // The names in upstream's errors.
+    // The second name is the one in the path of upstream's error.
     for (name, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
         if spec[name] == true {
             causes.forbidden(&path.field(shown), "when `hostUsers` is false");
@@ -76,7 +76,8 @@ pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// The field of a spec with which a parameter of the kernel would be that of the node. `None` if it has no namespace.
+/// The field of a spec with which a sysctl of the pod would be that of the node. `None` for sysctls of neither
+/// namespace.
 fn node_namespace(sysctl: &str) -> Option<&'static str> {
     const IPC: [&str; 10] = [
         "kernel.sem",
@@ -90,7 +91,7 @@ fn node_namespace(sysctl: &str) -> Option<&'static str> {
         "kernel.msgmni",
         "kernel.msg",
     ];
-    // The first separator separates the other elements, too.
+    // The first separator decides which of both forms the whole name has.
     let with_dots = match sysctl.find(['.', '/']).map(|at| &sysctl[at..=at]) {
         Some("/") => sysctl.replace('/', "."),
         _ => sysctl.to_owned(),
@@ -154,7 +155,7 @@ fn seccomp(causes: &mut Causes, path: &Path, profile: &Value) {
     }
 }
 
-/// Checks an AppArmor profile: its name is no path, and may begin with a slash.
+/// Checks an AppArmor profile. Its name is not a path, so a leading slash is valid.
 fn apparmor(causes: &mut Causes, path: &Path, profile: &Value) {
     if profile.is_null() {
         return;

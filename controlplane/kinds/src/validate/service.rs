@@ -81,7 +81,8 @@ fn topology(causes: &mut Causes, annotations: &Value) {
     }
 }
 
-/// Checks the points of a load balancer, which only services of this type have. Source: `ValidateLoadBalancerStatus`.
+/// Checks the addresses of a load balancer in a service's status. Only services of the type LoadBalancer have them.
+/// Source: `ValidateLoadBalancerStatus`.
 pub(super) fn status(causes: &mut Causes, service: &Value) {
     let path = Path::root("status").field("loadBalancer").field("ingress");
     let points = &service["status"]["loadBalancer"]["ingress"];

@@ -114,7 +114,7 @@ fn beta_class(claim: &Value) -> Option<&str> {
     claim["metadata"]["annotations"][BETA_CLASS].as_str()
 }
 
-/// Whether a claim without the field gets the class of its annotation there, and loses the annotation. Source:
+/// Whether an update moves the class of a claim from its annotation to the field `storageClassName`. Source:
 /// `validateStorageClassUpgradeFromAnnotation`.
 fn moves_class(new: &Value, old: &Value) -> bool {
     let class = &new["spec"]["storageClassName"];
@@ -123,7 +123,7 @@ fn moves_class(new: &Value, old: &Value) -> bool {
         && beta_class(old).is_some_and(|beta| class == beta)
 }
 
-/// The parts of a claim's spec that an update of this claim cannot change.
+/// The parts of `spec` that an update of the claim `old` cannot change.
 fn kept(spec: &Value, old: &Value) -> Value {
     let mut free = Vec::new();
     if text(&old["spec"]["volumeName"]).is_empty() {
@@ -189,7 +189,7 @@ fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
     if source.is_null() || reference.is_null() {
         return;
     }
-    // Upstream shows the path of a field as an empty object.
+    // Upstream's error shows a field path in place of the value, which is an empty object in JSON.
     let value = json!({});
     let same = |field: &str| source[field] == reference[field];
     if !text(&reference["namespace"]).is_empty() {
@@ -244,7 +244,7 @@ pub(super) fn provisioner(causes: &mut Causes, path: &Path, name: &Value) {
     match text(name) {
         "" => causes.required(path, ""),
         name => {
-            // Upstream shows the name in lower case, too.
+            // As upstream, the error shows the name in lower case.
             let name = name.to_lowercase();
             causes.format(path, &name, format::qualified_name(&name));
         }
@@ -272,7 +272,7 @@ fn topologies(causes: &mut Causes, terms: &Value) {
     for (index, term) in items(terms) {
         let here = Path::root("allowedTopologies").index(index).field("matchLabelExpressions");
         let labels = labels_of(term);
-        // Upstream compares a term with empty ones, too.
+        // Upstream also reports an empty term as a duplicate.
         if labels.is_empty() || !seen.insert(labels) {
             causes.duplicate(&here, &"".into());
         }

@@ -13,10 +13,10 @@ const MAX_ISCSI_NAME: usize = 1024;
 /// Maximum size of the name of a storage driver, in bytes.
 const MAX_DRIVER: usize = 63;
 
-/// The volume of a source.
+/// The volume that a source belongs to.
 #[derive(Clone, Copy)]
 pub(super) struct Owner<'a> {
-    /// Its name.
+    /// Name of the volume.
     pub(super) name: &'a str,
     /// Whether it is a volume of a pod, not a persistent volume.
     pub(super) is_of_pod: bool,
@@ -35,7 +35,7 @@ pub(super) fn one<'a>(
         return None;
     };
     for kind in given {
-        // Upstream's spelling.
+        // The spelling in upstream's errors.
         let name = match kind {
             "cephfs" => "cephFS",
             "downwardAPI" => "downwarAPI",
@@ -152,7 +152,7 @@ fn monitors(causes: &mut Causes, path: &Path, source: &Value) {
     }
 }
 
-/// Checks the secret of a source. That of a persistent volume has a namespace.
+/// Checks the secret of a source. In a persistent volume, the secret has a namespace.
 fn secret(causes: &mut Causes, path: &Path, source: &Value, owner: Owner<'_>) {
     if !source["secretRef"].is_null() {
         let fields: &[&str] = if owner.is_of_pod { &["name"] } else { &["name", "namespace"] };

@@ -8,7 +8,7 @@ use super::{Causes, Path, format, items, text};
 
 /// Maximum size of a credential specification in bytes.
 const MAX_CREDENTIALS: usize = 64 * 1024;
-/// Length of the domain of a user that is too long, in bytes.
+/// Minimum length in bytes at which the domain of a user is too long.
 const LONG_DOMAIN: usize = 256;
 /// Maximum length of the name of a user in bytes.
 const MAX_USER: usize = 104;
@@ -83,7 +83,7 @@ fn contexts<'a>(path: &'a Path, spec: &'a Value) -> impl Iterator<Item = (Path, 
     })
 }
 
-/// Checks that all containers run as processes of the node, or none.
+/// Checks that either all containers are host processes, or none.
 fn host_processes(causes: &mut Causes, path: &Path, spec: &Value) {
     let whole = spec["securityContext"]["windowsOptions"]["hostProcess"].as_bool();
     let (mut count, mut all) = (0, 0);
@@ -127,7 +127,7 @@ fn linux(causes: &mut Causes, path: &Path, spec: &Value) {
 fn windows(causes: &mut Causes, path: &Path, spec: &Value) {
     let detail = "cannot be set for a windows pod";
     for field in SPEC {
-        // The namespaces of the node are no pointers in Go: false is not set.
+        // In Go, `hostPID` and `hostIPC` are not pointers: false counts as absent.
         let is_set = match field {
             "hostPID" | "hostIPC" => spec[field] == true,
             _ => !spec[field].is_null(),

@@ -89,8 +89,8 @@ pub(super) fn replica_status(causes: &mut Causes, status: &Value) {
     counts(causes, status, "fullyLabeledReplicas", &["terminatingReplicas"], "readyReplicas");
 }
 
-/// Checks the counts in a status. `part` and the ready and available pods are a part of all pods, and `others` are not.
-/// `ready` is the name of the count of ready pods in a message.
+/// Checks the counts in a status. `part`, `readyReplicas` and `availableReplicas` are at most `replicas`; `others` have
+/// no maximum. `ready` is the name of the count of ready pods in a message.
 pub(super) fn counts(causes: &mut Causes, status: &Value, part: &str, others: &[&str], ready: &str) {
     let path = Path::root("status");
     let parts = [part, "readyReplicas", "availableReplicas"];

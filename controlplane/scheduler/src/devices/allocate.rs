@@ -25,7 +25,7 @@ const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MAX_STEPS: usize = 20_000;
 
-/// The reason why a search ended before it was decided whether there are enough devices.
+/// The reason why a search ended without a result.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The search on this node took too long.
@@ -86,8 +86,8 @@ struct Chosen<'a> {
     candidate: Candidate<'a>,
     /// Empty if the claim uses the device alone.
     consumed: Arc<[Consumption<'a>]>,
-    /// Whether the device consumes shared counters. It does not for administrative access, and the claims that share a
-    /// device consume its counters once.
+    /// Whether the choice of the device consumes shared counters. Administrative access consumes none. Claims that
+    /// share a device consume its counters once.
     consumes_counters: bool,
 }
 
@@ -253,7 +253,7 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// The device for the request of this step, if the device is free beside the chosen ones.
+    /// The device for the request of this step. `None` if it is in use, or if the chosen devices leave too little.
     fn usable(
         &self,
         step: &Step<'_, 'a>,
@@ -268,7 +268,7 @@ impl<'a> Allocator<'a> {
             chosen.iter().filter(|one| one.candidate.has_id_of(&candidate)).collect();
         let is_chosen = !is_shared && same.iter().any(|one| !is_admin || one.claim == claim);
         let has_shares = self.in_use.has_shares(&id, node);
-        // The driver may end the sharing of a device that claims still share.
+        // A driver may set `allowMultipleAllocations` to false while claims still share the device.
         let is_used = !is_admin && (self.in_use.has(&id, node) || (has_shares && !is_shared));
         let shares: Vec<&[Consumption<'a>]> = same.iter().map(|one| &*one.consumed).collect();
         if is_chosen || is_used || !capacity::suffices(&selected.consumed, &shares) {

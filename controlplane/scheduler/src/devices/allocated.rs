@@ -51,7 +51,7 @@ impl Allocated {
             let shares = self.shares.entry(one.device).or_default().entry(node.clone()).or_default();
             *shares.ids.entry(id).or_default() += 1;
             for (name, amount) in one.consumed {
-                // The same amount is subtracted later, so the total is right again after an overflow.
+                // Wrapping: the same amount is subtracted later, which undoes an overflow.
                 let total = shares.consumed.entry(name).or_default();
                 *total = total.wrapping_add(amount);
             }
@@ -94,7 +94,7 @@ impl Allocated {
                     *total = total.wrapping_sub(*amount);
                 }
             }
-            // Allocations may have any names, so a name without an amount is not kept.
+            // Names in allocations are arbitrary. Names without an amount are removed, so that the map does not grow.
             shares.consumed.retain(|_, total| *total != 0);
         }
         nodes.retain(|_, shares| !shares.ids.is_empty());
@@ -138,7 +138,7 @@ impl Allocated {
 
 /// Whether an allocation that is restricted to the node `user` may use a device of a slice of `node`.
 fn counts(user: Option<&str>, node: Option<&str>) -> bool {
-    // The allocation of a node's device together with a device of several nodes is restricted to the node.
+    // An allocation of a device of one node and a device of several nodes is restricted to the one node.
     node.is_none() || user.is_none() || user == node
 }
 

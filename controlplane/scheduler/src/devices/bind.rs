@@ -76,7 +76,7 @@ async fn write_once(
     api.patch_status(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await.map(Some)
 }
 
-/// The latest version of a claim. It fails if the reservation does not hold for it.
+/// The latest version of a claim. Fails if the planned reservation is not valid for this version.
 async fn latest(api: &Api<Claim>, claim: &Claim, allocation: Option<&Value>) -> Result<Claim, BindError> {
     let latest = api.get(claim.name()).await?;
     let is_same = latest.uid() == claim.uid() && !latest.is_being_deleted();

@@ -73,8 +73,8 @@ pub(super) fn amount(value: &Value) -> Option<Quantity> {
     }
 }
 
-/// The smallest amount that the policy allows and that is not less than the requested one. The requested one if there is
-/// none.
+/// The smallest amount that the policy allows and that is not less than the requested amount. If there is none, the
+/// requested amount.
 fn round_up(requested: Quantity, policy: &Value) -> Quantity {
     let range = &policy["validRange"];
     if let Some(min) = amount(&range["min"]) {

@@ -200,7 +200,7 @@ impl Request {
 }
 
 impl Counter {
-    /// The amount in thousandths. 0 for a text that is no quantity, which the API server does not store.
+    /// The amount in thousandths. 0 for a text that is not a quantity; the API server stores no such text.
     pub(super) fn thousandths(&self) -> i128 {
         let amount = self.value.as_str().and_then(|text| Quantity::parse(text).ok());
         amount.map_or(0, Quantity::thousandths)

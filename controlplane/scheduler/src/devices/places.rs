@@ -50,7 +50,7 @@ pub(super) fn is_of_node(slice: &Slice, node: &NodeProperties) -> bool {
     }
 }
 
-/// Whether the node can use a device of a slice that [`is_of_node`].
+/// Whether the node can use a device of a slice. [`is_of_node`] is true for the slice and the node.
 pub(super) fn may_use(slice: &Slice, device: &Device, node: &NodeProperties) -> bool {
     !is_per_device(slice) || Places::of(slice, device).include(node)
 }

@@ -87,7 +87,7 @@ impl Scheduler {
 
     fn gate(&mut self, pod: &Pod) {
         self.groups.gate(pod.uid());
-        // The group may have lost pods since an attempt that evicted other pods for this one.
+        // An earlier attempt may have evicted pods for this one. Since then the group may have lost pods.
         self.gate_pod(pod, GATED.to_owned());
     }
 

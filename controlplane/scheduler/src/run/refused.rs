@@ -55,8 +55,8 @@ impl Scheduler {
     }
 
     /// The nominated node of a pod for which no pods can be evicted. The pod keeps its node while victims terminate
-    /// there, and if it must not preempt. Otherwise it loses the node, as in upstream: pods that are nominated for the
-    /// same node would refuse each other for ever, although some of them fit.
+    /// there, and if its policy forbids preemption. Otherwise it loses the nomination, as upstream: pods that are
+    /// nominated for the same node could block each other for ever, although some of them fit.
     fn nomination_after(&mut self, pod: &Pod, refused: &Unschedulable) -> Option<String> {
         let is_nominated = self.snapshot.is_nominated(pod.uid());
         let node = pod.status.nominated_node_name.clone().filter(|_| is_nominated);
@@ -175,7 +175,7 @@ mod tests {
         }
         // The two requests run at the same time.
         found.sort_by_key(|(reason, ..)| reason.to_string());
-        // Only the condition of an error must not replace that of a pod that has a node meanwhile.
+        // Only the condition of an error has the resource version: it must not replace that of a changed pod.
         let error = (json!("SchedulerError"), json!("a"), json!("7"));
         assert_eq!(found, [error, (json!("Unschedulable"), json!(null), json!(null))]);
     }

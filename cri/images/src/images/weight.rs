@@ -1,8 +1,8 @@
 //! The memory that configurations take as long as their images are in the store.
 //!
 //! A registry determines the size of a configuration. Nearly all are small and do not count. The others share a limit, so
-//! that many images do not fill the memory of the process. An owner, for example a namespace, may have as much as it leaves
-//! free: no owner can use up the limit, and an image counts for the owner that pulled it first.
+//! that many images do not fill the memory of the process. An owner, for example a namespace, must leave at least as
+//! much free as it uses, so no owner can use up the limit. An image counts for the owner that pulled it first.
 
 use std::collections::HashMap;
 
@@ -52,8 +52,8 @@ fn fits(table: &Table, owner: &str, bytes: usize) -> bool {
     bytes == 0 || is_within(table.all().map(of_entry), bytes, !owner.is_empty())
 }
 
-/// Whether another configuration fits beside the others. For each of these: whether it has the same owner, and its bytes.
-/// Without a share only the sum counts.
+/// Whether a configuration of `bytes` fits beside the others. `others` has for each of them whether it has the same
+/// owner, and its bytes. Without `has_share` only the sum has a limit.
 fn is_within(others: impl Iterator<Item = (bool, usize)>, bytes: usize, has_share: bool) -> bool {
     let (mut all, mut of_owner) = (bytes, bytes);
     for (is_own, other) in others {

@@ -130,8 +130,8 @@ impl ComposedMount<'_> {
 // === impl Made ===
 
 impl Made {
-    /// Measures a layer. The image determines how deep its directories are. A directory that is missing in the list would
-    /// get wrong attributes, so an unreadable one is an error.
+    /// Measures a layer. The image determines how deep its directories are. An unreadable directory is an error: the
+    /// list would lack its entries, and a directory that is missing in the list would get wrong attributes.
     fn of(files: &Path) -> io::Result<Self> {
         let (mut made, mut path) = (Self::default(), Vec::new());
         coracle_tree::walk_all(files, |found| {

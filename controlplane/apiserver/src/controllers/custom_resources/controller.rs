@@ -41,7 +41,7 @@ pub(crate) async fn start(state: &Arc<State>) {
     tokio::spawn(controller.run(events, (cleanups, retries)));
 }
 
-/// A definition is not served.
+/// The reason why a definition is not served.
 struct NotServed {
     message: String,
     /// Whether a timer starts the next attempt.

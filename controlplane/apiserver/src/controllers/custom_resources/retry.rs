@@ -1,5 +1,5 @@
-//! Retries of definitions whose objects could not be loaded. A failed store causes no event, so a timer starts the next
-//! attempt.
+//! Retries of definitions whose objects could not be loaded. No event reports that the store works again, so a timer
+//! starts the next attempt.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-/// Delay before the second attempt. It doubles with each attempt.
+/// Delay before the second attempt. It doubles with each further attempt, up to `MAX`.
 const FIRST: Duration = Duration::from_millis(250);
 const MAX: Duration = Duration::from_secs(60);
 
@@ -19,7 +19,7 @@ pub(super) struct Retries {
 }
 
 struct Failed {
-    /// The state that could not be served, for comparison.
+    /// The state of the definition that could not be served. A changed definition is not delayed.
     wanted: String,
     message: String,
     /// Attempts that started a timer.
@@ -36,7 +36,7 @@ impl Retries {
         Self { failed: HashMap::new(), due }
     }
 
-    /// The message of the last attempt, if the same state of the definition waits for the next one.
+    /// The message of the last attempt, if a timer runs and the definition has not changed since.
     pub(super) fn waits(&self, name: &str, wanted: &str) -> Option<&str> {
         let failed = self.failed.get(name).filter(|failed| failed.is_waiting && failed.wanted == wanted);
         failed.map(|failed| failed.message.as_str())
@@ -80,7 +80,7 @@ impl Retries {
     }
 }
 
-/// The delay after as many earlier attempts.
+/// The delay after `attempts` earlier attempts.
 fn delay(attempts: u32) -> Duration {
     FIRST.saturating_mul(1 << attempts.min(8)).min(MAX)
 }

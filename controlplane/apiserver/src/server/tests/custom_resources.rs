@@ -103,7 +103,7 @@ async fn a_definition_is_served_until_it_is_deleted() {
     let deleted = server.call("DELETE", &path, "application/json", None).await;
     assert_eq!(deleted.code, 200);
     until(&server, &path, |body| body["code"] == 404).await;
-    // Resources that come and go leave no metrics.
+    // Metrics of a custom resource are removed with its definition.
     until(&server, "/metrics", |text| !is_counted(text)).await;
     until(&server, "/apis/example.com/v1", |body| {
         body.is_null() || body["code"] == 404 || body["resources"].is_null()

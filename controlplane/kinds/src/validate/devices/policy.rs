@@ -13,7 +13,7 @@ const MAX_VALUES: usize = 10;
 const ONE_POLICY: &str = "exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at \
     the same time";
 
-/// Checks the policy of a capacity, which has this amount.
+/// Checks the request policy of a capacity.
 pub(super) fn check(causes: &mut Causes, path: &Path, capacity: &Value) {
     let policy = &capacity["requestPolicy"];
     let has_values = items(&policy["validValues"]).next().is_some();
@@ -97,7 +97,7 @@ fn range(causes: &mut Causes, path: &Path, range: &Value, (default, whole): (Qua
     let detail = format!("one step {first} is larger than capacity value: {whole}");
     refuse(first > whole, "step", step, detail);
     for value in [Some(default), max].into_iter().flatten() {
-        // As opposed to upstream, which divides by it, a step of zero has no multiples.
+        // A step of zero has no multiples. Upstream divides by it.
         let added = value.value().saturating_sub(min.value());
         let fits = added.checked_rem(step.value()) == Some(0);
         let detail = format!("value is not a multiple of a given step ({step}) from ({min})");

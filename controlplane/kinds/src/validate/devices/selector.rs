@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Ten to the seventh rounds, each with a search.
+    /// An expression with 10^7 iterations, each with a search.
     fn expensive() -> String {
         let list = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]";
         let search = "int('1'.find('[0-9]*')) < 100".to_owned();
