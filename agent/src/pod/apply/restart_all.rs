@@ -5,7 +5,6 @@ use std::path::Path;
 use coracle_proto::cri;
 
 use super::{ApplyError, Job, Report};
-use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::removed::RemovedContainers;
 use crate::pod::restart;
@@ -51,13 +50,7 @@ impl Job {
     }
 
     async fn stop_at_once(&self, observed: &ObservedContainer) -> Result<(), ApplyError> {
-        let message = format!("Stopping container {}", observed.name);
-        self.node.recorder.container(
-            ContainerRef { pod: &self.pod, name: &observed.name },
-            Level::Normal,
-            "Killing",
-            message,
-        );
+        self.announce_stop(observed);
         let request = cri::StopContainerRequest { container_id: observed.id.clone(), timeout: STOP_TIMEOUT };
         match self.node.runtime.stop_container(request).await {
             Ok(_) | Err(RuntimeError::NotFound(_)) => Ok(()),

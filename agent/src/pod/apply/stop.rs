@@ -79,14 +79,15 @@ impl Job {
         errors
     }
 
-    async fn announce_and_stop(&self, observed: &ObservedContainer, grace: i64) -> Result<(), ApplyError> {
+    /// Records the event that a container is stopped.
+    pub(super) fn announce_stop(&self, observed: &ObservedContainer) {
         let message = format!("Stopping container {}", observed.name);
-        self.node.recorder.container(
-            ContainerRef { pod: &self.pod, name: &observed.name },
-            Level::Normal,
-            "Killing",
-            message,
-        );
+        let container = ContainerRef { pod: &self.pod, name: &observed.name };
+        self.node.recorder.container(container, Level::Normal, "Killing", message);
+    }
+
+    async fn announce_and_stop(&self, observed: &ObservedContainer, grace: i64) -> Result<(), ApplyError> {
+        self.announce_stop(observed);
         self.hook_and_stop(&observed.id, &observed.name, grace).await
     }
 
