@@ -145,7 +145,9 @@ pub(crate) fn rescale(deployment: &Deployment, history: &History) -> Vec<Size> {
         _ => None,
     };
     if let Some(only) = only {
-        return vec![Size { to: bounds.desired, set: only }];
+        // As upstream, a set of the right size keeps its annotations, also if maxSurge has changed.
+        let is_scaled = size(&only) == bounds.desired && !is_rescaled(deployment, history);
+        return if is_scaled { Vec::new() } else { vec![Size { to: bounds.desired, set: only }] };
     }
     if history.new.as_deref().is_some_and(|new| is_saturated(new, bounds.desired)) {
         let old = history.old.iter().filter(|set| size(set) > 0);

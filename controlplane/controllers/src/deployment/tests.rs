@@ -183,6 +183,9 @@ fn a_change_of_max_surge_alone_writes_to_no_set() {
     let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}});
     world.deployment.spec.strategy = serde_json::from_value(strategy).unwrap();
     assert!(world.decide().update.is_empty());
+    world.deployment.spec.paused = Some(true);
+    assert!(world.decide().update.is_empty(), "also while the deployment is paused");
+    world.deployment.spec.paused = None;
     // With the next change of the size the annotation follows.
     world.scale_to(4);
     world.settle(|_| {});
