@@ -112,8 +112,8 @@ settings! {
     service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
     /// Maximum validity of service account tokens. A request for a longer one is shortened.
     service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
-    /// Issue tokens with a validity of one year to pods whose volumes have the default one, for programs that do not read the
-    /// changed file. Later uses are recorded in audit events and metrics.
+    /// Extend tokens of pods with the default validity (about an hour) to one year, for programs that do not read the
+    /// renewed token file. Uses after the default validity are recorded in audit events and metrics.
     service_account_extend_token_expiration: bool = default "true", "BOOL";
     /// Audiences of the API server: tokens of service accounts must be for one of them.
     api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
