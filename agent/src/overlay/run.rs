@@ -115,8 +115,8 @@ impl OverlayAgent {
                     self.refresh_addresses();
                     Wake::Apply
                 }
-                // A point in time instead of a duration: among many nodes the loop wakes more often than the
-                // duration.
+                // A point in time instead of a duration. The events of many nodes restart this select so often that
+                // a duration would never elapse.
                 () = until(retry.map(|retry| retry.at)) => Wake::Apply,
                 () = until(tests.at) => Wake::Test,
                 changed = self.pulse.changed() => changed.map_or(Wake::End, |()| Wake::Pulse),
@@ -321,7 +321,8 @@ impl PathTests {
         }
     }
 
-    /// Adds the peers that are due in this period. No notification reports a smaller MTU on a path.
+    /// Adds the peers that are due in this period. Peers are tested periodically, because no notification reports that
+    /// the MTU of a path has become smaller.
     fn retest_some(&mut self, peers: &BTreeMap<String, Peer>) {
         let next = self.rounds.next(peers);
         if self.begun && !next.is_empty() {
@@ -416,9 +417,9 @@ fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>
 mod tests {
     use super::*;
 
-    /// Number of nodes without an answer from a kernel with Linux' default limits: 1000 answers a second, 50 in a
+    /// Number of nodes that a peer's kernel does not answer, with Linux' default limits: 1000 answers a second, 50 in a
     /// burst. Each node needs two answers and tries three times, as the test does.
-    fn deaf(mut turns: Vec<Duration>) -> usize {
+    fn unanswered(mut turns: Vec<Duration>) -> usize {
         let (mut credit, mut before) = (50.0_f64, Duration::ZERO);
         for _ in 0..3 {
             turns.sort();
@@ -443,10 +444,10 @@ mod tests {
             let turns: Vec<_> =
                 (0..1000).map(|number| test_delay(&format!("{names}{number}"), 1000)).collect();
             assert!(turns.iter().all(|turn| *turn <= TEST_SPACING * 1000));
-            assert_eq!(deaf(turns), 0, "{names}");
+            assert_eq!(unanswered(turns), 0, "{names}");
         }
-        assert!(deaf(vec![Duration::ZERO; 1000]) > 0, "at once they would");
-        assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "few need not wait");
+        assert!(unanswered(vec![Duration::ZERO; 1000]) > 0, "tests at the same time exceed the limits");
+        assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "three nodes hardly wait");
     }
 
     #[test]

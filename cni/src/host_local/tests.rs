@@ -123,7 +123,7 @@ fn requested_addresses_are_assigned_or_refused() {
     assert!(act(&wants).unwrap_err().to_string().contains("10.9.9.9 is in no range of the network"));
     wants.conf.insert("args".into(), json!({"cni": {"ips": ["10.1.2.50", "10.1.2.51"]}}));
     wants.args = String::new();
-    let two = "10.1.2.51 is requested besides another address of 10.1.2.0/24, which assigns one";
+    let two = "10.1.2.51 is the second requested address of 10.1.2.0/24, which assigns one address";
     assert!(act(&wants).unwrap_err().to_string().ends_with(two));
     wants.args = "IP=x".into();
     assert_eq!(act(&wants).unwrap_err().code(), 7);

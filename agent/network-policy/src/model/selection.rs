@@ -175,7 +175,7 @@ impl Model {
         }
     }
 
-    /// Updates the selections by labels of a namespace that contain its pods.
+    /// Updates the selections with a namespace selector, after the labels of this namespace have changed.
     pub(super) fn select_again(&mut self, namespace: &str) {
         let numbers: Vec<u64> = self.selections.in_namespaces.iter().copied().collect();
         for uid in self.pods_in.get(namespace).cloned().unwrap_or_default() {
