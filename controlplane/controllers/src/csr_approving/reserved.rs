@@ -55,7 +55,7 @@ impl<'a> Reserved<'a> {
     pub(crate) fn address(&self, node: &str, address: &IpAddr) -> Option<String> {
         let address = address.to_canonical();
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
-            return Some(format!("{address} is no machine's own"));
+            return Some(format!("{address} cannot be the address of a machine"));
         }
         if let Some(range) = self.ranges.iter().find(|range| range.contains(address)) {
             return Some(format!("{address} is one of the addresses of pods and services, {range}"));
