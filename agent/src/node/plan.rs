@@ -17,7 +17,7 @@ use super::config::NodeConfig;
 use super::facts::{self, NodeFacts};
 use crate::overlay::{self, State};
 
-/// Condition types of the overlay, and the reasons of the first one by which it is recognized as ours.
+/// Condition types of the overlay. The reasons show that a condition of the first type is ours.
 const UNAVAILABLE: &str = "NetworkUnavailable";
 const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";

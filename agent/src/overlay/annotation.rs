@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_annotations_is_no_peer_and_invalid_ones_are_refused_by_name() {
+    fn a_node_without_annotations_is_not_a_peer_and_invalid_ones_are_refused_by_name() {
         assert!(peer(&node(&[])).is_none());
         let mut without_range = node(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7")]);
         without_range.spec = None;

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn offload_that_an_administrator_switched_off_is_no_fault_and_stays_off() {
+    fn offload_that_an_administrator_switched_off_is_not_a_fault_and_stays_off() {
         let mut results = TestResults::begin(cni::Offload::OffByOthers);
         store(&mut results, vec![result("a", 1450, true)]);
         assert!(results.fault_messages().is_empty());

@@ -16,7 +16,7 @@ pub(super) struct PodUsage {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
-    /// When its sandbox was created, in nanoseconds since the epoch.
+    /// Creation time of the sandbox, in nanoseconds since the epoch.
     pub(super) created: i64,
     /// Usage of the pod as a whole. Its containers are in `containers`.
     pub(super) stats: LinuxPodSandboxStats,

@@ -159,7 +159,7 @@ fn gc_frees_addresses_without_owner_and_restore_records_owners() {
 }
 
 #[test]
-fn an_interrupted_reservation_is_no_address_and_does_not_change_its_owner() {
+fn an_interrupted_reservation_is_not_an_address_and_does_not_change_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "a", &ipam).unwrap();

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_node_is_no_candidate_but_keeps_its_pods() {
+    fn a_removed_node_is_not_a_candidate_but_keeps_its_pods() {
         let mut snapshot = Snapshot::default();
         snapshot.place(&pod("p", json!({})), "a");
         assert_eq!(snapshot.candidates().count(), 0);

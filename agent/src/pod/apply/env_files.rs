@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_with_a_slash_is_below_the_volume_and_a_missing_file_is_no_other_problem() {
+    fn a_path_with_a_slash_is_below_the_volume_and_a_missing_file_is_reported_as_missing() {
         let dir = tempfile::tempdir().expect("directory");
         std::fs::write(dir.path().join("f"), "K='v'\n").expect("file");
         let paths = ["f", "/f", "missing", "."].map(str::to_owned);

@@ -402,7 +402,7 @@ fn a_container_that_starts_while_a_resize_waits_keeps_the_limits_of_the_others()
 }
 
 #[test]
-fn a_restart_for_a_resize_is_no_crash_and_needs_no_restart_policy() {
+fn a_restart_for_a_resize_is_not_a_crash_and_needs_no_restart_policy() {
     let wanted = sized("2", "RestartContainer", "OnFailure");
     let mut state = ready_worker_state();
     let got = decide(&wanted, &observed(vec![made_with("1", running())]), &state, 0);

@@ -357,7 +357,7 @@ async fn server_side_apply_creates_merges_and_reports_conflicts() {
 }
 
 #[tokio::test]
-async fn bad_bodies_are_told_where_they_are_bad_and_nothing_is_stored() {
+async fn invalid_bodies_are_refused_with_the_place_of_the_error_and_nothing_is_stored() {
     let server = Fixture::new().await;
     let unknown = json!({"metadata": {"name": "a"}, "dat": {}});
     let strict = server.post(&format!("{CONFIG_MAPS}?fieldValidation=Strict"), unknown.clone()).await;

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_is_no_reason_of_nodes() {
+    async fn an_error_is_not_a_reason_of_nodes() {
         let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: Request<Body>| {
             let sender = sender.clone();

@@ -453,7 +453,7 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
 }
 
 #[test]
-fn an_attribute_that_no_file_has_room_for_is_no_full_disk() {
+fn an_attribute_that_no_file_has_room_for_is_not_a_full_disk() {
     // Larger than ext4's space for attributes, and larger than any file system accepts.
     for bytes in [60_000, 70_000] {
         let value = vec![b'x'; bytes];

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_an_object_is_no_wildcard() {
+    fn the_name_of_an_object_is_not_a_wildcard() {
         let named = |name: &str| {
             rule(
                 json!({"verbs": ["get"], "apiGroups": [""], "resources": ["secrets"], "resourceNames": [name]}),

@@ -112,7 +112,7 @@ async fn a_binding_takes_accounts_of_its_own_namespace() {
 }
 
 #[tokio::test]
-async fn there_is_no_head_of_resources() {
+async fn resources_do_not_support_head() {
     let server = Fixture::new().await;
     for path in [MAPS, "/api/v1/namespaces/default", "/api/v1/namespaces/default/status"] {
         assert_eq!(server.get(path).await.code, 200, "{path}");
@@ -169,7 +169,7 @@ async fn errors_list_the_accepted_media_types() {
 }
 
 #[tokio::test]
-async fn a_review_is_no_table() {
+async fn a_review_cannot_be_a_table() {
     let server = Fixture::new().await;
     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
     let body = || json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/"}}});

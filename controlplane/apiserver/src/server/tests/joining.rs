@@ -186,7 +186,7 @@ async fn a_request_is_for_one_name_however_it_is_read() {
 }
 
 #[tokio::test]
-async fn the_name_of_the_controllers_is_no_credential() {
+async fn the_name_of_the_controllers_is_not_a_credential() {
     let server = Fixture::new().await;
     // The default role of this name lists everything, and does not read single nodes.
     let node = "/api/v1/nodes/none";

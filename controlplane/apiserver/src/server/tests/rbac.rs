@@ -155,7 +155,7 @@ async fn aggregation_gives_no_rights_that_the_writer_does_not_have() {
 }
 
 #[tokio::test]
-async fn reviews_tell_what_roles_say_of_any_verb() {
+async fn reviews_return_what_roles_allow_for_any_verb() {
     let server = Fixture::new().await;
     server.role("default", "r", json!([rule(&["get", "dance"], &["pods"])])).await;
     server.bind("default", ("Role", "r"), "ann").await;
