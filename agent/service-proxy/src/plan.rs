@@ -117,8 +117,8 @@ impl<'a> External<'a> {
         }
     }
 
-    /// The sources that may reach the load balancer at these addresses. `None` permits all. If an address of this node is
-    /// permitted, the load balancer's addresses are permitted as sources too: if this node has such an address, its
+    /// The sources that may reach the load balancer at these addresses. `None` permits all. If an address of this node
+    /// is permitted, the load balancer's addresses are permitted as sources too: if this node has such an address, its
     /// processes use it as the source.
     fn guard(&self, balancer: &[IpAddr]) -> Option<Vec<IpNetwork>> {
         let mut sources = self.sources.clone()?;

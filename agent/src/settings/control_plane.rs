@@ -218,8 +218,8 @@ settings! {
     event_ttl: Age = default "1h", "DURATION";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
-    /// Minimum duration in seconds of a watch whose request has no timeout. Such a watch ends at a random time between once
-    /// and twice this duration; 0: no limit.
+    /// Minimum duration in seconds of a watch whose request has no timeout. Such a watch ends at a random time between
+    /// once and twice this duration; 0: no limit.
     min_request_timeout: u32 = default "1800", "SECONDS";
     /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only max-requests-inflight and
     /// max-mutating-requests-inflight limit them.

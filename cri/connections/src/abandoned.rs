@@ -1,14 +1,15 @@
 //! Streams whose client has closed the connection while nothing reads the data that the client sent before.
 //!
-//! A stream notices the end of a connection only after it has read all data before the end. A stream that waits for a slow
-//! receiver does not read, so it would hold its memory and descriptors until the receiver continues. Therefore the state of
-//! the socket is polled every [`INTERVAL`] while a stream does not read.
+//! A stream notices the end of a connection only after it has read all data before the end. A stream that waits for a
+//! slow receiver does not read, so it would hold its memory and descriptors until the receiver continues. Therefore the
+//! state of the socket is polled every [`INTERVAL`] while a stream does not read.
 //!
 //! The kernel distinguishes two states:
-//! - The client has closed its side for writing (`POLLRDHUP`). It may still read. After a stream has read and forwarded this
-//!   end, this state has no further meaning.
-//! - Both sides are closed, or the client has sent a reset (`POLLHUP`, `POLLERR`). No output can arrive any more. If the
-//!   client has closed both sides, the kernel notices it by the reset that answers the next output or keepalive probe.
+//! - The client has closed its side for writing (`POLLRDHUP`). It may still read. After a stream has read and forwarded
+//!   this end, this state has no further meaning.
+//! - Both sides are closed, or the client has sent a reset (`POLLHUP`, `POLLERR`). No output can arrive any more. If
+//!   the client has closed both sides, the kernel notices it by the reset that answers the next output or keepalive
+//!   probe.
 //!
 //! Neither state ends a stream at once. Buffers may still have data of the client, which a stream that reads delivers.
 #![allow(unsafe_code, reason = "poll(2) with POLLRDHUP, which nix does not have")]
@@ -28,8 +29,8 @@ use crate::observed::{Observe, Observed};
 
 /// Interval of the checks of a stream that does not read.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Number of intervals without a read after which a stream is abandoned, if its client is gone. It leaves time to read the
-/// data of a client that only closed its side for writing, because such a client waits for the answer.
+/// Number of intervals without a read after which a stream is abandoned, if its client is gone. It leaves time to read
+/// the data of a client that only closed its side for writing, because such a client waits for the answer.
 const IDLE_INTERVALS: u32 = 3;
 
 /// The socket of a connection. None before the connection has a stream, and after the stream's end.

@@ -160,8 +160,8 @@ impl PullRecords {
         open.map(|(image, _)| image.clone()).collect()
     }
 
-    /// Ends an interrupted pull. If the pull has stored the image, the image gets a record. If the runtime does not respond,
-    /// the pull stays open, and the image counts as pulled.
+    /// Ends an interrupted pull. If the pull has stored the image, the image gets a record. If the runtime does not
+    /// respond, the pull stays open, and the image counts as pulled.
     async fn resolve(&self, runtime: &dyn Runtime, image: &str) {
         let spec = cri::ImageSpec { image: image.to_owned(), ..cri::ImageSpec::default() };
         let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };

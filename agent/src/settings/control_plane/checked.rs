@@ -386,8 +386,8 @@ fn election_times(times: [Duration; 3]) -> anyhow::Result<[Duration; 3]> {
     Ok(times)
 }
 
-/// Refuses a configuration that disables resources which nodes, controllers or the scheduler need. They would wait forever,
-/// or consider the objects as deleted.
+/// Refuses a configuration that disables resources which nodes, controllers or the scheduler need. They would wait
+/// forever, or consider the objects as deleted.
 fn runtime_config(entries: &[String]) -> anyhow::Result<RuntimeConfig> {
     let config = RuntimeConfig::parse(entries)?;
     let missing = config.missing();
