@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_stays_full_is_not_worked_on_without_rest() {
+    fn passes_on_a_disk_that_stays_full_have_pauses() {
         let (mut timer, now) = (PassTimer::default(), Instant::now());
         assert_eq!(timer.wait(false, now), None);
         timer.record_pass(now);

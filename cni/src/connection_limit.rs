@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_begins_only_so_many_connections() {
+    fn an_address_begins_a_limited_number_of_connections() {
         let tested = std::thread::spawn(|| {
             let pair = Pair::new();
             let limit = ConnectionLimit::beside("test");

@@ -178,7 +178,7 @@ impl Metrics {
         }
         counter(out, "coredns_cache_misses_total", "Queries that the cache cannot answer", &self.misses);
         let name = "coredns_cache_prefetch_total";
-        counter(out, name, "Answers asked again before they expire", &self.prefetches);
+        counter(out, name, "Cached answers renewed before they expired", &self.prefetches);
         let name = "coredns_cache_served_stale_total";
         counter(out, name, "Expired answers that were used", &self.stale);
     }

@@ -19,9 +19,8 @@ struct Wanted {
 }
 
 impl Job {
-    /// Reads the files that the container's environment refers to, except those whose volume is no `emptyDir` of the
-    /// pod. A privileged container can mount a file system that never responds there, so this runs off the async
-    /// workers.
+    /// Reads the files that the container's environment refers to, in `emptyDir` volumes of the pod only. A privileged
+    /// container can mount a file system that never responds there, so this runs off the async workers.
     pub(super) async fn env_files(
         &self,
         container: &Container,

@@ -34,8 +34,8 @@ pub(crate) struct ControlPlane {
     pub(crate) token_webhook: Option<TokenWebhookConfig>,
     pub(crate) request_header: Option<RequestHeaderConfig>,
     pub(crate) authorization: AuthorizationConfig,
-    /// The configuration of encryption, and whether it is read again when it changes.
     pub(crate) token_signer: Option<String>,
+    /// The configuration of encryption, and whether it is read again when it changes.
     pub(crate) encryption: Option<(PathBuf, bool)>,
     pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) etcd: Option<Etcd>,
