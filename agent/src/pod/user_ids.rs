@@ -117,7 +117,7 @@ impl UserIds {
         for uid in self.unresolved()? {
             let first = of_sandboxes(runtime, &uid).await;
             let first = first.map_err(|source| UserIdsError::Runtime { uid: uid.clone(), source })?;
-            tracing::info!(uid, first, "took the ids of a user namespace from the runtime");
+            tracing::info!(uid, first, "restored the ids of a user namespace from the runtime");
             self.adopt(&uid, first);
         }
         Ok(())

@@ -48,7 +48,7 @@ impl<'a> Reserved<'a> {
         }
         let shared = self.own_node == Some(node);
         let found = !shared && self.names.iter().any(|own| own.eq_ignore_ascii_case(&dns));
-        (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is the API server"))
+        (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is a name of the API server"))
     }
 
     /// The owner of a reserved address. `None` if the node may have it.

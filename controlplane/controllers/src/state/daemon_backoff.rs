@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wait_doubles_and_starts_anew_after_a_long_time() {
+    fn the_wait_doubles_and_is_reset_after_a_long_time() {
         let (mut backoff, key) = (Backoff::default(), Key::new("n", "d"));
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(backoff.remaining(&key, "a", at(0)), None);

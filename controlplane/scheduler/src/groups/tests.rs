@@ -211,7 +211,7 @@ fn no_further_pod_is_tried_once_a_gang_cannot_fit() {
     let outcome = placed(&gang, &mut snapshot, 2);
     assert_eq!(tried(&outcome), [true, true, false]);
     assert_eq!(texts(&placed(&gang, &mut snapshot, 1)), ["refused", "refused", "bound"]);
-    // Some pods of the group do not want to be scheduled yet.
+    // The gang needs one more pod, which is not ready to be scheduled.
     assert_eq!(tried(&placed(&gang, &mut snapshot, 4)), [false, false, false]);
     assert_eq!(used(&snapshot), [0]);
 }

@@ -298,7 +298,7 @@ fn client(answer: &Value) -> kube::Client {
 
 /// The paused clock moves only while all tasks wait for a timer.
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_given_back_if_the_provisioner_is_dead() {
+async fn a_pod_is_queued_again_if_the_provisioner_does_not_respond() {
     let waiting = claim("c", json!({}));
     let volumes = volumes(std::slice::from_ref(&waiting), &[], &[class("x")]);
     let mut selected = waiting;
