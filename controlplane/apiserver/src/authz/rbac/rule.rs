@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_is_found() {
+    fn rules_that_are_not_held_are_found() {
         let held = [
             rule(
                 json!({"verbs": ["get", "list"], "apiGroups": ["", "apps"], "resources": ["pods", "*/scale"]}),

@@ -128,7 +128,7 @@ async fn a_node_reads_what_its_pods_need_and_writes_itself_alone() {
 }
 
 #[tokio::test]
-async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
+async fn a_token_is_invalid_after_its_pod_is_deleted() {
     let server = Fixture::new().await;
     let made = server.post(PODS, pod("p")).await.body;
     let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": made["metadata"]["uid"]});

@@ -418,7 +418,7 @@ async fn an_update_without_a_version_is_for_the_kinds_of_upstream() {
 }
 
 #[tokio::test]
-async fn a_pod_can_be_replaced_by_what_it_was_made_of() {
+async fn a_pod_can_be_replaced_by_its_original_manifest() {
     let server = Fixture::new().await;
     let whole = || {
         let mut pod = pod("p");
