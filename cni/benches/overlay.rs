@@ -77,7 +77,7 @@ async fn idle(overlay: &mut Overlay) -> u64 {
 }
 
 /// Creates the node's uplink.
-fn plug() {
+fn create_uplink() {
     ip("link add eth0 type veth peer name eth1");
     ip("addr add 192.0.2.1/24 dev eth0");
     ip("addr add 2001:db8::1/64 dev eth0 nodad");
@@ -86,7 +86,7 @@ fn plug() {
 }
 
 async fn bench() {
-    plug();
+    create_uplink();
     let config = OverlayConfig {
         backend: Backend::Vxlan { vni: 1, port: 8472, direct_routing: false },
         interface: "bench.1".into(),

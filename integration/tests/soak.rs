@@ -51,7 +51,7 @@ fn random_pods_and_kills_leave_nothing_and_memory_does_not_grow() {
             calm(machine, &node, Duration::from_secs(seconds / 4), &anchor, &counters).await;
             anchor.end().await.expect("the pod that stayed ends");
             println!("{counters}");
-            settled(machine, &clean).await;
+            wait_until_clean(machine, &clean).await;
             assert_eq!(Trace::of(machine).since(&clean), Vec::<&str>::new(), "left after the soak");
             node.remove_all().await.expect("the image goes");
             node.stop();
@@ -183,7 +183,7 @@ async fn only_stays(machine: &Machine, stays: &str) {
 }
 
 /// Waits until nothing is left, or a time limit.
-async fn settled(machine: &Machine, clean: &Trace) {
+async fn wait_until_clean(machine: &Machine, clean: &Trace) {
     let end = Instant::now() + Duration::from_secs(60);
     while !Trace::of(machine).since(clean).is_empty() && Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -87,13 +87,13 @@ struct Retry {
 }
 
 /// Events of the task.
-enum Wake {
+enum TaskEvent {
     Node(Box<Result<Event<Node>, watcher::Error>>),
     /// The node's ranges or the kernel's tables changed, or a retry is due.
     Apply,
     Test,
-    /// The lease's timer: some peers are tested again.
-    Pulse,
+    /// The node's lease was renewed: some peers are tested again.
+    LeaseRenewed,
     Tested(Vec<(ProbePath, ProbeResult)>),
     End,
 }
@@ -106,35 +106,35 @@ impl OverlayAgent {
         let (mut nodes, mut tests, mut retry) = (Nodes::default(), PathTests::of(&self.name), None::<Retry>);
         self.refresh_addresses();
         loop {
-            let wake = tokio::select! {
+            let event = tokio::select! {
                 // Cancel-safe: the stream and the receivers keep their position, and the overlay keeps its pending
                 // notification.
-                event = events.next() => event.map_or(Wake::End, |event| Wake::Node(Box::new(event))),
-                changed = self.ranges.changed() => changed.map_or(Wake::End, |()| Wake::Apply),
+                event = events.next() => event.map_or(TaskEvent::End, |event| TaskEvent::Node(Box::new(event))),
+                changed = self.ranges.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::Apply),
                 () = self.overlay.foreign_change() => {
                     self.refresh_addresses();
-                    Wake::Apply
+                    TaskEvent::Apply
                 }
                 // A point in time instead of a duration. The events of many nodes restart this select so often that
                 // a duration would never elapse.
-                () = until(retry.map(|retry| retry.at)) => Wake::Apply,
-                () = until(tests.at) => Wake::Test,
-                changed = self.pulse.changed() => changed.map_or(Wake::End, |()| Wake::Pulse),
-                results = ended(&mut tests.running) => Wake::Tested(results),
+                () = until(retry.map(|retry| retry.at)) => TaskEvent::Apply,
+                () = until(tests.at) => TaskEvent::Test,
+                changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseRenewed),
+                results = ended(&mut tests.running) => TaskEvent::Tested(results),
             };
-            let apply = match wake {
-                Wake::Node(event) => nodes.apply_event(&self.name, *event),
-                Wake::Apply => true,
-                Wake::Test => {
+            let apply = match event {
+                TaskEvent::Node(event) => nodes.apply_event(&self.name, *event),
+                TaskEvent::Apply => true,
+                TaskEvent::Test => {
                     tests.start(&self.overlay);
                     false
                 }
-                Wake::Pulse => {
+                TaskEvent::LeaseRenewed => {
                     tests.retest_some(&nodes.known.peers);
                     false
                 }
-                Wake::Tested(results) => self.store(&mut tests, results),
-                Wake::End => return,
+                TaskEvent::Tested(results) => self.store(&mut tests, results),
+                TaskEvent::End => return,
             };
             if apply && nodes.complete {
                 retry = self.apply_or_retry(&mut nodes, &mut tests, retry).await;

@@ -94,7 +94,7 @@ impl Selections {
     }
 
     /// Selections that may contain pods of the namespace.
-    fn around(&self, namespace: &str) -> Vec<u64> {
+    fn of_namespace(&self, namespace: &str) -> Vec<u64> {
         let own = self.in_namespace.get(namespace).into_iter().flatten();
         own.chain(&self.in_namespaces).copied().collect()
     }
@@ -170,7 +170,7 @@ impl Model {
     /// Updates the selections that contain a pod.
     pub(super) fn select(&mut self, uid: &str) {
         let Some(namespace) = self.pods.get(uid).map(|entry| entry.facts.namespace.clone()) else { return };
-        for number in self.selections.around(&namespace) {
+        for number in self.selections.of_namespace(&namespace) {
             self.select_by(uid, number);
         }
     }
