@@ -297,7 +297,7 @@ async fn errors_are_those_of_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_and_an_invalid_certificate_are_reported_in_one_sentence() {
+async fn a_taken_port_and_a_bad_certificate_are_one_sentence() {
     let dir = std::env::temp_dir().join(format!("coracle-server-{}-bad", std::process::id()));
     let good = config(&dir, &Authority::new());
     let first = Server::bind(&good).await.expect("bind");
