@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(timer.wait(false, now), None);
         timer.record_pass(now);
         assert_eq!(timer.wait(false, now + REST / 2), Some(now + REST));
-        assert_eq!(timer.wait(true, now), None, "a pull waits for room");
+        assert_eq!(timer.wait(true, now), None, "a pull waits for disk space");
         assert_eq!(timer.wait(false, now + REST), None);
     }
 

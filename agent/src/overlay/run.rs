@@ -447,7 +447,7 @@ mod tests {
             assert_eq!(unanswered(turns), 0, "{names}");
         }
         assert!(unanswered(vec![Duration::ZERO; 1000]) > 0, "tests at the same time exceed the limits");
-        assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "three nodes hardly wait");
+        assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "the delay is short with three nodes");
     }
 
     #[test]

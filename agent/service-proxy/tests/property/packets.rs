@@ -119,7 +119,7 @@ fn ready(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, node: Option<&
     usable.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address?, 8080))).collect()
 }
 
-/// All permitted fates of a packet.
+/// All permitted deliveries of a packet.
 fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
     let Packet { to, is_udp } = packet;
     let refused = |delivery: Delivery| vec![if *is_udp { delivery } else { Delivery::Refused }];

@@ -138,7 +138,7 @@ fn images_within_the_minimum_age_are_awaited() {
     let (removed, again) = planned(&policy, SpaceToFree::Bytes(400), &images);
     assert_eq!(removed, pairs(&[("old", 100), ("ahead", 100)]));
     assert_eq!(again, Some(Duration::from_secs(1)));
-    assert_eq!(planned(&policy, SpaceToFree::Bytes(100), &images).1, None, "enough without them");
+    assert_eq!(planned(&policy, SpaceToFree::Bytes(100), &images).1, None, "older images are enough");
     let never = ImageGcPolicy { minimum_age: Duration::ZERO, ..policy };
     assert_eq!(planned(&never, SpaceToFree::Bytes(400), &images).0.len(), 4);
 }

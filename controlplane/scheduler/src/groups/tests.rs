@@ -74,7 +74,7 @@ fn pods_are_gated_until_their_group_and_enough_pods_exist() {
     let third = pod("c", "g", "1");
     assert_eq!(sorted(groups.put_pod(&third, false)), ["a", "b"]);
     assert_eq!(groups.policy(&key("g")), Policy::Gang { needed: 3 });
-    assert!(groups.put_pod(&third, false).is_empty(), "the others are woken once");
+    assert!(groups.put_pod(&third, false).is_empty(), "the other pods are woken once");
     assert_eq!(sorted(groups.waiting(&key("g"))), ["a", "b", "c"]);
     groups.remove_pod("a");
     assert_eq!(groups.policy(&key("g")), Policy::Gated, "a member was deleted");

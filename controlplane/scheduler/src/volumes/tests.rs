@@ -143,7 +143,7 @@ fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
         (Event::Delete(of("c")), 1),
         (Event::Delete(of("c")), 0),
     ] {
-        assert!(!feed::claim(&mut state, &mut listed, event), "no other pod is helped");
+        assert!(!feed::claim(&mut state, &mut listed, event), "no other pod becomes schedulable");
         assert_eq!(std::mem::take(&mut state.pending).claims.len(), claims);
     }
 }

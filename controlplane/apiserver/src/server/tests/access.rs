@@ -249,7 +249,11 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
     let version = used["metadata"]["resourceVersion"].clone();
     assert_eq!(server.api.handle(request(), None).await.status(), 200);
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    assert_eq!(server.get(path).await.body["metadata"]["resourceVersion"], version, "once a day");
+    assert_eq!(
+        server.get(path).await.body["metadata"]["resourceVersion"],
+        version,
+        "the label changes only once a day"
+    );
     let invalid = json!({"metadata": {"labels": {"kubernetes.io/legacy-token-invalid-since": "2026-11-23"}}});
     assert_eq!(server.merge(path, invalid).await.code, 200);
     assert_eq!(server.api.handle(request(), None).await.status(), 401);
