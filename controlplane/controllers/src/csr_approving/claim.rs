@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmarked_token_is_for_all() {
+    fn a_token_without_a_mark_is_valid_for_all_machines() {
         for data in [&[][..], &[(SINGLE, "false")], &[(USED_BY, "b")]] {
             assert_eq!(claim("abcdef", Some(&secret(data)), "a", &[node("a", "True")]), Claim::Good);
         }

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_urls_narrow_it() {
+    fn names_and_urls_restrict_a_rule() {
         let one =
             json!({"verbs": ["*"], "apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["c"]});
         let one = rule(one);

@@ -48,7 +48,7 @@ async fn an_external_signer_signs_and_its_new_keys_are_fetched_for_tokens_of_the
 }
 
 #[tokio::test]
-async fn nobody_is_allowed_by_silence() {
+async fn requests_that_no_authorizer_allows_are_refused() {
     let server = Fixture::new().await;
     let refused = server.get_as(User::new("bob", &[]), PODS).await;
     assert_eq!(
