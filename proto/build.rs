@@ -1,6 +1,6 @@
 //! Compiles the .proto files with protox, so that no protoc has to be installed.
 
-/// Messages of which configurations of pods and containers consist. They can be serialized to JSON, for verbose statuses.
+/// Messages in the configurations of pods and containers. They can be serialized to JSON, for verbose statuses.
 const SHOWN: [&str; 31] = [
     "Capability",
     "CDIDevice",

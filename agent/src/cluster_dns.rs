@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_back_off_is_reset_after_a_server_that_ran() {
-        assert_eq!(pause_after(Duration::from_millis(3), MAX_PAUSE), MAX_PAUSE, "it could not start");
+        assert_eq!(pause_after(Duration::from_millis(3), MAX_PAUSE), MAX_PAUSE, "the server could not start");
         assert_eq!(pause_after(Duration::from_secs(3600), MAX_PAUSE), FIRST_PAUSE);
     }
 }

@@ -36,7 +36,7 @@ pub(crate) const NODE_RUN: &[(&str, u32)] = &[("volumes", GROUP)];
 /// Makes the modes of new files independent of the starting shell. CNI plugins, hooks and containers inherit the mask.
 ///
 /// Must be called before the first thread starts.
-pub(crate) fn fix_umask() {
+pub(crate) fn set_umask() {
     umask(Mode::from_bits_truncate(0o022));
 }
 

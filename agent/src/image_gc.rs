@@ -329,12 +329,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_stays_full_is_not_worked_on_without_rest() {
+    fn passes_on_a_disk_that_stays_full_have_pauses() {
         let (mut timer, now) = (PassTimer::default(), Instant::now());
         assert_eq!(timer.wait(false, now), None);
         timer.record_pass(now);
         assert_eq!(timer.wait(false, now + REST / 2), Some(now + REST));
-        assert_eq!(timer.wait(true, now), None, "a pull waits for room");
+        assert_eq!(timer.wait(true, now), None, "a pull waits for disk space");
         assert_eq!(timer.wait(false, now + REST), None);
     }
 

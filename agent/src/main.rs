@@ -163,7 +163,7 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
         _ => false,
     };
     if !writes_for_its_user {
-        directories::fix_umask();
+        directories::set_umask();
     }
     match role {
         #[cfg(feature = "controlplane")]

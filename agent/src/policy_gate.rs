@@ -15,9 +15,9 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-/// Time until a pod of a namespace with policies reports that it waits. The pod's start is repeated.
+/// Maximum wait of a pod in a namespace with policies. Then its start fails with an error, and is retried.
 const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time after which a pod of a namespace without known policies starts, while the policies are unknown.
+/// Maximum wait of a pod in a namespace without recorded policies, while the policies are unknown. Then the pod starts.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Pause after a write of the record that failed, for example on a full disk.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -70,7 +70,7 @@ pub(crate) struct GateEnd {
     pub(crate) restricted: Restricted,
 }
 
-/// A gate, and its end for the task. `None` in place of a record: policies are not enforced.
+/// A gate, and the side of it that the network policy task holds. Without a record (`None`) policies are not enforced.
 pub(crate) fn gate(node_name: &str, record: Option<&Path>) -> (PolicyGate, Option<GateEnd>) {
     let restricted = Restricted::load(record.unwrap_or(Path::new("")));
     let node_name = node_name.to_owned();

@@ -137,7 +137,11 @@ mod tests {
         state.begin_change();
         assert_eq!(status("/healthz"), 200);
         tokio::time::advance(TIMEOUT / 2).await;
-        assert_eq!([status("/healthz"), status("/livez")], [503, 503], "the first change counts");
+        assert_eq!(
+            [status("/healthz"), status("/livez")],
+            [503, 503],
+            "the wait counts from the first change"
+        );
         state.end_change();
         assert_eq!([status("/healthz"), status("/livez")], [200, 200]);
     }

@@ -101,7 +101,7 @@ fn require_root() -> anyhow::Result<()> {
 
 /// Makes the directories of a node, and makes those of earlier versions private.
 ///
-/// A node that still has to join calls [`repair`] first: a refused join leaves nothing in the state directory.
+/// A node that still has to join calls [`repair`] first, so that a refused join leaves nothing in the state directory.
 fn prepare(node: &Node) -> anyhow::Result<()> {
     directories::prepare(&node.dirs.state, &[directories::NODE_STATE, directories::RUNTIME_STATE])?;
     directories::prepare(&node.dirs.run, &[directories::NODE_RUN, directories::RUNTIME_RUN])?;

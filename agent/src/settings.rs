@@ -52,7 +52,7 @@ pub(crate) use runtime::{Runtime, RuntimeSettings};
 pub(crate) use serving::Serving;
 pub(crate) use table::Flags;
 
-/// The file that is read if `--config` names none.
+/// Path of the configuration file if `--config` is not set.
 const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
 /// The default of `state-dir`.
 const DEFAULT_STATE_DIR: &str = "/var/lib/coracle";
@@ -114,7 +114,7 @@ pub(crate) struct Settings {
     plane: ControlPlane,
     #[cfg(feature = "controlplane")]
     server_features: coracle_controlplane::ServerFeatures,
-    /// Settings that are set and that another container runtime does not honour.
+    /// Settings that have a value, but no effect on a runtime in another process.
     ignored_by_remote_runtime: Vec<&'static str>,
 }
 
@@ -187,7 +187,7 @@ impl Settings {
         self.node.clone()
     }
 
-    /// Fails if a setting is set that another container runtime does not honour.
+    /// Fails if a setting has a value, but no effect on a runtime in another process.
     pub(crate) fn check_remote_runtime(&self) -> anyhow::Result<()> {
         let ignored = &self.ignored_by_remote_runtime;
         anyhow::ensure!(

@@ -77,7 +77,7 @@ async fn idle(overlay: &mut Overlay) -> u64 {
 }
 
 /// Creates the node's uplink.
-fn plug() {
+fn create_uplink() {
     ip("link add eth0 type veth peer name eth1");
     ip("addr add 192.0.2.1/24 dev eth0");
     ip("addr add 2001:db8::1/64 dev eth0 nodad");
@@ -86,7 +86,7 @@ fn plug() {
 }
 
 async fn bench() {
-    plug();
+    create_uplink();
     let config = OverlayConfig {
         backend: Backend::Vxlan { vni: 1, port: 8472, direct_routing: false },
         interface: "bench.1".into(),
@@ -135,13 +135,13 @@ async fn bench() {
     // Receives the notifications of the benchmark's own changes.
     drop(tokio::time::timeout(Duration::from_millis(200), overlay.foreign_change()).await);
     let woken = idle(&mut overlay).await;
-    println!("{PEERS} peers of both families programmed (p50): {:.1?}", median(all));
+    println!("programming {PEERS} peers of both families (p50): {:.1?}", median(all));
     let least = one.iter().min().copied().unwrap();
-    println!("one of them changed (p50, least): {:.2?}, {least:.2?}", median(one));
-    println!("of that at work, the kernel's part with it (p50): {:.2?}", median(working));
-    println!("the ranges of all in order (p50): {:.1?}", median(merge));
-    println!("a foreign change found among them and repaired (p50): {:.1?}", median(found));
-    println!("woken in 10 s of nothing: {woken}");
+    println!("changing one peer (p50, minimum): {:.2?}, {least:.2?}", median(one));
+    println!("processor time of that change, kernel included (p50): {:.2?}", median(working));
+    println!("sorting the ranges of all peers (p50): {:.1?}", median(merge));
+    println!("finding and repairing a foreign change (p50): {:.1?}", median(found));
+    println!("wake-ups in 10 s without a change: {woken}");
 }
 
 fn main() {

@@ -139,7 +139,10 @@ mod tests {
         };
         assert!(within("192.0.2.9", "192.0.2.1", "255.255.255.0"));
         assert!(!within("192.0.3.9", "192.0.2.1", "255.255.255.0"));
-        assert!(!within("192.0.2.1", "192.0.2.1", "255.255.255.255"), "an announced address is no network");
+        assert!(
+            !within("192.0.2.1", "192.0.2.1", "255.255.255.255"),
+            "an announced address is not a network"
+        );
         assert!(within("fd99::9", "fd99::1", "ffff:ffff:ffff:ffff::"));
     }
 

@@ -196,7 +196,8 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        // A pod that sends from its own hardware address only gets no frames to others.
+        // The bridge knows the hardware address of a pod that may send only from its own. So frames to unknown
+        // addresses need not be flooded to the port of this pod.
         let is_checked = conf.ours && self.host.guard.is_some();
         if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
             let port = Port {

@@ -137,7 +137,7 @@ impl Max {
     }
 }
 
-/// A quarter of a number as text. `None` if the number is 0, which is no limit for the kernel, or absent.
+/// A quarter of a number as text. `None` if the number is 0, which means no limit to the kernel, or absent.
 fn quarter(text: &str) -> Option<u32> {
     let tracked: u32 = text.trim().parse().ok()?;
     (tracked > 0).then(|| (tracked / 4).max(1))
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_begins_only_so_many_connections() {
+    fn an_address_begins_a_limited_number_of_connections() {
         let tested = std::thread::spawn(|| {
             let pair = Pair::new();
             let limit = ConnectionLimit::beside("test");

@@ -47,7 +47,7 @@ mod tests {
         for _ in 0..2 {
             remove_file(&file).expect("absent afterwards");
         }
-        let error = remove_file(dir.path()).expect_err("a directory is no file").to_string();
+        let error = remove_file(dir.path()).expect_err("a directory is not a file").to_string();
         assert_eq!(error, format!("cannot remove {}", dir.path().display()));
     }
 

@@ -46,7 +46,7 @@ pub(crate) struct Firewall {
 
 struct State {
     claims: Index,
-    /// Whether the table has the content that the ledger of the claims settled last. Otherwise its content is unknown.
+    /// Whether the table has the content that was applied last. Otherwise its content is unknown.
     is_known: bool,
     /// Host ports whose conntrack entries may exist: datagrams to them may be forwarded to former targets.
     redirected: BTreeSet<Mapping>,

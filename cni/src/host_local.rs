@@ -199,7 +199,9 @@ impl Ipam {
         }
         let Some(left) = wanted.first() else { return Ok(choices) };
         let reason = match self.sets.iter().find(|set| set.contains(*left)) {
-            Some(set) => format!("{left} is requested besides another address of {set}, which assigns one"),
+            Some(set) => {
+                format!("{left} is the second requested address of {set}, which assigns one address")
+            }
             None => {
                 let sets: Vec<String> = self.sets.iter().map(RangeSet::to_string).collect();
                 format!("{left} is in no range of the network: {}", sets.join(" and "))
@@ -237,8 +239,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Frees the addresses of the attachment. If its ADD answered one address of each set, these are all; otherwise
-    /// the directory is searched.
+    /// Frees the addresses of the attachment. If the result of its ADD has an address of each set, these are all of its
+    /// addresses. Otherwise the directory is searched.
     fn del(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<(), Error> {
         let Some(mut store) = Store::existing(&self.dir)? else { return Ok(()) };
         let is_complete = |attachments: &&Cache| attachments.is_complete(&self.dir, store.version());

@@ -1,10 +1,11 @@
 //! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
-//! neighbour discovery. They send only so many frames to groups, because the bridge copies these to all ports:
-//! questions of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
+//! neighbour discovery. The rate of broadcast and multicast frames is limited, because the bridge copies these to all
+//! ports: requests of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of
+//! applications.
 //!
-//! One table of the family `bridge`, because the frames must be filtered at the port, before the bridge forwards them. A
-//! frame of IPv4 costs one look-up in a hash set, others two, and one more to groups. The content is derived from the
-//! attachments.
+//! One table of the family `bridge`, because the frames must be filtered at the port, before the bridge forwards them.
+//! A frame of IPv4 costs one look-up in a hash set, other frames two, and broadcast and multicast frames one more. The
+//! content is derived from the attachments.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,12 +26,12 @@ const GUARDED: &str = "guarded";
 const V4: &str = "addresses4";
 const V6: &str = "addresses6";
 const TO_GROUPS: &str = "to_groups";
-/// Frames to groups that a port may send in a second, and at once.
+/// Maximum rate of broadcast and multicast frames of a port per second, and the burst.
 const GROUP_RATE: u64 = 500;
 const GROUP_BURST: u32 = 2000;
-/// Maximum ports whose frames to groups are measured at a time. Those of further ports have no limit.
+/// Maximum number of ports whose rate is measured at a time. Further ports have no limit.
 const MEASURED_MAX: u32 = 4096;
-/// Time after which a port that sends no frame to groups is forgotten: longer than the burst lasts.
+/// Time without a broadcast or multicast frame after which a port's measurement is dropped: longer than a burst lasts.
 const MEASURED: Duration = Duration::from_secs(60);
 /// Types of the nft tool: interface name and Ethernet address.
 const IFNAME: u32 = 41;
@@ -185,17 +186,16 @@ impl SourceGuard {
         Ok(())
     }
 
-    /// Makes the table without the limit of frames to groups, which the kernel may lack: sources are checked in any
-    /// case.
+    /// Makes the table without the rate limit, which the kernel may not support. Sources are still checked.
     fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
         state.is_unlimited = true;
         let made = self.make(state);
-        // Otherwise the cause is another one.
+        // If this fails too, the rate limit was not the cause.
         state.is_unlimited = made.is_ok();
         if made.is_ok() {
             tracing::warn!(
                 error = cause.chain(),
-                "the kernel cannot limit the frames of pods to groups, so a pod may flood the bridge"
+                "the kernel cannot limit broadcast and multicast frames, so a pod may flood the bridge"
             );
         }
         made
@@ -249,7 +249,7 @@ fn layout(transaction: &mut Transaction<'_>, is_limited: bool) {
     rules().iter().for_each(|rule| transaction.rule(CHAIN, rule));
 }
 
-/// Drops frames to groups, of which the first byte of the address is odd, above the rate of a port.
+/// Drops broadcast and multicast frames above the rate of a port. The first byte of their destination is odd.
 fn too_many_to_groups() -> Rule {
     const GROUP: [u8; 1] = [1];
     let rule = Rule::default().payload(Header::Link, 0, 1, R0).mask(R0, &GROUP).equal(R0, &GROUP);

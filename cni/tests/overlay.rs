@@ -505,7 +505,7 @@ fn an_address_may_change_and_a_foreign_interface_is_not_changed() {
         let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "an interface named coracle.1 exists and is no device of the overlay; remove it or use --overlay-interface"
+            "an interface named coracle.1 exists and is not a device of the overlay; remove it or use --overlay-interface"
         );
         assert!(ip("-d link show coracle.1").contains("bridge"));
     });

@@ -328,6 +328,6 @@ fn a_forwarding_node_still_accepts_router_advertisements() {
         assert!(by_router(), "{}", ip("-6 route"));
         advertise_until(0, false);
         let bridge = std::fs::read_to_string("/proc/sys/net/ipv6/conf/coracle0/accept_ra").unwrap();
-        assert_eq!(bridge.trim(), "0", "pods are no routers");
+        assert_eq!(bridge.trim(), "0", "pods are not routers");
     });
 }

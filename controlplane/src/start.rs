@@ -277,9 +277,9 @@ fn local_server(bound: SocketAddr) -> String {
     format!("https://{}", SocketAddr::new(ip, bound.port()))
 }
 
-/// The source address that this machine would use to reach others; no packet is sent. If possible it has the address
-/// family of services, because the API server is a service. Without a default route it is the first usable address of
-/// an interface. If no interface has such an address, it is loopback.
+/// The source address that this machine would use to reach other machines; no packet is sent. The address family of
+/// services is preferred, because the API server is a service. Without a default route, the first usable address of an
+/// interface is returned. If no interface has one, the loopback address is returned.
 fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;
@@ -303,8 +303,8 @@ fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
     })
 }
 
-/// The first address that other machines can reach. Addresses of pods and services are skipped. The node's own choice
-/// without a default route is the same (`choose` in the agent).
+/// The first address that other machines can reach. Addresses of pods and services are skipped. `choose` in the agent
+/// selects the same address if there is no default route.
 fn interface_address(all: &[IpAddr], reserved: &[IpNetwork], v6_first: bool) -> Option<IpAddr> {
     let is_usable = |ip: &IpAddr| {
         let is_local = match ip {

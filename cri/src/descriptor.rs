@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// An asynchronous descriptor. EIO of a terminal, after its last process closed it, counts as end of file.
 ///
 /// A pipe or terminal whose other side was closed has ended, even if a process opens that side again. The reactor never
-/// clears the readiness of a closed side: a task that waited for more would be polled for ever.
+/// clears the readiness of a closed side: a task that waited for more would be polled forever.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: AsyncFd<OwnedFd>,

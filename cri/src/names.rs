@@ -123,7 +123,7 @@ mod tests {
 
     /// The holder of the name; none if it is free.
     fn taken_by(names: &Names) -> Option<String> {
-        match claim(names, "probe").now_or_never().expect("nothing is under way") {
+        match claim(names, "probe").now_or_never().expect("no call is in progress") {
             Ok(_claim) => None,
             Err(Error::NameTaken { id, .. }) => Some(id),
             Err(other) => panic!("{other}"),

@@ -121,13 +121,13 @@ impl Selinux {
         let of_pod = namespaces::options(pod.config);
         let modes = [own.map(NamespaceOption::ipc).unwrap_or_default(), of_pod.ipc()];
         let nodes_processes = namespaces::pids(&of_pod, own) == PidNamespace::Node;
-        let separation = label::Separation {
+        let missing_isolation = label::MissingIsolation {
             privileged: security.is_some_and(|security| security.privileged),
             shares_with_node: nodes_processes || modes.contains(&NamespaceMode::Node),
         };
-        let labels = of_container(pods, &requested, label::Separation::default());
+        let labels = of_container(pods, &requested, label::MissingIsolation::default());
         self.check(policy, &requested, labels)?;
-        Ok(Some(of_container(pods, &requested, separation)))
+        Ok(Some(of_container(pods, &requested, missing_isolation)))
     }
 
     /// Marks the level of a recovered pod or container as used.

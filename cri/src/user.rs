@@ -292,7 +292,7 @@ mod tests {
 
     /// The kernel takes the last id for "leave it as it is": the container would run as root.
     #[test]
-    fn cve_2026_46680_a_number_beyond_all_ids_is_no_name_of_an_account() {
+    fn cve_2026_46680_a_number_beyond_all_ids_is_not_an_account_name() {
         for number in ["4294967295", "4294967296", "9223372036854775808", "-1", "+99999999999999999999"] {
             let line = format!("{number}:x:0:0::/:\n");
             let accounts = Accounts { passwd: line.clone(), group: line };
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_id_of_an_account_file_is_no_id() {
+    fn the_highest_32_bit_number_is_not_an_id() {
         let accounts = Accounts {
             passwd: "last:x:4294967295:0::/:\ngroup:x:7:4294967295::/:\ngood:x:1000:1001::/:\n".into(),
             group: "last:x:4294967295:good\n".into(),

@@ -76,7 +76,7 @@ struct PodPairs {
     far: Pair,
 }
 
-/// The same configuration as agents create, made by hand: bridge, veth pairs and addresses of two pods, and VXLAN.
+/// The configuration that agents create, made with `ip`: bridge, veth pairs and addresses of two pods, and VXLAN.
 struct ManualSetup {
     hosts: [Host; 2],
     pods: [[std::process::Child; 2]; 2],

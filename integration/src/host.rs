@@ -180,7 +180,7 @@ impl Host {
 
     /// Sets the MTU of the bridge's side of the link. The host's own interface keeps its MTU, so that longer packets are
     /// lost without an event.
-    pub fn narrow(&self, mtu: u32) {
+    pub fn set_link_mtu(&self, mtu: u32) {
         run("ip", &["link", "set", &self.port(), "mtu", &mtu.to_string()]);
     }
 }

@@ -1,5 +1,5 @@
-//! Images in the storage directory of docker-registry. The server reads the directory at each request, therefore an image
-//! needs no push: that takes seconds of processor time in an emulated machine.
+//! Images in the storage directory of docker-registry. The server reads the directory at each request, so an image
+//! needs no push. A push takes seconds of processor time in an emulated machine.
 
 use std::fs;
 use std::path::Path;

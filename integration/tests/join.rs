@@ -296,11 +296,11 @@ fn a_joined_node_keeps_its_identity_and_its_permissions() {
 fn refuses_another_identity(nodes: &mut Nodes, command: &str) {
     nodes.agent("node-1").end(Signal::SIGTERM);
     let output = nodes.agent("node-1").run_once(&["--node-name", "other"]);
-    assert!(said(&output).contains("has joined already, as node node-1, not as other"), "{}", said(&output));
+    assert!(said(&output).contains("has already joined as node node-1, not as other"), "{}", said(&output));
     let other = command.replace(command.trim().rsplit(':').next().unwrap(), &"00".repeat(32));
     let arguments = words(&other)[2..].to_vec();
     let output = nodes.agent("node-1").run_once(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(said(&output).contains("has joined already, the cluster with sha256:"), "{}", said(&output));
+    assert!(said(&output).contains("has already joined the cluster with sha256:"), "{}", said(&output));
 }
 
 #[test]

@@ -305,7 +305,7 @@ fn pods_continue_while_kubelet_and_runtime_are_killed() {
         eventually("the kubelet to answer", 60, || {
             nodes.try_kubectl(&["exec", "brief", "--", "true"]).status.success()
         });
-        assert_eq!(running(stock), before, "containers were made anew");
+        assert_eq!(running(stock), before, "containers were created again");
 
         stock.kill_runtime();
         stock.start_runtime();

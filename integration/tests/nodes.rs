@@ -262,7 +262,7 @@ fn the_periodic_probe_finds_a_link_whose_mtu_shrinks_without_an_event() {
                 condition(&nodes, agent.name(), "PodNetworkImpaired") == "False"
             });
         }
-        nodes.agent("node-2").host().narrow(1400);
+        nodes.agent("node-2").host().set_link_mtu(1400);
         for agent in nodes.agents() {
             let mtu = eventually("the probe to find the smaller MTU", 60, || {
                 agent.host().ip(&["route", "show", "proto", "67"])[0]["metrics"][0]["mtu"].as_u64()
@@ -289,7 +289,7 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
         let pods = with_nginx(&nodes, 2);
         all_reach_all(&nodes, &pods, MTU);
         // The path MTU is smaller than the MTU of the interfaces. A netlink event triggers the probe that finds it.
-        nodes.agent("node-2").host().narrow(1400);
+        nodes.agent("node-2").host().set_link_mtu(1400);
         for agent in nodes.agents() {
             agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
         }
@@ -308,7 +308,7 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
         });
         // The node sends "packet too big" for full-size packets of pods, which the pods then fragment.
         all_reach_all(&nodes, &pods, MTU);
-        nodes.agent("node-2").host().narrow(1500);
+        nodes.agent("node-2").host().set_link_mtu(1500);
         for agent in nodes.agents() {
             // A bridge with netfilter sent IPv6 "packet too big"; the kernel caches the path MTU for ten minutes.
             agent.host().run("ip", &["-6", "route", "flush", "cache"]);

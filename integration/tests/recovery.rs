@@ -115,7 +115,7 @@ fn half_of_the_cuts(half: usize) {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let mut node = Node::start(machine, &mirrors, None).await;
-            node.whole_life().await.expect("a life without faults");
+            node.whole_life().await.expect("all operations without faults");
             // Links and layers are removed a moment after their pod.
             tokio::time::sleep(Duration::from_secs(1)).await;
             node.stop();

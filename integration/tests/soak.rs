@@ -39,21 +39,21 @@ fn random_pods_and_kills_leave_nothing_and_memory_does_not_grow() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let mut node = Node::start(machine, &mirrors, None).await;
-            node.whole_life().await.expect("a life before the storm");
+            node.whole_life().await.expect("all operations before the disturbances");
             node.pull().await.expect("the image");
             tokio::time::sleep(Duration::from_secs(1)).await;
             let clean = Trace::of(machine);
             let counters = Arc::new(Counters::default());
             let mut anchor = Life::new(machine, "anchor", Chance::new(seed), counters.clone());
-            anchor.begin().await.expect("a pod that stays");
+            anchor.begin().await.expect("the start of the long-running pod");
             let storm = Duration::from_secs(seconds * 3 / 4);
             let mut node = storm_over(machine, node, storm, &anchor, &counters).await;
             calm(machine, &node, Duration::from_secs(seconds / 4), &anchor, &counters).await;
-            anchor.end().await.expect("the pod that stayed ends");
+            anchor.end().await.expect("the end of the long-running pod");
             println!("{counters}");
-            settled(machine, &clean).await;
+            wait_until_clean(machine, &clean).await;
             assert_eq!(Trace::of(machine).since(&clean), Vec::<&str>::new(), "left after the soak");
-            node.remove_all().await.expect("the image goes");
+            node.remove_all().await.expect("the removal of the image");
             node.stop();
         });
     });
@@ -115,7 +115,7 @@ async fn storm_over(
         counters.disturbances.fetch_add(1, Ordering::SeqCst);
     }
     for worker in workers {
-        worker.await.expect("a worker of the storm");
+        worker.await.expect("a worker during the disturbances");
     }
     node
 }
@@ -133,12 +133,16 @@ async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, co
     for part in ["first", "last"] {
         let until = Instant::now() + lasts / 2;
         for worker in workers(machine, part, until, counters, seed) {
-            worker.await.expect("a worker of the calm");
+            worker.await.expect("a worker without disturbances");
         }
         only_stays(machine, anchor.sandbox()).await;
         // The allocator returns freed memory after a second.
         tokio::time::sleep(Duration::from_secs(2)).await;
-        let stays = weight::shims(machine).iter().map(|(pid, _)| *pid).min().expect("the shim that stays");
+        let stays = weight::shims(machine)
+            .iter()
+            .map(|(pid, _)| *pid)
+            .min()
+            .expect("the shim of the long-running pod");
         let weights = || [node.pid(), stays.unsigned_abs()].map(Weight::of);
         match first {
             None => first = Some(weights()),
@@ -183,7 +187,7 @@ async fn only_stays(machine: &Machine, stays: &str) {
 }
 
 /// Waits until nothing is left, or a time limit.
-async fn settled(machine: &Machine, clean: &Trace) {
+async fn wait_until_clean(machine: &Machine, clean: &Trace) {
     let end = Instant::now() + Duration::from_secs(60);
     while !Trace::of(machine).since(clean).is_empty() && Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -16,8 +16,8 @@ const FAMILIES: [&str; 2] = ["1", "2"];
 const TYPES: [&str; 7] = ["A", "AAAA", "CNAME", "PTR", "SRV", "TXT", "other"];
 /// Response codes that are counted separately.
 const CODES: [&str; 7] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "other"];
-/// Number of buckets of the histogram of durations. Their upper bounds are 0.25 ms, and 15 times the double of the
-/// bound before.
+/// Number of buckets of the histogram of durations. The first upper bound is 0.25 ms; each further one is twice the
+/// previous one.
 const BUCKETS: usize = 16;
 const FIRST_BUCKET_SECONDS: f64 = 0.000_25;
 
@@ -178,7 +178,7 @@ impl Metrics {
         }
         counter(out, "coredns_cache_misses_total", "Queries that the cache cannot answer", &self.misses);
         let name = "coredns_cache_prefetch_total";
-        counter(out, name, "Answers asked again before they expire", &self.prefetches);
+        counter(out, name, "Cached answers renewed before they expired", &self.prefetches);
         let name = "coredns_cache_served_stale_total";
         counter(out, name, "Expired answers that were used", &self.stale);
     }

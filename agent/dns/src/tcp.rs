@@ -1,4 +1,4 @@
-//! A connection of a client: messages with their length before them (RFC 7766).
+//! A client's TCP connection: each message follows its length (RFC 7766).
 
 use std::time::Duration;
 

@@ -40,7 +40,7 @@ pub(crate) fn protocol(name: Option<&str>) -> Option<u8> {
     }
 }
 
-/// Unique id of a node among those of pods, which have no slash.
+/// Key of a node among the uids of pods. It has a slash, and uids have none.
 pub(crate) fn node_uid(name: &str) -> String {
     format!("node/{name}")
 }

@@ -1,4 +1,4 @@
-//! Removal of conntrack entries that lead to former endpoints of ports without connections.
+//! Removal of conntrack entries that lead to former endpoints, for ports of connectionless protocols (UDP).
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -12,8 +12,8 @@ use crate::program::ConnectionlessPort;
 /// Ports with flows that may be stale, with their targets now.
 pub(crate) type Changed = BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>;
 
-/// Adds the ports whose flows may be stale. A port that only gains targets while it had some keeps its flows. So does a
-/// port that has no targets now: its flows are compared with the next ones, as upstream.
+/// Adds the ports whose flows may be stale. A port that had targets and only gains more keeps its flows. A port that
+/// has lost all targets also keeps them, as upstream: they are compared with its next targets.
 pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
     let removed = before.keys().filter(|port| !now.contains_key(port));
     changed.extend(removed.map(|port| (*port, BTreeSet::new())));

@@ -212,7 +212,7 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
         let ends = ends.destination(is_ipv4, R0 + registers(is_ipv4));
         transaction.rule(POSTROUTING, &ends.in_set(name(Map::Hairpin, is_ipv4)).masquerade_randomly());
     }
-    // Between pods of one bridge the answer would take the direct path, past conntrack.
+    // Without masquerading, a reply between pods of one bridge would take the direct path and bypass conntrack.
     for network in node.pod_networks.iter().filter(|_| node.bridge_bypasses_filters) {
         let among = of_family(network.is_ipv4()).translated().from(*network, false).to(*network, false);
         transaction.rule(POSTROUTING, &among.masquerade_randomly());
@@ -253,14 +253,14 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// The rules of the filter at a hook, in the order of their costs as far as possible.
+/// The rules of the filter at a hook. Cheap rules come first where the order is free.
 fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
     let mut rules = vec![Rule::default().established_or_related().accept()];
     if matches!(hook, Hook::Input | Hook::Forward) {
-        // Before the next rule: the endpoint of a service may be a node.
+        // These rules precede the next one, which would accept packets to a service whose endpoint is a node.
         rules.extend(no_encapsulation(node));
     }
-    // A translated destination is an endpoint, so the service has one.
+    // A translated destination is an endpoint. So the service has endpoints, and needs no check.
     rules.push(Rule::default().translated().accept());
     if matches!(hook, Hook::Input | Hook::Output) {
         rules.push(Rule::default().jump("check-ports"));

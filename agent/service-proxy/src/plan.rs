@@ -92,8 +92,8 @@ impl<'a> External<'a> {
         let balancer = balancer.and_then(|balancer| balancer.ingress.as_ref());
         let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
         let entries: Vec<_> = balancer.into_iter().flatten().filter(|_| is_balancer).collect();
-        // With ipMode Proxy, an entry is either the address of another machine, which must not be short-circuited, or
-        // an address of this node. An entry of this node names the ports that the node serves.
+        // With ipMode Proxy, an entry is the address of another machine or of this node. Packets to another machine
+        // must not be redirected here. An entry of this node names the ports that the node serves.
         let is_virtual = |entry: &&&LoadBalancerIngress| entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP";
         let address = |entry: &LoadBalancerIngress| entry.ip.as_deref()?.parse::<IpAddr>().ok();
         let here = entries.iter().filter(|entry| {
@@ -117,8 +117,9 @@ impl<'a> External<'a> {
         }
     }
 
-    /// The sources that may reach the load balancer at these addresses. `None` permits all. If this node may, its
-    /// processes reach an address of the load balancer that the node has itself from this address.
+    /// The sources that may reach the load balancer at these addresses. `None` permits all. If an address of this node
+    /// is permitted, the load balancer's addresses are permitted as sources too: if this node has such an address, its
+    /// processes use it as the source.
     fn guard(&self, balancer: &[IpAddr]) -> Option<Vec<IpNetwork>> {
         let mut sources = self.sources.clone()?;
         if self.node.iter().any(|ip| sources.iter().any(|range| range.contains(*ip))) {

@@ -54,8 +54,8 @@ pub(crate) enum Entry {
     Member,
     /// A chain.
     Verdict(Verdict),
-    /// A random one of these targets: at most [`SHARED_MAX`]. Only for [`Map::Services`], because the targets have
-    /// the destination in their keys.
+    /// One of these targets, chosen at random. At most [`SHARED_MAX`]. Only for [`Map::Services`], because the keys of
+    /// the targets contain the destination.
     OneOf(Arc<[Target]>),
 }
 

@@ -53,7 +53,7 @@ fn table() -> Vec<String> {
     let mut blocks: Vec<String> = blocks
         .into_iter()
         .map(|block| {
-            // The clients of an endpoint are no part of the program: packets add them.
+            // The clients of an endpoint are not part of the program: packets add them.
             let program =
                 if block.contains("set clients ") { block.split("elements = ").next() } else { None };
             let block = program.unwrap_or(&block);

@@ -138,13 +138,13 @@ impl EndpointSlice {
         Arc::new(self)
     }
 
-    /// Whether an endpoint for which `of` is true takes traffic.
+    /// Whether one of the endpoints for which `of` is true takes traffic.
     pub(crate) fn serves(&self, of: impl Fn(IpAddr) -> bool) -> bool {
         let mut those = self.endpoints.iter().filter(|endpoint| endpoint.address.is_some_and(&of));
         those.any(|endpoint| endpoint.conditions.is_ready() || endpoint.conditions.is_serving())
     }
 
-    /// The slice with endpoints that take no traffic: those for which `of` is true.
+    /// The slice in which the endpoints for which `of` is true take no traffic.
     pub(crate) fn without(&self, of: impl Fn(IpAddr) -> bool) -> Self {
         let mut slice = self.clone();
         let those = slice.endpoints.iter_mut().filter(|endpoint| endpoint.address.is_some_and(&of));
@@ -214,8 +214,8 @@ fn first_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ip
 }
 
 /// Whether the address may be an endpoint. Upstream's validation rejects loopback, link-local and unspecified
-/// addresses: they would lead clients to services of the node itself. The others that this function rejects are no
-/// address of one pod.
+/// addresses, because they would lead clients to services of the node itself. Multicast, broadcast and IPv4-mapped
+/// addresses are also rejected, because they are not addresses of a single pod.
 fn may_be_an_endpoint(address: IpAddr) -> bool {
     let special = match address {
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local() || ip.is_broadcast(),
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_addresses_are_no_endpoints() {
+    fn endpoints_with_invalid_addresses_are_dropped() {
         let addresses =
             ["10.0.0.1", "127.0.0.1", "169.254.169.254", "224.0.0.1", "x", "::1", "0.0.0.0", "fd00::1"];
         let endpoints: Vec<_> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();

@@ -57,7 +57,7 @@ pub fn is_headless(service: &Service) -> bool {
 // === impl Tables ===
 
 impl Tables {
-    /// Whether all services and slices were listed once. Until then, a service that the tables lack may exist.
+    /// Whether all services and slices were listed once. Until then, services may be missing in the tables.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.listed == (true, true)

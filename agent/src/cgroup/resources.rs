@@ -249,7 +249,7 @@ mod tests {
         );
         let always = pod(json!({"containers": [{"name": "s", "restartPolicy": "Always"},
             {"name": "a", "resources": {"requests": {"memory": "512Mi"}}}]}));
-        assert_eq!(first(&always).oom_score_adj, 999, "a main container is no sidecar");
+        assert_eq!(first(&always).oom_score_adj, 999, "a main container is not a sidecar");
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl Tree {
         for controller in WANTED.iter().filter(|name| !tree.mounts.contains_key(**name)) {
             tracing::warn!(
                 controller,
-                "this machine has no such cgroup controller: pods are not limited by it"
+                "the machine does not have a cgroup controller: its limits do not apply to pods"
             );
         }
         Ok(tree)

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_file_that_is_no_record_is_renamed() {
+    fn only_an_invalid_record_is_renamed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sealed");
         std::os::unix::fs::symlink("b", &path).unwrap();

@@ -16,8 +16,8 @@ use super::token::{CaHash, Token};
 /// Maximum size in bytes of the response, which comes from an untrusted server.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// The authority (PEM) of the cluster at this address. The response comes from an untrusted server: it counts only if
-/// the authority has the hash and the token has signed it.
+/// The authority (PEM) of the cluster at this address. The response comes from an untrusted server. It is accepted only
+/// if the authority has the hash and the response is signed with the token.
 pub(super) async fn authority(
     endpoint: &Endpoint,
     token: &Token,
@@ -78,11 +78,11 @@ pub(super) async fn has_ready_node(client: &Client, name: &str) -> Result<bool, 
 fn authority_in(kubeconfig: &str) -> Result<String, JoinError> {
     let wrong = |why: &str| JoinError::ClusterInfo(why.to_owned());
     let parsed =
-        Kubeconfig::from_yaml(kubeconfig).map_err(|_malformed| wrong("its kubeconfig is not one"))?;
+        Kubeconfig::from_yaml(kubeconfig).map_err(|_malformed| wrong("cannot parse its kubeconfig"))?;
     let data = parsed.clusters.into_iter().find_map(|named| named.cluster?.certificate_authority_data);
     let pem =
         data.and_then(|data| BASE64_STANDARD.decode(data).ok()).and_then(|pem| String::from_utf8(pem).ok());
-    pem.ok_or_else(|| wrong("its kubeconfig names no authority"))
+    pem.ok_or_else(|| wrong("its kubeconfig has no certificate-authority-data in base64"))
 }
 
 /// A detached JSON web signature (RFC 7515), HS256.

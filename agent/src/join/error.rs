@@ -43,7 +43,7 @@ pub enum JoinError {
         id: String,
     },
     /// The config map `cluster-info` cannot be used.
-    #[error("the cluster's cluster-info cannot be used: {0}")]
+    #[error("cannot use the cluster's config map cluster-info: {0}")]
     ClusterInfo(String),
     /// The certificate request was denied or failed.
     #[error("the cluster denied a certificate for {user}: {reason}")]
@@ -82,8 +82,8 @@ pub enum JoinError {
         /// Name of the node.
         node: String,
     },
-    /// The machine has joined another cluster, or the same as another node.
-    #[error("this machine has joined already, {found}, not {wanted}; `coracle down --purge` makes it leave")]
+    /// The machine has joined another cluster, or this cluster under another node name.
+    #[error("this machine has already joined {found}, not {wanted}; `coracle down --purge` makes it leave")]
     Joined {
         /// The cluster or node that it has joined.
         found: String,

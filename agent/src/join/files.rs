@@ -106,7 +106,7 @@ impl Files {
             .into_iter()
             .find_map(|named| Some(named.name.strip_prefix("system:node:")?.to_owned()));
         let (Some(server), Some(node)) = (server, node) else {
-            return Err(unusable(&path, &"it names no cluster or no node"));
+            return Err(unusable(&path, &"it has no server, or no user with the prefix system:node:"));
         };
         Ok(Some((server.parse()?, node)))
     }

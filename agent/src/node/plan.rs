@@ -17,7 +17,7 @@ use super::config::NodeConfig;
 use super::facts::{self, NodeFacts};
 use crate::overlay::{self, State};
 
-/// Condition types of the overlay, and the reasons of the first one by which it is recognized as ours.
+/// Condition types of the overlay. The reasons show that a condition of the first type is ours.
 const UNAVAILABLE: &str = "NetworkUnavailable";
 const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";
@@ -78,7 +78,7 @@ fn declared_features() -> Vec<String> {
 }
 
 /// Completes the response to a patch of the status: a server before v1.35 drops the declared features. They count as
-/// written, so that the node does not send them again and again.
+/// written, so that the node does not send them repeatedly.
 pub(super) fn keep_declared_features(written: &mut Node) {
     if let Some(status) = &mut written.status {
         status.declared_features.get_or_insert_with(declared_features);

@@ -61,7 +61,7 @@ pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
 fn end(family: &Family, annotations: &BTreeMap<String, String>) -> Result<Option<End>, String> {
     let Some(text) = annotations.get(family.ip) else { return Ok(None) };
     let ip =
-        text.parse().map_err(|_error| format!("its annotation {} is no address: {text:?}", family.ip))?;
+        text.parse().map_err(|_error| format!("its annotation {} is not an address: {text:?}", family.ip))?;
     let vtep = match annotations.get(family.data).map(String::as_str) {
         None | Some("null" | "") => None,
         Some(text) => Some(vtep(text).ok_or_else(|| format!("its annotation {} is {text:?}", family.data))?),
@@ -142,14 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_annotations_is_no_peer_and_invalid_ones_are_refused_by_name() {
+    fn a_node_without_annotations_is_not_a_peer_and_invalid_ones_are_refused_by_name() {
         assert!(peer(&node(&[])).is_none());
         let mut without_range = node(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7")]);
         without_range.spec = None;
         assert!(peer(&without_range).is_none());
         let wrong = |pairs: &[(&str, &str)]| peer(&node(pairs)).unwrap().unwrap_err();
         assert!(wrong(&[(BACKEND, "wireguard")]).contains("wireguard"));
-        assert!(wrong(&[(BACKEND, "vxlan"), (V4.ip, "here")]).contains("public-ip is no address: \"here\""));
+        assert!(
+            wrong(&[(BACKEND, "vxlan"), (V4.ip, "here")]).contains("public-ip is not an address: \"here\"")
+        );
         for data in ["{", r#"{"VNI":1,"VtepMAC":"3e:1b"}"#, r#"{"VNI":1,"VtepMAC":"3e:1b:6c:9d:2a:01:02"}"#] {
             let written = wrong(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7"), (V4.data, data)]);
             assert!(written.contains("backend-data"), "{written}");

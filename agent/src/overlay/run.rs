@@ -87,13 +87,13 @@ struct Retry {
 }
 
 /// Events of the task.
-enum Wake {
+enum TaskEvent {
     Node(Box<Result<Event<Node>, watcher::Error>>),
     /// The node's ranges or the kernel's tables changed, or a retry is due.
     Apply,
     Test,
-    /// The lease's timer: some peers are tested again.
-    Pulse,
+    /// The node's lease was renewed: some peers are tested again.
+    LeaseRenewed,
     Tested(Vec<(ProbePath, ProbeResult)>),
     End,
 }
@@ -106,35 +106,35 @@ impl OverlayAgent {
         let (mut nodes, mut tests, mut retry) = (Nodes::default(), PathTests::of(&self.name), None::<Retry>);
         self.refresh_addresses();
         loop {
-            let wake = tokio::select! {
+            let event = tokio::select! {
                 // Cancel-safe: the stream and the receivers keep their position, and the overlay keeps its pending
                 // notification.
-                event = events.next() => event.map_or(Wake::End, |event| Wake::Node(Box::new(event))),
-                changed = self.ranges.changed() => changed.map_or(Wake::End, |()| Wake::Apply),
+                event = events.next() => event.map_or(TaskEvent::End, |event| TaskEvent::Node(Box::new(event))),
+                changed = self.ranges.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::Apply),
                 () = self.overlay.foreign_change() => {
                     self.refresh_addresses();
-                    Wake::Apply
+                    TaskEvent::Apply
                 }
-                // A point in time instead of a duration: among many nodes the loop wakes more often than the
-                // duration.
-                () = until(retry.map(|retry| retry.at)) => Wake::Apply,
-                () = until(tests.at) => Wake::Test,
-                changed = self.pulse.changed() => changed.map_or(Wake::End, |()| Wake::Pulse),
-                results = ended(&mut tests.running) => Wake::Tested(results),
+                // A point in time instead of a duration. The events of many nodes restart this select so often that
+                // a duration would never elapse.
+                () = until(retry.map(|retry| retry.at)) => TaskEvent::Apply,
+                () = until(tests.at) => TaskEvent::Test,
+                changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseRenewed),
+                results = ended(&mut tests.running) => TaskEvent::Tested(results),
             };
-            let apply = match wake {
-                Wake::Node(event) => nodes.apply_event(&self.name, *event),
-                Wake::Apply => true,
-                Wake::Test => {
+            let apply = match event {
+                TaskEvent::Node(event) => nodes.apply_event(&self.name, *event),
+                TaskEvent::Apply => true,
+                TaskEvent::Test => {
                     tests.start(&self.overlay);
                     false
                 }
-                Wake::Pulse => {
+                TaskEvent::LeaseRenewed => {
                     tests.retest_some(&nodes.known.peers);
                     false
                 }
-                Wake::Tested(results) => self.store(&mut tests, results),
-                Wake::End => return,
+                TaskEvent::Tested(results) => self.store(&mut tests, results),
+                TaskEvent::End => return,
             };
             if apply && nodes.complete {
                 retry = self.apply_or_retry(&mut nodes, &mut tests, retry).await;
@@ -321,7 +321,8 @@ impl PathTests {
         }
     }
 
-    /// Adds the peers that are due in this period. No notification reports a smaller MTU on a path.
+    /// Adds the peers that are due in this period. Peers are tested periodically, because no notification reports that
+    /// the MTU of a path has become smaller.
     fn retest_some(&mut self, peers: &BTreeMap<String, Peer>) {
         let next = self.rounds.next(peers);
         if self.begun && !next.is_empty() {
@@ -416,9 +417,9 @@ fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>
 mod tests {
     use super::*;
 
-    /// Number of nodes without an answer from a kernel with Linux' default limits: 1000 answers a second, 50 in a
+    /// Number of nodes that a peer's kernel does not answer, with Linux' default limits: 1000 answers a second, 50 in a
     /// burst. Each node needs two answers and tries three times, as the test does.
-    fn deaf(mut turns: Vec<Duration>) -> usize {
+    fn unanswered(mut turns: Vec<Duration>) -> usize {
         let (mut credit, mut before) = (50.0_f64, Duration::ZERO);
         for _ in 0..3 {
             turns.sort();
@@ -443,10 +444,10 @@ mod tests {
             let turns: Vec<_> =
                 (0..1000).map(|number| test_delay(&format!("{names}{number}"), 1000)).collect();
             assert!(turns.iter().all(|turn| *turn <= TEST_SPACING * 1000));
-            assert_eq!(deaf(turns), 0, "{names}");
+            assert_eq!(unanswered(turns), 0, "{names}");
         }
-        assert!(deaf(vec![Duration::ZERO; 1000]) > 0, "at once they would");
-        assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "few need not wait");
+        assert!(unanswered(vec![Duration::ZERO; 1000]) > 0, "tests at the same time exceed the limits");
+        assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "the delay is short with three nodes");
     }
 
     #[test]

@@ -184,13 +184,13 @@ mod tests {
     fn offload_that_failed_before_a_restart_stays_off() {
         let mut results = TestResults::begin(cni::Offload::OffByTest);
         assert_eq!(store(&mut results, vec![result("a", 1450, true)]), None);
-        assert_eq!(results.fault_messages().len(), 1, "and that is reported");
-        assert!(results.reset(), "until the path is another");
+        assert_eq!(results.fault_messages().len(), 1, "the fault is reported");
+        assert!(results.reset(), "until the path changes");
         assert_eq!(TestResults::begin(cni::Offload::On).fault_messages().len(), 0);
     }
 
     #[test]
-    fn offload_that_an_administrator_switched_off_is_no_fault_and_stays_off() {
+    fn offload_that_an_administrator_switched_off_is_not_a_fault_and_stays_off() {
         let mut results = TestResults::begin(cni::Offload::OffByOthers);
         store(&mut results, vec![result("a", 1450, true)]);
         assert!(results.fault_messages().is_empty());
@@ -199,7 +199,7 @@ mod tests {
         assert!(
             results.fault_messages()[0].contains("offload are lost") && results.fault_messages().len() == 1
         );
-        assert!(!results.reset(), "by whatever path");
+        assert!(!results.reset(), "also with other paths");
         assert_eq!([(); 4].map(|()| store(&mut results, bad())), [None; 4]);
     }
 
@@ -246,7 +246,11 @@ mod tests {
         let mut wide_again = TestResults::default();
         let narrow = || vec![result("a", 1300, true)];
         let learned = [narrow(), narrow(), bad(), vec![result("a", 1450, true)], bad()];
-        assert_eq!(learned.map(|results| store(&mut wide_again, results)), [None; 5], "never twice in a row");
+        assert_eq!(
+            learned.map(|results| store(&mut wide_again, results)),
+            [None; 5],
+            "not in consecutive tests"
+        );
         let mut innocent = TestResults::default();
         let switched: Vec<_> = (0..8).filter_map(|_| store(&mut innocent, bad())).collect();
         assert_eq!(switched, [false, true]);

@@ -56,12 +56,12 @@ pub(crate) struct Eviction {
     due: HashMap<String, Instant>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
-    unrelieved: Unrelieved,
+    unrelieved: UnrelievedPressure,
 }
 
 /// The resource that evictions could not free in the last round. It is stored so that the log has it once.
 #[derive(Debug, Default)]
-struct Unrelieved(Option<&'static str>);
+struct UnrelievedPressure(Option<&'static str>);
 
 // === impl Evictions ===
 
@@ -98,7 +98,7 @@ impl Evictions {
 impl Eviction {
     pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
         let limited = node.pods.limited();
-        let unrelieved = Unrelieved::default();
+        let unrelieved = UnrelievedPressure::default();
         Self { node, pulse, limited, due: HashMap::new(), was_short: false, unrelieved }
     }
 
@@ -131,7 +131,7 @@ impl Eviction {
             Some(shortage) => self.relieve(&pods, shortage).await,
             None => {
                 self.was_short = false;
-                self.unrelieved = Unrelieved::default();
+                self.unrelieved = UnrelievedPressure::default();
             }
         }
     }
@@ -171,7 +171,7 @@ impl Eviction {
             }
             return;
         };
-        self.unrelieved = Unrelieved::default();
+        self.unrelieved = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let message = plan::message(pod, used, shortage);
         let signal = plan::signal_of(shortage.resource);
@@ -180,9 +180,9 @@ impl Eviction {
     }
 }
 
-// === impl Unrelieved ===
+// === impl UnrelievedPressure ===
 
-impl Unrelieved {
+impl UnrelievedPressure {
     /// Stores the resource. Returns whether the last round had another one, or none.
     fn is_new(&mut self, resource: &'static str) -> bool {
         self.0.replace(resource) != Some(resource)
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_shortage_that_lasts_is_new_once() {
-        let mut unrelieved = Unrelieved::default();
+        let mut unrelieved = UnrelievedPressure::default();
         let rounds = ["inodes", "inodes", "ephemeral-storage"].map(|resource| unrelieved.is_new(resource));
         assert_eq!(rounds, [true, false, true]);
     }

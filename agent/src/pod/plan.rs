@@ -205,7 +205,7 @@ fn prepare(facts: &Facts<'_>, plan: &mut Plan) {
 }
 
 fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    stop_condemned(facts, shape, plan);
+    plan_stops(facts, shape, plan);
     let due = resize::plan(facts, shape, plan);
     let mut starts = Vec::new();
     let initialized = inits(facts, shape, plan, &mut starts);
@@ -248,7 +248,7 @@ fn was_there(facts: &Facts<'_>, name: &str) -> bool {
     }
 }
 
-fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+fn plan_stops(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     for container in facts.observed.containers.iter().filter(|c| c.may_run()) {
         let in_sandbox = facts.observed.sandbox().is_some_and(|s| s.id == container.sandbox);
         let kill_request = facts.state.kill_requests.get(&container.id);

@@ -174,7 +174,8 @@ impl Watched {
         .await;
     }
 
-    /// Probes on schedule, and passes each result that reaches its threshold to `decide` until that breaks.
+    /// Probes on schedule, and passes each result that reaches its threshold to `decide`, until `decide` returns
+    /// `Break`.
     async fn keep<T>(
         &self,
         kind: Kind,

@@ -116,7 +116,7 @@ fn policy(container: &Container, reference: &Reference) -> Policy {
 }
 
 /// Whether a pull failed on a full disk: by the error of the built-in runtime, or by the message of others.
-fn lacked_room(error: &RuntimeError) -> bool {
+fn is_disk_full(error: &RuntimeError) -> bool {
     let text = error.message().to_lowercase();
     matches!(error, RuntimeError::Exhausted(_)) || text.contains("no space left on device")
 }
@@ -244,7 +244,7 @@ impl Subject<'_> {
             Ok(response) => response.image_ref,
             Err(status) => {
                 begun.failed();
-                if lacked_room(&status) {
+                if is_disk_full(&status) {
                     self.node.image_gc.no_room();
                 }
                 return Err(self.pull_failed(&status));

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_apparmor_profile_counts_before_its_pods() {
+    fn a_containers_apparmor_profile_takes_precedence_over_its_pods() {
         let profile = |pods: serde_json::Value, own: serde_json::Value| {
             let spec = json!({"securityContext": {"appArmorProfile": pods},
                 "containers": [{"name": "c", "securityContext": {"appArmorProfile": own}}]});
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn run_as_non_root_refuses_root_however_it_comes() {
+    fn run_as_non_root_refuses_root_from_any_source() {
         let spec = |user: Option<i64>| json!({"securityContext": {"runAsNonRoot": true, "runAsUser": user}, "containers": [{"name": "c"}]});
         let root = ImageUser { uid: Some(0), name: String::new() };
         assert_eq!(context(spec(None), &root).unwrap_err(), SecurityError::ImageRunsAsRoot("c".into()));

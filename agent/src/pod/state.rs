@@ -234,8 +234,7 @@ pub(crate) struct WorkerState {
     pub(crate) restart_wait: Option<RestartWait>,
 }
 
-/// Back-off of a pod that restarts all of its containers again and again: the removed containers do not start before
-/// its end.
+/// Back-off of a pod that repeatedly restarts all of its containers. The removed containers start when it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RestartWait {
     /// When the last container was removed.

@@ -23,32 +23,32 @@ const FILE: &str = "userns";
 /// Maximum size in bytes of that record.
 const RECORD_MAX: u64 = 4 << 10;
 
-/// Why a pod cannot get a block.
+/// Errors of the allocation of a block.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UserIdsError {
-    #[error("no block of {BLOCK} ids is free for the pod's user namespace")]
+    #[error("cannot allocate ids of a user namespace: all blocks of {BLOCK} ids are in use")]
     Exhausted,
-    #[error("cannot record the pod's ids in {path}")]
+    #[error("cannot record the ids of the pod's user namespace in {path}")]
     Record {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("cannot list the pods in {path}, whose ids are in use")]
+    #[error("cannot allocate ids of a user namespace: cannot list {path}, which records the ids in use")]
     List {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
     #[error(
-        "the record of the ids of pod {uid} is unreadable, and the runtime does not return its sandboxes"
+        "cannot restore the ids of pod {uid}: its record is unreadable, and the runtime does not return its sandboxes"
     )]
     Runtime {
         uid: String,
         #[source]
         source: RuntimeError,
     },
-    #[error("the ids of another pod are not known yet")]
+    #[error("cannot allocate ids of a user namespace: the ids of another pod are not restored yet")]
     Unknown,
 }
 
@@ -88,7 +88,8 @@ struct Range {
 // === impl UserIds ===
 
 impl UserIds {
-    /// Reads the records of earlier agents. While a record is unreadable, no block is free: see [`UserIds::restore`].
+    /// Reads the records of earlier agents. While a record is unreadable, no block can be allocated: see
+    /// [`UserIds::restore`].
     pub(crate) fn open(pods_dir: &Path) -> Self {
         let ids = Self { pods_dir: pods_dir.to_owned(), state: Mutex::default() };
         match ids.list() {
@@ -111,12 +112,12 @@ impl UserIds {
     /// sandbox gets a new block with its next one. Does nothing if all records were read.
     ///
     /// # Errors
-    /// When the pods cannot be listed, or the runtime does not respond. Another call continues.
+    /// When the pods cannot be listed, or the runtime does not respond. The next call resumes with the other pods.
     pub(crate) async fn restore(&self, runtime: &dyn Runtime) -> Result<(), UserIdsError> {
         for uid in self.unresolved()? {
             let first = of_sandboxes(runtime, &uid).await;
             let first = first.map_err(|source| UserIdsError::Runtime { uid: uid.clone(), source })?;
-            tracing::info!(uid, first, "took the ids of a user namespace from the runtime");
+            tracing::info!(uid, first, "restored the ids of a user namespace from the runtime");
             self.adopt(&uid, first);
         }
         Ok(())
@@ -193,8 +194,8 @@ impl UserIds {
         let mut unread: Vec<String> = {
             let mut state = self.state();
             if state.is_unlisted {
-                // The lock is held while the pods are listed. Otherwise a block that another pod gets meanwhile would
-                // be lost.
+                // The lock is held while the pods are listed. Otherwise the list would overwrite a block that another
+                // pod gets in the meantime.
                 let path = self.pods_dir.clone();
                 *state = self.list().map_err(|source| UserIdsError::List { path, source })?;
             }
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_given_once_recorded_and_given_again() {
+    fn a_block_is_allocated_once_recorded_and_allocated_again_after_its_release() {
         let dir = std::env::temp_dir().join(format!("coracle-user-ids-{}", std::process::id()));
         let ids = UserIds::open(&dir);
         for uid in ["a", "b", "a"] {
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_makes_no_sense_is_no_block() {
+    fn an_invalid_record_has_no_block() {
         let range = |host: u32, length: u32| {
             let range = format!(r#"[{{"hostId":{host},"containerId":0,"length":{length}}}]"#);
             format!(r#"{{"uidMappings":{range},"gidMappings":{range}}}"#)

@@ -223,7 +223,7 @@ fn row(secret: &Secret, now: Timestamp) -> Row {
     let left = match expires.as_deref().unwrap_or_default().parse::<Timestamp>() {
         Ok(end) if end > now => left(end.duration_since(now).as_secs()),
         Ok(_) => "over".to_owned(),
-        Err(_never) => "for ever".to_owned(),
+        Err(_never) => "forever".to_owned(),
     };
     let is_set = |usage: &&str| text(&format!("usage-bootstrap-{usage}")).is_some_and(|used| used == "true");
     let usages = ["authentication", "signing"].into_iter().filter(is_set).collect();

@@ -1,4 +1,4 @@
-//! Errors of a container runtime, by what a caller can decide on.
+//! Errors of a container runtime. Each variant needs another reaction of the caller.
 
 use tonic::{Code, Status};
 

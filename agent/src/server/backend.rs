@@ -1,4 +1,4 @@
-//! State that the kubelet API answers from.
+//! The state that handlers of the kubelet API read.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ pub(super) struct PodUsage {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
-    /// When its sandbox was created, in nanoseconds since the epoch.
+    /// Creation time of the sandbox, in nanoseconds since the epoch.
     pub(super) created: i64,
     /// Usage of the pod as a whole. Its containers are in `containers`.
     pub(super) stats: LinuxPodSandboxStats,
@@ -27,7 +27,7 @@ pub(super) struct PodUsage {
 #[derive(Debug, Default)]
 pub(super) struct ContainerUsage {
     pub(super) name: String,
-    /// When it was created, in nanoseconds since the epoch.
+    /// Creation time of the container, in nanoseconds since the epoch.
     pub(super) created: i64,
     pub(super) stats: ContainerStats,
 }
@@ -40,7 +40,7 @@ pub(super) async fn read(runtime: &dyn Runtime) -> Result<Vec<PodUsage>, Runtime
     let mut stats = match runtime.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).await {
         Ok(response) => by_sandbox(response.stats),
         Err(error) => {
-            tracing::debug!(error = error.message(), "the runtime has no usage of whole pods");
+            tracing::debug!(error = error.message(), "cannot read the statistics of pod sandboxes");
             HashMap::new()
         }
     };

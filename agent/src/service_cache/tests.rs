@@ -87,7 +87,7 @@ async fn after_a_restart_stored_services_are_used_until_the_api_server_answers()
     next.shared.health.failed();
     let began = tokio::time::Instant::now();
     assert_eq!(names(&next.environment(Some("ns")).await.unwrap()), ["kubernetes", "a"]);
-    assert!(began.elapsed().is_zero(), "known to be away");
+    assert!(began.elapsed().is_zero(), "the API server is known to be unreachable");
     list(&next, vec![service("ns", "b", "10.0.0.3")]);
     assert_eq!(names(&next.environment(Some("ns")).await.unwrap()), ["b"]);
 }

@@ -112,8 +112,8 @@ settings! {
     service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
     /// Maximum validity of service account tokens. A request for a longer one is shortened.
     service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
-    /// Issue tokens with a validity of one year to pods whose volumes have the default one, for programs that do not read the
-    /// changed file. Later uses are recorded in audit events and metrics.
+    /// Extend tokens of pods with the default validity (about an hour) to one year, for programs that do not read the
+    /// renewed token file. Uses after the default validity are recorded in audit events and metrics.
     service_account_extend_token_expiration: bool = default "true", "BOOL";
     /// Audiences of the API server: tokens of service accounts must be for one of them.
     api_audiences: Vec<String> = unset "the issuers", "AUDIENCE";
@@ -180,7 +180,7 @@ settings! {
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
     tls_san: Vec<String> = default "", "NAME";
-    /// Certificate of the API server, with the certificates between it and its authority, in place of the one that the cluster's
+    /// Certificate of the API server with its intermediate certificates, instead of a certificate that the cluster's
     /// authority signs. Nodes and pods trust only the cluster's authority: for other authorities, use tls-sni-cert-key.
     apiserver_cert_file: Option<PathBuf>
         = unset "a certificate of the cluster's authority", "FILE", also "tls-cert-file";
@@ -193,8 +193,8 @@ settings! {
     tls_min_version: String = default "VersionTLS12", "VERSION";
     /// Cipher suites for TLS 1.2, by their names in Go. Those of TLS 1.3 are always in use.
     tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
-    /// Time without use after which a token that Kubernetes before 1.24 made for a service account becomes invalid, and after
-    /// which its Secret is deleted then.
+    /// Time without use after which a token in a Secret that Kubernetes before 1.24 made for a service account becomes
+    /// invalid. After the same time again, the Secret is deleted.
     legacy_service_account_token_clean_up_period: Age = default "8760h", "DURATION";
     /// Name of the node that joins from this machine. Its certificate may contain addresses of the API server.
     own_node: Option<String> = unset "", "NAME";
@@ -210,15 +210,16 @@ settings! {
     /// Addresses for LoadBalancer services of the class coracle.dev/address-pool. Nodes announce them in their network, so
     /// no other machine may use them.
     load_balancer_pool: Vec<IpNetwork> = default "", "CIDR";
-    /// Seconds for which pods stay on a node that is not ready, if they have no such toleration.
+    /// Seconds for which pods without a toleration for it stay on a node that is not ready.
     default_not_ready_toleration_seconds: i64 = default "300", "SECONDS";
-    /// Seconds for which pods stay on a node that is unreachable, if they have no such toleration.
+    /// Seconds for which pods without a toleration for it stay on a node that is unreachable.
     default_unreachable_toleration_seconds: i64 = default "300", "SECONDS";
     /// Time after which an event is deleted; at least 1s.
     event_ttl: Age = default "1h", "DURATION";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
-    /// Minimum duration in seconds of a watch that asks for none. Watches end after once to twice this time; 0 sets no limit.
+    /// Minimum duration in seconds of a watch whose request has no timeout. Such a watch ends at a random time between
+    /// once and twice this duration; 0: no limit.
     min_request_timeout: u32 = default "1800", "SECONDS";
     /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only max-requests-inflight and
     /// max-mutating-requests-inflight limit them.

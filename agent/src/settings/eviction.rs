@@ -29,7 +29,7 @@ pub(super) fn decide(
             "nodefs.available" => thresholds.nodefs_available = *threshold,
             "nodefs.inodesFree" => thresholds.nodefs_inodes_free = *threshold,
             "pid.available" => thresholds.pid_available = *threshold,
-            // The kubelet's defaults for images on a disk of their own, which is not observed.
+            // The kubelet's defaults for a separate image disk, which the agent does not observe.
             "imagefs.available" if *threshold == Threshold::percent(15) => {}
             "imagefs.inodesFree" if *threshold == Threshold::percent(5) => {}
             other => anyhow::bail!(

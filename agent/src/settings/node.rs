@@ -49,7 +49,7 @@ settings! {
     register_with_taints: Vec<Taint> = default "", "TAINTS";
     /// Address and port of the kubelet API.
     kubelet_listen: Option<SocketAddr> = unset "port 10250 of all addresses", "ADDRESS";
-    /// Port of a health check of the node at 127.0.0.1, /healthz, as the kubelet's. 0: none.
+    /// Port of the node's health check (/healthz) at 127.0.0.1, as the kubelet's healthzPort; 0: disabled.
     healthz_port: u16 = default "0", "PORT";
     /// Addresses of the cluster's DNS service, for pods with dnsPolicy ClusterFirst.
     cluster_dns: Vec<IpAddr> = unset "the address with number 10 of the service range, where the node serves DNS itself", "IP";
@@ -71,7 +71,7 @@ settings! {
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
     /// Ranges of the node's addresses at which Services have node ports. Empty: all addresses but loopback.
     node_port_addresses: Vec<IpNetwork> = default "", "CIDR", also "nodeport-addresses";
-    /// Address and port of the health checks of the service proxy, /healthz and /livez, as kube-proxy's. Port 0: none.
+    /// Address and port of the service proxy's health checks (/healthz and /livez), as kube-proxy's; port 0: disabled.
     service_proxy_healthz: Option<SocketAddr> = unset "port 10256 of all addresses", "ADDRESS";
     /// Address and port at which the service proxy reports its mode, /proxyMode. Port 0: none.
     service_proxy_status: Option<SocketAddr> = unset "127.0.0.1:10249", "ADDRESS";

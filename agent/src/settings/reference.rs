@@ -105,8 +105,5 @@ fn the_configuration_page_is_current() {
         std::fs::write(PAGE, &page).unwrap();
     }
     let written = std::fs::read_to_string(PAGE).unwrap_or_default();
-    assert!(
-        written == page,
-        "docs/configuration.md is not current: its first lines say how it is written anew"
-    );
+    assert!(written == page, "docs/configuration.md is not current: its first lines say how to generate it");
 }

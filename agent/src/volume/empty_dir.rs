@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_a_crash_left_unfinished_is_made_anew_with_its_mode_and_group() {
+    fn a_directory_that_a_crash_left_unfinished_is_replaced_with_its_mode_and_group() {
         use std::os::unix::fs::MetadataExt;
         let place = tempfile::tempdir().expect("directory");
         let dir = place.path().join("plugin/data");

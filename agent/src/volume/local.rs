@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_a_crash_left_unfinished_is_made_anew_with_its_mode() {
+    fn a_directory_that_a_crash_left_unfinished_is_replaced_with_its_mode() {
         let dir = tempfile::tempdir().expect("directory");
         let base = dir.path().join("base");
         std::fs::create_dir_all(base.join(".new")).expect("left by a crash");

@@ -261,7 +261,7 @@ mod tests {
             (line.contains("noswap"), attempt.is_ok(), line.contains("size=64k") && line.contains("mode=700"))
         });
         assert_eq!(is_set, has_option);
-        assert!(mode, "the other options hold");
+        assert!(mode, "the other options are applied");
     }
 
     #[test]

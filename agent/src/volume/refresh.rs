@@ -54,7 +54,7 @@ impl Refreshing {
 
 /// The events after which files must be written again.
 struct RefreshTriggers {
-    /// Each ends with a change of a used object.
+    /// Futures that complete when a used object changes.
     changes: Vec<BoxFuture<'static, ()>>,
     /// Time until the next token is due.
     renew_in: Option<Duration>,

@@ -419,7 +419,7 @@ fn a_volume_in_memory_has_its_mode_and_group_again_after_a_boot() {
             let path = volumes.host_path("memory").expect("volume");
             let found = fs::metadata(path).expect("memory");
             assert_eq!((found.mode() & 0o7777, found.gid()), (0o3777, 1234));
-            mounts::unmount_below(path).expect("a boot unmounts everything");
+            mounts::unmount_below(path).expect("unmount everything, as a boot does");
         }
         unmount_all(&ctx, "u1").await.expect("removed");
         close(&machine.context().shared.config).expect("closed");
@@ -458,7 +458,7 @@ fn files_of_a_new_pod_are_written_once() {
         let ctx = machine.context();
         let mut second = pod(json!([{"name": "v", "configMap": {"name": "c"}}]));
         mount_all(&ctx, &second).await.expect("mounted");
-        // The object is known now: its first answer is no change for this pod.
+        // The object is known now: its first answer is not a change for this pod.
         second.metadata.uid = Some("u2".to_owned());
         let volumes = mount_all(&ctx, &second).await.expect("mounted");
         let file = volumes.host_path("v").expect("a volume").join("key");
@@ -549,7 +549,7 @@ fn a_checkpoint_on_a_full_disk_keeps_its_records_and_writes_the_rest_later() {
         fs::write(dir.join("ballast"), vec![1; 200 << 10]).expect("ballast");
         checkpoint.put(key("a"), &"x".repeat(100 << 10));
         checkpoint.put(key("b"), &"y".repeat(100 << 10));
-        assert!(checkpoint.flush(), "there is no room");
+        assert!(checkpoint.flush(), "the disk is full");
         assert_eq!(open().get::<String>(&key("a")).as_deref(), Some("old"), "the old record is complete");
         fs::remove_file(dir.join("ballast")).expect("room");
         assert!(!checkpoint.flush());

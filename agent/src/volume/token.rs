@@ -241,10 +241,14 @@ mod tests {
         assert_eq!(issued(0, 365 * 24 * 3600).lifetime(), MAX_AGE);
         let hour = issued(10_000, 13_600);
         assert_eq!([9_950, 12_879, 12_880].map(|now| hour.is_due(at(now))), [false, false, true]);
-        assert!(hour.is_due(at(0)), "by a clock that was set back, it is asked for again");
+        assert!(hour.is_due(at(0)), "after the clock was set back, the token is requested again");
         assert_eq!(hour.to_token(at(12_000)).renew_in.as_secs(), 880);
         assert_eq!(hour.to_token(at(0)).renew_in.as_secs(), 2880, "no longer than its life");
-        assert_eq!(hour.to_token(at(1 << 37)).renew_in, RETRY, "a clock that is ahead makes no loop");
+        assert_eq!(
+            hour.to_token(at(1 << 37)).renew_in,
+            RETRY,
+            "a clock that is ahead causes no loop of requests"
+        );
     }
 
     #[test]

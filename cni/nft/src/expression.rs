@@ -363,8 +363,8 @@ impl Rule {
         self.push("numgen", data.number(4, 0))
     }
 
-    /// Loads a number below `modulus`, which is at least 2, that is derived from `length` bytes in the registers from
-    /// `of`, in host byte order (`jhash`). Equal bytes have equal numbers in all rules.
+    /// Loads a hash (`jhash`) of `length` bytes in the registers from `of`: a number below `modulus`, in host byte
+    /// order. `modulus` is at least 2. Equal bytes have equal hashes in all rules.
     #[must_use]
     pub fn hash(self, (of, length): (u32, u32), modulus: u32, into: u32) -> Self {
         const JENKINS: u32 = 0;

@@ -160,7 +160,7 @@ pub fn mark_flows(
 /// A request for a list of connections.
 struct DumpRequest {
     filter: Attributes,
-    /// Whether the list is complete if it is not empty.
+    /// Whether this request detects an inverted filter: if its list is not empty, the list has all connections.
     is_probe: bool,
 }
 
@@ -194,8 +194,9 @@ impl FlowSelector {
         }
     }
 
-    /// The requests whose lists together contain all these connections. They are tried up to the first complete list.
-    /// All conditions of a filter must be met, so each end of the connections needs its own list.
+    /// The requests whose lists together contain all these connections. A probe with a result makes the later requests
+    /// unnecessary. A connection must meet all conditions of a filter, so each end of the connections needs its own
+    /// list.
     fn dump_requests(self) -> Vec<DumpRequest> {
         let Self::Of(address) = self else {
             return vec![DumpRequest { filter: Attributes::default(), is_probe: false }];

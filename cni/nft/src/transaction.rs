@@ -130,7 +130,7 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::DeleteRule, &chain);
     }
 
-    /// Removes a chain without rules that nothing refers to.
+    /// Removes a chain. The kernel refuses it if the chain has rules or references.
     pub fn delete_chain(&mut self, name: &str) {
         let chain = self.named().text(3, name);
         self.batch.push(self.family, Verb::DeleteChain, &chain);
@@ -166,7 +166,7 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::NewSet, &set.number(10, self.sets));
     }
 
-    /// Removes a set that nothing refers to.
+    /// Removes a set. The kernel refuses it if the set has references.
     pub fn delete_set(&mut self, name: &str) {
         let set = self.named().text(2, name);
         self.batch.push(self.family, Verb::DeleteSet, &set);

@@ -16,7 +16,7 @@ use crate::spec::result::{Answer, Dns};
 
 /// The checked configuration.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "the configuration that the plugin is known by has them")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the reference plugin's configuration")]
 pub(crate) struct Conf {
     pub(crate) bridge: String,
     pub(crate) mtu: Option<u32>,
@@ -43,7 +43,7 @@ pub(crate) struct Conf {
 /// The configuration as JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-#[expect(clippy::struct_excessive_bools, reason = "the configuration that the plugin is known by has them")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the reference plugin's configuration")]
 struct Written {
     bridge: String,
     is_gateway: bool,

@@ -123,7 +123,7 @@ fn requested_addresses_are_assigned_or_refused() {
     assert!(act(&wants).unwrap_err().to_string().contains("10.9.9.9 is in no range of the network"));
     wants.conf.insert("args".into(), json!({"cni": {"ips": ["10.1.2.50", "10.1.2.51"]}}));
     wants.args = String::new();
-    let two = "10.1.2.51 is requested besides another address of 10.1.2.0/24, which assigns one";
+    let two = "10.1.2.51 is the second requested address of 10.1.2.0/24, which assigns one address";
     assert!(act(&wants).unwrap_err().to_string().ends_with(two));
     wants.args = "IP=x".into();
     assert_eq!(act(&wants).unwrap_err().code(), 7);
@@ -159,7 +159,7 @@ fn gc_frees_addresses_without_owner_and_restore_records_owners() {
 }
 
 #[test]
-fn an_interrupted_reservation_is_no_address_and_does_not_change_its_owner() {
+fn an_interrupted_reservation_is_not_an_address_and_does_not_change_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "a", &ipam).unwrap();

@@ -37,7 +37,7 @@ pub(crate) struct Setup {
 struct Step {
     action: &'static str,
     what: String,
-    /// The error after which the change counts as made.
+    /// Error number that counts as success, because the state is already the desired one.
     ignored: Option<i32>,
 }
 

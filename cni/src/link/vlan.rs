@@ -97,7 +97,7 @@ impl Links {
             let mut request = self.handle.link().del(port.index);
             *request.message_mut() = LinkBridgeVlan::new(port.index).vlan(vlan, Flags::empty()).build();
             match request.execute().await {
-                // ENOENT: the port was no member of the VLAN.
+                // ENOENT: the port was not a member of the VLAN.
                 Err(error) if !is_errno(&error, libc::ENOENT) => return Err(wrong(error)),
                 _ => {}
             }

@@ -37,7 +37,7 @@ pub enum OverlayError {
     },
     /// An interface with the overlay's name exists and is not a device of the overlay.
     #[error(
-        "an interface named {name} exists and is no device of the overlay; remove it or use --overlay-interface"
+        "an interface named {name} exists and is not a device of the overlay; remove it or use --overlay-interface"
     )]
     ForeignInterface {
         /// The interface's name.

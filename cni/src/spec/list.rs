@@ -57,7 +57,7 @@ impl List {
 
     /// A list, or a single plugin's configuration as a list of one.
     pub(crate) fn parse(value: Value) -> Result<Self, String> {
-        let Some(map) = value.as_object() else { return Err("it is no JSON object".to_owned()) };
+        let Some(map) = value.as_object() else { return Err("it is not a JSON object".to_owned()) };
         let name = match map.get("name") {
             Some(Value::String(name)) if is_identifier(name) => name.clone(),
             Some(name) => return Err(format!("name: {name} is not a valid network name")),

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_objects_are_compressed_for_those_who_accept_it() {
+    fn reads_of_objects_are_compressed_for_clients_that_accept_it() {
         assert!(wanted(Method::GET, "/api/v1/pods", "br, gzip;q=0.5"));
         assert!(wanted(Method::GET, "/openapi/v2", "gzip"));
         for (method, uri, accepted) in [

@@ -119,7 +119,8 @@ pub struct ServerOptions {
     pub keys_url: Option<String>,
     /// Whether tokens of pods with the default validity are accepted for a year.
     pub extend_tokens: bool,
-    /// Minimum duration of a watch that asks for none. A watch ends after once to twice this time; 0 sets no limit.
+    /// Minimum duration of a watch whose request has no timeout. Such a watch ends at a random time between once and
+    /// twice this duration; 0: no limit.
     pub min_watch: Duration,
     /// Whether priority levels share the requests in flight. Otherwise only [`ApiserverConfig::max_in_flight`] limits them.
     pub priority_and_fairness: bool,

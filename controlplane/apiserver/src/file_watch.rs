@@ -28,7 +28,7 @@ pub async fn follow_file(
     shutdown: CancellationToken,
     changed: impl Fn() + Send + Sync + 'static,
 ) {
-    let mut followed = Followed { path, changed: Arc::new(changed), known: None, delay: RETRY[0] };
+    let mut followed = FollowedFile { path, changed: Arc::new(changed), known: None, delay: RETRY[0] };
     loop {
         let error = tokio::select! {
             error = followed.follow() => error,
@@ -45,7 +45,7 @@ pub async fn follow_file(
 }
 
 /// A watched file.
-struct Followed<C> {
+struct FollowedFile<C> {
     path: PathBuf,
     changed: Arc<C>,
     /// Digest of the content at the last call of `changed`.
@@ -61,9 +61,9 @@ struct DirectoryWatch {
     ready: pipe::Receiver,
 }
 
-// === impl Followed ===
+// === impl FollowedFile ===
 
-impl<C: Fn() + Send + Sync + 'static> Followed<C> {
+impl<C: Fn() + Send + Sync + 'static> FollowedFile<C> {
     /// Follows the file until the watch fails. Cancel-safe: a change that is not reported yet is found again.
     async fn follow(&mut self) -> io::Error {
         let watch = DirectoryWatch::start(&self.path);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tables_and_metadata_are_whole_too() {
+    async fn lists_of_tables_and_metadata_are_complete() {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let forms = [
             (Form::Table(table::Content::default()), "rows"),

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_passed_over() {
+    fn unsupported_media_types_are_skipped() {
         assert_eq!(negotiated("application/vnd.kubernetes.protobuf,application/json"), Some(Form::Plain));
         assert_eq!(negotiated("application/json;as=Table;v=v1alpha1,application/json"), Some(Form::Plain));
         assert_eq!(negotiated("application/json;q=0.5,*/*;q=0.1"), Some(Form::Plain));

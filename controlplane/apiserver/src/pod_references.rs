@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_needs_what_it_names() {
+    fn a_pod_refers_to_secrets_and_config_maps() {
         let pod = json!({"spec": {
             "volumes": [
                 {"secret": {"secretName": "a"}},

@@ -57,7 +57,7 @@ pub(crate) struct State {
     pub(crate) max_token_seconds: Option<i64>,
     /// Whether tokens of pods with the default validity are accepted for a year.
     pub(crate) extend_tokens: bool,
-    /// Minimum duration of a watch that asks for none; 0 sets no limit.
+    /// Minimum duration of a watch whose request has no timeout; 0: no limit.
     pub(crate) min_watch: Duration,
     /// Whether priority levels share the requests in flight.
     pub(crate) priority_and_fairness: bool,

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn old_weeks_are_forgotten() {
+    fn old_weeks_are_removed() {
         let all = history(false);
         fill(&all, ("ns", "web"), 100, (50, NOW - WEEKS * WEEK));
         assert_eq!(all.estimate(Estimated::Cpu, ("ns", "web"), NOW), None);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_names_of_all_sorts_that_are_allowed_are_signed() {
+    fn all_allowed_types_of_keys_and_names_are_signed() {
         let mut params = CertificateParams::new(vec!["a".to_owned(), "192.0.2.1".to_owned()]).unwrap();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, "ann");

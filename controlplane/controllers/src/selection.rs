@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn names_decide_before_the_star() {
+    fn names_take_precedence_over_the_star() {
         assert!(ControllerSelection::default().has("job") && of("*").has("job"));
         assert!(of("-*").is_none() && !of("*").is_none());
         let some = of("*,-deployment-controller");

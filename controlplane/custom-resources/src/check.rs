@@ -12,8 +12,8 @@ use crate::format;
 use crate::schema::{Additional, Checks, Schema};
 use crate::violation::{Path, Violation, Violations, extended};
 
-/// Maximum work of the checks of one object, in about nanoseconds. A schema can check the same value again and again,
-/// with patterns of any size.
+/// Maximum work of the checks of one object; a unit is about a nanosecond. A schema can check the same value many
+/// times, with patterns of any size.
 const MAX_WORK: u64 = 2_000_000_000;
 
 /// The work of a node of the schema at a value, without its texts.

@@ -107,7 +107,7 @@ impl CustomResource {
         }
     }
 
-    /// Lists that were invalid before may stay so.
+    /// Validates the types of lists. Accepts an update of an object whose lists were invalid before.
     fn validate_lists(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
         let mut found = Violations::default();
         list_type::validate(object, &self.schema, &mut found);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_of_fields_that_are_not_nullable_go() {
+    fn nulls_of_fields_that_are_not_nullable_are_removed() {
         let mut object = json!({"a": null, "n": null, "plain": null});
         default(&mut object, &schema()).unwrap();
         assert_eq!(object, json!({"a": "A", "n": null, "nested": {"b": 1}}));

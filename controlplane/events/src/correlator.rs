@@ -50,6 +50,7 @@ struct Quota {
     at: Timestamp,
 }
 
+/// The messages of events that differ in their message only.
 struct Similar {
     /// Hashes of messages, at most [`SIMILAR_MAX`].
     messages: Vec<u64>,

@@ -37,7 +37,7 @@ const YIELDING_QUEUE_CAPACITY: usize = 4096;
 const YIELD_MAX: Duration = Duration::from_secs(1);
 /// Capacity of the table of sent events, for counting repeats.
 const SENT_MAX: usize = 4096;
-/// Pause before an event is sent again that the API server did not answer. It doubles up to [`MAX_PAUSE`].
+/// Pause before the first retry while the API server is unavailable. It doubles up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 

@@ -127,7 +127,7 @@ impl Strategy for Configuration {
         let mut notes = duplicates;
         notes.extend(schema::decode_metadata(&mut value).map_err(problem)?);
         let Some(map) = value.as_object_mut() else {
-            return Err(problem("json: cannot unmarshal a value that is no object".to_owned()));
+            return Err(problem("json: cannot unmarshal a value that is not an object".to_owned()));
         };
         map.retain(|name, _| {
             let is_known = matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "initializers");

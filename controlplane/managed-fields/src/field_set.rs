@@ -256,7 +256,7 @@ impl FieldSet {
         FieldSet::read(fields, &mut Vec::new()).map(|(set, _)| set)
     }
 
-    /// Reads one level. The flag tells whether the level itself is a member: it has a `.`, or is empty.
+    /// Reads one level. The flag is true if the level itself is a member: it has a `.`, or is empty.
     fn read(fields: &Value, path: &mut Vec<PathElement>) -> Result<(FieldSet, bool), InvalidFields> {
         let object = fields.as_object().ok_or_else(|| InvalidFields::NotAnObject(Path(path.clone())))?;
         let mut set = FieldSet::default();

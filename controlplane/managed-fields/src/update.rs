@@ -335,8 +335,8 @@ impl<V: Versions> Updater<'_, V> {
         managers
     }
 
-    /// Without conflicts over fields that the last client-side apply set and that still have its values: kubectl's
-    /// server-side apply takes those over.
+    /// Removes conflicts over fields that still have the values of the last client-side apply. kubectl's server-side
+    /// apply takes over these fields.
     fn without_last_applied(&self, live: &Value, conflicts: Vec<Conflict>) -> Vec<Conflict> {
         let Some(allowed) = self.last_applied_fields(live) else { return conflicts };
         conflicts.into_iter().filter(|conflict| !allowed.contains(&conflict.path.0)).collect()

@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_ends_early_and_goes_on_where_it_ended() {
+    fn a_search_ends_early_and_the_next_one_continues_there() {
         let nodes: Vec<_> =
             (0..250).map(|number| fixture::node(&format!("n{number:03}"), json!({}))).collect();
         let snapshot = fixture::snapshot(&nodes);

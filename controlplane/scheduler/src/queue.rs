@@ -408,7 +408,7 @@ mod tests {
         queue.refused("p", Changes::NODE, now);
         assert_eq!(queue.due(), None);
         queue.add(pod("p", json!({})));
-        assert_eq!(queue.due(), None, "our own status write is no change");
+        assert_eq!(queue.due(), None, "our own status write is not a change");
         queue.change(Changes::POD_GONE, now);
         assert_eq!(queue.due(), None, "the pod was refused for properties of nodes");
         queue.change(Changes::NODE, now);

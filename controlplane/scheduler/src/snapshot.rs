@@ -211,7 +211,7 @@ impl Snapshot {
             self.images.nodes -= usize::from(info.properties.is_some());
             info.properties = None;
         }
-        self.settle(name);
+        self.renew_generation(name);
     }
 
     /// Gives a node a new generation. An unknown node is added.
@@ -228,7 +228,7 @@ impl Snapshot {
     }
 
     /// Gives a changed node a new generation. A node without properties and pods is removed.
-    fn settle(&mut self, name: &str) {
+    fn renew_generation(&mut self, name: &str) {
         let Some(info) = self.nodes.get(name) else { return };
         if info.properties.is_none() && info.pods.is_empty() {
             self.free_slots.push(info.slot);
@@ -361,7 +361,7 @@ impl Snapshot {
             }
             info.take(uid);
         }
-        self.settle(&node);
+        self.renew_generation(&node);
         true
     }
 
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_node_is_no_candidate_but_keeps_its_pods() {
+    fn a_removed_node_is_not_a_candidate_but_keeps_its_pods() {
         let mut snapshot = Snapshot::default();
         snapshot.place(&pod("p", json!({})), "a");
         assert_eq!(snapshot.candidates().count(), 0);

@@ -1,6 +1,6 @@
-//! Random numbers that a seed repeats.
+//! Random numbers. The same seed gives the same numbers.
 
-/// Xorshift (Marsaglia, 2003).
+/// A generator of pseudorandom numbers: xorshift (Marsaglia, 2003).
 pub(super) struct Chance(u64);
 
 impl Chance {

@@ -28,7 +28,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// The uids of all pods that were created, also of deleted ones, by namespace and controller (`Kind/name`).
 type Created = Arc<Mutex<BTreeMap<(String, String), BTreeSet<String>>>>;
 
-/// An API server, two simulated nodes, and a control plane that is killed and started again and again.
+/// An API server, two simulated nodes, and a control plane that is repeatedly killed and started.
 pub(super) struct Cluster {
     admin: Client,
     created: Created,

@@ -104,7 +104,7 @@ impl Key {
         if id.is_empty() || id.len() > MAX_ID {
             return Err(format!("the id of a key has {} bytes, not 1 to {MAX_ID}", id.len()));
         }
-        let invalid = || format!("the key {id:?} is no SubjectPublicKeyInfo in DER");
+        let invalid = || format!("the key {id:?} is not a SubjectPublicKeyInfo in DER");
         let (rest, info) = SubjectPublicKeyInfo::from_der(&key.key).map_err(|_error| invalid())?;
         if !rest.is_empty() {
             return Err(invalid());

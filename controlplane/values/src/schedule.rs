@@ -37,7 +37,7 @@ pub enum ScheduleError {
     /// A descriptor that does not exist.
     #[error("unrecognized descriptor: {0}")]
     Descriptor(String),
-    /// An interval that is no duration.
+    /// An interval that is not a duration.
     #[error("failed to parse duration {0}")]
     Duration(String),
     /// A field is malformed.

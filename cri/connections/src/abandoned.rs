@@ -1,14 +1,17 @@
 //! Streams whose client has closed the connection while nothing reads the data that the client sent before.
 //!
-//! A stream sees the end of a connection only after it has read all data before the end. A stream that waits for a slow
-//! receiver does not read, so it would hold its memory and descriptors until the receiver continues. So while a stream does
-//! not read, the end is polled: every [`INTERVAL`] the kernel is asked whether the client has closed its side.
+//! A stream notices the end of a connection only after it has read all data before the end. A stream that waits for a
+//! slow receiver does not read, so it would hold its memory and descriptors until the receiver continues. Therefore the
+//! state of the socket is polled every [`INTERVAL`] while a stream does not read.
 //!
-//! The kernel distinguishes two ends. A client that has closed its side for writing (`POLLRDHUP`) may still read: after a
-//! stream has read this end and passed it on, it says nothing more. If both sides are closed, or the client has sent a
-//! reset (`POLLHUP`, `POLLERR`), no output can arrive any more. The kernel learns of a client that has closed both sides by
-//! the reset that answers the next output or keepalive probe. Neither ends a stream at once: what the client has sent
-//! before can still be in buffers, and a stream that reads delivers it.
+//! The kernel distinguishes two states:
+//! - The client has closed its side for writing (`POLLRDHUP`). It may still read. After a stream has read and forwarded
+//!   this end, this state has no further meaning.
+//! - Both sides are closed, or the client has sent a reset (`POLLHUP`, `POLLERR`). No output can arrive any more. If
+//!   the client has closed both sides, the kernel notices it by the reset that answers the next output or keepalive
+//!   probe.
+//!
+//! Neither state ends a stream at once. Buffers may still have data of the client, which a stream that reads delivers.
 #![allow(unsafe_code, reason = "poll(2) with POLLRDHUP, which nix does not have")]
 
 use std::io;
@@ -26,11 +29,11 @@ use crate::observed::{Observe, Observed};
 
 /// Interval of the checks of a stream that does not read.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Intervals without a read after which a stream is abandoned if its client is gone. A client that only closed its side for
-/// writing still waits for the answer, so its data gets some time to be read.
+/// Number of intervals without a read after which a stream is abandoned, if its client is gone. It leaves time to read
+/// the data of a client that only closed its side for writing, because such a client waits for the answer.
 const IDLE_INTERVALS: u32 = 3;
 
-/// The socket of a connection; none before its stream exists, and after it.
+/// The socket of a connection. None before the connection has a stream, and after the stream's end.
 #[derive(Debug, Default)]
 pub(crate) struct Socket {
     descriptor: Mutex<Option<RawFd>>,
@@ -131,8 +134,8 @@ impl Drop for SocketOwner {
 // === impl Abandonment ===
 
 impl Abandonment {
-    /// For the end of the connection's way, and a protocol in which the end of the client's data is the end of the client.
-    /// A stream that forwards bytes leaves that to the other end.
+    /// For a protocol in which a client that closes its side for writing is gone. Only the final receiver of the
+    /// connection may use this: a stream that forwards bytes does not know their protocol.
     #[must_use]
     pub fn without_half_close(self) -> Self {
         Self { has_half_close: false, ..self }

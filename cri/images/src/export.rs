@@ -259,7 +259,7 @@ mod tests {
     use std::path::Path;
 
     use crate::digest::Digest;
-    use crate::fixture::{TestImage, TestRegistry, TestTar, attributes, layer, noise, zstd};
+    use crate::fixture::{TestImage, TestRegistry, TestTar, attributes, layer, random_bytes, zstd};
     use crate::{ErrorKind, Images, ImagesConfig};
 
     async fn store(root: &Path) -> Images {
@@ -279,7 +279,7 @@ mod tests {
             .symlink("link", "nowhere")
             .hard_link("again", "sparse")
             .with(b'3', "null", "1:3", attributes(0o666, (0, 5), 5))
-            .file("noise", &noise(300_001))
+            .file("noise", &random_bytes(300_001))
             .file(".wh.gone", b"")
             .finish();
         let first = layer(TestTar::new().directory("d").file("d/one", b"1").file("empty", b""));

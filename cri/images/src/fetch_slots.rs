@@ -289,7 +289,7 @@ mod tests {
         let again = again.now_or_never().expect("a second slot").unwrap();
         let mut first = std::pin::pin!(slots.acquire("first"));
         assert!(first.as_mut().now_or_never().is_none());
-        assert!(again.must_yield(), "two against one");
+        assert!(again.must_yield(), "an owner with two slots yields one");
         drop(again);
         assert!(first.now_or_never().is_some());
     }

@@ -68,7 +68,7 @@ pub(crate) fn descriptor(media_type: &str, content: &[u8]) -> serde_json::Value 
 }
 
 /// Pseudorandom bytes, which do not compress. Always the same.
-pub(crate) fn noise(length: usize) -> Vec<u8> {
+pub(crate) fn random_bytes(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut step = || {
         state ^= state << 13;

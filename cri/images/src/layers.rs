@@ -130,14 +130,19 @@ pub(crate) enum LayerError {
         #[source]
         source: LinkError,
     },
-    #[error("layer {layer} links to files of lower layers, and there are too many layers for that ({count})")]
+    #[error(
+        "layer {layer} is refused: it has hard links to files of lower layers, of which there are too many ({count})"
+    )]
     Deep { layer: Digest, count: usize },
     #[error(
         "layer {layer} is refused: the names of directories and links that are kept of all layers would take more than \
          {} MiB of memory", names::TOTAL >> 20
     )]
     Names { layer: Digest },
-    #[error("{directories} directories that layers use but do not describe are too many for {layers} layers")]
+    #[error(
+        "the image is refused: its {layers} layers use {directories} directories that they do not describe, which \
+         are too many"
+    )]
     Directories { directories: usize, layers: usize },
     #[error("the store is shutting down")]
     Stopped,

@@ -1,7 +1,7 @@
 //! A pod's user namespace, which owns the pod's other namespaces.
 //!
 //! The shim stays outside, because it mounts and signals with the node's rights. A child unshares a new user
-//! namespace and then the other namespaces, which the user namespace thereby owns. The shim opens them
+//! namespace and then the other namespaces, which the user namespace then owns. The shim opens them
 //! through the child's /proc directory, enters all but the user namespace, and keeps that one open.
 
 use std::fs;

@@ -66,7 +66,7 @@ impl Layout {
                 Err(format!("{parent:?} is a slice, but the cgroup driver is cgroupfs"))
             }
             CgroupDriver::Systemd if !parent.is_empty() && !unit::is_slice(last) => {
-                Err(format!("{parent:?} is no slice, but the cgroup driver is systemd"))
+                Err(format!("{parent:?} is not a slice, but the cgroup driver is systemd"))
             }
             _ => Ok(()),
         }

@@ -225,7 +225,7 @@ mod tests {
         let (leader, child) = (process(5, 2, 5), process(7, 5, 5));
         let pass = |found: &[Process], has_new| Pass { found: found.to_vec(), has_new };
         assert_eq!(search.pass(&[5, 7], &[leader, child], 5), pass(&[child], true));
-        assert_eq!(search.pass(&[5, 7], &[leader, child], 5), pass(&[child], false), "it is ending");
+        assert_eq!(search.pass(&[5, 7], &[leader, child], 5), pass(&[child], false), "the process is ending");
         assert_eq!(search.pass(&[5, 7], &[leader], 5), pass(&[], true), "it may have started a child");
         assert_eq!(search.pass(&[5], &[leader], 5), pass(&[], false));
     }

@@ -49,7 +49,7 @@ pub(super) struct RequestedLabel {
 
 /// The lack of isolation of a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Separation {
+pub(super) struct MissingIsolation {
     pub(super) privileged: bool,
     /// The container sees the node's processes or shared memory, which have other labels.
     pub(super) shares_with_node: bool,
@@ -149,13 +149,17 @@ pub(super) fn of_pod(defaults: &Defaults, requested: &RequestedLabel, own: Optio
 }
 
 /// The labels of a container: those of its pod, changed by its own request.
-pub(super) fn of_container(pod: &Labels, requested: &RequestedLabel, separation: Separation) -> Labels {
+pub(super) fn of_container(
+    pod: &Labels,
+    requested: &RequestedLabel,
+    missing_isolation: MissingIsolation,
+) -> Labels {
     let labels = apply_request(pod, requested);
-    match separation {
-        Separation { shares_with_node: true, .. } => Labels::default(),
+    match missing_isolation {
+        MissingIsolation { shares_with_node: true, .. } => Labels::default(),
         // The policy determines the label of a privileged container: spc_t, if the runtime itself has the expected type.
-        Separation { privileged: true, .. } => Labels { process: None, ..labels },
-        Separation { .. } => labels,
+        MissingIsolation { privileged: true, .. } => Labels { process: None, ..labels },
+        MissingIsolation { .. } => labels,
     }
 }
 
@@ -237,7 +241,8 @@ mod tests {
     #[test]
     fn a_containers_request_changes_its_pods_labels() {
         let pod = pod(&requested("", "pod_t", ""));
-        let of = |requested: &RequestedLabel| texts(&of_container(&pod, requested, Separation::default())).0;
+        let of =
+            |requested: &RequestedLabel| texts(&of_container(&pod, requested, MissingIsolation::default())).0;
         assert_eq!(of(&RequestedLabel::default()), "system_u:system_r:pod_t:s0:c1,c2");
         assert_eq!(of(&requested("", "own_t", "")), "system_u:system_r:own_t:s0:c1,c2");
         assert_eq!(of(&requested("", "", "s0:c4,c5")), "system_u:system_r:pod_t:s0:c4,c5");
@@ -246,8 +251,12 @@ mod tests {
     #[test]
     fn privileged_containers_have_no_process_label_and_shared_ones_no_labels() {
         let of = |privileged, shares_with_node| {
-            let separation = Separation { privileged, shares_with_node };
-            texts(&of_container(&pod(&RequestedLabel::default()), &requested("", "own_t", ""), separation))
+            let missing_isolation = MissingIsolation { privileged, shares_with_node };
+            texts(&of_container(
+                &pod(&RequestedLabel::default()),
+                &requested("", "own_t", ""),
+                missing_isolation,
+            ))
         };
         assert_eq!(of(true, false), (String::new(), "system_u:object_r:container_file_t:s0:c1,c2".into()));
         assert_eq!(of(false, true), (String::new(), String::new()));

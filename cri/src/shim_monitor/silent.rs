@@ -31,7 +31,7 @@ impl ShimMonitor {
             let Some(state) = state.upgrade() else { return };
             let monitor = Self { state };
             match answer {
-                Ok(state) => monitor.shim_woke(&sandbox, &shim, state).await,
+                Ok(state) => monitor.shim_responded(&sandbox, &shim, state).await,
                 Err(error) => warn!(sandbox = sandbox.id, %error, "a shim that did not respond has ended"),
             }
             monitor.listen(sandbox, shim);
@@ -41,13 +41,13 @@ impl ShimMonitor {
     /// Applies the state of a shim after a reconnect. Returns false if its sandbox has ended.
     pub(super) async fn shim_linked(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) -> bool {
         if sandbox.is_silent() {
-            self.shim_woke(sandbox, shim, state).await;
+            self.shim_responded(sandbox, shim, state).await;
             return !sandbox.is_over();
         }
         self.apply_state(sandbox, shim, state).await
     }
 
-    async fn shim_woke(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) {
+    async fn shim_responded(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) {
         let _guard = sandbox.ending.lock().await;
         if !self.apply_state(sandbox, shim, state).await {
             return;

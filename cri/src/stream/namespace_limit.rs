@@ -1,12 +1,13 @@
-//! A limit of the node for streams to pods. The pods of one namespace get a part of it only.
+//! The node's limit on streams to pods. The pods of one namespace cannot use up the whole limit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum of one namespace, as a multiple of what is free: at most three quarters of all.
+/// Maximum permits of one namespace, as a multiple of the free permits. So a namespace has at most three quarters of
+/// all.
 const PER_FREE: usize = 3;
 
-/// What is taken of the limit. Clones share it.
+/// The permits of a node. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct NamespaceLimit {
     most: usize,
@@ -19,7 +20,7 @@ struct Taken {
     namespaces: HashMap<String, usize>,
 }
 
-/// One of the limit; it is free again when this is dropped.
+/// The permit for one stream. Dropping it releases the permit.
 #[derive(Debug)]
 pub(super) struct NamespacePermit {
     limit: NamespaceLimit,
@@ -29,12 +30,12 @@ pub(super) struct NamespacePermit {
 // === impl NamespaceLimit ===
 
 impl NamespaceLimit {
-    /// A limit of that many permits.
+    /// A limit of `most` permits.
     pub(super) fn new(most: usize) -> Self {
         Self { most, taken: Arc::default() }
     }
 
-    /// A permit for a pod of the namespace. None if too little would be left for others.
+    /// A permit for a pod of the namespace. None if too few permits would be left for other namespaces.
     pub(super) fn take(&self, namespace: &str) -> Option<NamespacePermit> {
         let mut taken = self.taken();
         let own = taken.namespaces.get(namespace).copied().unwrap_or_default() + 1;

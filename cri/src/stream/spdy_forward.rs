@@ -73,7 +73,8 @@ pub(super) async fn forward(forwarder: &Forwarder, request: &cri::PortForwardReq
         }
     };
     tokio::select! {
-        // Ends when the client is gone; its remaining data is dropped. `answering` alone never ends: `back` is open.
+        // `serving` ends when the client is gone; its remaining data is dropped. `answering` does not end by itself,
+        // because `back` stays open.
         () = serving => {}
         () = answering => {}
     }

@@ -158,7 +158,7 @@ mod tests {
         std::fs::write(dir.path().join("c"), "c").expect("write");
         let begun = Instant::now();
         while meter.disk(dir.path(), false).inodes != 3 {
-            assert!(begun.elapsed() < Duration::from_secs(120), "not counted again");
+            assert!(begun.elapsed() < Duration::from_secs(120), "the files were not counted again");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         // Counted once more after the end.

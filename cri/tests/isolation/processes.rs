@@ -10,7 +10,12 @@ use crate::fixture::{Machine, security};
 use crate::sh;
 
 /// A container in the pid namespace of another container.
-async fn beside(machine: &Machine, pod: &str, name: &str, target: &str) -> Result<String, Status> {
+async fn container_in_pid_namespace(
+    machine: &Machine,
+    pod: &str,
+    name: &str,
+    target: &str,
+) -> Result<String, Status> {
     machine
         .create(pod, name, &["sleep", "2000"], |config| {
             security(config).namespace_options = Some(cri::NamespaceOption {
@@ -25,7 +30,7 @@ async fn beside(machine: &Machine, pod: &str, name: &str, target: &str) -> Resul
 pub(super) async fn a_container_joins_the_pid_namespace_of_another(machine: &mut Machine) {
     let pod = machine.pod("target").await;
     let target = machine.run(&pod, "target", &["sleep", "1000"]).await;
-    let debugger = beside(machine, &pod, "debugger", &target).await.expect("create");
+    let debugger = container_in_pid_namespace(machine, &pod, "debugger", &target).await.expect("create");
     machine.start(&debugger).await;
     let namespace = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).expect("namespace");
     let (of_target, of_debugger) = (machine.pid(&target).await, machine.pid(&debugger).await);
@@ -35,17 +40,17 @@ pub(super) async fn a_container_joins_the_pid_namespace_of_another(machine: &mut
     // A debugger with the same uid can inspect the target's processes.
     assert!(sh(machine, &debugger, "ls /proc/1/root/").await.contains("proc"));
     // The containers end independently, unless the first process of the namespace ends.
-    let other = beside(machine, &pod, "other", &target).await.expect("create");
+    let other = container_in_pid_namespace(machine, &pod, "other", &target).await.expect("create");
     machine.start(&other).await;
     machine.stop(&other, 0).await;
     assert_eq!(sh(machine, &debugger, "echo here").await, "here");
 
     let elsewhere = machine.pod("elsewhere").await;
-    let stranger = beside(machine, &elsewhere, "stranger", &target).await;
+    let stranger = container_in_pid_namespace(machine, &elsewhere, "stranger", &target).await;
     assert_eq!(stranger.expect_err("the target is in another pod").code(), Code::NotFound);
     machine.stop(&target, 0).await;
     machine.wait_exited(&debugger).await;
-    let late = beside(machine, &pod, "late", &target).await;
+    let late = container_in_pid_namespace(machine, &pod, "late", &target).await;
     assert_eq!(late.expect_err("it has ended").code(), Code::FailedPrecondition);
     machine.remove_pod(&pod).await;
     machine.remove_pod(&elsewhere).await;

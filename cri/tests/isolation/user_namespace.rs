@@ -123,7 +123,11 @@ pub(super) async fn volumes_show_their_ids_as_the_mapping_says(machine: &mut Mac
     assert_eq!(sh(machine, &id, "stat -c %u /mapped/root /mapped/user /plain/root").await, "0\n1000\n65534");
     sh(machine, &id, "touch /mapped/new && ! touch /plain/new 2>/dev/null && ! touch /ro/new 2>/dev/null")
         .await;
-    assert_eq!(std::fs::metadata(mapped.join("new")).expect("made").uid(), 0, "as the volume has it");
+    assert_eq!(
+        std::fs::metadata(mapped.join("new")).expect("made").uid(),
+        0,
+        "the file has the owner of the volume"
+    );
     assert_eq!(std::fs::metadata(mapped.join("made/for/it")).expect("made").uid(), 0);
     machine.remove_pod(&pod).await;
 }

@@ -274,7 +274,8 @@ pub(crate) async fn a_container_can_be_evicted(machine: &mut Machine) {
         machine.run(&pod, "first", &["sleep", "1000"]).await,
         machine.run(&pod, "second", &["sleep", "1000"]).await,
     );
-    let evict = ContainerEviction { container_id: first.clone(), reason: "room is needed".into() };
+    let evict =
+        ContainerEviction { container_id: first.clone(), reason: "the pod needs the resources".into() };
     let answer = CreateContainerResponse { evict: vec![evict], ..Default::default() }.encode_to_vec();
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", move |heard| match heard.method.as_str() {
         "CreateContainer" => PluginReply::Answer(answer.clone()),

@@ -196,7 +196,7 @@ pub(crate) async fn a_cancelled_exec_is_killed(machine: &mut Machine) {
         _begun = seen(&["sleep 997", "sleep 996"]) => {}
     }
     // The caller has disconnected.
-    assert!(seen(&[]).await.contains("sleep 1000"), "the container's own goes on");
+    assert!(seen(&[]).await.contains("sleep 1000"), "the first process of the container continues");
     machine.remove_pod(&pod).await;
 }
 

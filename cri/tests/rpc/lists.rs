@@ -90,7 +90,7 @@ pub(crate) async fn filters_take_truncated_ids_that_name_one(machine: &mut Machi
         .iter()
         .map(|id| &id[..1])
         .find(|digit| pods.iter().filter(|id| id.starts_with(*digit)).count() > 1);
-    assert_eq!(list(twice.expect("17 ids")).await, Vec::<String>::new(), "names none alone");
+    assert_eq!(list(twice.expect("17 ids")).await, Vec::<String>::new(), "the prefix is ambiguous");
     let status = cri::PodSandboxStatusRequest { pod_sandbox_id: pods[5][..13].into(), verbose: false };
     let status = machine.runtime.pod_sandbox_status(Request::new(status)).await.expect("status").into_inner();
     assert_eq!(status.status.expect("status").id, pods[5]);

@@ -49,7 +49,7 @@ pub(crate) async fn records_of_a_later_version_are_not_changed(machine: &mut Mac
         std::fs::write(&path, r#"{"version":2,"phase":{"asleep":{"since":7}}}"#).expect("write");
         let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("the record cannot be read");
         assert!(refused.chain().contains("by a later version"), "{}", refused.chain());
-        assert!(alive(shim) && alive(pid), "the pod runs on");
+        assert!(alive(shim) && alive(pid), "the pod continues to run");
         std::fs::write(&path, ours).expect("write");
         machine.open_runtime().await;
         runs(machine, &id).await;
@@ -233,7 +233,7 @@ pub(crate) async fn a_shim_that_refuses_this_version_is_left_alone(machine: &mut
     let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("the shim refuses this version");
     let words = refused.chain();
     assert!(words.contains(&pod) && words.contains("serves protocol 2"), "{words}");
-    assert!(alive(shim) && alive(pid), "the pod runs on");
+    assert!(alive(shim) && alive(pid), "the pod continues to run");
     drop(place);
     machine.open_runtime().await;
     runs(machine, &id).await;

@@ -107,7 +107,7 @@ pub(crate) async fn limits_change_in_the_kernel_and_on_record(machine: &mut Mach
     let score = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("score");
     assert_eq!(score.trim(), "700");
     let later = machine.exec(&id, &["cat", "/proc/self/oom_score_adj"], 0).await.expect("exec");
-    assert_eq!(String::from_utf8_lossy(&later.stdout).trim(), "700", "of what begins later");
+    assert_eq!(String::from_utf8_lossy(&later.stdout).trim(), "700", "limit of processes that start later");
     let found = resources(machine, &id).await;
     assert_eq!((found.memory_limit_in_bytes, found.cpu_shares, found.oom_score_adj), (32 * MIB, 2048, 700));
     let shown = &Group::of(machine, &id).await.spec["linux"]["resources"];

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_removed_during_the_walk_is_no_error() {
+    fn a_directory_that_is_removed_during_the_walk_is_not_an_error() {
         let place = in_memory();
         for name in ["a", "b", "c"] {
             fs::create_dir_all(place.path().join(name).join("below")).expect("make");

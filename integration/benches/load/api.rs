@@ -78,7 +78,7 @@ impl Server {
     fn config(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(&self.ca).unwrap() {
-            // The file of a self-signed certificate may also contain a certificate that is no authority.
+            // The file of a self-signed certificate may also contain a certificate that is not an authority.
             roots.add(certificate.unwrap()).ok();
         }
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));

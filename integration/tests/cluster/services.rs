@@ -24,7 +24,7 @@ fn service(name: &str, spec: &str) -> String {
     format!(r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{name}"}},"spec":{spec}}}"#)
 }
 
-/// Defines `ask HOST PORT`: one HTTP request from a pod. A host that is no address is a service of its namespace.
+/// Defines `ask HOST PORT`: one HTTP request from a pod. A host that is not an address is a service of its namespace.
 const ASK: &str = r#"ask() { case $1 in *.*) ip=$1;; *) ip=$(nslookup -type=a $1.default.svc.cluster.local | sed -n 's/^Address: //p' | tail -1);; esac
     printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 5 ${ip:-unknown} $2 2>&1 | tail -1; }"#;
 

@@ -219,7 +219,7 @@ fn a_server_that_listens_early_is_ready_early() {
         let events =
             cluster.get(&["events", "--field-selector", "involvedObject.name=slow,reason=Unhealthy"]);
         let count: i64 = events["items"].as_array().unwrap().iter().filter_map(|e| e["count"].as_i64()).sum();
-        assert!(count <= 1, "extra attempts are no events: {events}");
+        assert!(count <= 1, "extra attempts cause no events: {events}");
     });
 }
 

@@ -132,7 +132,7 @@ fn secrets_are_encrypted_on_disk_and_keys_rotate() {
         ]);
         plane.kubectl.kubectl(&["create", "configmap", "open", "--from-literal=p=not-a-secret-at-all"]);
         let store = machine.path("state/store");
-        assert!(has(&store, "not-a-secret-at-all"), "the test sees nothing");
+        assert!(has(&store, "not-a-secret-at-all"), "the test finds nothing");
         assert!(
             !has(&store, value) && !has(&store, "hush-hush-hush-hush"),
             "a Secret is in plain text on disk"

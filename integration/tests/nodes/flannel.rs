@@ -323,7 +323,7 @@ fn flannel_nodes_and_ours_remove_entries_of_deleted_nodes() {
         mixed.flannel.stop();
         mixed.nodes.kubectl(&["delete", "node", mixed.flannel.name()]);
         let agent = &mixed.nodes.agents()[0];
-        eventually("ours to forget flannel's", 20, || {
+        eventually("our node to remove the state of flannel's node", 20, || {
             let routes = agent.host().ip(&["route", "show", "proto", "67"]);
             let links = agent.host().ip(&["link", "show", "type", "vxlan"]);
             // A single node has no VXLAN device.

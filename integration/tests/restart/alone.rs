@@ -226,7 +226,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             Some(pods).filter(|pods| names(pods) == FIVE)
         });
         let kept: Vec<_> = alone.into_iter().filter(|(name, _)| name != "doomed").collect();
-        assert_eq!(synced, kept, "nothing was made anew");
+        assert_eq!(synced, kept, "no container was created again");
         is_sealed(&nodes.agent("node-1").path("state"));
         eventually("the deleted pod to be removed", 30, || {
             !nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()
@@ -243,7 +243,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
         });
         // No pod restarts after the boot. There is no event to wait for.
         std::thread::sleep(Duration::from_secs(2));
-        assert_eq!(ready(&nodes.get(&["pods"])), kept, "and nothing is later");
+        assert_eq!(ready(&nodes.get(&["pods"])), kept, "no container changed afterwards");
     });
 }
 
@@ -326,6 +326,10 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
         eprintln!("from the start of the agent to all Ready, with packets lost: {:?}", began.elapsed());
         assert!(!dir.join("secrets/0123.tmp").exists() && dir.join("pods/0123.bad").exists());
         let log = nodes.agent("node-1").log();
-        assert_eq!(log.matches("renaming an unreadable checkpoint record").count(), 1, "the torn one alone");
+        assert_eq!(
+            log.matches("renaming an unreadable checkpoint record").count(),
+            1,
+            "only the incomplete record"
+        );
     });
 }

@@ -1,6 +1,6 @@
 //! Reproducible random choices.
 
-/// SplitMix64.
+/// A generator of pseudorandom numbers (SplitMix64).
 #[derive(Debug, Clone)]
 pub(crate) struct Chance(u64);
 

@@ -251,7 +251,7 @@ impl Life {
             match self.runtime.exec_sync(exec).await {
                 Err(status) if status.code() == Code::DeadlineExceeded => {}
                 Err(status) => return Err(status),
-                Ok(_) => return Err(Status::unknown("an exec outlived its time")),
+                Ok(_) => return Err(Status::unknown("an exec exceeded its timeout")),
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::blocks::Block;
 use crate::facts::protocol;
 use crate::rules::{Action, Direction, Namespaces, Peers, PodPeer, PortList, Rule};
 
-/// A parsed rule, and the problems of its parts that have no effect or another effect.
+/// A parsed rule. `problems` describes the parts that have no effect, or an effect other than the intended one.
 pub(super) struct Parsed {
     /// `None`: the rule matches nothing.
     pub(super) rule: Option<Rule>,
@@ -177,7 +177,7 @@ fn add_range(ports: &mut PortList, protocol: u8, first: u16, last: u16) -> Resul
 // === impl Peer ===
 
 impl Peer {
-    /// Whether only egress rules have such a peer. In an ingress rule it is an unknown field.
+    /// Whether this peer is valid in egress rules only. In an ingress rule it is an unknown field.
     fn is_of_egress(&self) -> bool {
         match self {
             Self::Namespaces(_) | Self::Pods(_) => false,

@@ -94,7 +94,7 @@ impl Selections {
     }
 
     /// Selections that may contain pods of the namespace.
-    fn around(&self, namespace: &str) -> Vec<u64> {
+    fn of_namespace(&self, namespace: &str) -> Vec<u64> {
         let own = self.in_namespace.get(namespace).into_iter().flatten();
         own.chain(&self.in_namespaces).copied().collect()
     }
@@ -170,12 +170,12 @@ impl Model {
     /// Updates the selections that contain a pod.
     pub(super) fn select(&mut self, uid: &str) {
         let Some(namespace) = self.pods.get(uid).map(|entry| entry.facts.namespace.clone()) else { return };
-        for number in self.selections.around(&namespace) {
+        for number in self.selections.of_namespace(&namespace) {
             self.select_by(uid, number);
         }
     }
 
-    /// Updates the selections by labels of a namespace that contain its pods.
+    /// Updates the selections with a namespace selector, after the labels of this namespace have changed.
     pub(super) fn select_again(&mut self, namespace: &str) {
         let numbers: Vec<u64> = self.selections.in_namespaces.iter().copied().collect();
         for uid in self.pods_in.get(namespace).cloned().unwrap_or_default() {

@@ -24,9 +24,9 @@ const REJECTION: u16 = 2_000;
 /// The node's own addresses.
 const OWN: [&str; 2] = ["10.42.0.1", "fd42::1"];
 
-/// The end of a packet.
+/// What happened to a packet.
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum Delivery {
     /// It went to this address.
     Sent(SocketAddr),
     Rejected,
@@ -63,13 +63,13 @@ pub(super) fn are_entries_visible() -> bool {
     std::path::Path::new(ENTRIES).exists()
 }
 
-/// Sends random packets, and compares the fate of each with the model.
+/// Sends random packets, and compares the delivery of each with the model.
 pub(super) fn check(random: &mut SmallRng, states: &[State], count: usize) {
     for _ in 0..count {
         let packet = packet(random, states);
         let expected = model(&packet, states);
-        let fate = packet.send(expected.contains(&Fate::Rejected));
-        assert!(expected.contains(&fate), "{packet:?}: {fate:?} instead of {expected:?}");
+        let delivery = packet.send(expected.contains(&Delivery::Rejected));
+        assert!(expected.contains(&delivery), "{packet:?}: {delivery:?} instead of {expected:?}");
     }
 }
 
@@ -119,10 +119,10 @@ fn ready(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, node: Option<&
     usable.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address?, 8080))).collect()
 }
 
-/// All permitted fates of a packet.
-fn model(packet: &Packet, states: &[State]) -> Vec<Fate> {
+/// All permitted deliveries of a packet.
+fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
     let Packet { to, is_udp } = packet;
-    let refused = |fate: Fate| vec![if *is_udp { fate } else { Fate::Refused }];
+    let refused = |delivery: Delivery| vec![if *is_udp { delivery } else { Delivery::Refused }];
     let mut all = states.iter().filter_map(|(_, state)| state.as_ref());
     let is_node_port = to.port() >= 30_000;
     let is_of = |service: &Service| {
@@ -131,21 +131,21 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Fate> {
         if is_node_port { has_port } else { has_address(service, to.ip()) }
     };
     let Some((service, slices)) = all.find(|(service, _)| is_of(service)) else {
-        return vec![Fate::Sent(*to)];
+        return vec![Delivery::Sent(*to)];
     };
     let is_served = (protocol(service) == "UDP") == *is_udp && (is_node_port || to.port() == 80);
     if !is_served {
-        return refused(Fate::Rejected);
+        return refused(Delivery::Rejected);
     }
     let policy = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref());
     let is_local = policy == Some("Local") && !is_node_port;
     let everywhere = ready(slices, to.is_ipv4(), None);
     let targets = if is_local { ready(slices, to.is_ipv4(), Some("here")) } else { everywhere.clone() };
     match (targets.is_empty(), everywhere.is_empty()) {
-        (false, _) => targets.into_iter().map(Fate::Sent).collect(),
-        (true, true) => refused(Fate::Rejected),
+        (false, _) => targets.into_iter().map(Delivery::Sent).collect(),
+        (true, true) => refused(Delivery::Rejected),
         // Another node has endpoints.
-        (true, false) => refused(Fate::Dropped),
+        (true, false) => refused(Delivery::Dropped),
     }
 }
 
@@ -153,7 +153,7 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Fate> {
 
 impl Packet {
     /// Sends it. `is_rejected` is whether its rejection is expected, which may take a moment to arrive.
-    fn send(&self, is_rejected: bool) -> Fate {
+    fn send(&self, is_rejected: bool) -> Delivery {
         loop {
             let (socket, port) = self.socket();
             // An earlier connection from this port has a conntrack entry already.
@@ -178,21 +178,21 @@ impl Packet {
         (socket, port)
     }
 
-    fn send_from(&self, socket: &OwnedFd, port: u16, is_rejected: bool) -> Fate {
+    fn send_from(&self, socket: &OwnedFd, port: u16, is_rejected: bool) -> Delivery {
         let connected = connect(socket.as_raw_fd(), &SockaddrStorage::from(self.to));
         assert!(matches!(connected, Ok(()) | Err(Errno::EINPROGRESS | Errno::ECONNREFUSED)), "{connected:?}");
         if self.is_udp {
             let sent = send(socket.as_raw_fd(), b"x", MsgFlags::empty());
             // The call may take the error from the socket.
             if sent == Err(Errno::ECONNREFUSED) {
-                return Fate::Rejected;
+                return Delivery::Rejected;
             }
         }
         if let Some(target) = tracked(port, self.to) {
-            return Fate::Sent(target);
+            return Delivery::Sent(target);
         }
         if !self.is_udp {
-            return Fate::Refused;
+            return Delivery::Refused;
         }
         if is_rejected {
             // An error needs no flag.
@@ -200,7 +200,7 @@ impl Packet {
             poll(&mut waiting, REJECTION).unwrap();
         }
         let error = getsockopt(socket, sockopt::SocketError).unwrap();
-        if error == Errno::ECONNREFUSED as i32 { Fate::Rejected } else { Fate::Dropped }
+        if error == Errno::ECONNREFUSED as i32 { Delivery::Rejected } else { Delivery::Dropped }
     }
 }
 

@@ -39,7 +39,7 @@ fn pairs(of: &[(&str, u64)]) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn from_the_high_threshold_on_space_is_freed_to_the_low_one() {
+fn at_the_high_threshold_space_is_freed_down_to_the_low_one() {
     let policy = ImageGcPolicy::default();
     let of = |available, no_room| {
         let disk = Disk { capacity: 1000, available, inodes: 100, inodes_free: 50 };
@@ -79,7 +79,7 @@ fn a_lack_of_inodes_removes_all_removable_images() {
 }
 
 #[test]
-fn the_least_recently_used_go_first_and_no_more_than_needed() {
+fn the_least_recently_used_are_removed_first_and_no_more_than_needed() {
     let images = [
         image("new", HOUR, &[("new", 100)]),
         image("oldest", 9 * HOUR, &[("oldest", 100)]),
@@ -93,7 +93,7 @@ fn the_least_recently_used_go_first_and_no_more_than_needed() {
 }
 
 #[test]
-fn equally_used_go_by_when_they_came() {
+fn images_with_equal_use_are_removed_by_the_time_of_their_pull() {
     let earlier = Image { pulled: at(48 * HOUR), ..image("earlier", HOUR, &[("earlier", 1)]) };
     let images = [image("a", HOUR, &[("a", 1)]), earlier];
     assert_eq!(chosen(SpaceToFree::Bytes(1), &images), pairs(&[("earlier", 1)]));
@@ -120,7 +120,7 @@ fn a_layer_is_freed_with_its_last_image() {
     let expected = pairs(&[("first", 1), ("second", 101)]);
     assert_eq!(chosen(SpaceToFree::Bytes(50), &images), expected);
     assert_eq!(chosen(SpaceToFree::Bytes(103), &images).len(), 3);
-    // All of it is of an image that stays: it would only have to be pulled again.
+    // An image without layers of its own frees no space, because another image keeps its layers. It is not removed.
     let images = [
         Image { in_use: true, ..image("used", HOUR, &[("base", 100), ("used", 1)]) },
         image("part", 3 * HOUR, &[("base", 100)]),
@@ -131,14 +131,14 @@ fn a_layer_is_freed_with_its_last_image() {
 }
 
 #[test]
-fn those_that_just_came_are_waited_for() {
+fn images_within_the_minimum_age_are_awaited() {
     let policy = ImageGcPolicy::default();
     let came = |id: &str, ago| Image { pulled: at(ago), ..image(id, ago, &[(id, 100)]) };
     let images = [came("late", 10), came("soon", 119), came("old", 120), came("ahead", -HOUR)];
     let (removed, again) = planned(&policy, SpaceToFree::Bytes(400), &images);
     assert_eq!(removed, pairs(&[("old", 100), ("ahead", 100)]));
     assert_eq!(again, Some(Duration::from_secs(1)));
-    assert_eq!(planned(&policy, SpaceToFree::Bytes(100), &images).1, None, "enough without them");
+    assert_eq!(planned(&policy, SpaceToFree::Bytes(100), &images).1, None, "older images are enough");
     let never = ImageGcPolicy { minimum_age: Duration::ZERO, ..policy };
     assert_eq!(planned(&never, SpaceToFree::Bytes(400), &images).0.len(), 4);
 }

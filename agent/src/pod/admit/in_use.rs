@@ -40,7 +40,7 @@ fn are_free(
             return Err(port_in_use(&wanted, by));
         }
         let found = sockets.of(protocol).map_err(|error| unknown(&error))?;
-        if let Some(socket) = shadowed(&wanted, port, found) {
+        if let Some(socket) = conflicting_socket(&wanted, port, found) {
             return Err(port_in_use(&wanted, &owner(socket.inode)));
         }
     }
@@ -54,8 +54,8 @@ pub(crate) type OwnPort = (Protocol, u16, &'static str);
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     listed: Vec<(Protocol, Vec<Listener>)>,
-    /// The owners of sockets, by inode. To find one reads the open files of all processes of the host's network, so that
-    /// many services with one used port must not repeat it.
+    /// The owners of sockets, by inode. A search reads the open files of all processes of the host's network. Its
+    /// result is kept, because many services may have the same used port.
     owners: HashMap<u32, String>,
 }
 
@@ -135,7 +135,7 @@ fn parse(wanted: &HostPort) -> Option<(Protocol, u16)> {
 }
 
 /// The socket whose packets a host port would receive.
-fn shadowed<'a>(wanted: &HostPort, port: u16, sockets: &'a [Listener]) -> Option<&'a Listener> {
+fn conflicting_socket<'a>(wanted: &HostPort, port: u16, sockets: &'a [Listener]) -> Option<&'a Listener> {
     let address: Option<IpAddr> = wanted.ip.parse().ok();
     sockets.iter().find(|socket| socket.port == port && socket.takes(address))
 }
@@ -247,7 +247,7 @@ mod tests {
             ("", 23, "0.0.0.0", false),
         ] {
             let sockets = [socket(address)];
-            let found = shadowed(&wanted(ip, port), port.try_into().unwrap(), &sockets).is_some();
+            let found = conflicting_socket(&wanted(ip, port), port.try_into().unwrap(), &sockets).is_some();
             assert_eq!(found, expected, "{ip}:{port} {address}");
         }
     }

@@ -148,7 +148,7 @@ fn a_sysctl_must_be_safe_and_of_the_pod_itself() {
 }
 
 #[test]
-fn a_pod_for_another_system_is_refused_by_that() {
+fn a_pod_for_another_system_is_refused() {
     let with = |os: &str| {
         let mut spec = plain();
         spec["os"] = json!({"name": os});

@@ -19,9 +19,8 @@ struct Wanted {
 }
 
 impl Job {
-    /// Reads the files that the container's environment refers to, except those whose volume is no `emptyDir` of the
-    /// pod. A privileged container can mount a file system that never responds there, so this runs off the async
-    /// workers.
+    /// Reads the files that the container's environment refers to, in `emptyDir` volumes of the pod only. A privileged
+    /// container can mount a file system that never responds there, so this runs off the async workers.
     pub(super) async fn env_files(
         &self,
         container: &Container,
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_with_a_slash_is_below_the_volume_and_a_missing_file_is_no_other_problem() {
+    fn a_path_with_a_slash_is_below_the_volume_and_a_missing_file_is_reported_as_missing() {
         let dir = tempfile::tempdir().expect("directory");
         std::fs::write(dir.path().join("f"), "K='v'\n").expect("file");
         let paths = ["f", "/f", "missing", "."].map(str::to_owned);

@@ -77,7 +77,7 @@ impl Job {
             let name = stats.attributes?.metadata?.name;
             Some((name, stats.memory?.usage_bytes?.value))
         });
-        refuse_below(&decreases, &usage.collect())
+        check_above_usage(&decreases, &usage.collect())
     }
 }
 
@@ -109,7 +109,7 @@ fn decreases(
 }
 
 /// Refuses limits that are not above the usage of the containers, in upstream's words.
-fn refuse_below(decreases: &[MemoryDecrease], usage: &HashMap<String, u64>) -> Result<(), String> {
+fn check_above_usage(decreases: &[MemoryDecrease], usage: &HashMap<String, u64>) -> Result<(), String> {
     let mut problems = Vec::new();
     for MemoryDecrease { container, limit } in decreases {
         let (what, used) = match container {
@@ -165,13 +165,13 @@ mod tests {
             container: container.map(str::to_owned),
             limit,
         };
-        assert_eq!(refuse_below(&[of(None, 151), of(Some("a"), 101)], &usage), Ok(()));
+        assert_eq!(check_above_usage(&[of(None, 151), of(Some("a"), 101)], &usage), Ok(()));
         assert_eq!(
-            refuse_below(&[of(Some("a"), 100)], &usage).unwrap_err(),
+            check_above_usage(&[of(Some("a"), 100)], &usage).unwrap_err(),
             "cannot decrease memory limits: attempting to set container \"a\" memory limit (100) below current usage (100)"
         );
         assert_eq!(
-            refuse_below(&[of(None, 150), of(Some("c"), 1)], &usage).unwrap_err(),
+            check_above_usage(&[of(None, 150), of(Some("c"), 1)], &usage).unwrap_err(),
             "cannot decrease memory limits: [attempting to set pod memory limit (150) below current usage (150), \
              missing container \"c\" memory usage]"
         );

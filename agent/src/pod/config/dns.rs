@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_first_without_a_cluster_dns_is_the_hosts_with_a_remark() {
+    fn cluster_first_without_a_cluster_dns_uses_the_hosts_and_reports_it() {
         let got = resolved(json!({"containers": []}), &[]);
         assert!(got.cluster_missing);
         assert_eq!(got.config.servers, ["9.9.9.9"]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_own_configuration_is_added_and_its_options_replace() {
+    fn a_pods_own_configuration_is_added_and_its_options_take_precedence() {
         let own = json!({"nameservers": ["1.1.1.1"], "options": [{"name": "ndots", "value": "3"}]});
         let none = resolved(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": own}), &[]).config;
         assert_eq!((none.servers, none.options), (vec!["1.1.1.1".to_owned()], vec!["ndots:3".to_owned()]));

@@ -130,7 +130,7 @@ fn an_ephemeral_container_is_started_once() {
 }
 
 #[test]
-fn a_sidecar_is_started_in_its_turn_and_again_later_without_holding_anything_back() {
+fn a_sidecar_starts_in_its_turn_and_its_restart_delays_nothing() {
     let desired = pod(json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}],
         "containers": [{"name": "a"}]}));
     let state = ready_worker_state();
@@ -228,7 +228,7 @@ fn deletion_stops_with_its_grace_and_then_finishes() {
 }
 
 #[test]
-fn a_deadline_condemns_when_it_is_due_and_wakes_before() {
+fn a_pod_fails_at_its_deadline_and_the_next_pass_is_due_then() {
     let desired = pod(json!({"activeDeadlineSeconds": 10, "containers": [{"name": "a"}]}));
     let observed = observed(vec![container("a", 0, running())]);
     assert_eq!(decide(&desired, &observed, &ready_worker_state(), 9).wake, Some(at(10)));
@@ -266,7 +266,7 @@ fn a_failed_pull_is_shown_then_backs_off() {
 }
 
 #[test]
-fn a_container_that_was_made_but_never_started_is_made_again_under_its_number() {
+fn a_created_container_that_never_started_is_created_again_with_its_attempt() {
     let observed = observed(vec![container("a", 4, ContainerRun::Created)]);
     let got = decide(&pod(one()), &observed, &ready_worker_state(), 0);
     let [Action::Start(starts)] = got.actions.as_slice() else { panic!("{got:?}") };
@@ -402,7 +402,7 @@ fn a_container_that_starts_while_a_resize_waits_keeps_the_limits_of_the_others()
 }
 
 #[test]
-fn a_restart_for_a_resize_is_no_crash_and_needs_no_restart_policy() {
+fn a_restart_for_a_resize_is_not_a_crash_and_needs_no_restart_policy() {
     let wanted = sized("2", "RestartContainer", "OnFailure");
     let mut state = ready_worker_state();
     let got = decide(&wanted, &observed(vec![made_with("1", running())]), &state, 0);

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_without_end_does_not_hold_up_a_probe() {
+    async fn a_body_without_end_does_not_delay_a_probe() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -413,6 +413,6 @@ mod tests {
         assert_eq!(next.headers, [("X".to_owned(), "y".to_owned())]);
         let next = request.redirected("d").unwrap().unwrap();
         assert_eq!((next.tls, next.port, next.path.as_str()), (false, 80, "/d"));
-        assert_eq!(next.headers.len(), 2, "a relative one keeps the name that was asked for");
+        assert_eq!(next.headers.len(), 2, "a relative redirect keeps the requested host name");
     }
 }

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_of_the_machine_is_no_failure_of_the_container() {
+    fn a_shortage_of_the_machine_is_not_a_failure_of_the_container() {
         for errno in LOCAL {
             assert_eq!(outcome(errno), None, "{errno}");
         }

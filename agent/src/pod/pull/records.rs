@@ -102,6 +102,7 @@ struct Access {
     secrets: Vec<UsedSecret>,
 }
 
+/// The pulls of an image that have no record yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Intent {
     /// The number of running pulls.
@@ -111,7 +112,7 @@ struct Intent {
 }
 
 /// A running pull. If it is dropped before its result is known, the agent asks the runtime whether it has the image.
-pub(super) struct BegunPull {
+pub(super) struct RunningPull {
     records: Arc<PullRecords>,
     runtime: Arc<dyn Runtime>,
     image: String,
@@ -160,8 +161,8 @@ impl PullRecords {
         open.map(|(image, _)| image.clone()).collect()
     }
 
-    /// Ends an interrupted pull: if it has put the image into the store, the image gets a record. Without a response of the
-    /// runtime the image counts as pulled.
+    /// Ends an interrupted pull. If the pull has stored the image, the image gets a record. If the runtime does not
+    /// respond, the pull stays open, and the image counts as pulled.
     async fn resolve(&self, runtime: &dyn Runtime, image: &str) {
         let spec = cri::ImageSpec { image: image.to_owned(), ..cri::ImageSpec::default() };
         let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
@@ -169,7 +170,7 @@ impl PullRecords {
             Ok(response) => self.adopt(image, response.image.map(|image| image.id)).await,
             Err(error) => {
                 let error = error.message();
-                tracing::warn!(image, error, "cannot find an image whose pull was interrupted");
+                tracing::warn!(image, error, "cannot read the status of an image after an interrupted pull");
             }
         }
     }
@@ -220,7 +221,7 @@ impl PullRecords {
         self: &Arc<Self>,
         runtime: &Arc<dyn Runtime>,
         reference: &str,
-    ) -> io::Result<BegunPull> {
+    ) -> io::Result<RunningPull> {
         let mut state = self.state();
         let path = self.intent_path(reference);
         if !state.intents.contains_key(reference) {
@@ -231,13 +232,13 @@ impl PullRecords {
         }
         state.intents.entry(reference.to_owned()).or_default().running += 1;
         let (records, runtime) = (Arc::clone(self), Arc::clone(runtime));
-        Ok(BegunPull { records, runtime, image: reference.to_owned(), end: End::Unknown })
+        Ok(RunningPull { records, runtime, image: reference.to_owned(), end: End::Unknown })
     }
 
     /// Records a successful pull with the secret that gave access. None: without credentials, or with those of the node.
     pub(super) async fn pulled(
         &self,
-        pull: BegunPull,
+        pull: RunningPull,
         (id, repository): (&str, &str),
         secret: Option<UsedSecret>,
     ) {
@@ -376,9 +377,9 @@ impl Access {
     }
 }
 
-// === impl BegunPull ===
+// === impl RunningPull ===
 
-impl BegunPull {
+impl RunningPull {
     /// The pull has failed: the store has no new image.
     pub(super) fn failed(self) {
         self.ended(End::Failed);
@@ -389,7 +390,7 @@ impl BegunPull {
     }
 }
 
-impl Drop for BegunPull {
+impl Drop for RunningPull {
     fn drop(&mut self) {
         let mut state = self.records.state();
         let Some(intent) = state.intents.get_mut(&self.image) else { return };
@@ -420,7 +421,7 @@ mod tests {
         Arc::new(PullRecords::open(ImageVerification::default(), dir.join("image-pulls")))
     }
 
-    fn begin(records: &Arc<PullRecords>) -> BegunPull {
+    fn begin(records: &Arc<PullRecords>) -> RunningPull {
         // Nothing listens on this port, so interrupted pulls are not resolved.
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let runtime: Arc<dyn Runtime> = Arc::new(Remote::new(nowhere));

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_named_again_and_again_is_read_once() {
+    fn a_secret_that_is_named_many_times_is_read_once() {
         let references: Vec<_> =
             ["b", "a", "b", "", "a"].map(|name| serde_json::json!({"name": name})).into();
         let pod = serde_json::json!({"spec": {"containers": [], "imagePullSecrets": references}});

@@ -133,7 +133,8 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
     update.uid
 }
 
-/// The pod's newest status, with the API's status that the given, unsent one was compared with.
+/// The newest pending status of the pod, or the given one, which was not sent. `known` stays that of the given one: the
+/// API still has that status.
 fn newest(shared: &Shared, update: Update) -> Update {
     match shared.pending().remove(&update.uid) {
         Some(newer) => Update { known: update.known, ..newer },

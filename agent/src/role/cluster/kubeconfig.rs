@@ -156,7 +156,7 @@ fn edit(
         rights = Rights::of_owner(directory(&target)).with_context(failed)?;
     }
     let context = || match &rights {
-        Some(rights) => format!("{} with the rights of {rights}; use --kubeconfig FILE", failed()),
+        Some(rights) => format!("{} as {rights}; use --kubeconfig FILE", failed()),
         None => failed(),
     };
     make_dir(directory(&target)).with_context(context)?;
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_kubeconfig_is_refused() {
+    fn a_file_that_is_not_a_kubeconfig_is_refused() {
         assert!(merged(json!([1]), &own("a"), "a").is_err());
         assert!(merged(json!({"clusters": 7}), &own("a"), "a").is_err());
     }
@@ -344,7 +344,7 @@ mod tests {
         for path in [&new, &home.join(".kube")] {
             assert_eq!(fs::metadata(path).unwrap().uid(), 4321, "{}", path.display());
         }
-        // The user's links lead nowhere that the user cannot write.
+        // A link does not give the user access to a file that the user cannot write.
         std::os::unix::fs::symlink(secret.join("config"), home.join("link")).unwrap();
         std::os::unix::fs::symlink(secret.join("new"), home.join("new")).unwrap();
         std::os::unix::fs::symlink(&secret, home.join("dir")).unwrap();

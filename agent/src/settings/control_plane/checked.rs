@@ -34,8 +34,8 @@ pub(crate) struct ControlPlane {
     pub(crate) token_webhook: Option<TokenWebhookConfig>,
     pub(crate) request_header: Option<RequestHeaderConfig>,
     pub(crate) authorization: AuthorizationConfig,
-    /// The configuration of encryption, and whether it is read again when it changes.
     pub(crate) token_signer: Option<String>,
+    /// The configuration of encryption, and whether it is read again when it changes.
     pub(crate) encryption: Option<(PathBuf, bool)>,
     pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) etcd: Option<Etcd>,
@@ -386,7 +386,8 @@ fn election_times(times: [Duration; 3]) -> anyhow::Result<[Duration; 3]> {
     Ok(times)
 }
 
-/// Nodes, controllers and the scheduler wait for ever for resources that are not served, or take objects for deleted.
+/// Refuses a configuration that disables resources which nodes, controllers or the scheduler need. They would wait
+/// forever, or consider the objects as deleted.
 fn runtime_config(entries: &[String]) -> anyhow::Result<RuntimeConfig> {
     let config = RuntimeConfig::parse(entries)?;
     let missing = config.missing();

@@ -62,7 +62,7 @@ fn plugin_files_are_appended_to_the_list_unless_it_disables_them() {
 #[test]
 fn errors_name_the_field() {
     for (text, said) in [
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         (r#"{"cniVersion":"1.0.0","type":"a"}"#, "name: is missing"),
         (r#"{"cniVersion":"1.0.0","name":"-n","type":"a"}"#, "name:"),
         (r#"{"cniVersion":"1.0.0","name":1,"type":"a"}"#, "name:"),

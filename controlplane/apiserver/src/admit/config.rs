@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn wrong_plugin_configurations_are_refused() {
         for (plugins, says) in [
             (
                 "- name: Priority\n  path: x\n",

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_comes_from_a_template_of_a_workload_that_lives() {
+    fn a_group_comes_from_a_template_of_an_existing_workload() {
         let wanted = json!({"workloadName": "w", "podGroupTemplateName": "t"});
         let mut workload = json!({"metadata": {}, "spec": {"podGroupTemplates": [{"name": "t"}]}});
         assert_eq!(missing(Some(&workload), &wanted), None);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_and_pods_can_do_without() {
+    fn accounts_and_pods_can_disable_the_token() {
         for (spec, account) in [
             (json!({"automountServiceAccountToken": false, "containers": [{}]}), json!({})),
             (json!({"containers": [{}]}), json!({"automountServiceAccountToken": false})),

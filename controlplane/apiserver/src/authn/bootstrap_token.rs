@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_for_its_secret_its_time_and_its_use() {
+    fn a_token_is_valid_with_its_secret_before_its_expiry_and_for_its_usages() {
         let (right, now) = ("0123456789abcdef", "2029-12-31T23:59:59Z");
         let user = found(&secret(|_| {}), right, now).unwrap();
         assert_eq!(user.name, "system:bootstrap:abcdef");

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invalid_answers_name_no_one() {
+    async fn users_of_invalid_answers_are_refused() {
         for status in [
             json!(null),
             json!({}),

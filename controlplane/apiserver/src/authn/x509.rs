@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_towards_kubelets_is_none_towards_the_api_server() {
+    fn the_client_certificate_for_kubelets_is_not_a_user_of_the_api_server() {
         assert!(user(&certificate("ann")).unwrap().is_in("system:masters"));
         assert!(user(&certificate(KUBELET_CLIENT)).is_none());
     }

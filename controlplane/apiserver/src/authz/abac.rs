@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_policy_is_refused_with_its_number() {
+    fn a_line_that_is_not_a_policy_is_refused_with_its_number() {
         for line in
             [r#"{"usr": "ann"}"#, r#"{"kind": "Policy"}"#, "[]", "x", &format!("{HEAD}{{\"usr\": \"a\"}}}}")]
         {

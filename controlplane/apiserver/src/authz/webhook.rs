@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn permissions_are_kept_and_the_question_has_the_attributes() {
+    async fn permissions_are_cached_and_the_review_has_the_attributes() {
         let hook = Hook::start(|body| {
             let allowed = body["spec"]["resourceAttributes"]["resource"] == "pods";
             (200, json!({"status": {"allowed": allowed, "denied": !allowed}}).to_string())

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_cluster_has_is_valid_and_complete() {
+    fn default_roles_and_bindings_are_valid_and_complete() {
         let all = objects(built_in());
         for object in &all {
             let kind = by_kind("rbac.authorization.k8s.io/v1", object["kind"].as_str().unwrap()).unwrap();

@@ -91,7 +91,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_lacks_is_added_and_what_was_added_stays() {
+    fn missing_parts_are_added_and_additions_of_users_stay() {
         let rule = |verbs: Value| json!({"verbs": verbs, "apiGroups": [""], "resources": ["pods"]});
         let found =
             json!({"metadata": {"name": "r", "labels": {"own": "1"}}, "rules": [rule(json!(["get", "x"]))]});

@@ -56,7 +56,7 @@ impl Strategy for CustomStrategy {
     ) -> Result<(Value, Vec<String>), SchemaError> {
         let Parsed { mut value, duplicates, .. } = parsed;
         if !value.is_object() {
-            return Err(self.problem("json: cannot unmarshal a value that is no object".to_owned()));
+            return Err(self.problem("json: cannot unmarshal a value that is not an object".to_owned()));
         }
         let mut notes = duplicates;
         notes.extend(schema::decode_metadata(&mut value).map_err(|problem| self.problem(problem))?);

@@ -193,7 +193,7 @@ mod tests {
         assert!(begin.elapsed() < limit * 2);
         let running = activity.begin();
         activity.received();
-        assert!(late().await.is_err(), "bytes of a body are no header");
+        assert!(late().await.is_err(), "bytes of a body are not a header");
         drop(running);
         assert!(late().await.is_err(), "an idle connection has no time limit for a header");
         activity.received();

@@ -18,6 +18,7 @@ pub(crate) struct ResponseCache<V> {
     spaces: Mutex<Spaces<V>>,
 }
 
+/// The entries by outcome.
 struct Spaces<V> {
     accepted: Entries<V>,
     refused: Entries<V>,

@@ -261,7 +261,7 @@ async fn generated_names_take_the_prefix() {
 }
 
 #[tokio::test]
-async fn ephemeral_containers_come_by_their_own_way_and_stay() {
+async fn ephemeral_containers_are_added_by_their_subresource_and_stay() {
     let server = Fixture::new().await;
     let path = "/api/v1/namespaces/default/pods/p";
     let sub = format!("{path}/ephemeralcontainers");
@@ -357,7 +357,7 @@ async fn server_side_apply_creates_merges_and_reports_conflicts() {
 }
 
 #[tokio::test]
-async fn bad_bodies_are_told_where_they_are_bad_and_nothing_is_stored() {
+async fn invalid_bodies_are_refused_with_the_place_of_the_error_and_nothing_is_stored() {
     let server = Fixture::new().await;
     let unknown = json!({"metadata": {"name": "a"}, "dat": {}});
     let strict = server.post(&format!("{CONFIG_MAPS}?fieldValidation=Strict"), unknown.clone()).await;
@@ -426,7 +426,7 @@ async fn finalizers_hold_an_object_until_the_last_is_gone() {
 }
 
 #[tokio::test]
-async fn a_namespace_goes_when_its_finalizer_does_and_takes_nothing_new_before() {
+async fn a_namespace_is_removed_with_its_finalizer_and_accepts_no_objects_before() {
     let server = Fixture::new().await;
     let space = "/api/v1/namespaces/x";
     server.post("/api/v1/namespaces", json!({"metadata": {"name": "x"}})).await;
@@ -465,7 +465,7 @@ async fn scale_and_status_change_their_part_only() {
 }
 
 #[tokio::test]
-async fn tables_come_to_those_who_ask() {
+async fn clients_that_request_tables_get_them() {
     let server = Fixture::new().await;
     server.post(PODS, pod("p")).await;
     let accept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
@@ -477,7 +477,7 @@ async fn tables_come_to_those_who_ask() {
 }
 
 #[tokio::test]
-async fn documents_are_not_sent_again_to_those_who_have_them() {
+async fn documents_are_not_sent_again_to_clients_that_have_them() {
     let server = Fixture::new().await;
     let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     let request = || Request::get("/apis").header("accept", accept);

@@ -19,7 +19,7 @@ const DEFAULT_SECONDS: i64 = 3600;
 const MIN_SECONDS: i64 = 600;
 const MAX_SECONDS: i64 = 1 << 32;
 
-/// Lifetime that the plugin ServiceAccount asks for, and the one that such a token can get. Source:
+/// Lifetime that the plugin ServiceAccount requests, and the lifetime to which such a token can be extended. Source:
 /// `WarnOnlyBoundTokenExpirationPeriod` and `ExpirationExtensionSeconds` of `pkg/serviceaccount`.
 const EXTENDABLE_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;

@@ -93,7 +93,7 @@ fn optional_values_have_the_costs_of_their_expansion() {
 }
 
 #[test]
-fn sizes_of_unknown_texts_are_the_largest_but_those_of_unknown_types_are_no_estimate() {
+fn sizes_of_unknown_texts_are_the_largest_but_those_of_unknown_types_are_not_estimated() {
     assert!(cost("self.text.charAt(1) == self.text.charAt(2)").is_some_and(|cost| cost > UNBOUNDED));
     let bounds = Bounds::default();
     let limits = Limits { variable: Some("other"), bounds: &bounds };

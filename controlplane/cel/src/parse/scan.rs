@@ -1,8 +1,8 @@
 //! Limits that are checked before the parser reads an expression. The parser's code recurses for each bracket and
 //! operator, and a panic or a stack overflow in it would end the program.
 //!
-//! The tokens are found as the lexer finds them (`CEL.g4`). The lexer skips what is no token and goes on behind it, so
-//! the limits would not hold for the rest: an expression with an invalid token is refused here.
+//! The tokens are found as the lexer finds them (`CEL.g4`). The lexer skips invalid tokens and continues after them, so
+//! the limits would not apply to the rest. Therefore an expression with an invalid token is refused here.
 
 /// Maximum depth of brackets.
 const MAX_BRACKETS: usize = 32;

@@ -624,7 +624,7 @@ fn small_expressions_stay_cheap() {
 }
 
 #[test]
-fn a_result_that_is_too_deep_or_large_is_no_json() {
+fn a_result_that_is_too_deep_or_large_is_not_converted_to_json() {
     let value = |source: &str| {
         let program = Program::compile(source, &Environment::default()).unwrap();
         program.evaluate(&[]).0.unwrap().to_limited_json()

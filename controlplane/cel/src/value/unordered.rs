@@ -99,7 +99,7 @@ pub(crate) fn union<'a>(
     list
 }
 
-/// `None` for an element of a set that is no scalar.
+/// `None` for an element of a set that is not a scalar.
 fn identity(item: &Value<'_>, of: &UnorderedList) -> Option<Identity> {
     if of.keys.is_empty() {
         return Some(vec![Some(scalar(item)?)]);

@@ -106,7 +106,7 @@ fn a_nodes_serving_certificate_names_hosts() {
 }
 
 #[test]
-fn anybodys_client_certificate_is_for_clients() {
+fn client_certificates_of_users_have_the_client_usage_only() {
     let requested = read(&node(&["a"]));
     assert_eq!(requested.refusal(CLIENT, &words(&["client auth"])), None);
     assert!(requested.refusal(CLIENT, &words(&["client auth", "cert sign"])).is_some());
@@ -115,7 +115,7 @@ fn anybodys_client_certificate_is_for_clients() {
 }
 
 #[test]
-fn a_subject_leaves_no_doubt() {
+fn only_unambiguous_subjects_are_accepted() {
     let node = (CN, UTF8, "system:node:a");
     let controllers = (CN, UTF8, "system:kube-controller-manager");
     let nodes = (O, UTF8, NODES);

@@ -34,7 +34,7 @@ pub(crate) fn token(request: &CertificateSigningRequest) -> Option<(&str, Key)> 
 /// Whether the token may be used for this node's certificate.
 pub(crate) fn claim(id: &str, secret: Option<&Secret>, node: &str, nodes: &[Arc<Node>]) -> Claim {
     let Some(secret) = secret.filter(|secret| !secret.is_being_deleted()) else {
-        return Claim::Refused(format!("token {id} is gone; `coracle token create` makes another"));
+        return Claim::Refused(format!("token {id} was deleted; `coracle token create` makes another one"));
     };
     if secret.text(SINGLE) != Some("true") {
         return Claim::Good;
@@ -47,7 +47,7 @@ pub(crate) fn claim(id: &str, secret: Option<&Secret>, node: &str, nodes: &[Arc<
         Some(other) if other != node => Claim::Refused(format!(
             "token {id} is for one machine only, and node {other} has used it; create another with `coracle token create`"
         )),
-        _ if nodes.iter().any(lives) => Claim::Refused(format!("node {node} is there already, and Ready")),
+        _ if nodes.iter().any(lives) => Claim::Refused(format!("node {node} already exists and is Ready")),
         Some(_itself) => Claim::Good,
         None => Claim::Take,
     }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmarked_token_is_for_all() {
+    fn a_token_without_a_mark_is_valid_for_all_machines() {
         for data in [&[][..], &[(SINGLE, "false")], &[(USED_BY, "b")]] {
             assert_eq!(claim("abcdef", Some(&secret(data)), "a", &[node("a", "True")]), Claim::Good);
         }
@@ -95,7 +95,7 @@ mod tests {
         let used = secret(&[(SINGLE, "true"), (USED_BY, "a")]);
         for token in [&marked, &used] {
             let claim = claim("abcdef", Some(token), "a", &[node("a", "True"), node("b", "True")]);
-            assert_eq!(claim, Claim::Refused("node a is there already, and Ready".to_owned()));
+            assert_eq!(claim, Claim::Refused("node a already exists and is Ready".to_owned()));
         }
         assert!(matches!(claim("abcdef", None, "a", &[]), Claim::Refused(_)));
     }

@@ -48,14 +48,14 @@ impl<'a> Reserved<'a> {
         }
         let shared = self.own_node == Some(node);
         let found = !shared && self.names.iter().any(|own| own.eq_ignore_ascii_case(&dns));
-        (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is the API server"))
+        (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is a name of the API server"))
     }
 
     /// The owner of a reserved address. `None` if the node may have it.
     pub(crate) fn address(&self, node: &str, address: &IpAddr) -> Option<String> {
         let address = address.to_canonical();
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
-            return Some(format!("{address} is no machine's own"));
+            return Some(format!("{address} cannot be the address of a machine"));
         }
         if let Some(range) = self.ranges.iter().find(|range| range.contains(address)) {
             return Some(format!("{address} is one of the addresses of pods and services, {range}"));

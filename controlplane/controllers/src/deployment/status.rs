@@ -88,7 +88,7 @@ pub(crate) fn rollout(
         });
     }
     status.conditions = Some(conditions.0);
-    let wait = stuck_after(deployment, &status, now);
+    let wait = time_to_deadline(deployment, &status, now);
     (status, wait)
 }
 
@@ -161,7 +161,7 @@ fn updated_at(conditions: &Conditions) -> Option<Timestamp> {
 }
 
 /// The time until a rollout without progress reaches its deadline.
-fn stuck_after(deployment: &Deployment, status: &DeploymentStatus, now: Timestamp) -> Option<Duration> {
+fn time_to_deadline(deployment: &Deployment, status: &DeploymentStatus, now: Timestamp) -> Option<Duration> {
     let deadline = deadline(deployment)?;
     let conditions = Conditions(status.conditions.clone().unwrap_or_default());
     let over = matches!(

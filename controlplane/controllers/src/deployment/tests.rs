@@ -312,7 +312,7 @@ fn a_rollout_without_progress_misses_its_deadline() {
 }
 
 #[test]
-fn fitting_orphans_are_adopted_and_misfits_released() {
+fn matching_orphans_are_adopted_and_other_sets_are_released() {
     let mut world = World::new(json!({}));
     world.settle(|_| {});
     world.sets[0].metadata.owner_references = None;

@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(
             served(("2", "2"), &["a", "a", "a", "b"]).as_deref(),
             Some("baab"),
-            "one helps the other zone"
+            "one endpoint serves the other zone"
         );
         assert_eq!(served(("3", "1"), &["a", "a", "b", "b"]).as_deref(), Some("aaab"));
         assert_eq!(served(("2", "2"), &["a"]), None, "fewer endpoints than zones");

@@ -60,7 +60,7 @@ impl Indexes {
     }
 
     /// The first `count` indexes below `limit` that are not in the set.
-    pub(super) fn gaps(&self, count: usize, limit: i32) -> Vec<i32> {
+    pub(super) fn first_absent(&self, count: usize, limit: i32) -> Vec<i32> {
         let mut found = Vec::new();
         let mut next = 0;
         for (first, last) in self.0.iter().copied().chain([(limit, limit)]) {
@@ -119,13 +119,13 @@ mod tests {
         assert_eq!((indexes.total(), indexes.has(7), indexes.has(0)), (7, true, false));
         indexes.extend([11, 12]);
         assert_eq!(indexes.to_string(), "1-7,11,12");
-        assert_eq!(indexes.gaps(3, 20), [0, 8, 9]);
-        assert_eq!(indexes.gaps(9, 10), [0, 8, 9]);
-        assert_eq!(Indexes::default().gaps(2, 5), [0, 1]);
+        assert_eq!(indexes.first_absent(3, 20), [0, 8, 9]);
+        assert_eq!(indexes.first_absent(9, 10), [0, 8, 9]);
+        assert_eq!(Indexes::default().first_absent(2, 5), [0, 1]);
         assert_eq!(indexes.common(&Indexes::parse("0-2,12", 20)), 3);
         assert_eq!(Indexes::parse("0-2,4,6-9", 20).common(&Indexes::parse("1,2-7,9-12", 20)), 6);
         indexes.merge(&Indexes::parse("8-9,13", 20));
         assert_eq!(indexes.to_string(), "1-9,11-13");
-        assert_eq!(Indexes::parse("0-2147483645", i32::MAX).gaps(9, i32::MAX), [i32::MAX - 1]);
+        assert_eq!(Indexes::parse("0-2147483645", i32::MAX).first_absent(9, i32::MAX), [i32::MAX - 1]);
     }
 }

@@ -125,7 +125,7 @@ fn create(observed: &ObservedJob<'_>, missing: usize) -> Change {
     }
     let completions = job.spec.completions.unwrap_or_default();
     if job.spec.backoff_limit_per_index.is_none() {
-        let free = used.gaps(missing, completions);
+        let free = used.first_absent(missing, completions);
         return created(
             free.into_iter().map(|index| NewPod { index: Some(index), failures: None }).collect(),
         );
@@ -134,7 +134,7 @@ fn create(observed: &ObservedJob<'_>, missing: usize) -> Change {
     let mut waits = Vec::new();
     let mut pods = Vec::new();
     // Indexes in back-off do not delay the others.
-    for index in used.gaps(missing + observed.retried.len(), completions) {
+    for index in used.first_absent(missing + observed.retried.len(), completions) {
         let last = observed.retried.get(&index);
         if let Some(wait) = last
             .and_then(|last| remaining(observed, earlier_failures(last).saturating_add(1), finished_at(last)))

@@ -156,7 +156,7 @@ mod tests {
         let none = service("young", 2, &[], &[]);
         put(&mut claims, Some(&bare), Some(&none));
         put(&mut claims, Some(&none), Some(&bare));
-        assert_eq!(holder(&claims, 80).as_deref(), Some("old"), "it gave the port up");
+        assert_eq!(holder(&claims, 80).as_deref(), Some("old"), "the first service released the port");
     }
 
     #[test]

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_no_other_part_of_a_url() {
+    fn a_version_cannot_contain_another_part_of_a_url() {
         for good in ["v1", "apps/v1", "metrics.k8s.io/v1beta1"] {
             assert!(is_group_version(good), "{good}");
         }

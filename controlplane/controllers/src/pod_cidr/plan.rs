@@ -168,7 +168,11 @@ mod tests {
         let clusters = ["10.42.0.0/22", "fd00::/62"];
         let after = |last: &[&str]| decide_after(last, &nodes, &clusters, 24);
         let second = "b 10.42.2.0/24 fd00:0:0:2::/64";
-        assert_eq!(after(&["10.42.1.0/24", "fd00:0:0:1::/64"])[0], second, "what .1 had is free");
+        assert_eq!(
+            after(&["10.42.1.0/24", "fd00:0:0:1::/64"])[0],
+            second,
+            "10.42.1.0/24 is free, but was used last"
+        );
         let round = ["b 10.42.3.0/24 fd00:0:0:3::/64", "c 10.42.1.0/24 fd00:0:0:1::/64"];
         assert_eq!(after(&["10.42.2.0/24", "fd00:0:0:2::/64"]), round);
         // Of another cluster range or size: assigned under an earlier configuration.

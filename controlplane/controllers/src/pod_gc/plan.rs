@@ -47,7 +47,7 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The pods of a node that does not exist.
-pub(crate) fn stranded(node: &str, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
+pub(crate) fn pods_of_absent_node(node: &str, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
     pods.into_iter().filter(|pod| pod.spec.node_name.as_deref() == Some(node)).collect()
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn is_out_of_service(node: &Node) -> bool {
 
 /// The terminating pods of a node that is out of service.
 pub(crate) fn abandoned(node: &Node, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
-    let mut pods = stranded(node.name(), pods);
+    let mut pods = pods_of_absent_node(node.name(), pods);
     pods.retain(|pod| is_out_of_service(node) && pod.is_being_deleted());
     pods
 }
@@ -96,7 +96,7 @@ mod tests {
         let pod = |node: &str| {
             Arc::new(serde_json::from_value::<Pod>(json!({"spec": {"nodeName": node}})).unwrap())
         };
-        assert_eq!(stranded("a", vec![pod("a"), pod("b"), pod("")]).len(), 1);
+        assert_eq!(pods_of_absent_node("a", vec![pod("a"), pod("b"), pod("")]).len(), 1);
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if live::has_node(&context.client, &key.name).await? {
         return Ok(Next::Wait);
     }
-    for pod in plan::stranded(&key.name, context.caches.pods.all()) {
+    for pod in plan::pods_of_absent_node(&key.name, context.caches.pods.all()) {
         let why = ("DeletionByPodGC", "PodGC: node no longer exists");
         remove(context, &pod, Some(disruption_target(&pod, why, Timestamp::now()))).await?;
     }

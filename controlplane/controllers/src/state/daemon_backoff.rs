@@ -28,8 +28,8 @@ impl Backoff {
         crate::queue::until(entry.since.checked_add(entry.wait).ok()?, now)
     }
 
-    /// Records that a failed pod of the node is deleted. The wait doubles; it starts anew after a long time without
-    /// failures.
+    /// Records that a failed pod of the node is deleted. The wait doubles; after a long time without failures it is
+    /// reset.
     pub(crate) fn failed(&mut self, set: &Key, node: &str, now: Timestamp) {
         let nodes = self.0.entry(set.clone()).or_default();
         let wait = match nodes.get(node) {
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wait_doubles_and_starts_anew_after_a_long_time() {
+    fn the_wait_doubles_and_is_reset_after_a_long_time() {
         let (mut backoff, key) = (Backoff::default(), Key::new("n", "d"));
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(backoff.remaining(&key, "a", at(0)), None);

@@ -41,7 +41,7 @@ fn zero_counts_only_where_go_has_a_pointer() {
 }
 
 #[test]
-fn inlined_messages_lie_flat() {
+fn fields_of_inlined_messages_are_in_the_outer_object() {
     let empty_dir = field(2, &field(2, b""));
     let volume = [field(1, b"v"), empty_dir].concat();
     check(

@@ -94,7 +94,7 @@ mod tests {
     use crate::selector::FieldSelector;
 
     #[test]
-    fn facets_select_as_the_whole_object_does() {
+    fn attributes_select_as_the_whole_object_does() {
         let object = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "a", "namespace": "b", "labels": {"app": "web", "x": ""}, "annotations": {"a\"b": "c"}},
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_have_no_facets_and_absent_flags_are_false() {
+    fn other_texts_have_no_attributes_and_absent_flags_are_false() {
         let pod = crate::kind::by_kind("v1", "Pod").unwrap();
         for text in ["", "null", "[1]", "{\"spec\":7}", "{\"metadata\":{\"labels\":[]}}"] {
             let attributes = SelectorAttributes::read(pod, text.as_bytes());

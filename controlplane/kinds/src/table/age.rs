@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_get_coarser_as_they_grow() {
+    fn long_durations_are_shown_in_larger_units() {
         let (minute, hour, day) = (60, 3600, 86_400);
         let cases = [
             (-5, "<invalid>"),

@@ -11,10 +11,10 @@ const SHOWN: usize = 2;
 pub(crate) const AUTOSCALER: &[Column] = &[
     NAME,
     string("Reference", "The object whose pods are scaled."),
-    string("Targets", "Current and wanted amount of each metric."),
-    string("MinPods", "Smallest number of pods."),
-    string("MaxPods", "Largest number of pods."),
-    string("Replicas", "Number of pods at the last look."),
+    string("Targets", "Current and target value of each metric."),
+    string("MinPods", "Minimum number of pods."),
+    string("MaxPods", "Maximum number of pods."),
+    string("Replicas", "Number of pods that the autoscaler observed last."),
     AGE,
 ];
 

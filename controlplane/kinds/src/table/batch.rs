@@ -10,7 +10,7 @@ use super::{AGE, Column, NAME, created, integer, items, length, name, or_none, s
 pub(crate) const JOB: &[Column] = &[
     NAME,
     string("Status", "State of the job."),
-    string("Completions", "Pods that succeeded, of all that must."),
+    string("Completions", "Number of pods that succeeded, and of those that must succeed."),
     string("Duration", "Time from the job's start to its completion."),
     AGE,
     CONTAINERS,

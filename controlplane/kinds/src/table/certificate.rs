@@ -8,10 +8,10 @@ use super::{AGE, Column, NAME, age, created, items, name, string};
 pub(crate) const COLUMNS: &[Column] = &[
     NAME,
     AGE,
-    string("SignerName", "Who is to sign."),
-    string("Requestor", "Who asks."),
-    string("RequestedDuration", "How long the certificate is to be valid."),
-    string("Condition", "What became of the request."),
+    string("SignerName", "Signer of the certificate."),
+    string("Requestor", "User that made the request."),
+    string("RequestedDuration", "Requested validity of the certificate."),
+    string("Condition", "Whether the request is approved, denied, failed or issued."),
 ];
 
 pub(crate) fn cells(request: &Value, now: Timestamp) -> Vec<Value> {

@@ -7,15 +7,15 @@ use super::age::age;
 use super::{Column, NAME, name, string, wide};
 
 pub(crate) const COLUMNS: &[Column] = &[
-    string("Last Seen", "When it happened last."),
+    string("Last Seen", "Time since the last occurrence."),
     string("Type", "Normal or Warning."),
-    string("Reason", "One word for what happened."),
-    string("Object", "What it happened to."),
-    wide(string("Subobject", "Which part of the object.")),
-    wide(string("Source", "Who reports it.")),
-    string("Message", "What happened."),
-    wide(string("First Seen", "When it happened first.")),
-    wide(string("Count", "How often it happened.")),
+    string("Reason", "Reason of the event."),
+    string("Object", "Object that the event is about."),
+    wide(string("Subobject", "Part of the object, such as a container.")),
+    wide(string("Source", "Component that reports the event.")),
+    string("Message", "Text of the event."),
+    wide(string("First Seen", "Time since the first occurrence.")),
+    wide(string("Count", "Number of occurrences.")),
     wide(NAME),
 ];
 

@@ -14,9 +14,9 @@ pub(crate) const COLUMNS: &[Column] = &[
     AGE,
     string("Version", "Version that the node's agent reports."),
     wide(string("Internal-IP", "Address inside the cluster's network.")),
-    wide(string("External-IP", "Address for the outside world.")),
+    wide(string("External-IP", "Address outside the cluster's network.")),
     wide(string("OS-Image", "Operating system.")),
-    wide(string("Kernel-Version", "Kernel.")),
+    wide(string("Kernel-Version", "Version of the kernel.")),
     wide(string("Container-Runtime", "Runtime and its version.")),
 ];
 

@@ -14,8 +14,8 @@ pub(crate) fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
 pub(crate) const COMPONENT_STATUS: &[Column] = &[
     NAME,
     string("Status", "Whether the component works."),
-    string("Message", "What the component answered."),
-    string("Error", "Why the component did not answer."),
+    string("Message", "Response of the component."),
+    string("Error", "Error of the request to the component."),
 ];
 
 pub(crate) fn component_status(object: &Value) -> Vec<Value> {
@@ -38,7 +38,7 @@ pub(crate) fn config_map(object: &Value, now: Timestamp) -> Vec<Value> {
 }
 
 pub(crate) const SECRET: &[Column] =
-    &[NAME, string("Type", "What the secret is for."), string("Data", "Number of entries."), AGE];
+    &[NAME, string("Type", "Type of the secret."), string("Data", "Number of entries."), AGE];
 
 pub(crate) fn secret(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), object["type"].clone(), length(&object["data"]), created(object, now)]
@@ -50,7 +50,7 @@ pub(crate) fn service_account(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), created(object, now)]
 }
 
-pub(crate) const LEASE: &[Column] = &[NAME, string("Holder", "Who holds the lease."), AGE];
+pub(crate) const LEASE: &[Column] = &[NAME, string("Holder", "Holder of the lease."), AGE];
 
 pub(crate) fn lease(object: &Value, now: Timestamp) -> Vec<Value> {
     let holder = object["spec"]["holderIdentity"].as_str().unwrap_or_default();

@@ -8,14 +8,17 @@ use super::{AGE, Column, NAME, created, items, name, or_none, string, wide};
 
 pub(crate) const COLUMNS: &[Column] = &[
     NAME,
-    string("Ready", "Containers that are ready, of all containers."),
+    string("Ready", "Number of ready containers, and of all containers."),
     string("Status", "The state of the pod, derived from the states of its containers."),
-    string("Restarts", "How often containers of the pod were started again, and when last."),
+    string("Restarts", "Number of restarts of the pod's containers, and the time since the last one."),
     AGE,
     wide(string("IP", "Address of the pod.")),
     wide(string("Node", "Node that the pod is bound to.")),
-    wide(string("Nominated Node", "Node on which preemption deletes pods, so that the pod fits.")),
-    wide(string("Readiness Gates", "Readiness gates that are true, of all.")),
+    wide(string(
+        "Nominated Node",
+        "Node on which other pods are deleted (preemption), so that this pod fits.",
+    )),
+    wide(string("Readiness Gates", "Number of readiness gates that are true, and of all readiness gates.")),
 ];
 
 /// The status of a pod, derived from its containers.

@@ -13,7 +13,7 @@ pub(crate) fn workload(object: &Value, now: Timestamp) -> Vec<Value> {
 
 pub(crate) const POD_GROUP: &[Column] = &[
     NAME,
-    string("Policy", "How the pods are scheduled."),
+    string("Policy", "Scheduling policy of the pods."),
     string("Workload", "The workload that has the template of the group."),
     string("Status", "Whether the group is scheduled."),
     AGE,

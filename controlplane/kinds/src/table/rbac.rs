@@ -7,11 +7,11 @@ use super::{AGE, Column, NAME, created, items, name, string, wide};
 
 pub(crate) const BINDING: &[Column] = &[
     NAME,
-    string("Role", "The role that is bound."),
+    string("Role", "Role that the binding grants."),
     AGE,
-    wide(string("Users", "Users that have it.")),
-    wide(string("Groups", "Groups that have it.")),
-    wide(string("ServiceAccounts", "Service accounts that have it.")),
+    wide(string("Users", "Users that get the role.")),
+    wide(string("Groups", "Groups that get the role.")),
+    wide(string("ServiceAccounts", "Service accounts that get the role.")),
 ];
 
 pub(crate) fn binding(object: &Value, now: Timestamp) -> Vec<Value> {

@@ -11,12 +11,12 @@ const SHOWN: usize = 3;
 
 pub(crate) const COLUMNS: &[Column] = &[
     NAME,
-    string("Type", "How the service is reached."),
+    string("Type", "Type of the service."),
     string("Cluster-IP", "Virtual address inside the cluster."),
     string("External-IP", "Addresses outside the cluster."),
     string("Port(s)", "Ports, with node ports after a colon."),
     AGE,
-    wide(string("Selector", "Which pods are selected.")),
+    wide(string("Selector", "Labels of the selected pods.")),
 ];
 
 pub(crate) fn cells(service: &Value, now: Timestamp) -> Vec<Value> {
@@ -99,7 +99,7 @@ pub(crate) const ENDPOINT_SLICE: &[Column] = &[
     NAME,
     string("AddressType", "IPv4, IPv6 or FQDN."),
     string("Ports", "Ports of every endpoint."),
-    string("Endpoints", "Addresses."),
+    string("Endpoints", "Addresses of the endpoints."),
     AGE,
 ];
 

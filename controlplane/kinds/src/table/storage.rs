@@ -79,7 +79,7 @@ pub(crate) const CLASS: &[Column] = &[
     string("Provisioner", "The program that makes volumes of the class."),
     string("ReclaimPolicy", "What happens to a volume when its claim is deleted."),
     string("VolumeBindingMode", "When a claim gets its volume."),
-    string("AllowVolumeExpansion", "Whether claims can grow."),
+    string("AllowVolumeExpansion", "Whether the size of claims can be increased."),
     AGE,
 ];
 

@@ -8,11 +8,11 @@ use coracle_values::label_selector::LabelSelector;
 
 pub(super) const CONTAINERS: Column = wide(string("Containers", "Names of the template's containers."));
 pub(super) const IMAGES: Column = wide(string("Images", "Images of the template's containers."));
-pub(super) const SELECTOR: Column = wide(string("Selector", "Which pods are selected."));
+pub(super) const SELECTOR: Column = wide(string("Selector", "Labels of the selected pods."));
 
 pub(crate) const DEPLOYMENT: &[Column] = &[
     NAME,
-    string("Ready", "Pods that are ready, of all that are wanted."),
+    string("Ready", "Number of ready pods, and of desired pods."),
     string("Up-to-date", "Pods of the newest template."),
     string("Available", "Pods that have been ready for long enough."),
     AGE,
@@ -37,8 +37,8 @@ pub(crate) fn deployment(object: &Value, now: Timestamp) -> Vec<Value> {
 
 pub(crate) const REPLICA_SET: &[Column] = &[
     NAME,
-    integer("Desired", "Pods that are wanted."),
-    integer("Current", "Pods that are there."),
+    integer("Desired", "Desired pods."),
+    integer("Current", "Existing pods."),
     integer("Ready", "Pods that are ready."),
     AGE,
     CONTAINERS,
@@ -68,7 +68,7 @@ pub(crate) fn replication_controller(object: &Value, now: Timestamp) -> Vec<Valu
 }
 
 pub(crate) const STATEFUL_SET: &[Column] =
-    &[NAME, string("Ready", "Pods that are ready, of all that are desired."), AGE, CONTAINERS, IMAGES];
+    &[NAME, string("Ready", "Number of ready pods, and of desired pods."), AGE, CONTAINERS, IMAGES];
 
 pub(crate) fn stateful_set(object: &Value, now: Timestamp) -> Vec<Value> {
     let (spec, status) = (&object["spec"], &object["status"]);

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_phase_of_a_namespace_tells_whether_it_is_deleted() {
+    fn the_phase_of_a_namespace_shows_whether_it_is_deleted() {
         let problems = |phase: &str, deleted: Value| {
             let namespace = json!({"metadata": {"deletionTimestamp": deleted}, "status": {"phase": phase}});
             found(|causes| namespace_status(causes, &namespace))

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_of_constraints_are_words() {
+    fn policies_of_constraints_are_honor_or_ignore() {
         let of =
             |more: Value| found(|causes| spreading(causes, &Path::root("c"), &json!([constraint(more)])));
         assert!(of(json!({"nodeAffinityPolicy": "Ignore", "nodeTaintsPolicy": "Honor"})).is_empty());

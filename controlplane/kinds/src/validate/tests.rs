@@ -157,7 +157,7 @@ fn an_address_in_an_old_form_may_move_in_its_list() {
 }
 
 #[test]
-fn a_default_of_this_version_is_no_change_of_an_immutable_field() {
+fn a_default_of_this_version_is_not_a_change_of_an_immutable_field() {
     let devices = |toleration: Value| {
         let exactly = json!({"deviceClassName": "c", "allocationMode": "All", "tolerations": [toleration]});
         json!({"devices": {"requests": [{"name": "a", "exactly": exactly}]}})

@@ -184,7 +184,7 @@ fn another_value_for_an_owned_field_is_a_conflict() {
         error.to_string(),
         "Apply failed with 1 conflict: conflict with \"hpa\" using apps/v1: .spec.replicas"
     );
-    // The same value is no conflict: both own the field.
+    // The same value is not a conflict: both own the field.
     stored.apply("b", &json!({"replicas": 5})).unwrap();
     assert_eq!(stored.owned_by("b"), stored.owned_by("hpa"));
 }

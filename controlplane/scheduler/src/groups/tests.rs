@@ -74,7 +74,7 @@ fn pods_are_gated_until_their_group_and_enough_pods_exist() {
     let third = pod("c", "g", "1");
     assert_eq!(sorted(groups.put_pod(&third, false)), ["a", "b"]);
     assert_eq!(groups.policy(&key("g")), Policy::Gang { needed: 3 });
-    assert!(groups.put_pod(&third, false).is_empty(), "the others are woken once");
+    assert!(groups.put_pod(&third, false).is_empty(), "the other pods are woken once");
     assert_eq!(sorted(groups.waiting(&key("g"))), ["a", "b", "c"]);
     groups.remove_pod("a");
     assert_eq!(groups.policy(&key("g")), Policy::Gated, "a member was deleted");
@@ -211,7 +211,7 @@ fn no_further_pod_is_tried_once_a_gang_cannot_fit() {
     let outcome = placed(&gang, &mut snapshot, 2);
     assert_eq!(tried(&outcome), [true, true, false]);
     assert_eq!(texts(&placed(&gang, &mut snapshot, 1)), ["refused", "refused", "bound"]);
-    // Some pods of the group do not want to be scheduled yet.
+    // The gang needs one more pod, which is not ready to be scheduled.
     assert_eq!(tried(&placed(&gang, &mut snapshot, 4)), [false, false, false]);
     assert_eq!(used(&snapshot), [0]);
 }

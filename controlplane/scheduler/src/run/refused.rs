@@ -56,7 +56,7 @@ impl Scheduler {
 
     /// The nominated node of a pod for which no pods can be evicted. The pod keeps its node while victims terminate
     /// there, and if its policy forbids preemption. Otherwise it loses the nomination, as upstream: pods that are
-    /// nominated for the same node could block each other for ever, although some of them fit.
+    /// nominated for the same node could block each other forever, although some of them fit.
     fn nomination_after(&mut self, pod: &Pod, refused: &Unschedulable) -> Option<String> {
         let is_nominated = self.snapshot.is_nominated(pod.uid());
         let node = pod.status.nominated_node_name.clone().filter(|_| is_nominated);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_is_no_reason_of_nodes() {
+    async fn an_error_is_not_a_reason_of_nodes() {
         let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: Request<Body>| {
             let sender = sender.clone();

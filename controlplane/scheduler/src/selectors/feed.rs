@@ -182,7 +182,7 @@ mod tests {
             selectors.apply(Change::Begin(kind));
             selectors.apply(set(kind, "d"));
             assert_eq!(names(&selectors, kind), ["a", "b", "c", "d"], "while the list is incomplete");
-            // A list that breaks off begins anew.
+            // An interrupted list starts again from the beginning.
             for change in [Change::Begin(kind), set(kind, "b"), set(kind, "c"), Change::Listed(kind)] {
                 selectors.apply(change);
             }

@@ -143,7 +143,7 @@ fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
         (Event::Delete(of("c")), 1),
         (Event::Delete(of("c")), 0),
     ] {
-        assert!(!feed::claim(&mut state, &mut listed, event), "no other pod is helped");
+        assert!(!feed::claim(&mut state, &mut listed, event), "no other pod becomes schedulable");
         assert_eq!(std::mem::take(&mut state.pending).claims.len(), claims);
     }
 }
@@ -298,7 +298,7 @@ fn client(answer: &Value) -> kube::Client {
 
 /// The paused clock moves only while all tasks wait for a timer.
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_given_back_if_the_provisioner_is_dead() {
+async fn a_pod_is_queued_again_if_the_provisioner_does_not_respond() {
     let waiting = claim("c", json!({}));
     let volumes = volumes(std::slice::from_ref(&waiting), &[], &[class("x")]);
     let mut selected = waiting;

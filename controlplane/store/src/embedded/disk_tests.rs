@@ -118,7 +118,7 @@ fn acknowledged_writes_stay_and_refused_writes_have_no_effect() {
                 Err(other) => panic!("{other}"),
             }
         }
-        assert_eq!(refused, 20, "the disk never failed");
+        assert_eq!(refused, 20, "the disk did not fail");
         assert_ne!(store.health(), Health::Good);
         let volatile = put("/lease", Expect::Absent, "kept", Tier::Volatile { ttl: None });
         store.write(volatile).await.unwrap();

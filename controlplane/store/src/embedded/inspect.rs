@@ -102,7 +102,7 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
         match entry(journal, &mut data) {
             Ok(Some((tag, size))) => {
                 at += size;
-                // These end batches and single entries.
+                // The end of a batch, or a single entry.
                 if matches!(tag, 3 | 4) {
                     whole = at;
                 }

@@ -149,7 +149,7 @@ async fn a_watch_resumes_after_etcd_was_away() {
     eventually_async("etcd to serve again", 20, async || store.revision().await.is_ok()).await;
     let second = store.write(put("/c", Expect::Absent, "1", Tier::Durable)).await.unwrap();
     assert_eq!(commit(&mut watch).await.revision, second);
-    eventually_async("a good state", 10, async || store.health() == Health::Good).await;
+    eventually_async("the store to be healthy", 10, async || store.health() == Health::Good).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

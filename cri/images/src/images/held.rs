@@ -17,8 +17,8 @@ pub struct ImageHold {
 // === impl Images ===
 
 impl Images {
-    /// Keeps an image's layers while a container uses them. By id it also finds an image that was removed
-    /// while it was held before a restart.
+    /// Keeps an image's layers while a container uses them. An image that was removed while it was in use can still be
+    /// found by its id after a restart.
     ///
     /// # Errors
     /// If there is no such image.

@@ -85,7 +85,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_configuration_that_does_not_fit_is_no_lack_of_disk_space() {
+    fn a_configuration_that_does_not_fit_is_not_a_lack_of_disk_space() {
         assert_eq!(StoreError::Configurations.kind(), ErrorKind::Rejected);
     }
 

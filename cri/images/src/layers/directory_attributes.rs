@@ -18,7 +18,7 @@ use crate::unpack::{At, Attributes, inspect_path, unpack};
 const LOOKUPS_MAX: usize = 20_000_000;
 
 /// A layer's files, and the directories that it uses but does not describe.
-struct Lower {
+struct LowerLayer {
     files: PathBuf,
     implied: BTreeSet<String>,
 }
@@ -29,9 +29,9 @@ impl Layers {
         self: &Arc<Layers>,
         order: &[Lease],
     ) -> Result<Option<Lease>, LayerError> {
-        let lowers: Vec<Lower> = order
+        let lowers: Vec<LowerLayer> = order
             .iter()
-            .map(|lease| Lower {
+            .map(|lease| LowerLayer {
                 files: self.path(&lease.diff_id()),
                 implied: self.meta(&lease.diff_id()).into_iter().flat_map(|meta| meta.implied).collect(),
             })
@@ -71,7 +71,7 @@ fn check_lookups(directories: usize, layers: usize) -> Result<(), LayerError> {
 }
 
 /// An archive of all directories whose attributes would be hidden, and of their parents.
-fn archive(lowers: &[Lower]) -> Result<Option<Vec<u8>>, LayerError> {
+fn archive(lowers: &[LowerLayer]) -> Result<Option<Vec<u8>>, LayerError> {
     let implied: BTreeSet<&String> = lowers.iter().flat_map(|lower| &lower.implied).collect();
     let lost = implied.into_iter().filter(|path| {
         let described = described(lowers, path);
@@ -102,7 +102,7 @@ fn archive(lowers: &[Lower]) -> Result<Option<Vec<u8>>, LayerError> {
 }
 
 /// The attributes that overlayfs shows: those of the topmost layer with the directory.
-fn shown(lowers: &[Lower], path: &str) -> Option<Attributes> {
+fn shown(lowers: &[LowerLayer], path: &str) -> Option<Attributes> {
     lowers.iter().rev().find_map(|lower| match inspect_path(&lower.files, path) {
         At::Directory(attributes) => Some(Some(attributes)),
         At::Other => Some(None),
@@ -112,7 +112,7 @@ fn shown(lowers: &[Lower], path: &str) -> Option<Attributes> {
 
 /// The attributes in the topmost layer that describes the directory. `None` if a higher layer has a file
 /// there.
-fn described(lowers: &[Lower], path: &str) -> Option<Attributes> {
+fn described(lowers: &[LowerLayer], path: &str) -> Option<Attributes> {
     for lower in lowers.iter().rev() {
         match inspect_path(&lower.files, path) {
             At::Directory(attributes) if !lower.implied.contains(path) => return Some(attributes),

@@ -18,7 +18,7 @@ mod stall;
 
 use crate::digest::Digest;
 use crate::fixture::{
-    ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, attributes, gzip, layer, noise, zstd,
+    ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, attributes, gzip, layer, random_bytes, zstd,
     zstd_with_large_window,
 };
 use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
@@ -54,7 +54,7 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 fn big_image() -> TestImage {
-    TestImage::new(vec![layer(TestTar::new().file("noise", &noise(3 << 20)))])
+    TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(3 << 20)))])
 }
 
 fn entries(path: &Path) -> usize {
@@ -110,7 +110,7 @@ async fn slow_registries_of_two_owners_do_not_stop_the_pulls_of_a_third() {
     let images = opened(&config).await;
     let mut pulls = tokio::task::JoinSet::new();
     for (owner, number) in [("a", 0), ("a", 1), ("b", 2), ("b", 3)] {
-        let layers = (0..3).map(|n| layer(TestTar::new().file("f", &noise(10_000 + number * 10 + n))));
+        let layers = (0..3).map(|n| layer(TestTar::new().file("f", &random_bytes(10_000 + number * 10 + n))));
         let image = TestImage::new(layers.collect());
         registry.push(&format!("slow{number}"), "latest", &image).await;
         let (images, name) = (images.clone(), slow.name(&format!("slow{number}")));
@@ -210,7 +210,7 @@ async fn a_broken_transfer_is_resumed_where_it_broke() {
         })
         .await;
         let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
-        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(3 << 20));
+        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(3 << 20));
         let ranges: Vec<String> =
             line.seen().iter().filter_map(|h| h.split("range: bytes=").nth(1).map(str::to_owned)).collect();
         assert_eq!(ranges.len(), 1, "{:?}", line.seen());
@@ -242,7 +242,7 @@ async fn a_registry_without_ranges_is_asked_for_the_whole_layer() {
         .await;
         let pulled =
             images.pull(&line.name("big"), None, None).await.map_err(|error| error.report()).unwrap();
-        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(3 << 20));
+        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(3 << 20));
     }
 }
 
@@ -300,7 +300,7 @@ async fn a_temporary_failure_of_the_registry_is_retried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_pulls_are_merged_and_shared_layers_are_fetched_once() {
     let registry = TestRegistry::start().await;
-    let shared = layer(TestTar::new().file("shared", &noise(1 << 20)));
+    let shared = layer(TestTar::new().file("shared", &random_bytes(1 << 20)));
     let one = TestImage::new(vec![shared.clone(), layer(TestTar::new().file("one", b"1"))]);
     let two = TestImage::new(vec![shared.clone(), layer(TestTar::new().file("two", b"2"))]);
     registry.push("r", "one", &one).await;
@@ -476,12 +476,17 @@ async fn invalid_layers_are_refused_with_the_reason_and_nothing_is_kept() {
             "is not a file of",
         ),
         ("lies", wrong, ErrorKind::Corrupt, "unpacks to"),
-        ("noise", (noise(5000), Digest::of(&noise(5000))), ErrorKind::Corrupt, "not a tar archive"),
+        (
+            "noise",
+            (random_bytes(5000), Digest::of(&random_bytes(5000))),
+            ErrorKind::Corrupt,
+            "not a tar archive",
+        ),
     ];
     for (name, bad, kind, part) in cases {
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
-        let good = layer(TestTar::new().file("good", &noise(300_000)));
+        let good = layer(TestTar::new().file("good", &random_bytes(300_000)));
         registry.push(name, "latest", &TestImage::new(vec![good, bad])).await;
         let error = images.pull(&registry.name(name), None, None).await.unwrap_err();
         assert_eq!(error.kind(), kind, "{}", error.report());

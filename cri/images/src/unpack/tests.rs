@@ -9,7 +9,7 @@ use xattr::FileExt as _;
 use super::{TooLarge, UnpackError, Unpacked, unpack};
 use crate::config::Limits;
 use crate::digest::Digest;
-use crate::fixture::{TestTar, attributes, gzip, noise, zstd, zstd_with_large_window};
+use crate::fixture::{TestTar, attributes, gzip, random_bytes, zstd, zstd_with_large_window};
 
 fn unpacked(tar: TestTar) -> (TempDir, Unpacked) {
     let bytes = tar.finish();
@@ -300,7 +300,7 @@ fn invalid_whiteouts_and_entries_are_refused() {
 
 #[test]
 fn damaged_streams_are_refused() {
-    let good = gzip(&TestTar::new().file("f", &noise(100_000)).finish());
+    let good = gzip(&TestTar::new().file("f", &random_bytes(100_000)).finish());
     let mut flipped = good.clone();
     flipped[50_000] ^= 1;
     for bad in
@@ -453,7 +453,7 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
 }
 
 #[test]
-fn an_attribute_that_no_file_has_room_for_is_no_full_disk() {
+fn an_attribute_that_no_file_has_room_for_is_not_a_full_disk() {
     // Larger than ext4's space for attributes, and larger than any file system accepts.
     for bytes in [60_000, 70_000] {
         let value = vec![b'x'; bytes];

@@ -224,7 +224,7 @@ fn unsupported_adjustments_are_refused_by_name() {
         assert_eq!(error.field, field);
     }
     let none = limits(LinuxResources { blockio_class: named(""), ..Default::default() });
-    apply(&mut spec(), &none, V1).expect("nothing to take away");
+    apply(&mut spec(), &none, V1).expect("an empty class is accepted");
 }
 
 #[test]

@@ -85,8 +85,8 @@ enum FirstError {
 /// Runs the first process to its end.
 pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     let reporter = first.reporter;
-    // The signal is valid until the change of ids clears it. Between the two calls the closed start pipe
-    // shows that the shim has died.
+    // The change of ids clears this setting, so it is set again below. If the shim dies between the two calls, the
+    // closed start pipe shows it.
     let _ = kernel::die_with_parent();
     let prepared = prepare(first);
     let (process, env) = match prepared {

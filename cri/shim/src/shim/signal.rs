@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_is_no_child_gets_no_signal() {
+    fn a_process_that_is_not_a_child_gets_no_signal() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         assert!(send(std::os::unix::process::parent_id().cast_signed(), 0).is_err());

@@ -56,7 +56,7 @@ impl ExecService {
         let (out, stdout) = pipe()?;
         let (err, stderr) = pipe()?;
         let full = CancellationToken::new();
-        let mut over = pin!(over(request.timeout, gone, &full));
+        let mut over = pin!(call_end(request.timeout, gone, &full));
         let stdio = ExecStdio::Captured { stdout, stderr };
         let task = self.start(&container, request.cmd.clone(), stdio);
         let exec = match self.started(&container, task, over.as_mut()).await {
@@ -166,7 +166,7 @@ fn pipe() -> Result<(Descriptor, OwnedFd), Error> {
 }
 
 /// Resolves when the timeout is over, the caller has disconnected, or the memory for outputs is full.
-async fn over(timeout_seconds: i64, gone: impl Future<Output = ()>, full: &CancellationToken) {
+async fn call_end(timeout_seconds: i64, gone: impl Future<Output = ()>, full: &CancellationToken) {
     tokio::select! {
         // All arms only wait.
         () = timeout(timeout_seconds) => {}

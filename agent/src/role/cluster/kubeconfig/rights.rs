@@ -66,7 +66,7 @@ impl Drop for Rights {
 
 impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "user {}, to whom the directory belongs", self.user)
+        write!(f, "user {}, the owner of the directory", self.user)
     }
 }
 

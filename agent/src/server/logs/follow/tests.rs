@@ -135,7 +135,7 @@ async fn following_continues_over_rotations_and_ends_with_the_container() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_emptied_or_not_there_yet_is_followed() {
+async fn a_truncated_or_absent_log_is_followed() {
     let log = Log::new("empty");
     let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
     tokio::task::yield_now().await;
@@ -149,7 +149,7 @@ async fn a_log_that_is_emptied_or_not_there_yet_is_followed() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_ends_the_reading() {
+async fn reading_ends_when_the_client_disconnects() {
     let log = Log::new("leaves");
     log.write("a");
     let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });

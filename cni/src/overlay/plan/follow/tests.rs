@@ -116,9 +116,9 @@ fn peers_without_common_ranges_are_planned_alone() {
         all.extend([peer]);
         all
     };
-    assert!(is_planned_alone(&all, &with(peer(5, PeerKind::Vxlan, &[4]))), "one that comes");
-    assert!(is_planned_alone(&with(peer(5, PeerKind::Vxlan, &[4])), &all), "one that leaves");
-    assert!(is_planned_alone(&all, &with(peer(4, PeerKind::Vxlan, &[6]))), "one that changes");
+    assert!(is_planned_alone(&all, &with(peer(5, PeerKind::Vxlan, &[4]))), "a new peer");
+    assert!(is_planned_alone(&with(peer(5, PeerKind::Vxlan, &[4])), &all), "a removed peer");
+    assert!(is_planned_alone(&all, &with(peer(4, PeerKind::Vxlan, &[6]))), "a changed peer");
     let mut heir = all.clone();
     let cidrs = heir.remove("n4").unwrap().cidrs;
     heir.insert("n9".to_owned(), Peer { cidrs, ..peer(9, PeerKind::Vxlan, &[4, 6]).1 });
@@ -134,7 +134,7 @@ fn peers_without_common_ranges_are_planned_alone() {
         assert!(!is_planned_alone(&all, &with(other.clone())), "{other:?} comes");
         assert!(!is_planned_alone(&with(other.clone()), &all), "{other:?} leaves");
     }
-    assert!(!is_planned_alone(&BTreeMap::new(), &all), "the first ones");
+    assert!(!is_planned_alone(&BTreeMap::new(), &all), "the first peers");
 }
 
 #[test]

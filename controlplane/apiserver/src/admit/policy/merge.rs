@@ -12,7 +12,7 @@ use crate::object_meta::metadata_mut;
 pub(super) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::result::Result<Value, String> {
     static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
     let Some(fields) = config.as_object_mut() else {
-        return Err("the configuration is no object".to_owned());
+        return Err("the configuration is not an object".to_owned());
     };
     for field in ["apiVersion", "kind"] {
         fields.insert(field.to_owned(), live[field].clone());

@@ -59,7 +59,7 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
         Some(Mapping::Claim(groups)) => {
             list(claims, &groups.claim)?.iter().map(|one| format!("{}{one}", groups.prefix)).collect()
         }
-        Some(Mapping::Expression(expression)) => several(expression, claims)?,
+        Some(Mapping::Expression(expression)) => strings(expression, claims)?,
         None => Vec::new(),
     };
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
@@ -70,7 +70,7 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
         None => String::new(),
     };
     for (key, expression) in &config.extra {
-        let values = several(expression, claims)?;
+        let values = strings(expression, claims)?;
         if !values.is_empty() {
             user.extra.insert(key.clone(), values);
         }
@@ -95,7 +95,7 @@ fn one(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
 }
 
 /// The result of an expression: a string, a list of strings, or null. Empty strings are omitted, as upstream.
-fn several(expression: &Expression, claims: &Value) -> Result<Vec<String>, ClaimError> {
+fn strings(expression: &Expression, claims: &Value) -> Result<Vec<String>, ClaimError> {
     let wrong = || ClaimError::NoText(expression.source.clone());
     let texts = match expression.over_claims(claims).map_err(ClaimError::Expression)? {
         Value::Null => Vec::new(),

@@ -147,7 +147,7 @@ async fn a_token_of_the_issuer_names_a_user() {
 }
 
 #[tokio::test]
-async fn other_tokens_name_no_one() {
+async fn invalid_and_foreign_tokens_are_refused() {
     let server = Server::start().await;
     let issuers = server.issuers();
     let past = jiff::Timestamp::now().as_second() - 1;

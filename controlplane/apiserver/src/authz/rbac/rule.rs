@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_urls_narrow_it() {
+    fn names_and_urls_restrict_a_rule() {
         let one =
             json!({"verbs": ["*"], "apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["c"]});
         let one = rule(one);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_is_found() {
+    fn rules_that_are_not_held_are_found() {
         let held = [
             rule(
                 json!({"verbs": ["get", "list"], "apiGroups": ["", "apps"], "resources": ["pods", "*/scale"]}),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_an_object_is_no_wildcard() {
+    fn the_name_of_an_object_is_not_a_wildcard() {
         let named = |name: &str| {
             rule(
                 json!({"verbs": ["get"], "apiGroups": [""], "resources": ["secrets"], "resourceNames": [name]}),

@@ -48,7 +48,7 @@ async fn an_external_signer_signs_and_its_new_keys_are_fetched_for_tokens_of_the
 }
 
 #[tokio::test]
-async fn nobody_is_allowed_by_silence() {
+async fn requests_that_no_authorizer_allows_are_refused() {
     let server = Fixture::new().await;
     let refused = server.get_as(User::new("bob", &[]), PODS).await;
     assert_eq!(
@@ -90,7 +90,7 @@ async fn passwords_identify_users_if_there_is_a_file_and_wrong_ones_are_limited(
         let challenge = reply.headers().get("www-authenticate").cloned();
         challenge.is_some_and(|text| text == "Basic realm=\"kubernetes-master\"") && reply.status() == 401
     };
-    // A wrong password is not anonymous, and a password is no token.
+    // A wrong password is not anonymous, and a password is not a token.
     assert!(challenged("/version", wrong).await && challenged("/version", "Bearer eve:pw").await);
     let audiences = api.state.authenticators.tokens.audiences.clone();
     assert_eq!(api.state.authenticators.token_user(&api.state.cache, "eve:pw", &audiences).await, None);
@@ -128,7 +128,7 @@ async fn a_node_reads_what_its_pods_need_and_writes_itself_alone() {
 }
 
 #[tokio::test]
-async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
+async fn a_token_is_invalid_after_its_pod_is_deleted() {
     let server = Fixture::new().await;
     let made = server.post(PODS, pod("p")).await.body;
     let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": made["metadata"]["uid"]});
@@ -249,7 +249,11 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
     let version = used["metadata"]["resourceVersion"].clone();
     assert_eq!(server.api.handle(request(), None).await.status(), 200);
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    assert_eq!(server.get(path).await.body["metadata"]["resourceVersion"], version, "once a day");
+    assert_eq!(
+        server.get(path).await.body["metadata"]["resourceVersion"],
+        version,
+        "the label changes only once a day"
+    );
     let invalid = json!({"metadata": {"labels": {"kubernetes.io/legacy-token-invalid-since": "2026-11-23"}}});
     assert_eq!(server.merge(path, invalid).await.code, 200);
     assert_eq!(server.api.handle(request(), None).await.status(), 401);

@@ -256,7 +256,7 @@ async fn pods_run_on_the_nodes_of_their_namespace() {
 }
 
 #[tokio::test]
-async fn owners_are_changed_only_by_those_who_may_delete() {
+async fn owners_are_changed_only_by_users_who_may_delete() {
     let server = with(&["OwnerReferencesPermissionEnforcement"]).await;
     let role = json!({"metadata": {"name": "writer"}, "rules": [{"apiGroups": [""], "resources": ["configmaps"],
         "verbs": ["create", "patch", "get"]}]});

@@ -112,7 +112,7 @@ async fn a_binding_takes_accounts_of_its_own_namespace() {
 }
 
 #[tokio::test]
-async fn there_is_no_head_of_resources() {
+async fn resources_do_not_support_head() {
     let server = Fixture::new().await;
     for path in [MAPS, "/api/v1/namespaces/default", "/api/v1/namespaces/default/status"] {
         assert_eq!(server.get(path).await.code, 200, "{path}");
@@ -169,7 +169,7 @@ async fn errors_list_the_accepted_media_types() {
 }
 
 #[tokio::test]
-async fn a_review_is_no_table() {
+async fn a_review_cannot_be_a_table() {
     let server = Fixture::new().await;
     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
     let body = || json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/"}}});
@@ -418,7 +418,7 @@ async fn an_update_without_a_version_is_for_the_kinds_of_upstream() {
 }
 
 #[tokio::test]
-async fn a_pod_can_be_replaced_by_what_it_was_made_of() {
+async fn a_pod_can_be_replaced_by_its_original_manifest() {
     let server = Fixture::new().await;
     let whole = || {
         let mut pod = pod("p");

@@ -37,7 +37,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn of_many_evictions_at_once_as_many_pass_as_the_budget_allows() {
+async fn concurrent_evictions_do_not_exceed_the_budget() {
     let server = Fixture::new().await;
     let names = ["p0", "p1", "p2", "p3", "p4"];
     for name in names {
@@ -102,7 +102,7 @@ async fn an_eviction_is_refused_with_its_reason_and_then_nothing_is_changed() {
 }
 
 #[tokio::test]
-async fn who_may_not_delete_a_pod_spends_nothing_on_it() {
+async fn an_eviction_without_the_right_to_delete_changes_no_budget() {
     let server = Fixture::new().await;
     server.running("p").await;
     let path = format!("{PODS}/p/eviction");
@@ -121,7 +121,7 @@ async fn who_may_not_delete_a_pod_spends_nothing_on_it() {
 }
 
 #[tokio::test]
-async fn pods_that_do_not_run_go_freely() {
+async fn pods_that_do_not_run_are_evicted_whatever_the_budget() {
     let server = Fixture::new().await;
     let mut pending = pod("p");
     pending["metadata"]["labels"] = json!({"app": "a"});

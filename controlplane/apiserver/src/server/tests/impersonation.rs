@@ -66,7 +66,7 @@ async fn uid_and_extra_values_are_impersonated_with_the_right_to() {
 }
 
 #[tokio::test]
-async fn the_right_to_a_user_is_no_right_to_its_extras() {
+async fn the_right_to_impersonate_a_user_does_not_include_its_extras() {
     let server = Fixture::new().await;
     grant(&server, "some", json!([{"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"]}]))
         .await;

@@ -108,7 +108,7 @@ async fn a_token_for_one_machine_that_was_used_makes_no_other() {
 }
 
 #[tokio::test]
-async fn a_request_carries_who_asked_and_only_approvers_decide() {
+async fn a_request_records_its_user_and_only_approvers_decide() {
     let server = Fixture::new().await;
     let asked = request("a", NODE_CLIENT, ("system:node:n1", "system:nodes"));
     let made = server.send_as(bootstrapper(), "POST", REQUESTS, asked).await;
@@ -134,7 +134,7 @@ async fn a_request_carries_who_asked_and_only_approvers_decide() {
 }
 
 #[tokio::test]
-async fn nobody_asks_to_be_an_administrator() {
+async fn requests_for_administrator_certificates_are_refused() {
     let server = Fixture::new().await;
     let asked = request("a", "kubernetes.io/kube-apiserver-client", ("root", "system:masters"));
     let answer = server.post(REQUESTS, asked).await;
@@ -186,7 +186,7 @@ async fn a_request_is_for_one_name_however_it_is_read() {
 }
 
 #[tokio::test]
-async fn the_name_of_the_controllers_is_no_credential() {
+async fn the_name_of_the_controllers_is_not_a_credential() {
     let server = Fixture::new().await;
     // The default role of this name lists everything, and does not read single nodes.
     let node = "/api/v1/nodes/none";
@@ -211,7 +211,7 @@ async fn the_name_of_the_controllers_is_no_credential() {
 }
 
 #[tokio::test]
-async fn a_node_asks_and_writes_in_its_own_name_only() {
+async fn a_node_requests_and_writes_in_its_own_name_only() {
     let server = Fixture::new().await;
     let asked = |of: &str| request(of, NODE_CLIENT, (&format!("system:node:{of}"), "system:nodes"));
     assert_eq!(server.send_as(node("n1"), "POST", REQUESTS, asked("n1")).await.code, 201);
@@ -267,7 +267,7 @@ async fn a_node_asks_and_writes_in_its_own_name_only() {
 }
 
 #[tokio::test]
-async fn a_node_says_of_itself_alone_which_storage_drivers_it_has() {
+async fn a_node_writes_only_its_own_storage_drivers() {
     let server = Fixture::new().await;
     let drivers = "/apis/storage.k8s.io/v1/csinodes";
     let of = |name: &str| json!({"metadata": {"name": name}, "spec": {"drivers": []}});
@@ -281,7 +281,7 @@ async fn a_node_says_of_itself_alone_which_storage_drivers_it_has() {
 }
 
 #[tokio::test]
-async fn a_node_sees_and_touches_its_own_pods_only() {
+async fn a_node_reads_and_writes_its_own_pods_only() {
     let server = Fixture::new().await;
     let pods = "/api/v1/namespaces/default/pods";
     assert_eq!(server.post(pods, pod("p")).await.code, 201);

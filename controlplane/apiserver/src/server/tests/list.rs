@@ -81,7 +81,7 @@ async fn watches_report_objects_that_enter_change_in_or_leave_their_selection() 
 }
 
 #[tokio::test]
-async fn a_watch_can_begin_with_what_exists_and_says_when_that_is_over() {
+async fn a_watch_can_begin_with_existing_objects_and_marks_their_end() {
     let server = Fixture::new().await;
     server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
     let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";

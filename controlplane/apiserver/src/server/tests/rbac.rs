@@ -59,7 +59,7 @@ fn binding((kind, role): (&str, &str), user: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_user_may_what_is_bound_to_it_where_it_is_bound() {
+async fn a_user_has_the_permissions_of_its_bindings_in_their_namespaces() {
     let server = Fixture::new().await;
     let pods = "/api/v1/namespaces/default/pods";
     assert_eq!(server.code(ann(), pods).await, 403);
@@ -89,7 +89,7 @@ async fn a_user_may_what_is_bound_to_it_where_it_is_bound() {
 }
 
 #[tokio::test]
-async fn nobody_gives_away_what_it_does_not_have() {
+async fn no_user_grants_permissions_that_the_user_does_not_have() {
     let server = Fixture::new().await;
     let manage = json!([rule(&["*"], &["roles", "rolebindings"]), rule(&["get"], &["pods"])]);
     server.role("default", "manager", manage).await;
@@ -155,7 +155,7 @@ async fn aggregation_gives_no_rights_that_the_writer_does_not_have() {
 }
 
 #[tokio::test]
-async fn reviews_tell_what_roles_say_of_any_verb() {
+async fn reviews_return_what_roles_allow_for_any_verb() {
     let server = Fixture::new().await;
     server.role("default", "r", json!([rule(&["get", "dance"], &["pods"])])).await;
     server.bind("default", ("Role", "r"), "ann").await;
@@ -177,7 +177,7 @@ async fn reviews_tell_what_roles_say_of_any_verb() {
 }
 
 #[tokio::test]
-async fn in_anothers_name_only_with_the_right_to_it() {
+async fn impersonation_needs_the_right_to_the_user() {
     let server = Fixture::new().await;
     let as_ben = async |user: User, group: Option<&str>| {
         let mut request = Request::get("/api/v1/namespaces/default/pods").header("impersonate-user", "ben");
@@ -206,7 +206,7 @@ async fn in_anothers_name_only_with_the_right_to_it() {
 }
 
 #[tokio::test]
-async fn what_every_cluster_has_is_there_again_at_the_next_start() {
+async fn default_roles_and_bindings_are_restored_at_the_next_start() {
     let server = Fixture::new().await;
     let binding = format!("{}/kubeadm:kubelet-bootstrap", at("", "rolebindings"));
     let discovery = format!("{}/system:discovery", at("", "roles"));

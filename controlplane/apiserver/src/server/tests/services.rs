@@ -152,7 +152,7 @@ async fn services_get_addresses_of_both_families_when_the_cluster_becomes_dual_s
     assert!(made.code == 201 && ips[1].as_str().unwrap().starts_with("fd43::"), "{}", made.body);
     let labels = json!({"metadata": {"labels": {"a": "b"}}});
     let same = fixture.merge(&format!("{SERVICES}/early"), labels).await.body;
-    assert_eq!(same["spec"], early["spec"], "a preference alone changes nothing");
+    assert_eq!(same["spec"], early["spec"], "a changed preference has no effect");
     let require = json!({"spec": {"ipFamilyPolicy": "RequireDualStack"}});
     let upgraded = fixture.merge(&format!("{SERVICES}/early"), require).await.body;
     assert_eq!(upgraded["spec"]["clusterIPs"][0], early["spec"]["clusterIP"]);

@@ -166,7 +166,11 @@ impl Cluster {
 #[tokio::test(start_paused = true)]
 async fn one_node_of_a_zone_is_tainted_every_ten_seconds() {
     let cluster = Cluster::new().add("a", 6, 4).add("b", 0, 2);
-    assert_eq!((cluster.after(0, "a").await, cluster.given_up("b")), (1, 1), "each zone for itself");
+    assert_eq!(
+        (cluster.after(0, "a").await, cluster.given_up("b")),
+        (1, 1),
+        "each zone has a limit of its own"
+    );
     assert_eq!(cluster.after(9, "a").await, 1);
     assert_eq!((cluster.after(2, "a").await, cluster.given_up("b")), (2, 2), "a zone that is all lost, too");
     assert_eq!(cluster.after(60, "a").await, 4);

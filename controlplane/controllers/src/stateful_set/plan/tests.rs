@@ -63,7 +63,7 @@ fn ordered_pods_come_one_after_another_and_go_in_reverse() {
 }
 
 #[test]
-fn parallel_pods_come_and_go_together() {
+fn parallel_pods_are_created_and_deleted_together() {
     let three = set(3, json!({"podManagementPolicy": "Parallel"}));
     for (pods, expect) in [("", "+0 +1 +2"), ("1-", "+0 +2"), ("0 1 2 3 4-", "-4 -3")] {
         assert_eq!(decide(&three, pods), expect, "for {pods}");

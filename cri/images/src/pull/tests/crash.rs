@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{entries, nothing_left, store};
-use crate::fixture::{TestImage, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{TestImage, TestRegistry, TestTar, layer, random_bytes};
 use crate::{ErrorKind, Images};
 
 const SMALL_DISK: &str = "CORACLE_TEST_SMALL_DISK";
@@ -13,7 +13,7 @@ const PULL_FOR_EVER: &str = "CORACLE_TEST_PULL";
 
 /// Two layers of many files, and the files' contents.
 fn image() -> (TestImage, Vec<(String, Vec<u8>)>) {
-    let bytes = noise(6 << 20);
+    let bytes = random_bytes(6 << 20);
     let files: Vec<(String, Vec<u8>)> =
         bytes.chunks(64 << 10).enumerate().map(|(at, data)| (format!("f{at}"), data.to_vec())).collect();
     let tar = |files: &[(String, Vec<u8>)]| {
@@ -55,7 +55,11 @@ async fn a_full_disk_is_reported_and_nothing_is_left() {
     };
     let registry = TestRegistry::start().await;
     registry
-        .push("large", "latest", &TestImage::new(vec![layer(TestTar::new().file("noise", &noise(8 << 20)))]))
+        .push(
+            "large",
+            "latest",
+            &TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(8 << 20)))]),
+        )
         .await;
     registry.push("several", "latest", &image().0).await;
     registry.push("small", "latest", &TestImage::small("x")).await;

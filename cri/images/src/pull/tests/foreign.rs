@@ -3,7 +3,7 @@
 use super::{nothing_left, store};
 use crate::digest::Digest;
 use crate::fixture::{
-    PASSWORD, ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, USER, descriptor, layer, noise,
+    PASSWORD, ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, USER, descriptor, layer, random_bytes,
 };
 use crate::{Auth, ErrorKind};
 
@@ -12,7 +12,7 @@ const SIZE: usize = 2 << 20;
 
 /// An image whose layer is at these URLs.
 fn image(places: &[String]) -> TestImage {
-    let mut image = TestImage::new(vec![layer(TestTar::new().file("noise", &noise(SIZE)))]);
+    let mut image = TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(SIZE)))]);
     let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
     manifest["layers"][0] = descriptor(TYPE, &image.layers[0]);
     manifest["layers"][0]["urls"] = places.into();
@@ -58,7 +58,7 @@ async fn layers_missing_at_the_registry_come_from_their_urls_without_credentials
     let auth = Auth::Basic { username: USER.into(), password: PASSWORD.into() };
     let pulled = images.pull(&line.name("app"), Some(auth.into()), None).await;
     let pulled = pulled.map_err(|error| error.report()).unwrap();
-    assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(SIZE));
+    assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE));
     assert!(line.count("/blobs/") >= 2 && line.seen().iter().any(|head| head.contains("authorization:")));
     for place in [&greedy, &spoiled, &good] {
         let seen = place.seen();

@@ -7,14 +7,14 @@ use tempfile::TempDir;
 
 use super::{entries, nothing_left, opened};
 use crate::digest::Digest;
-use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, random_bytes};
 use crate::{ErrorKind, Images, ImagesConfig};
 
 const DOMAIN: &str = "registry.example";
 const SIZE: usize = 3 << 20;
 
 fn image() -> TestImage {
-    TestImage::new(vec![layer(TestTar::new().file("noise", &noise(SIZE)))])
+    TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(SIZE)))])
 }
 
 /// A store that uses these proxies for `DOMAIN`, the last one as the registry itself.
@@ -62,7 +62,7 @@ async fn without(registry: &TestRegistry) -> TestProxy {
 async fn pull(images: &Images) -> Result<(), (ErrorKind, String)> {
     let pulled = images.pull(&format!("{DOMAIN}/big"), None, None).await;
     let pulled = pulled.map_err(|error| (error.kind(), error.report()))?;
-    assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(SIZE));
+    assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE));
     Ok(())
 }
 
@@ -80,7 +80,7 @@ async fn content_damaged_by_a_mirror_is_fetched_completely_from_the_next_host() 
         let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
         let name = format!("{DOMAIN}/big@{manifest}");
         let pulled = images.pull(&name, None, None).await.map_err(|error| error.report()).unwrap();
-        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(SIZE), "{part} {at}");
+        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE), "{part} {at}");
         assert_eq!((mirror.count(part), server.count(part)), (1, 1), "{part} {at}");
         assert!(server.seen().iter().all(|head| !head.contains("range:")), "{:?}", server.seen());
         assert_eq!(entries(&root.path().join("images/resume")), 0);
@@ -177,7 +177,7 @@ async fn when_the_wrong_part_is_unknown_each_host_is_asked_for_the_whole_blob() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_layer_that_is_invalid_in_the_image_is_fetched_once() {
     let registry = TestRegistry::start().await;
-    let bad = layer(TestTar::new().file("noise", &noise(SIZE)).file("../evil", b""));
+    let bad = layer(TestTar::new().file("noise", &random_bytes(SIZE)).file("../evil", b""));
     let image = TestImage::new(vec![bad]);
     registry.push("big", "latest", &image).await;
     let blob = Digest::of(&image.layers[0]).to_string();

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::{entries, nothing_left, store};
 use crate::Usage;
-use crate::fixture::{TestImage, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{TestImage, TestRegistry, TestTar, layer, random_bytes};
 
 fn image() -> TestImage {
     let files = |from: usize| {
         (from..from + 300)
-            .fold(TestTar::new(), |tar, n| tar.file(&format!("d{}/{n}", n % 7), &noise(1000 + n)))
+            .fold(TestTar::new(), |tar, n| tar.file(&format!("d{}/{n}", n % 7), &random_bytes(1000 + n)))
     };
     TestImage::new(vec![layer(files(0)), layer(files(1000)), layer(files(2000))])
 }
@@ -68,7 +68,7 @@ async fn an_image_is_pulled_again_while_its_layers_are_deleted() {
                 || !pulled.layers[0].exists()
         );
         let again = images.pull(&name, None, None).await.unwrap();
-        assert_eq!(std::fs::read(again.layers[0].join("d0/2002")).unwrap(), noise(3002));
+        assert_eq!(std::fs::read(again.layers[0].join("d0/2002")).unwrap(), random_bytes(3002));
         images.remove(&name).await.unwrap();
     }
     images.wait_until_deleted().await;

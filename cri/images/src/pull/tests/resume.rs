@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use super::{LONG, entries, nothing_left, store};
 use crate::digest::Digest;
 use crate::fixture::{
-    ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise, zstd_with_large_window,
+    ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, random_bytes, zstd_with_large_window,
 };
 use crate::{ErrorKind, Images};
 
 const SIZE: usize = 6 << 20;
 
 fn image() -> TestImage {
-    TestImage::new(vec![layer(TestTar::new().file("noise", &noise(SIZE)))])
+    TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(SIZE)))])
 }
 
 fn spools(root: &Path) -> Vec<PathBuf> {
@@ -41,7 +41,7 @@ async fn broken(registry: &TestRegistry, image: &TestImage, root: &Path) {
 async fn whole(registry: &TestRegistry, images: &Images) -> Vec<String> {
     let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
-    assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(SIZE));
+    assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE));
     line.seen()
         .iter()
         .filter_map(|h| h.split("range: bytes=").nth(1)?.lines().next().map(str::to_owned))
@@ -65,7 +65,7 @@ async fn a_broken_layer_is_resumed_after_a_restart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_layer_with_a_large_zstd_window_is_resumed_too() {
     let registry = TestRegistry::start().await;
-    let tar = TestTar::new().file("noise", &noise(SIZE)).finish();
+    let tar = TestTar::new().file("noise", &random_bytes(SIZE)).finish();
     let image = TestImage::new(vec![(zstd_with_large_window(&tar), Digest::of(&tar))]);
     registry.push("big", "latest", &image).await;
     let blob = Digest::of(&image.layers[0]).to_string();

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use super::{entries, nothing_left};
 use crate::digest::Digest;
-use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, random_bytes};
 use crate::{ErrorKind, Images, ImagesConfig};
 
 async fn with_short_timeouts(root: &Path, hosts: Option<&Path>) -> Images {
@@ -33,7 +33,7 @@ async fn given_up(images: &Images, name: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_without_progress_ends_in_every_phase() {
     let registry = TestRegistry::start().await;
-    let image = TestImage::new(vec![layer(TestTar::new().file("noise", &noise(6 << 20)))]);
+    let image = TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(6 << 20)))]);
     registry.push("big", "latest", &image).await;
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
     let cases: [(&str, ProxyFault, &str); 8] = [

@@ -108,7 +108,7 @@ pub(super) fn to_v1(mut object: Value) -> Result<Value, String> {
             .collect();
         note(&mut notes, METRICS, others);
         if let Some(behavior) = spec.remove("behavior").filter(Value::is_object) {
-            notes.insert(BEHAVIOR.to_owned(), renamed(behavior, capital).to_string().into());
+            notes.insert(BEHAVIOR.to_owned(), renamed(behavior, capitalized).to_string().into());
         }
     }
     if let Some(status) = object.get_mut("status").and_then(Value::as_object_mut) {
@@ -292,7 +292,7 @@ fn renamed(value: Value, name: fn(&str) -> String) -> Value {
     }
 }
 
-fn capital(field: &str) -> String {
+fn capitalized(field: &str) -> String {
     let mut letters = field.chars();
     letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect()
 }
