@@ -202,12 +202,9 @@ pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resu
         PodClaims::default()
     };
     let devices = snapshot.devices.of_pod(pod)?;
-    Ok(Prepared {
-        topology: Topology::of(pod, profile, snapshot),
-        needs: PodRequirements::of(pod),
-        claims,
-        devices,
-    })
+    let mut needs = PodRequirements::of(pod);
+    needs.of_classes = snapshot.devices.resources_of_classes(&needs.requests);
+    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), needs, claims, devices })
 }
 
 /// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.
