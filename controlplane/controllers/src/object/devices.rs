@@ -40,6 +40,13 @@ pub(crate) struct PodClaimStatus {
     pub(crate) resource_claim_name: Option<String>,
 }
 
+/// The claim that the scheduler created for extended resources of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ExtendedClaimStatus {
+    pub(crate) resource_claim_name: String,
+}
+
 resource!(ResourceClaim, "resource.k8s.io", "resourceclaims", NamespaceResourceScope);
 
 impl Object for ResourceClaim {}
@@ -56,6 +63,26 @@ impl Pod {
     pub(crate) fn claims(&self) -> impl Iterator<Item = &str> {
         let named = self.spec.resource_claims.iter().filter_map(|claim| claim.resource_claim_name.as_deref());
         let made = self.status.resource_claim_statuses.iter();
-        named.chain(made.filter_map(|status| status.resource_claim_name.as_deref()))
+        let made = made.filter_map(|status| status.resource_claim_name.as_deref());
+        let extended = self.status.extended_resource_claim_status.iter();
+        named.chain(made).chain(extended.map(|status| status.resource_claim_name.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_claims_of_a_pod_are_named_generated_or_for_extended_resources() {
+        let pod: Pod = serde_json::from_value(json!({
+            "spec": {"resourceClaims": [{"name": "a", "resourceClaimName": "named"}]},
+            "status": {"resourceClaimStatuses": [{"name": "b", "resourceClaimName": "made"}, {"name": "c"}],
+                "extendedResourceClaimStatus": {"resourceClaimName": "extended", "requestMappings": []}},
+        }))
+        .unwrap();
+        assert_eq!(pod.claims().collect::<Vec<_>>(), ["named", "made", "extended"]);
     }
 }
