@@ -168,7 +168,8 @@ pub(crate) fn filter<'a>(
         match outcome {
             Ok(found) => {
                 fitting.push(node);
-                scores.push(found);
+                let devices = snapshot.devices.score(&prepared.devices, node.properties);
+                scores.push(NodeScores { devices, ..found });
             }
             Err(refusal) => drop(refused.insert(name, refusal)),
         }

@@ -16,6 +16,7 @@ pub(crate) mod feed;
 mod gang;
 mod object;
 mod places;
+mod score;
 mod slices;
 #[cfg(test)]
 mod tests;

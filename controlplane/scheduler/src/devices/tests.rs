@@ -734,3 +734,28 @@ fn the_devices_of_an_unusable_claim_are_released_if_no_other_pod_uses_it() {
     assert_eq!(reason(&devices, &pod("p", "one"), "a"), "", "the driver still has time");
     assert_eq!(releasable(unavailable), None);
 }
+
+#[test]
+fn a_node_with_the_first_alternative_is_preferred() {
+    let mut snapshot = fixture::snapshot(&["a", "b"].map(|name| fixture::node(name, json!({}))));
+    snapshot.devices = devices();
+    let only = |bus: i64| {
+        let expression = format!("device.attributes['gpu.example.com'].bus == {bus}");
+        json!({"name": format!("bus{bus}"), "deviceClassName": "gpu", "selectors": [{"cel": {"expression": expression}}]})
+    };
+    put(
+        &snapshot.devices,
+        claim(
+            "first",
+            exactly(json!({"selectors": [
+        {"cel": {"expression": "device.attributes['gpu.example.com'].bus == 2"}}]})),
+        ),
+    );
+    // Node a has no device with the first bus any more.
+    let taken = snapshot.devices.of_pod(&pod("p", "first")).unwrap();
+    snapshot.devices.reserve(&taken, &properties("a")).unwrap();
+    put(&snapshot.devices, claim("c", json!([{"name": "r", "firstAvailable": [only(2), only(1)]}])));
+    let claims = snapshot.devices.of_pod(&pod("q", "c")).unwrap();
+    assert_eq!(["a", "b"].map(|node| snapshot.devices.score(&claims, &properties(node))), [7, 8]);
+    assert_eq!(decide(&pod("q", "c"), &Profile::default(), &mut snapshot), Ok("b".to_owned()));
+}
