@@ -46,7 +46,9 @@ pub(crate) use autoscaling::HorizontalPodAutoscaler;
 pub(crate) use batch::{CronJob, Job};
 use containers::{Containers, containers, sidecars};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
-pub(crate) use devices::{ExtendedClaimStatus, PodClaimStatus, PodResourceClaim, ResourceClaim};
+pub(crate) use devices::{
+    ExtendedClaimStatus, PodClaimStatus, PodResourceClaim, ResourceClaim, ResourceSlice,
+};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use migration::{GroupResource, StorageVersionMigration};

@@ -1,8 +1,10 @@
 //! Resource claims.
 
 use coracle_values::resource;
+use coracle_values::toleration::evicts;
+use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{Object, Pod};
@@ -49,7 +51,66 @@ pub(crate) struct ExtendedClaimStatus {
 
 resource!(ResourceClaim, "resource.k8s.io", "resourceclaims", NamespaceResourceScope);
 
+/// Devices that a driver publishes. Only devices with NoExecute taints.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ResourceSlice {
+    #[serde(deserialize_with = "super::without_managed_fields")]
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: SliceSpec,
+}
+
+/// The fields of a slice's spec that controllers read.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct SliceSpec {
+    pub(crate) driver: String,
+    pub(crate) pool: SlicePool,
+    pub(crate) node_name: Option<String>,
+    /// Devices with NoExecute taints, and these taints.
+    #[serde(deserialize_with = "tainted")]
+    pub(crate) devices: Box<[TaintedDevice]>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SlicePool {
+    pub(crate) name: String,
+    pub(crate) generation: i64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TaintedDevice {
+    pub(crate) name: String,
+    pub(crate) taints: Vec<Taint>,
+}
+
+resource!(ResourceSlice, "resource.k8s.io", "resourceslices", ClusterResourceScope);
+
 impl Object for ResourceClaim {}
+impl Object for ResourceSlice {}
+
+impl ResourceSlice {
+    /// Driver and name of the pool.
+    pub(crate) fn pool(&self) -> (String, String) {
+        (self.spec.driver.clone(), self.spec.pool.name.clone())
+    }
+
+    /// Whether a device has a NoExecute taint.
+    pub(crate) fn is_tainted(&self) -> bool {
+        !self.spec.devices.is_empty()
+    }
+}
+
+fn tainted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[TaintedDevice]>, D::Error> {
+    let mut devices = Option::<Vec<TaintedDevice>>::deserialize(deserializer)?.unwrap_or_default();
+    for device in &mut devices {
+        device.taints.retain(evicts);
+    }
+    devices.retain(|device| !device.taints.is_empty());
+    Ok(devices.into())
+}
 
 impl ResourceClaim {
     /// The value of an annotation.
