@@ -21,7 +21,10 @@ async fn claims(client: &Client, devices: &Devices) {
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
         devices.apply(|state| match event {
-            Event::Init => listed.clear(),
+            Event::Init => {
+                listed.clear();
+                state.latest_claim = None;
+            }
             Event::InitApply(claim) => {
                 listed.insert(claim.key());
                 state.received(&claim);
