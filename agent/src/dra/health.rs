@@ -143,8 +143,8 @@ impl HealthTable {
             match ended {
                 Err(status) if status.code() == Code::Unimplemented => return,
                 Err(status) => {
-                    let message = printable(status.message(), MESSAGE_MAX);
-                    tracing::debug!(driver, code = ?status.code(), message, "the health stream of a driver failed");
+                    let (code, error) = (status.code(), printable(status.message(), MESSAGE_MAX));
+                    tracing::debug!(driver, ?code, error, "the health stream of a driver failed");
                 }
                 Ok(()) => tracing::debug!(driver, "the health stream of a driver has ended"),
             }
