@@ -82,6 +82,8 @@ struct State {
     /// Changes that the scheduler has not read yet.
     pending: DeviceChanges,
     listed: [bool; 3],
+    /// Maximum times that pods wait for the drivers of their devices, by the name of the scheduler.
+    timeouts: HashMap<String, jiff::SignedDuration>,
 }
 
 /// The claims of a pod.
@@ -172,7 +174,8 @@ impl Devices {
             let stored = state.claim(pod, claim, &key)?;
             match &stored.status.allocation {
                 Some(allocation) => {
-                    found.is_unusable |= binding::has_failed(stored, jiff::Timestamp::now());
+                    let (now, timeout) = (jiff::Timestamp::now(), state.timeout(pod));
+                    found.is_unusable |= binding::has_failed(stored, now, timeout);
                     found.allocated.push(selector_of(allocation));
                 }
                 None => match state.assumed.get(&key) {

@@ -165,12 +165,14 @@ impl Scheduler {
         (recorder, is_saturated): (Recorder, tokio::sync::watch::Sender<bool>),
         extender_calls: ExtenderCalls,
     ) -> Self {
+        let snapshot = Snapshot::default();
+        snapshot.devices.set_timeouts(&config.profiles);
         Self {
             client,
             queue: Queue::new(config.first_backoff, config.longest_backoff),
             config: Arc::new(config),
             recorder,
-            snapshot: Snapshot::default(),
+            snapshot,
             assumed: HashSet::new(),
             bindings: JoinSet::new(),
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),

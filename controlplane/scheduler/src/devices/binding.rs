@@ -11,13 +11,12 @@ use serde_json::Value;
 
 use super::object::{Claim, DeviceCondition};
 use super::places::is_reachable;
-use super::{Devices, NOT_AVAILABLE, bind};
+use super::{Devices, NOT_AVAILABLE, State, bind};
+use crate::config::{DEVICE_TIMEOUT, Profile};
 use crate::node_properties::NodeProperties;
 use crate::object::Pod;
 use crate::volumes::bind::BindError;
 
-/// Maximum time that a pod waits for the conditions, as upstream (`DynamicResourcesBindingTimeoutDefault`).
-const TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 /// Maximum bytes of a driver's message in an event.
 const MESSAGE_MAX: usize = 512;
 
@@ -33,19 +32,20 @@ pub(crate) async fn wait(
         return Ok(());
     }
     on_wait();
-    let ready = wait_until_ready(devices, claims).await.map_err(BindError::DeviceConditions);
+    let timeout = devices.lock().timeout(pod);
+    let ready = wait_until_ready(devices, claims, timeout).await.map_err(BindError::DeviceConditions);
     if ready.is_err() {
         bind::unreserve(client, devices, pod, claims).await;
     }
     ready
 }
 
-async fn wait_until_ready(devices: &Devices, claims: &[Key]) -> Result<(), String> {
+async fn wait_until_ready(devices: &Devices, claims: &[Key], timeout: SignedDuration) -> Result<(), String> {
     let mut changes = devices.changes();
-    let limit = Timestamp::now().checked_add(TIMEOUT).unwrap_or(Timestamp::MAX);
+    let limit = Timestamp::now().checked_add(timeout).unwrap_or(Timestamp::MAX);
     loop {
         changes.borrow_and_update();
-        let (waits_for, left) = match devices.readiness(claims, (Timestamp::now(), limit))? {
+        let (waits_for, left) = match devices.readiness(claims, timeout, (Timestamp::now(), limit))? {
             Readiness::Ready => return Ok(()),
             Readiness::Waits { claim, left } => (claim, left),
         };
@@ -71,6 +71,12 @@ enum Readiness {
 // === impl Devices ===
 
 impl Devices {
+    /// Sets the timeouts of the profiles.
+    pub(crate) fn set_timeouts(&self, profiles: &[Profile]) {
+        let timeouts = profiles.iter().map(|profile| (profile.name.clone(), profile.device_timeout));
+        self.lock().timeouts = timeouts.collect();
+    }
+
     /// Whether a device of these claims has binding conditions.
     fn has_conditions(&self, claims: &[Key]) -> bool {
         let state = self.lock();
@@ -80,7 +86,12 @@ impl Devices {
     }
 
     /// The progress of the claims now. The pod waits until `limit` at most. The error is upstream's message.
-    fn readiness(&self, claims: &[Key], (now, limit): (Timestamp, Timestamp)) -> Result<Readiness, String> {
+    fn readiness(
+        &self,
+        claims: &[Key],
+        timeout: SignedDuration,
+        (now, limit): (Timestamp, Timestamp),
+    ) -> Result<Readiness, String> {
         let state = self.lock();
         for key in claims {
             let claim = state.claims.get(key);
@@ -89,7 +100,7 @@ impl Devices {
                 continue;
             }
             // The watch may not have delivered the allocation yet.
-            let deadline = deadline(claim).unwrap_or(limit).min(limit);
+            let deadline = deadline(claim, timeout).unwrap_or(limit).min(limit);
             return match Duration::try_from(now.duration_until(deadline)) {
                 Ok(left) if !left.is_zero() => Ok(Readiness::Waits { claim: key.name.clone(), left }),
                 _ => Err(timed_out(&key.name)),
@@ -108,7 +119,7 @@ impl Devices {
         if !why.contains(NOT_AVAILABLE) {
             return None;
         }
-        let now = Timestamp::now();
+        let (now, timeout) = (Timestamp::now(), state.timeout(pod));
         let keys =
             pod.spec.resource_claims.iter().filter_map(|claim| super::claim_name(pod, claim).ok().flatten());
         let claims = keys.filter_map(|name| state.claims.get(&Key::new(pod.namespace(), name)));
@@ -116,9 +127,19 @@ impl Devices {
             let Some(allocation) = &claim.status.allocation else { return false };
             let selector = super::selector_of(allocation);
             let is_unreachable = |node: &NodeProperties| !is_reachable(selector.as_ref(), node);
-            claim.is_free_for(pod) && (has_failed(claim, now) || nodes.iter().copied().any(is_unreachable))
+            claim.is_free_for(pod)
+                && (has_failed(claim, now, timeout) || nodes.iter().copied().any(is_unreachable))
         });
         unavailable.next().map(|claim| (claim.key(), false))
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Maximum time that a pod of this scheduler waits.
+    pub(super) fn timeout(&self, pod: &Pod) -> SignedDuration {
+        self.timeouts.get(pod.scheduler()).copied().unwrap_or(DEVICE_TIMEOUT)
     }
 }
 
@@ -137,9 +158,9 @@ fn timed_out(claim: &str) -> String {
 
 /// Whether the devices of an allocated claim failed, or their conditions were not set in time. Then the claim is
 /// allocated again.
-pub(super) fn has_failed(claim: &Claim, now: Timestamp) -> bool {
+pub(super) fn has_failed(claim: &Claim, now: Timestamp, timeout: SignedDuration) -> bool {
     match is_ready(claim) {
-        Ok(is_ready) => !is_ready && deadline(claim).is_some_and(|deadline| deadline < now),
+        Ok(is_ready) => !is_ready && deadline(claim, timeout).is_some_and(|deadline| deadline < now),
         Err(_) => true,
     }
 }
@@ -172,11 +193,11 @@ fn is_ready(claim: &Claim) -> Result<bool, String> {
 }
 
 /// The time at which a claim with binding conditions is given up. `None` without conditions or without an allocation.
-fn deadline(claim: &Claim) -> Option<Timestamp> {
+fn deadline(claim: &Claim, timeout: SignedDuration) -> Option<Timestamp> {
     let allocation = claim.status.allocation.as_ref()?;
     conditional(allocation).next()?;
     let allocated: Timestamp = allocation["allocationTimestamp"].as_str()?.parse().ok()?;
-    allocated.checked_add(TIMEOUT).ok()
+    allocated.checked_add(timeout).ok()
 }
 
 /// The devices of an allocation that have binding conditions.
@@ -231,16 +252,18 @@ mod tests {
     fn a_claim_is_given_up_after_ten_minutes_or_a_failure() {
         let at = |time: &str| time.parse::<Timestamp>().unwrap();
         let (before, after) = (at("2026-01-01T00:10:00Z"), at("2026-01-01T00:10:01Z"));
-        assert!(!has_failed(&claim(&[]), before) && has_failed(&claim(&[]), after));
-        assert!(!has_failed(&claim(&[("ok", "True")]), after));
-        assert!(has_failed(&claim(&[("bad", "True")]), before));
+        let failed = |conditions: &[(&str, &str)], now| has_failed(&claim(conditions), now, DEVICE_TIMEOUT);
+        assert!(!failed(&[], before) && failed(&[], after));
+        assert!(!failed(&[("ok", "True")], after));
+        assert!(failed(&[("bad", "True")], before));
     }
 
     #[test]
     fn a_pod_waits_for_the_rest_of_the_time() {
         let devices = Devices::default();
         let keys = [claim(&[]).key()];
-        let readiness = |time: &str| devices.readiness(&keys, (time.parse().unwrap(), Timestamp::MAX));
+        let readiness =
+            |time: &str| devices.readiness(&keys, DEVICE_TIMEOUT, (time.parse().unwrap(), Timestamp::MAX));
         assert!(readiness("2026-01-01T00:04:00Z").unwrap_err().contains("not found"));
         devices.lock().put_claim(claim(&[]));
         let left = Duration::from_secs(360);
