@@ -203,7 +203,7 @@ fn claims(cluster: &Cluster) -> Vec<serde_json::Value> {
     cluster.get(&["resourceclaims"])["items"].as_array().unwrap().clone()
 }
 
-/// The pod has no node until the driver sets the binding condition of the device.
+/// The pod has no node until the driver sets the binding condition of the device. A taint evicts it.
 fn a_pod_waits_for_the_conditions_of_its_device(cluster: &Cluster, driver: &Driver) {
     cluster.kubectl(&["delete", "resourceslice", "test"]);
     let device =
@@ -234,5 +234,15 @@ fn a_pod_waits_for_the_conditions_of_its_device(cluster: &Cluster, driver: &Driv
     let name = claim["metadata"]["name"].as_str().unwrap();
     cluster.kubectl(&["patch", "resourceclaim", name, "--subresource=status", "--type=merge", "-p", &patch]);
     eventually("the pod to run", 60, || cluster.get(&["pod", "waits"])["status"]["phase"] == "Running");
-    cluster.kubectl(&["delete", "pod", "waits", "--timeout=120s"]);
+    // A pod is evicted from a device with a taint that its claim does not tolerate.
+    let taint = json!({"key": "broken", "effect": "NoExecute"});
+    let device = json!({"name": "two", "bindingConditions": ["ready"], "taints": [taint]});
+    let pool = json!({"name": "conditional", "generation": 2, "resourceSliceCount": 1});
+    let spec = json!({"driver": driver.name, "nodeName": "node-1", "pool": pool, "devices": [device]});
+    let metadata = json!({"name": "conditional"});
+    let slice = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec});
+    cluster.apply(&slice.to_string());
+    eventually("the pod to be evicted", 60, || {
+        !cluster.try_kubectl(&["get", "pod", "waits"]).status.success()
+    });
 }
