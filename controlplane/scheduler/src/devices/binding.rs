@@ -274,4 +274,32 @@ mod tests {
         devices.lock().put_claim(claim(&[("ok", "True")]));
         assert_eq!(readiness("2026-01-01T01:00:00Z"), Ok(Readiness::Ready));
     }
+
+    #[tokio::test]
+    async fn a_pod_whose_device_failed_leaves_its_claim() {
+        let devices = Devices::default();
+        let claim = claim(&[("bad", "True")]);
+        devices.lock().put_claim(claim.clone());
+        let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let sender = sender.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                if let Ok(patch) = serde_json::from_slice::<Value>(&body) {
+                    sender.send(patch).unwrap();
+                }
+                let stored = json!({"metadata": {"name": "c", "namespace": "d", "uid": "c", "resourceVersion": "7"},
+                    "status": {"reservedFor": [{"uid": "p"}, {"uid": "q"}]}});
+                let body = kube::client::Body::from(stored.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        let (client, pod) = (Client::new(service, "d"), crate::fixture::pod("p", json!({})));
+        let mut waits = false;
+        let result = wait(&client, &devices, &pod, &[claim.key()], || waits = true).await;
+        assert!(waits && matches!(&result, Err(BindError::DeviceConditions(why)) if why.contains("claim=c")));
+        let patch = patches.recv().await.unwrap();
+        assert_eq!(patch["status"], json!({"reservedFor": [{"uid": "q"}]}));
+        assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "7"}));
+    }
 }
