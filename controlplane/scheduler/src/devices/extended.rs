@@ -142,6 +142,10 @@ impl State {
         };
         if is_newer {
             self.insert_claim(&key, written);
+            // The watch may still deliver an earlier state, without the allocation.
+            if let Some(chosen) = self.assumed.get(uncreated).cloned() {
+                self.change(&key, |state| drop(state.assumed.insert(key.clone(), chosen)));
+            }
         }
         self.change(uncreated, |state| drop(state.assumed.remove(uncreated)));
         self.new_claims.remove(uncreated);
