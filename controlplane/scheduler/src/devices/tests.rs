@@ -679,12 +679,18 @@ async fn a_claim_is_created_for_extended_resources_and_deleted_if_the_pod_is_not
     let requests = || std::mem::take(&mut *requests.lock().unwrap());
     assert_eq!(requests(), ["POST resourceclaims", "PATCH x", "PATCH status", "PATCH status"]);
     {
-        let state = devices.lock();
-        let written = &state.claims[&keys[0]];
-        assert!(
-            written.status.allocation.is_some() && state.assumed.is_empty() && state.new_claims.is_empty()
-        );
+        let mut state = devices.lock();
+        assert!(state.claims[&keys[0]].status.allocation.is_some() && state.new_claims.is_empty());
         assert_eq!(state.former_claim(&pod), Some(&keys[0]));
+        // The watch delivers the claim as it was before its allocation: the devices stay in use.
+        let written = state.claims[&keys[0]].clone();
+        let mut before = written.clone();
+        before.status.allocation = None;
+        state.put_claim(before);
+        assert_eq!(state.assumed.len(), 1);
+        assert_ne!(state.allocated, Allocated::default());
+        state.put_claim(written);
+        assert!(state.assumed.is_empty());
     }
     bind::unreserve(&client, &devices, &pod, &keys).await;
     assert_eq!(requests().last().unwrap(), "DELETE x");
