@@ -355,13 +355,16 @@ impl State {
             return;
         }
         let is_other = known.is_some_and(|known| known.metadata.uid != claim.metadata.uid);
+        // The watch may skip the state with the allocation.
+        let is_released =
+            known.is_some_and(|known| known.status.allocation.is_some() && is_older(known, &claim));
         if known != Some(&claim) {
             self.pending.claims.insert(key.clone());
         }
         self.index_extended(&key, &claim);
         self.change(&key, |state| {
-            if is_other || claim.status.allocation.is_some() {
-                // The claim itself has the allocation now, or the allocation was for a deleted claim.
+            if is_other || is_released || claim.status.allocation.is_some() {
+                // The claim itself has the allocation now, or the allocation was for a deleted claim or is released.
                 state.assumed.remove(&key);
             }
             state.claims.insert(key.clone(), claim);

@@ -765,3 +765,25 @@ fn a_node_with_the_first_alternative_is_preferred() {
     assert_eq!(["a", "b"].map(|node| snapshot.devices.score(&claims, &properties(node))), [7, 8]);
     assert_eq!(decide(&pod("q", "c"), &Profile::default(), &mut snapshot), Ok("b".to_owned()));
 }
+
+#[test]
+fn a_released_claim_keeps_no_devices_although_the_watch_skipped_its_allocation() {
+    let devices = devices();
+    let of = |version: &str| {
+        let mut claim = claim("two", exactly(json!({"count": 2})));
+        claim.metadata.resource_version = Some(version.to_owned());
+        claim
+    };
+    put(&devices, of("1"));
+    let reserved = devices.reserve(&devices.of_pod(&pod("p", "two")).unwrap(), &properties("a")).unwrap();
+    let mut written = of("3");
+    written.status.allocation.clone_from(&reserved[0].1);
+    devices.apply(|state| state.update(&reserved[0].0, written));
+    put(&devices, of("2"));
+    assert_ne!(devices.lock().allocated, Allocated::default(), "the state is older than the allocation");
+    let mut written = of("3");
+    written.status.allocation.clone_from(&reserved[0].1);
+    devices.apply(|state| state.update(&reserved[0].0, written));
+    put(&devices, of("4"));
+    assert_eq!(devices.lock().allocated, Allocated::default());
+}
