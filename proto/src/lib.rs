@@ -23,6 +23,11 @@ pub mod dra {
     tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
 }
 
+/// Dynamic resource allocation: the health of a driver's devices.
+pub mod dra_health {
+    tonic::include_proto!("v1alpha1");
+}
+
 /// Registration of plugins at the node.
 pub mod plugin_registration {
     tonic::include_proto!("pluginregistration");

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 
 use crate::extender::Extender;
@@ -54,10 +55,15 @@ pub(crate) struct Profile {
     pub(crate) affinity: AffinityArgs,
     /// The resources of NodeResourcesBalancedAllocation.
     pub(crate) balanced: Vec<String>,
+    /// Maximum time that a pod waits for the binding conditions of its devices.
+    pub(crate) device_timeout: SignedDuration,
     /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. 0 means
     /// upstream's percentage, which decreases with the number of nodes: 50 minus one for each 125 nodes, at least 5.
     pub(crate) percentage: u8,
 }
+
+/// Default of [`Profile::device_timeout`], as upstream (`DynamicResourcesBindingTimeoutDefault`).
+pub(crate) const DEVICE_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 
 /// Minimum number of fitting nodes at which the search ends, as upstream.
 pub(crate) const MIN_FEASIBLE_NODES: usize = 100;
@@ -90,6 +96,7 @@ pub(crate) struct Weights {
     pub(crate) fit: i64,
     pub(crate) balanced: i64,
     pub(crate) images: i64,
+    pub(crate) devices: i64,
 }
 
 /// The settings of NodeResourcesFit.
@@ -139,6 +146,7 @@ impl Default for Profile {
             spread: SpreadDefaults::System,
             affinity: AffinityArgs { required_weight: 1, ignores_others: false },
             balanced: vec!["cpu".to_owned(), "memory".to_owned()],
+            device_timeout: DEVICE_TIMEOUT,
             percentage: 0,
         }
     }
@@ -146,7 +154,8 @@ impl Default for Profile {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { taints: 3, node_affinity: 2, spread: 2, pod_affinity: 2, fit: 1, balanced: 1, images: 1 }
+        let (taints, node_affinity, spread, pod_affinity) = (3, 2, 2, 2);
+        Self { taints, node_affinity, spread, pod_affinity, fit: 1, balanced: 1, images: 1, devices: 2 }
     }
 }
 

@@ -62,7 +62,7 @@ impl DraPlugin for Driver {
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let device = Device {
-            request_names: vec!["r".to_owned()],
+            request_names: Vec::new(),
             pool_name: "node-1".to_owned(),
             device_name: "one".to_owned(),
             cdi_device_ids: vec![format!("{}/device=one", self.name)],
@@ -148,7 +148,7 @@ pub(crate) fn a_pod_gets_the_device_of_its_claim(machine: &Machine, cluster: &Cl
         "resources": {"claims": [{"name": "a", "request": "r"}]}});
     for object in [
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "test"},
-            "spec": {"selectors": [selector]}}),
+            "spec": {"selectors": [selector], "extendedResourceName": extended_resource(&driver)}}),
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
             "metadata": {"name": "test"}, "spec": {"spec": {"devices": {"requests": requests}}}}),
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "device"}, "spec": {
@@ -167,4 +167,82 @@ pub(crate) fn a_pod_gets_the_device_of_its_claim(machine: &Machine, cluster: &Cl
     assert_eq!(driver.calls(), ["prepare"]);
     cluster.kubectl(&["delete", "pod", "device", "--timeout=120s"]);
     eventually("the claim to be unprepared", 60, || driver.calls() == ["prepare", "unprepare"]);
+    a_pod_gets_the_device_of_an_extended_resource(cluster, &driver);
+    a_pod_waits_for_the_conditions_of_its_device(cluster, &driver);
+}
+
+/// The extended resource that the class provides.
+fn extended_resource(driver: &Driver) -> String {
+    format!("{}/device", driver.name)
+}
+
+/// The scheduler creates a claim for the resource. The claim is deleted with the pod.
+fn a_pod_gets_the_device_of_an_extended_resource(cluster: &Cluster, driver: &Driver) {
+    let resource = extended_resource(driver);
+    let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"],
+        "resources": {"limits": {&resource: "1"}}});
+    let spec = json!({"terminationGracePeriodSeconds": 0, "containers": [container]});
+    let metadata = json!({"name": "extended"});
+    cluster
+        .apply(&json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}).to_string());
+    let pod = || cluster.get(&["pod", "extended"]);
+    eventually("the pod with an extended resource to run", 120, || pod()["status"]["phase"] == "Running");
+    let device = cluster.kubectl(&["exec", "extended", "--", "sh", "-c", "echo $DEVICE"]);
+    assert_eq!(device.trim(), driver.name);
+    let status = &pod()["status"]["extendedResourceClaimStatus"];
+    let mapping =
+        json!({"containerName": "c", "resourceName": resource, "requestName": "container-0-request-0"});
+    assert_eq!(status["requestMappings"], json!([mapping]));
+    let claim = cluster.get(&["resourceclaim", status["resourceClaimName"].as_str().unwrap()]);
+    assert_eq!(claim["status"]["reservedFor"][0]["name"], "extended");
+    cluster.kubectl(&["delete", "pod", "extended", "--timeout=120s"]);
+    eventually("the claim to be deleted", 60, || claims(cluster).is_empty());
+}
+
+fn claims(cluster: &Cluster) -> Vec<serde_json::Value> {
+    cluster.get(&["resourceclaims"])["items"].as_array().unwrap().clone()
+}
+
+/// The pod has no node until the driver sets the binding condition of the device. A taint evicts it.
+fn a_pod_waits_for_the_conditions_of_its_device(cluster: &Cluster, driver: &Driver) {
+    cluster.kubectl(&["delete", "resourceslice", "test"]);
+    let device =
+        json!({"name": "two", "bindingConditions": ["ready"], "bindingFailureConditions": ["broken"]});
+    let pool = json!({"name": "conditional", "generation": 1, "resourceSliceCount": 1});
+    let spec = json!({"driver": driver.name, "nodeName": "node-1", "pool": pool, "devices": [device]});
+    let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"],
+        "resources": {"claims": [{"name": "a"}]}});
+    for object in [
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "conditional"},
+            "spec": spec}),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "waits"}, "spec": {
+            "terminationGracePeriodSeconds": 0, "containers": [container],
+            "resourceClaims": [{"name": "a", "resourceClaimTemplateName": "test"}]}}),
+    ] {
+        cluster.apply(&object.to_string());
+    }
+    let allocated = || claims(cluster).into_iter().find(|claim| claim["status"]["allocation"].is_object());
+    eventually("the claim to be allocated", 60, || allocated().is_some());
+    let claim = allocated().unwrap();
+    assert_eq!(claim["status"]["allocation"]["devices"]["results"][0]["bindingConditions"], json!(["ready"]));
+    assert!(cluster.get(&["pod", "waits"])["spec"]["nodeName"].is_null(), "the pod waits for the driver");
+    let condition = json!({"type": "ready", "status": "True", "reason": "Attached", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let device =
+        json!({"driver": driver.name, "pool": "conditional", "device": "two", "conditions": [condition]});
+    let patch = json!({"status": {"devices": [device]}}).to_string();
+    let name = claim["metadata"]["name"].as_str().unwrap();
+    cluster.kubectl(&["patch", "resourceclaim", name, "--subresource=status", "--type=merge", "-p", &patch]);
+    eventually("the pod to run", 60, || cluster.get(&["pod", "waits"])["status"]["phase"] == "Running");
+    // A pod is evicted from a device with a taint that its claim does not tolerate.
+    let taint = json!({"key": "broken", "effect": "NoExecute"});
+    let device = json!({"name": "two", "bindingConditions": ["ready"], "taints": [taint]});
+    let pool = json!({"name": "conditional", "generation": 2, "resourceSliceCount": 1});
+    let spec = json!({"driver": driver.name, "nodeName": "node-1", "pool": pool, "devices": [device]});
+    let metadata = json!({"name": "conditional"});
+    let slice = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec});
+    cluster.apply(&slice.to_string());
+    eventually("the pod to be evicted", 60, || {
+        !cluster.try_kubectl(&["get", "pod", "waits"]).status.success()
+    });
 }

@@ -10,6 +10,10 @@ use crate::pod_security::template_path;
 const SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
 /// Fields of a Lease of the gate `CoordinatedLeaderElection`.
 const LEASE: [&str; 2] = ["strategy", "preferredHolder"];
+/// Field of a device of the gate `DRANodeAllocatableResources`.
+const MAPPINGS: &str = "nodeAllocatableResourceMappings";
+/// Fields of a device's attribute of the gate `DRAListTypeAttributes`.
+const LISTS: [&str; 4] = ["bools", "ints", "strings", "versions"];
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
 /// Removes the fields from a new object, or from an update. `old` is the stored object of an update.
@@ -26,12 +30,39 @@ pub(super) fn drop_fields(kind: &Resource, object: &mut Value, old: Option<&Valu
         // The gate is `VolumeLimitScaling`.
         drop_field(object.get_mut("spec"), "preventPodSchedulingIfMissing", old.map(|old| &old["spec"]));
     }
+    if kind.is("resource.k8s.io", "ResourceSlice") {
+        slice(object, old);
+    }
     let template = template_path(&kind.group, &kind.plural).map(|path| format!("{path}/spec"));
     let path = if kind.is("", "Pod") { Some("/spec".to_owned()) } else { template };
     if let Some(path) = path
         && let Some(spec) = object.pointer_mut(&path)
     {
         pod_spec(spec, old.and_then(|old| old.pointer(&path)));
+    }
+}
+
+fn slice(slice: &mut Value, old: Option<&Value>) {
+    let has = |is_used: fn(&Value) -> bool| {
+        let devices = old.and_then(|old| old["spec"]["devices"].as_array());
+        devices.into_iter().flatten().any(is_used)
+    };
+    let has_mappings = has(|device| !device[MAPPINGS].is_null());
+    let has_lists = has(|device| {
+        let mut attributes = device["attributes"].as_object().into_iter().flat_map(|map| map.values());
+        attributes.any(|attribute| LISTS.iter().any(|list| !attribute[*list].is_null()))
+    });
+    let Some(spec) = slice.get_mut("spec") else { return };
+    for device in elements(spec, "devices") {
+        if !has_mappings {
+            drop_field(Some(&mut *device), MAPPINGS, None);
+        }
+        let attributes = device.get_mut("attributes").and_then(Value::as_object_mut).filter(|_| !has_lists);
+        for attribute in attributes.into_iter().flat_map(|map| map.values_mut()) {
+            for list in LISTS {
+                drop_field(Some(&mut *attribute), list, None);
+            }
+        }
     }
 }
 
@@ -103,6 +134,23 @@ mod tests {
         let init = json!({"name": "b", "image": "x", "lifecycle": {"stopSignal": "SIGUSR1", "preStop": {"sleep": {"seconds": 1}}}});
         json!({"containers": [container], "initContainers": [init],
             "volumes": [{"name": "v", "projected": {"sources": sources}}, {"name": "e", "emptyDir": {}}]})
+    }
+
+    #[test]
+    fn fields_of_disabled_features_of_devices_are_removed_unless_the_stored_slice_has_them() {
+        let kind = by_kind("resource.k8s.io/v1", "ResourceSlice").unwrap();
+        let device = json!({"name": "d", "attributes": {"a": {"ints": [1]}, "b": {"int": 1}},
+            "nodeAllocatableResourceMappings": {"cpu": {"quantity": "1"}}});
+        let whole = json!({"metadata": {"name": "s"}, "spec": {"devices": [device]}});
+        let mut new = whole.clone();
+        prepare_for_create(kind, &mut new);
+        assert_eq!(new["spec"]["devices"], json!([{"name": "d", "attributes": {"a": {}, "b": {"int": 1}}}]));
+        let mut updated = whole.clone();
+        prepare_for_update(kind, &mut updated, &new);
+        assert_eq!(updated["spec"]["devices"], new["spec"]["devices"]);
+        let mut kept = whole.clone();
+        prepare_for_update(kind, &mut kept, &whole);
+        assert_eq!(kept["spec"]["devices"], whole["spec"]["devices"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use serde::Deserialize;
 use serde_json::Value;
@@ -111,6 +112,15 @@ struct BalancedArgs {
     api_version: Option<String>,
     kind: Option<String>,
     resources: Vec<ResourceWeight>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct DeviceArgs {
+    api_version: Option<String>,
+    kind: Option<String>,
+    filter_timeout: Option<kube::core::Duration>,
+    binding_timeout: Option<kube::core::Duration>,
 }
 
 /// Parses the text of a file. The error names the invalid field.
@@ -223,9 +233,28 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
                 profile.balanced = listed.into_iter().map(|(name, _)| name).collect();
             }
         }
+        "DynamicResources" => {
+            let args: DeviceArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_args(&name, (args.api_version, args.kind))?;
+            if args.filter_timeout.is_some() {
+                tracing::warn!(
+                    "ignoring filterTimeout of DynamicResources: the search has a limit of its own"
+                );
+            }
+            if let Some(timeout) = args.binding_timeout {
+                profile.device_timeout = device_timeout(timeout)?;
+            }
+        }
         _ => return Err(format!("pluginConfig {name}: this scheduler has no arguments for this plugin")),
     }
     Ok(())
+}
+
+fn device_timeout(given: kube::core::Duration) -> Result<SignedDuration, String> {
+    let is_negative = given.is_negative();
+    let timeout = SignedDuration::try_from(Duration::from(given)).ok();
+    let timeout = timeout.filter(|timeout| !is_negative && *timeout >= SignedDuration::from_secs(1));
+    timeout.ok_or_else(|| "bindingTimeout: must be at least 1 second".to_owned())
 }
 
 fn spread_defaults(
@@ -340,6 +369,19 @@ profiles:
         assert!(matches!(&first.spread, SpreadDefaults::List(list) if list.len() == 1));
         assert!(bare.filters_by("NodeName") && !bare.filters_by("NodeResourcesFit"));
         assert_eq!(bare.percentage, 50);
+    }
+
+    #[test]
+    fn devices_have_a_timeout_of_at_least_a_second() {
+        let timeout = |args: &str| {
+            with(&format!("profiles: [{{pluginConfig: [{{name: DynamicResources, args: {{{args}}}}}]}}]"))
+                .map(|config| config.profiles[0].device_timeout)
+        };
+        assert_eq!(timeout("bindingTimeout: 1m30s, filterTimeout: 10s"), Ok(SignedDuration::from_secs(90)));
+        assert_eq!(timeout("filterTimeout: 10s"), Ok(crate::config::DEVICE_TIMEOUT));
+        for refused in ["bindingTimeout: 999ms", "bindingTimeout: -10s"] {
+            assert_eq!(timeout(refused), Err("bindingTimeout: must be at least 1 second".to_owned()));
+        }
     }
 
     #[test]
