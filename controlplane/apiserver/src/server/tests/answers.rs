@@ -267,7 +267,7 @@ async fn invalid_parameters_have_causes() {
             "resourceVersionMatch",
         ),
         (
-            server.delete(&format!("{MAPS}/m?propagationPolicy=x"), json!({})).await,
+            server.call("DELETE", &format!("{MAPS}/m?propagationPolicy=x"), "", None).await,
             "DeleteOptions",
             "propagationPolicy",
         ),

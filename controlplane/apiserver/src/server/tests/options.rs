@@ -102,6 +102,19 @@ async fn options_of_a_deletion_are_checked() {
 }
 
 #[tokio::test]
+async fn the_body_of_a_deletion_replaces_its_query() {
+    let server = Fixture::new().await;
+    server.post(MAPS, config_map("a", json!({}))).await;
+    let path = format!("{MAPS}/a");
+    assert_eq!(server.call("DELETE", &format!("{path}?dryRun=All"), "", None).await.code, 200);
+    assert_eq!(server.delete(&path, json!({"dryRun": ["All"]})).await.code, 200);
+    assert_eq!(server.get(&path).await.code, 200, "both were dry runs");
+    let deleted = server.delete(&format!("{path}?dryRun=All&gracePeriodSeconds=x"), json!({})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    assert_eq!(server.get(&path).await.code, 404);
+}
+
+#[tokio::test]
 async fn bodies_are_read_as_upstream_does() {
     let server = Fixture::new().await;
     let unnamed = server.raw("POST", MAPS, "null").await;
