@@ -183,6 +183,8 @@ async fn a_scale_is_applied() {
         (&"a".into(), &"scale".into(), &"Apply".into())
     );
     assert_eq!(owner["fieldsV1"], json!({"f:spec": {"f:replicas": {}}}));
+    assert!(owner["time"].is_null(), "as upstream, a scale has no time: {owner}");
+    assert!(owners[1]["time"].is_string(), "the time of the creation is kept: {owners}");
     assert_eq!(server.apply(&path("b"), scale(4)).await.code, 409);
     let mut wrong = scale(3);
     wrong["metadata"] = json!({"name": "e"});
