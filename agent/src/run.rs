@@ -32,7 +32,9 @@ use crate::pod::sync::Inputs;
 use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
 use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
-use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
+use crate::server::{
+    Access, Backend, Certificate, ComponentPages, LogWatches, Server, ServerConfig, ServerError,
+};
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
@@ -96,6 +98,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         streams: Arc::<R>::clone(&runtime),
         access: Arc::new(Access::new(client.clone(), &config.node_name)),
         configuration: Arc::new(configuration::shown(&config)),
+        pages: Arc::new(ComponentPages::new(config.flags.clone())),
         logs: LogWatches::open(),
         ends: Arc::default(),
         metrics: Arc::clone(&metrics),

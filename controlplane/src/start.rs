@@ -197,6 +197,7 @@ fn apiserver_config(
         front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,
         max_in_flight: config.max_in_flight,
+        flags: config.flags.clone(),
         component_metrics: None,
         own_components: own_components(config),
         shutdown_delay: config.shutdown_delay,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::access::Access;
+use super::component_pages::ComponentPages;
 use super::container_ends::ContainerEnds;
 use super::log_watches::LogWatches;
 use crate::cgroup::Cgroups;
@@ -57,6 +58,8 @@ pub struct Backend {
     pub access: Arc<Access>,
     /// The agent's settings in the form of a KubeletConfiguration.
     pub configuration: Arc<serde_json::Value>,
+    /// `/statusz` and `/flagz`.
+    pub pages: Arc<ComponentPages>,
     /// Watches on the logs of containers.
     pub logs: Arc<LogWatches>,
     /// Ends of containers whose logs are followed.

@@ -235,6 +235,8 @@ pub(crate) struct Node {
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) serving: Serving,
+    /// The settings in effect as texts, by the names of their flags.
+    pub(crate) flags: BTreeMap<String, String>,
 }
 
 // === impl NodeSettings ===
@@ -301,6 +303,7 @@ impl NodeSettings {
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
             serving: serving?,
+            flags: BTreeMap::new(),
         })
     }
 

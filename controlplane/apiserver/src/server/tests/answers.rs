@@ -282,6 +282,24 @@ async fn invalid_parameters_have_causes() {
 }
 
 #[tokio::test]
+async fn the_pages_of_the_server_are_text_or_objects() {
+    let server = Fixture::new().await;
+    let get = async |path: &str, accept: &str| {
+        let request = Request::get(path).header("accept", accept).body(Full::default()).unwrap();
+        server.send(admin(), request).await
+    };
+    let text = get("/statusz", "*/*").await;
+    assert!(text.body.as_str().unwrap().contains("\napiserver statusz\n"), "{}", text.body);
+    assert_eq!(text.headers["content-type"], "text/plain; charset=utf-8");
+    let flags = get("/flagz", "application/json;as=Flagz;g=config.k8s.io;v=v1alpha1").await;
+    assert_eq!(flags.body["flags"], json!({"listen": "0.0.0.0:6443"}));
+    assert!(flags.headers.contains_key("warning"), "the version is deprecated");
+    let refused = get("/statusz", "application/json").await;
+    assert_eq!((refused.code, &refused.body["reason"]), (406, &json!("NotAcceptable")));
+    assert_eq!(server.get_as(User::new("eve", &[]), "/flagz").await.code, 403);
+}
+
+#[tokio::test]
 async fn a_patch_keeps_the_identity_and_ends_in_a_valid_object() {
     let server = Fixture::new().await;
     server.post(MAPS, config_map("m", json!({}))).await;
