@@ -46,6 +46,7 @@ mod local_volume;
 mod namespace;
 mod node_balancer;
 mod node_lifecycle;
+mod node_ttl;
 mod object;
 mod pod_autoscaler;
 mod pod_cidr;
