@@ -137,7 +137,7 @@ impl Apiserver {
             Some(token) => self.note_token(reply, token, record.as_deref()),
             None => reply,
         };
-        self.state.metrics.answered(&counted, reply.status().as_u16(), (began.elapsed(), waited));
+        self.state.metrics.answered(&counted, &reply, (began.elapsed(), waited));
         let reply = match record {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
