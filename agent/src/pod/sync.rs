@@ -22,6 +22,7 @@ use super::resize::allocation;
 use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
 use crate::event_recorder::Level;
+use crate::kubelet_metrics::RetryTrigger;
 use crate::source::PodChange;
 use resize::PendingPod;
 
@@ -234,7 +235,7 @@ impl Sync {
                 self.inputs.pods.remove(uid);
                 self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
-                self.retry_resizes();
+                self.retry_resizes(RetryTrigger::PodsRemoved);
             }
         }
     }
@@ -266,7 +267,7 @@ impl Sync {
             }
         }
         self.node.image_gc.pods_are_known();
-        self.retry_resizes();
+        self.retry_resizes(RetryTrigger::PodsAdded);
     }
 
     fn wake(&self, woken: &WakeRequest) {
@@ -295,8 +296,9 @@ impl Sync {
             Ok(uid) => {
                 self.inputs.pods.remove(&uid);
                 self.update_cpu_weight();
+                self.node.metrics.pull_times.take(&uid);
                 self.forget_resize(&uid);
-                self.retry_resizes();
+                self.retry_resizes(RetryTrigger::PodsRemoved);
                 let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());
                 if matches!(desired, Some(DesiredPod::Run(_))) {
                     self.finished.insert(uid);
