@@ -82,8 +82,8 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
         settings.token_signer = Some(signer.map_err(Error::TokenSigner)?);
     }
     let controllers = controllers_config(&config, &pki, address, leaf)?;
-    let queues = controllers.queue_metrics.clone();
-    settings.component_metrics = Some(ComponentMetrics(Arc::new(move || queues.text())));
+    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
+    settings.component_metrics = Some(ComponentMetrics(Arc::new(move || queues.text() + &jobs.text())));
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
     let kubeconfig = config.state_dir.join("admin.kubeconfig");
