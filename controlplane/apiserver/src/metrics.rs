@@ -14,6 +14,7 @@ mod tokens;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use coracle_store::Store;
 use http_body::Body as _;
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -79,6 +80,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) auditor: Option<&'a Auditor>,
     pub(crate) remotes: &'a Remotes,
     pub(crate) components: Option<&'a ComponentMetrics>,
+    pub(crate) store: &'a dyn Store,
 }
 
 /// Returns the metrics of other components in this process, in the text format of Prometheus.
@@ -266,6 +268,7 @@ impl Metrics {
         families.extend(flow_control(sources.flow_control));
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes(sources.remotes).collect());
+        families.extend(store_size(sources.store).collect());
         families.extend(build_info().collect());
         let mut text = encoded(families);
         text.extend(sources.components.into_iter().flat_map(|components| (components.0)().into_bytes()));
@@ -311,6 +314,19 @@ fn remotes(remotes: &Remotes) -> IntGaugeVec {
         all.with_label_values(&[name.as_str()]).set(remote.resources().is_none().into());
     }
     all
+}
+
+/// The size of the embedded store. The size of etcd is a metric of etcd.
+fn store_size(store: &dyn Store) -> IntGaugeVec {
+    let size = gauge(
+        "apiserver_storage_size_bytes",
+        "Size of the storage database file physically allocated in bytes.",
+        &["storage_cluster_id"],
+    );
+    if let Some(bytes) = store.size() {
+        size.with_label_values(&["embedded-0"]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+    size
 }
 
 /// The version of the API, as labels.

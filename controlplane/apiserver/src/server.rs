@@ -409,6 +409,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         auditor: state.auditor.as_deref(),
         remotes: &state.remotes,
         components: state.component_metrics.as_ref(),
+        store: &*state.store,
     };
     if let Some(reply) = metrics::find(&state.metrics, &sources, info) {
         return Ok(reply);
