@@ -495,10 +495,6 @@ mod tests {
         metrics.worker_started(Duration::from_millis(1));
         metrics.synced("create", Duration::from_millis(30));
         metrics.pod_runs(Duration::from_secs(7));
-        metrics.created_pod_runs(Duration::from_secs(9), Duration::from_secs(4));
-        metrics.resizes.infeasible();
-        metrics.resizes.accepted_later(RetryTrigger::PodsRemoved);
-        metrics.resizes.applied(true, Duration::from_millis(30));
         metrics.pulled(200 << 20, Duration::from_secs(2));
         metrics.evicted("nodefs.available");
         metrics.sandbox_run("gvisor", Duration::from_millis(20), false);
@@ -529,12 +525,6 @@ mod tests {
             "kubelet_pod_worker_duration_seconds_count{operation_type=\"create\"} 1",
             "kubelet_pod_start_duration_seconds_bucket{le=\"6\"} 0",
             "kubelet_pod_start_duration_seconds_bucket{le=\"8\"} 1",
-            "kubelet_pod_start_total_duration_seconds_sum 9",
-            "kubelet_pod_start_sli_duration_seconds_sum 5",
-            "kubelet_pod_infeasible_resizes_total{reason_detail=\"insufficient_node_allocatable\"} 1",
-            "kubelet_pod_deferred_accepted_resizes_total{retry_trigger=\"pods_removed\"} 1",
-            "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"10\"} 0",
-            "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"50\"} 1",
             "kubelet_image_pull_duration_seconds_bucket{image_size_in_bytes=\"100MB-500MB\",le=\"5\"} 1",
             "kubelet_run_podsandbox_duration_seconds_count{runtime_handler=\"gvisor\"} 1",
             "kubelet_run_podsandbox_errors_total{runtime_handler=\"gvisor\"} 1",
@@ -549,6 +539,26 @@ mod tests {
         }
         assert_eq!(lines(&text, "kubelet_http_requests_duration_seconds_count").len(), 1, "{text}");
         assert_eq!(lines(&text, "process_resident_memory_bytes ").len(), 1, "{text}");
+    }
+
+    #[test]
+    fn starts_since_the_creation_and_resizes_are_counted() {
+        let metrics = KubeletMetrics::default();
+        metrics.created_pod_runs(Duration::from_secs(9), Duration::from_secs(4));
+        metrics.resizes.infeasible();
+        metrics.resizes.accepted_later(RetryTrigger::PodsRemoved);
+        metrics.resizes.applied(true, Duration::from_millis(30));
+        let text = metrics.text(&Current::default());
+        for line in [
+            "kubelet_pod_start_total_duration_seconds_sum 9",
+            "kubelet_pod_start_sli_duration_seconds_sum 5",
+            "kubelet_pod_infeasible_resizes_total{reason_detail=\"insufficient_node_allocatable\"} 1",
+            "kubelet_pod_deferred_accepted_resizes_total{retry_trigger=\"pods_removed\"} 1",
+            "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"10\"} 0",
+            "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"50\"} 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
     }
 
     #[test]

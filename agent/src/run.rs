@@ -108,6 +108,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         facts: agent.facts(),
         state_dir: config.state_dir.clone(),
         log_dir: config.pod_log_dir.clone(),
+        disk_usages: None,
         cgroups: None,
         dns: config.dns.is_some().then(Arc::default),
     };
@@ -136,9 +137,15 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
-    tasks.spawn(server.run(Backend { cgroups: Some(node.cgroups.clone()), ..backend }, shutdown.clone()));
+    tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
     end_tasks(tasks, &node, &shutdown).await;
     Ok(())
+}
+
+/// The backend with the parts that need the shared state of the pods.
+fn completed(backend: Backend, node: &Arc<pod::NodeContext>) -> Backend {
+    let usages = pod::DiskUsages::new(Arc::clone(node));
+    Backend { cgroups: Some(node.cgroups.clone()), disk_usages: Some(usages), ..backend }
 }
 
 /// Waits for the shutdown or for a panic of a task. Then ends all tasks and writes the checkpoint.

@@ -13,6 +13,7 @@ use crate::cgroup::Cgroups;
 use crate::config::Identity;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::{NodeFacts, PodNetwork};
+use crate::pod::DiskUsages;
 use crate::runtime::{Runtime, Streams};
 use crate::volume::ClaimUsage;
 
@@ -78,6 +79,8 @@ pub struct Backend {
     pub state_dir: PathBuf,
     /// The directory of container logs, with a subdirectory for each pod.
     pub log_dir: PathBuf,
+    /// Disk usage of pods. None: not measured.
+    pub disk_usages: Option<DiskUsages>,
     /// The cgroups of pods. None: not known.
     pub cgroups: Option<Cgroups>,
     /// Counters of cluster DNS, if this node serves it.

@@ -149,6 +149,7 @@ impl Running {
             facts: Arc::new(facts()),
             state_dir: dir.clone(),
             log_dir: dir.clone(),
+            disk_usages: None,
             cgroups: None,
             dns: None,
         };

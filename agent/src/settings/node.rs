@@ -258,7 +258,6 @@ impl NodeSettings {
         let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
         let limits = (self.check_pod_sources, self.pod_max_connections);
         let service_proxy = self.service_proxy.unwrap_or(true).then(|| self.proxy());
-        labels?;
         Some(Node {
             dirs: dirs.clone(),
             local_volume_dir: local_volume_dir?,
@@ -269,7 +268,7 @@ impl NodeSettings {
             name: name?,
             ips: self.node_ip,
             register: self.register_node,
-            labels: self.node_labels,
+            labels: labels.map(|()| self.node_labels)?,
             taints: self.register_with_taints,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             healthz: served(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), self.healthz_port)),

@@ -139,8 +139,7 @@ impl Metrics {
             authentication_reloads: Reloads::new("authentication"),
             sizes: histogram(
                 "apiserver_response_sizes",
-                "Sizes of the responses to reads in bytes, for each group, version, verb, resource, subresource, scope \
-                 and component.",
+                "Sizes of the responses to reads in bytes, for each verb, resource, scope and component.",
                 (&SIZES, &SLI_LABELS),
             ),
             deprecated: gauge(
@@ -154,8 +153,7 @@ impl Metrics {
             health: HealthMetrics::new(),
         };
         let parts = metrics.serving.collectors().into_iter().chain(metrics.tokens.collectors());
-        let parts = parts.chain(metrics.admission.collectors());
-        for collector in metrics.collectors().into_iter().chain(parts) {
+        for collector in metrics.collectors().into_iter().chain(parts).chain(metrics.admission.collectors()) {
             valid(metrics.registry.register(collector));
         }
         metrics
