@@ -85,6 +85,8 @@ pub struct AgentConfig {
     pub image_gc: ImageGcPolicy,
     /// Which images of the store need a verification of the pod's pull secrets.
     pub image_verification: ImageVerification,
+    /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
+    pub flags: BTreeMap<String, String>,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
 }

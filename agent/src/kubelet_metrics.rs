@@ -4,16 +4,21 @@
 //! all other values are read when a client gets the metrics. Labels have values of fixed sets, never text of pods or
 //! requests, so their number is limited.
 
+mod pull_times;
+mod registered;
+mod resizes;
 mod resource_managers;
 
 use std::time::Duration;
 
 use prometheus::{
-    DEFAULT_BUCKETS, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector, process_collector::ProcessCollector,
-    proto::MetricFamily,
+    DEFAULT_BUCKETS, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    TextEncoder, core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+pub(crate) use pull_times::PullTimes;
+use registered::Registered;
+pub(crate) use resizes::{RequestedChange, ResizeMetrics, RetryTrigger};
 use resource_managers::ManagerMetrics;
 pub(crate) use resource_managers::{Boundary, Scope};
 
@@ -93,6 +98,9 @@ pub struct KubeletMetrics {
     operations: Operations,
     requests: Requests,
     starts: Starts,
+    pub(crate) resizes: ResizeMetrics,
+    /// Pulls of pods that start.
+    pub(crate) pull_times: PullTimes,
     syncs: HistogramVec,
     pulls: HistogramVec,
     evictions: IntCounterVec,
@@ -127,6 +135,8 @@ struct Starts {
     container_errors: IntCounterVec,
     terminations: IntCounterVec,
     pods: Histogram,
+    /// From the creation of a pod, with and without its pulls and init containers.
+    pods_since_creation: [Histogram; 2],
 }
 
 /// Labels of a request to the kubelet API.
@@ -153,6 +163,8 @@ impl Default for KubeletMetrics {
             operations: Operations::new(&all),
             requests: Requests::new(&all),
             starts: Starts::new(&all),
+            resizes: ResizeMetrics::new(&all),
+            pull_times: PullTimes::default(),
             syncs: all.histograms(
                 ("pod_worker_duration_seconds", DEFAULT_BUCKETS),
                 "Duration in seconds to sync a single pod. Broken down by operation type: create, sync or kill",
@@ -279,6 +291,18 @@ impl Starts {
                 ("pod_start_duration_seconds", &POD_STARTS),
                 "Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run",
             ),
+            pods_since_creation: [
+                all.histogram(
+                    ("pod_start_total_duration_seconds", &POD_STARTS),
+                    "Duration in seconds from the creation of a pod until it runs, with the time to pull images and to \
+                     run init containers",
+                ),
+                all.histogram(
+                    ("pod_start_sli_duration_seconds", &POD_STARTS),
+                    "Duration in seconds from the creation of a pod until it runs, without the time to pull images and \
+                     to run init containers",
+                ),
+            ],
         }
     }
 }
@@ -361,6 +385,13 @@ impl KubeletMetrics {
         self.starts.pods.observe(after.as_secs_f64());
     }
 
+    /// Counts a pod that runs, this long after its creation. `excluded`: its pulls and init containers.
+    pub(crate) fn created_pod_runs(&self, after: Duration, excluded: Duration) {
+        let [total, sli] = &self.starts.pods_since_creation;
+        total.observe(after.as_secs_f64());
+        sli.observe(after.saturating_sub(excluded).as_secs_f64());
+    }
+
     /// Counts a successful image pull. `size`: bytes of the image, 0 if unknown.
     pub(crate) fn pulled(&self, size: u64, took: Duration) {
         self.pulls.with_label_values(&[image_size(size)]).observe(took.as_secs_f64());
@@ -428,49 +459,6 @@ impl Current {
         // The encoder refuses a family without samples.
         self.0.extend(collector.collect().into_iter().filter(|family| !family.get_metric().is_empty()));
     }
-}
-
-/// Makes metrics of the subsystem `kubelet` and registers them.
-struct Registered<'a>(&'a Registry);
-
-// === impl Registered ===
-
-impl Registered<'_> {
-    fn counter(&self, name: &str, help: &str) -> IntCounter {
-        self.registered(valid(IntCounter::new(full(name), help)))
-    }
-
-    fn gauge(&self, name: &str, help: &str) -> IntGauge {
-        self.registered(valid(IntGauge::new(full(name), help)))
-    }
-
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        self.registered(valid(IntGaugeVec::new(Opts::new(full(name), help), labels)))
-    }
-
-    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        self.registered(valid(IntCounterVec::new(Opts::new(full(name), help), labels)))
-    }
-
-    fn histogram(&self, (name, buckets): (&str, &[f64]), help: &str) -> Histogram {
-        let opts = HistogramOpts::new(full(name), help).buckets(buckets.to_vec());
-        self.registered(valid(Histogram::with_opts(opts)))
-    }
-
-    fn histograms(&self, (name, buckets): (&str, &[f64]), help: &str, labels: &[&str]) -> HistogramVec {
-        let opts = HistogramOpts::new(full(name), help).buckets(buckets.to_vec());
-        self.registered(valid(HistogramVec::new(opts, labels)))
-    }
-
-    fn registered<C: Collector + Clone + 'static>(&self, metric: C) -> C {
-        valid(self.0.register(Box::new(metric.clone())));
-        metric
-    }
-}
-
-/// The name of a metric of the subsystem.
-fn full(name: &str) -> String {
-    format!("kubelet_{name}")
 }
 
 /// Unwraps a result that is an error only if a name in the code is invalid or used twice.
@@ -557,6 +545,26 @@ mod tests {
         }
         assert_eq!(lines(&text, "kubelet_http_requests_duration_seconds_count").len(), 1, "{text}");
         assert_eq!(lines(&text, "process_resident_memory_bytes ").len(), 1, "{text}");
+    }
+
+    #[test]
+    fn starts_since_the_creation_and_resizes_are_counted() {
+        let metrics = KubeletMetrics::default();
+        metrics.created_pod_runs(Duration::from_secs(9), Duration::from_secs(4));
+        metrics.resizes.infeasible();
+        metrics.resizes.accepted_later(RetryTrigger::PodsRemoved);
+        metrics.resizes.applied(true, Duration::from_millis(30));
+        let text = metrics.text(&Current::default());
+        for line in [
+            "kubelet_pod_start_total_duration_seconds_sum 9",
+            "kubelet_pod_start_sli_duration_seconds_sum 5",
+            "kubelet_pod_infeasible_resizes_total{reason_detail=\"insufficient_node_allocatable\"} 1",
+            "kubelet_pod_deferred_accepted_resizes_total{retry_trigger=\"pods_removed\"} 1",
+            "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"10\"} 0",
+            "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"50\"} 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
     }
 
     #[test]

@@ -199,7 +199,7 @@ pub use facts::NodeFacts;
 pub use network::PodNetwork;
 
 pub(crate) use disk::{Resource, Shortage, disk_shortage};
-pub(crate) use facts::{binary, kib};
+pub(crate) use facts::{KUBELET_VERSION, binary, kib};
 pub(crate) use images::keep as keep_images;
 pub(crate) use plan::is_extended;
 

@@ -28,7 +28,8 @@ mod user_ids;
 mod worker;
 
 pub(crate) use context::NodeContext;
-pub(crate) use eviction::{Eviction, Evictions};
+pub use eviction::DiskUsages;
+pub(crate) use eviction::{Eviction, Evictions, Measured};
 pub(crate) use pods::Pods;
 pub use pull::ProviderError;
 pub(crate) use pull::Providers;

@@ -33,7 +33,9 @@ use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
 use crate::resource_managers::{ManagerInputs, ResourceManagerError, ResourceManagers};
 use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
-use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
+use crate::server::{
+    Access, Backend, Certificate, ComponentPages, LogWatches, Server, ServerConfig, ServerError,
+};
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
@@ -100,6 +102,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         streams: Arc::<R>::clone(&runtime),
         access: Arc::new(Access::new(client.clone(), &config.node_name)),
         configuration: Arc::new(configuration::shown(&config)),
+        pages: Arc::new(ComponentPages::new(config.flags.clone())),
         logs: LogWatches::open(),
         ends: Arc::default(),
         metrics: Arc::clone(&metrics),
@@ -109,6 +112,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         facts: agent.facts(),
         state_dir: config.state_dir.clone(),
         log_dir: config.pod_log_dir.clone(),
+        disk_usages: None,
         cgroups: None,
         dns: config.dns.is_some().then(Arc::default),
     };
@@ -137,9 +141,15 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
-    tasks.spawn(server.run(Backend { cgroups: Some(node.cgroups.clone()), ..backend }, shutdown.clone()));
+    tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
     end_tasks(tasks, &node, &shutdown).await;
     Ok(())
+}
+
+/// The backend with the parts that need the shared state of the pods.
+fn completed(backend: Backend, node: &Arc<pod::NodeContext>) -> Backend {
+    let usages = pod::DiskUsages::new(Arc::clone(node));
+    Backend { cgroups: Some(node.cgroups.clone()), disk_usages: Some(usages), ..backend }
 }
 
 /// Waits for the shutdown or for a panic of a task. Then ends all tasks and writes the checkpoint.

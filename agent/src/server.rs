@@ -10,6 +10,7 @@ mod authorize;
 mod backend;
 mod cadvisor;
 mod checkpoint;
+mod component_pages;
 mod config;
 mod container_ends;
 mod log_watches;
@@ -52,6 +53,7 @@ use route::Route;
 
 pub use access::Access;
 pub use backend::{Backend, PodView};
+pub use component_pages::ComponentPages;
 pub use config::{Certificate, ServerConfig, ServerError};
 pub use container_ends::ContainerEnds;
 pub use log_watches::LogWatches;
@@ -204,6 +206,8 @@ async fn respond_to(
     match route {
         Route::Healthz => text(StatusCode::OK, healthz(request.uri().query().unwrap_or_default())),
         Route::Configz => json(&serde_json::json!({"kubeletconfig": *backend.configuration})),
+        Route::Statusz => backend.pages.statusz(request.headers()),
+        Route::Flagz => backend.pages.flagz(request.headers()),
         Route::Pods => pods(backend),
         Route::RunningPods => running_pods::answer(backend).await,
         Route::Logs { namespace, pod, container } => {

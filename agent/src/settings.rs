@@ -32,6 +32,7 @@ mod sources;
 mod table;
 mod value;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -117,6 +118,8 @@ pub(crate) struct Settings {
     server_features: coracle_controlplane::ServerFeatures,
     /// Settings that have a value, but no effect on a runtime in another process.
     ignored_by_remote_runtime: Vec<&'static str>,
+    /// The text of each setting, by its table and its name.
+    resolved: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
 }
 
 // === impl Settings ===
@@ -177,6 +180,7 @@ impl Settings {
             server_features: features.as_ref()?.feature_gates.of_server(),
             dirs,
             ignored_by_remote_runtime,
+            resolved: std::mem::take(&mut sources.resolved),
         };
         features.is_some().then_some((log?, settings))
     }
@@ -186,7 +190,15 @@ impl Settings {
     }
 
     pub(crate) fn node(&self) -> Node {
-        self.node.clone()
+        let mut node = self.node.clone();
+        node.flags = self.flags_of(NodeSettings::KEY);
+        node
+    }
+
+    /// The settings of a table and those outside tables, as texts by the names of their flags.
+    fn flags_of(&self, table: &str) -> BTreeMap<String, String> {
+        let tables = ["", table].into_iter().filter_map(|table| self.resolved.get(table));
+        tables.flatten().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
     }
 
     /// Fails if a setting has a value, but no effect on a runtime in another process.
@@ -209,6 +221,12 @@ impl Settings {
     #[cfg(feature = "controlplane")]
     pub(crate) fn control_plane(&self) -> ControlPlane {
         self.plane.clone()
+    }
+
+    /// The settings of the control plane as texts, by the names of their flags.
+    #[cfg(feature = "controlplane")]
+    pub(crate) fn control_plane_flags(&self) -> BTreeMap<String, String> {
+        self.flags_of(ControlPlaneSettings::KEY)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Configuration of the control plane.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -117,6 +118,8 @@ pub struct ControlPlaneConfig {
     pub max_in_flight: [usize; 2],
     /// Delay between the start of the shutdown and the end of accepting requests. The server is not ready in this time.
     pub shutdown_delay: Duration,
+    /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
+    pub flags: BTreeMap<String, String>,
 }
 
 /// An EncryptionConfiguration.
@@ -181,6 +184,7 @@ impl ControlPlaneConfig {
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
             max_in_flight: coracle_apiserver::MAX_IN_FLIGHT,
             shutdown_delay: Duration::ZERO,
+            flags: BTreeMap::new(),
         }
     }
 }

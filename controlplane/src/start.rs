@@ -82,8 +82,8 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
         settings.token_signer = Some(signer.map_err(Error::TokenSigner)?);
     }
     let controllers = controllers_config(&config, &pki, address, leaf)?;
-    let queues = controllers.queue_metrics.clone();
-    settings.component_metrics = Some(ComponentMetrics(Arc::new(move || queues.text())));
+    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
+    settings.component_metrics = Some(ComponentMetrics(Arc::new(move || queues.text() + &jobs.text())));
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
     let kubeconfig = config.state_dir.join("admin.kubeconfig");
@@ -197,6 +197,7 @@ fn apiserver_config(
         front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,
         max_in_flight: config.max_in_flight,
+        flags: config.flags.clone(),
         component_metrics: None,
         own_components: own_components(config),
         shutdown_delay: config.shutdown_delay,

@@ -209,7 +209,7 @@ impl<'a> Accumulator<'a> {
         let mut cpus: Vec<u32> =
             cores.flat_map(|core| self.free_in(Level::Core, core).iter().collect::<Vec<_>>()).collect();
         cpus.sort_unstable();
-        if self.needed % 2 != 0 && per_core > 1 && cpus.len() > self.needed {
+        if !self.needed.is_multiple_of(2) && per_core > 1 && cpus.len() > self.needed {
             cpus.pop();
         }
         if cpus.len() == self.needed {

@@ -238,7 +238,7 @@ impl StaticPolicy {
         if !self.options.full_cores {
             return Ok(());
         }
-        if requested % per_core != 0 {
+        if !requested.is_multiple_of(per_core) {
             return Err(AllocationError::PartOfCore { requested, per_core });
         }
         let available = state.shared.difference(&self.reserved_cores).len();

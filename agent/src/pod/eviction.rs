@@ -5,6 +5,7 @@
 //! each renewal of the lease, whose timer runs anyway. Under disk pressure unused images are removed first; then one
 //! pod is evicted in each round. An eviction is a verdict for the pod's worker, which stops the pod.
 
+mod measured;
 mod plan;
 mod usage;
 
@@ -19,6 +20,8 @@ use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{Shortage, disk_shortage};
+pub use measured::DiskUsages;
+pub(crate) use measured::Measured;
 pub(crate) use plan::is_limited;
 
 /// Interval of the measurements, as the kubelet's.

@@ -235,6 +235,8 @@ impl Subject<'_> {
     ) -> Result<Present, Missing> {
         self.event(Level::Normal, "Pulling", format!("Pulling image \"{}\"", self.image));
         let began = Timestamp::now();
+        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        let _running = self.node.metrics.pull_times.begin(uid);
         let records = &self.node.pull_records;
         records.settle(&*self.node.runtime).await;
         let begun = records.begin(&self.node.runtime, &reference.to_string());

@@ -21,6 +21,7 @@ use serde::Serialize;
 use super::resize_state::{InProgress, KernelLimits, PendingResize, ResizeState};
 use super::state::{ObservedContainer, ObservedPod};
 use crate::cgroup::{Machine, container_resources, effective_resources, status_resources};
+use crate::kubelet_metrics::RequestedChange;
 
 /// A resize that pod sync has accepted.
 #[derive(Clone, Debug)]
@@ -80,6 +81,27 @@ fn amounts(resources: Option<&ResourceRequirements>) -> [[i64; 2]; 2] {
         SIDES.map(|side| side.get(resources, "cpu").map_or(0, millis_of)),
         SIDES.map(|side| side.get(resources, "memory").map_or(0, value_of)),
     ]
+}
+
+/// The resources of containers that differ between two versions of a pod.
+pub(crate) fn requested_changes(old: &Pod, new: &Pod) -> Vec<RequestedChange> {
+    let containers = |pod: &'_ Pod| {
+        let spec = pod.spec.clone().unwrap_or_default();
+        spec.init_containers.into_iter().flatten().chain(spec.containers).collect::<Vec<Container>>()
+    };
+    let before = containers(old);
+    let mut changes = Vec::new();
+    for container in containers(new) {
+        let Some(known) = before.iter().find(|known| known.name == container.name) else { continue };
+        let pairs = amounts(known.resources.as_ref()).into_iter().zip(amounts(container.resources.as_ref()));
+        for ((old, new), resource) in pairs.zip(["cpu", "memory"]) {
+            for ((old, new), requirement) in old.into_iter().zip(new).zip(["requests", "limits"]) {
+                changes.push(RequestedChange { resource, requirement, old, new });
+            }
+        }
+    }
+    changes.retain(|change| change.old != change.new);
+    changes
 }
 
 /// Whether the pod's cgroup or a container has other resources than the allocated ones, or is restarting to get them.

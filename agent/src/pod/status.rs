@@ -22,7 +22,7 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let shape = Shape::of(spec);
     let api = pod.status.clone().unwrap_or_default();
     let initialized = phase::initialized(&shape, facts);
-    let mut inits = container::statuses(shape.inits(), facts);
+    let mut inits = container::init_statuses(&shape, facts);
     let mut mains = container::statuses(shape.mains(), facts);
     let mut added = container::added(&shape.ephemerals(), facts);
     container::limit_ends([&mut inits, &mut mains, &mut added].into_iter());

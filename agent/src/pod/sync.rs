@@ -22,6 +22,7 @@ use super::resize::allocation;
 use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
 use crate::event_recorder::Level;
+use crate::kubelet_metrics::RetryTrigger;
 use crate::source::PodChange;
 use resize::PendingPod;
 
@@ -241,7 +242,7 @@ impl Sync {
                 self.inputs.pods.remove(uid);
                 self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
-                self.retry_resizes();
+                self.retry_resizes(RetryTrigger::PodsRemoved);
             }
         }
     }
@@ -274,7 +275,7 @@ impl Sync {
         }
         self.node.managers.retain(|uid| self.handles.contains_key(uid));
         self.node.image_gc.pods_are_known();
-        self.retry_resizes();
+        self.retry_resizes(RetryTrigger::PodsAdded);
     }
 
     fn wake(&self, woken: &WakeRequest) {
@@ -303,8 +304,9 @@ impl Sync {
             Ok(uid) => {
                 self.inputs.pods.remove(&uid);
                 self.update_cpu_weight();
+                self.node.metrics.pull_times.take(&uid);
                 self.forget_resize(&uid);
-                self.retry_resizes();
+                self.retry_resizes(RetryTrigger::PodsRemoved);
                 let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());
                 if matches!(desired, Some(DesiredPod::Run(_))) {
                     self.finished.insert(uid);

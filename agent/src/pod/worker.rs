@@ -436,7 +436,7 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
-        self.count_start(&status);
+        self.count_start(pod, &status);
         self.count_terminations(&api, &status);
         let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());
         self.node.services.report_pod(&LocalPod::of(&self.uid, pod, &status, is_attached));

@@ -66,10 +66,11 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
 }
 
 fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
-    let features = settings.server_features();
+    let (features, flags) = (settings.server_features(), settings.control_plane_flags());
     let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
     config.features = features;
+    config.flags = flags;
     config.listen = settings.listen;
     config.advertise = settings.advertise_address;
     config.cluster_cidrs = settings.ranges.cluster;

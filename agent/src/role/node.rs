@@ -134,5 +134,6 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         image_gc: node.image_gc,
         image_verification: node.image_verification.clone(),
         credential_providers: node.credential_providers.clone(),
+        flags: node.flags.clone(),
     }
 }

@@ -79,6 +79,9 @@ impl RequiredPermission {
         let (verb, subresources): (_, &[&str]) = match route {
             Some(Route::Healthz) => (verb, &["healthz", "proxy"]),
             Some(Route::Configz) => (verb, &["configz", "proxy"]),
+            Some(Route::Statusz) => (verb, &["statusz"]),
+            // The flags are as confidential as the configuration.
+            Some(Route::Flagz) => (verb, &["configz"]),
             Some(Route::Pods | Route::RunningPods) => (verb, &["pods", "proxy"]),
             Some(Route::StatsSummary) => (verb, &["stats"]),
             Some(

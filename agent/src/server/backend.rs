@@ -6,12 +6,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::access::Access;
+use super::component_pages::ComponentPages;
 use super::container_ends::ContainerEnds;
 use super::log_watches::LogWatches;
 use crate::cgroup::Cgroups;
 use crate::config::Identity;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::{NodeFacts, PodNetwork};
+use crate::pod::DiskUsages;
 use crate::runtime::{Runtime, Streams};
 use crate::volume::ClaimUsage;
 
@@ -57,6 +59,8 @@ pub struct Backend {
     pub access: Arc<Access>,
     /// The agent's settings in the form of a KubeletConfiguration.
     pub configuration: Arc<serde_json::Value>,
+    /// `/statusz` and `/flagz`.
+    pub pages: Arc<ComponentPages>,
     /// Watches on the logs of containers.
     pub logs: Arc<LogWatches>,
     /// Ends of containers whose logs are followed.
@@ -75,6 +79,8 @@ pub struct Backend {
     pub state_dir: PathBuf,
     /// The directory of container logs, with a subdirectory for each pod.
     pub log_dir: PathBuf,
+    /// Disk usage of pods. None: not measured.
+    pub disk_usages: Option<DiskUsages>,
     /// The cgroups of pods. None: not known.
     pub cgroups: Option<Cgroups>,
     /// Counters of cluster DNS, if this node serves it.

@@ -8,7 +8,7 @@ use coracle_proto::cri::{
 };
 use http::Response;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Volume};
 
 use super::backend::{Backend, PodView};
 use super::stats::exposition;
@@ -46,6 +46,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     }
     certificates(&mut current, backend.identity.renewals(), Timestamp::now());
     volumes(&mut current, &*backend.pods);
+    resizes(&mut current, &*backend.pods);
     claims(&mut current, backend.claims.of(backend.pods.pods()).await);
     dropped_packets(&mut current, backend).await;
     let mut text = backend.metrics.text(&current);
@@ -107,9 +108,8 @@ fn certificates(current: &mut Current, renewals: [Option<Renewal>; 2], now: Time
 fn volumes(current: &mut Current, pods: &dyn PodView) {
     let mut counts: BTreeMap<[String; 2], u64> = BTreeMap::new();
     for pod in pods.pods() {
-        let status = pod.metadata.uid.as_deref().and_then(|uid| pods.status(uid));
-        let phase = status.as_ref().or(pod.status.as_ref()).and_then(|status| status.phase.as_deref());
-        let states: &[&str] = match phase {
+        let phase = current_status(pods, &pod).and_then(|status| status.phase);
+        let states: &[&str] = match phase.as_deref() {
             Some("Failed" | "Succeeded") => &[],
             Some("Running") => &["desired_state_of_world", "actual_state_of_world"],
             _ => &["desired_state_of_world"],
@@ -121,6 +121,31 @@ fn volumes(current: &mut Current, pods: &dyn PodView) {
     }
     let help = "Number of volumes in Volume Manager";
     current.gauge("volume_manager_total_volumes", help, ["plugin_name", "state"], counts);
+}
+
+/// The pods whose resize waits, and those that are being resized, by their conditions.
+fn resizes(current: &mut Current, pods: &dyn PodView) {
+    let (mut deferred, mut infeasible, mut running) = (0, 0, 0);
+    for pod in pods.pods() {
+        let Some(status) = current_status(pods, &pod) else { continue };
+        for condition in status.conditions.into_iter().flatten() {
+            match (condition.type_.as_str(), condition.reason.as_deref()) {
+                ("PodResizePending", Some("Infeasible")) => infeasible += 1,
+                ("PodResizePending", _) => deferred += 1,
+                ("PodResizeInProgress", _) => running += 1,
+                _ => {}
+            }
+        }
+    }
+    let waiting = [(["deferred".to_owned()], deferred), (["infeasible".to_owned()], infeasible)];
+    current.gauge("kubelet_pod_pending_resizes", "Number of pending resizes for pods.", ["reason"], waiting);
+    let help = "Number of in-progress resizes for pods.";
+    current.gauge("kubelet_pod_in_progress_resizes", help, [], [([], running)]);
+}
+
+/// The status that the node has last computed, or that of the API.
+fn current_status(pods: &dyn PodView, pod: &Pod) -> Option<PodStatus> {
+    pod.metadata.uid.as_deref().and_then(|uid| pods.status(uid)).or_else(|| pod.status.clone())
 }
 
 /// The kubelet's name of a volume's plugin. For a claim, the plugin is known only from the persistent volume, which the
@@ -211,8 +236,6 @@ impl Running {
 mod tests {
     use std::sync::Arc;
 
-    use k8s_openapi::api::core::v1::Pod;
-
     use super::*;
 
     struct Two;
@@ -254,6 +277,28 @@ mod tests {
         ] {
             let labels = format!("plugin_name=\"kubernetes.io/{plugin}\",state=\"{state}_state_of_world\"");
             let line = format!("volume_manager_total_volumes{{{labels}}} {count}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn resizes_are_counted_by_their_conditions() {
+        let pod = |kind: &str, reason: &str| -> Arc<Pod> {
+            let conditions = serde_json::json!([{"type": "Ready", "status": "True"},
+                {"type": kind, "status": "True", "reason": reason}]);
+            let pod = serde_json::json!({"status": {"conditions": conditions}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let mut current = Current::default();
+        let pending = "PodResizePending";
+        let pods = vec![pod(pending, "Deferred"), pod(pending, "Infeasible"), pod(pending, "Infeasible")];
+        resizes(&mut current, &Listed(pods));
+        let text = current.text();
+        for line in [
+            "kubelet_pod_pending_resizes{reason=\"deferred\"} 1",
+            "kubelet_pod_pending_resizes{reason=\"infeasible\"} 2",
+            "kubelet_pod_in_progress_resizes 0",
+        ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }

@@ -7,6 +7,8 @@ use percent_encoding::percent_decode_str;
 pub(super) enum Route {
     Healthz,
     Configz,
+    Statusz,
+    Flagz,
     Pods,
     RunningPods,
     Logs {
@@ -50,6 +52,8 @@ impl Route {
         match self {
             Self::Healthz => "healthz",
             Self::Configz => "configz",
+            Self::Statusz => "statusz",
+            Self::Flagz => "flagz",
             Self::Pods => "pods",
             Self::RunningPods => "runningpods",
             Self::Logs { .. } => "containerLogs",
@@ -102,6 +106,8 @@ impl Route {
         Some(match parts[..] {
             ["healthz"] | ["healthz", "log" | "ping" | "syncloop"] => Route::Healthz,
             ["configz"] => Route::Configz,
+            ["statusz"] => Route::Statusz,
+            ["flagz"] => Route::Flagz,
             ["pods"] => Route::Pods,
             ["runningpods"] => Route::RunningPods,
             ["containerLogs", namespace, pod, container] => {

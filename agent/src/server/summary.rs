@@ -23,6 +23,7 @@ use super::pod_usage::{self, ContainerUsage, PodUsage};
 use super::respond::{Refused, json as json_response};
 use crate::cgroup::Cgroups;
 use crate::cgroup::usage::CgroupUsage;
+use crate::pod::Measured;
 use crate::runtime::Body;
 use crate::volume::{ClaimName, FileSystem};
 
@@ -47,6 +48,8 @@ struct Read {
     /// The pods that the node has to run, by their uids.
     desired: HashMap<String, Arc<Pod>>,
     claims: BTreeMap<ClaimName, FileSystem>,
+    /// The disk usage of pods, by their uids.
+    storage: HashMap<String, Measured>,
     /// The file systems of images and of writable layers.
     image_fs: [Option<FilesystemUsage>; 2],
     /// Usage of the agent's cgroup and of that of all pods.
@@ -71,6 +74,9 @@ pub(super) async fn answer(backend: &Backend, is_brief: bool) -> Response<Body> 
         let pods = backend.pods.pods();
         read.log_dir = Some(backend.log_dir.clone());
         read.desired = by_uid(&pods);
+        if let Some(usages) = &backend.disk_usages {
+            read.storage = usages.of(&pods).await;
+        }
         read.claims = backend.claims.of(pods).await;
         if let Ok(info) = backend.runtime.image_fs_info(ImageFsInfoRequest {}).await {
             let (images, layers) = (info.image_filesystems, info.container_filesystems);
@@ -179,6 +185,7 @@ impl Read {
             "network": stats.network.as_ref().map(network),
             "process_stats": processes.map(|count| json!({"process_count": count})),
             "volume": self.volumes(&pod.uid),
+            "ephemeral-storage": self.storage(&pod.uid, disks),
         })
     }
 
@@ -199,6 +206,15 @@ impl Read {
         let mut fields = disk_at(log_dir, disks).map(|disk| fields_of(&disk, &self.time))?;
         fields["usedBytes"] = json!(bytes);
         fields["inodesUsed"] = json!(inodes);
+        Some(fields)
+    }
+
+    /// The space that a pod takes on the node's disk. None: not measured.
+    fn storage(&self, uid: &str, disks: &mut Disks) -> Option<Value> {
+        let measured = self.storage.get(uid)?;
+        let mut fields = fields_of(&disk_at(&self.state_dir, disks)?, &measured.time.to_string());
+        fields["usedBytes"] = json!(measured.bytes);
+        fields["inodesUsed"] = json!(measured.inodes);
         Some(fields)
     }
 
@@ -428,6 +444,7 @@ mod tests {
         let disk =
             FileSystem { capacity: 9, available: 4, used: 5, inodes: 3, inodes_free: 2, inodes_used: 1 };
         let memory = crate::cgroup::usage::MemoryUsage { working_set: 8, ..Default::default() };
+        let measured = Measured { bytes: 4096, inodes: 6, time: Timestamp::UNIX_EPOCH };
         let pods = CgroupUsage { cpu_nanos: Some(6), memory: Some(memory), created: None };
         Read {
             node_name: "node-7".to_owned(),
@@ -442,6 +459,7 @@ mod tests {
             }],
             desired: by_uid(&[Arc::new(serde_json::from_value(pod).unwrap())]),
             claims: [(("n".to_owned(), "data".to_owned()), disk)].into(),
+            storage: [("u".to_owned(), measured)].into(),
             cgroups: [None, Some(pods)],
             time: "2026-01-01T00:00:00Z".to_owned(),
             ..Read::default()
@@ -464,6 +482,10 @@ mod tests {
         assert_eq!(pod["process_stats"]["process_count"], 3);
         let [volume] = pod["volume"].as_array().unwrap().as_slice() else { panic!("{pod}") };
         assert_eq!((&volume["name"], &volume["usedBytes"]), (&json!("v"), &json!(5)));
+        let storage = &pod["ephemeral-storage"];
+        assert_eq!((&storage["usedBytes"], &storage["inodesUsed"]), (&json!(4096), &json!(6)));
+        assert_eq!(storage["time"], "1970-01-01T00:00:00Z");
+        assert!(storage["capacityBytes"].as_u64().unwrap() > 0, "{storage}");
         assert_eq!(volume["pvcRef"], json!({"name": "data", "namespace": "n"}));
         let container = &pod["containers"][0];
         assert_eq!(container["startTime"], "1970-01-01T00:00:01Z");

@@ -139,6 +139,7 @@ impl Running {
             streams: Arc::new(Proxy),
             access: Arc::new(Access::new(reviews(), "n1")),
             configuration: Arc::new(serde_json::json!({"kind": "KubeletConfiguration", "maxPods": 110})),
+            pages: Arc::new(ComponentPages::new([("max-pods".to_owned(), "110".to_owned())].into())),
             logs: LogWatches::open(),
             ends: Arc::default(),
             metrics: Arc::default(),
@@ -148,6 +149,7 @@ impl Running {
             facts: Arc::new(facts()),
             state_dir: dir.clone(),
             log_dir: dir.clone(),
+            disk_usages: None,
             cgroups: None,
             dns: None,
         };
@@ -294,6 +296,26 @@ async fn errors_are_those_of_the_kubelet() {
     assert!(get("/exec/ns/other/c?command=ls&output=1").await.1.contains("pod does not exist"));
     assert!(get("/portForward/ns/other").await.0.contains("404"));
     assert!(get("/runningpods/").await.0.contains("500"), "the runtime does not answer");
+}
+
+#[tokio::test]
+async fn the_pages_of_the_kubelet_are_text_or_objects() {
+    let server = Running::start("pages", Vec::new()).await;
+    let get = async |path: &str, accept: &str| {
+        let identity = server.authority.issue("root", "system:masters");
+        let header = format!("Accept: {accept}\r\n");
+        server.get_with(path, Some(identity), &header).await.expect("an answer")
+    };
+    let (_, text) = get("/statusz", "*/*").await;
+    assert!(text.contains("\nkubelet statusz\n") && text.contains("\nBinary version: 1."), "{text}");
+    assert!(get("/flagz", "text/plain").await.1.contains("\nmax-pods=110\n"));
+    let accept = "application/json;as=Flagz;g=config.k8s.io;v=v1beta1";
+    let flags: serde_json::Value = serde_json::from_str(&get("/flagz", accept).await.1).expect("json");
+    assert_eq!(flags["flags"], json!({"max-pods": "110"}));
+    assert!(get("/statusz", "application/json").await.0.contains("406"));
+    let stranger = |path: &'static str| server.status(path, Some(server.authority.issue("scraper", "x")));
+    assert_eq!(stranger("/statusz").await.as_deref(), Some("403"));
+    assert_eq!(stranger("/flagz").await.as_deref(), Some("403"));
 }
 
 #[tokio::test]

@@ -267,6 +267,8 @@ pub(crate) struct Node {
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) serving: Serving,
+    /// The settings in effect as texts, by the names of their flags.
+    pub(crate) flags: BTreeMap<String, String>,
 }
 
 // === impl NodeSettings ===
@@ -287,7 +289,6 @@ impl NodeSettings {
         let limits = (self.check_pod_sources, self.pod_max_connections);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
         let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
-        sources.take(labels::check(&self.node_labels))?;
         Some(Node {
             dirs: dirs.clone(),
             service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
@@ -299,7 +300,7 @@ impl NodeSettings {
             name: name?,
             ips: self.node_ip,
             register: self.register_node,
-            labels: self.node_labels,
+            labels: sources.take(labels::check(&self.node_labels)).map(|()| self.node_labels)?,
             taints: self.register_with_taints,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             healthz: served(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), self.healthz_port)),
@@ -333,6 +334,7 @@ impl NodeSettings {
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
             serving: serving?,
+            flags: BTreeMap::new(),
         })
     }
 

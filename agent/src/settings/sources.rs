@@ -19,6 +19,8 @@ pub(crate) struct Sources {
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) file: File,
     pub(crate) problems: Vec<String>,
+    /// The text of each setting that was resolved, by its table and its name. Empty if no source has one.
+    pub(crate) resolved: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
 }
 
 /// Resolves the settings of one table.
@@ -100,13 +102,24 @@ impl<'a> Resolver<'a> {
             Some((Err(problem), source)) => return self.record_problem(&source, &problem),
             None => match field.default {
                 DefaultValue::Text(text) => (split(field.value_kind, [text]), "the default".to_owned()),
-                DefaultValue::Unset(_) => return V::unset(),
+                DefaultValue::Unset(_) => {
+                    self.record(field, &[]);
+                    return V::unset();
+                }
             },
         };
+        self.record(field, &texts);
         match V::parse(&texts) {
             Ok(value) => Some(value),
             Err(problem) => self.record_problem(&format!("{source} {:?}", texts.join(",")), &problem),
         }
+    }
+
+    /// Records the texts of a setting as one text that a flag would accept.
+    fn record(&mut self, field: &Field, texts: &[String]) {
+        let separator = if field.value_kind == ValueKind::Entries { ";" } else { "," };
+        let table = self.sources.resolved.entry(self.table).or_default();
+        table.insert(field.name, texts.join(separator));
     }
 
     fn record_problem<V>(&mut self, source: &str, problem: &str) -> Option<V> {

@@ -97,6 +97,19 @@ fn every_default_is_valid() {
 }
 
 #[test]
+fn the_settings_in_effect_are_shown_as_texts() {
+    let toml = "[node]\nmtu = 1300\nnode-labels = { a = \"b\", c = \"d\" }";
+    let mut sources = sources_of(toml);
+    let flags = AllFlags { node: node_flags(&["--max-pods", "7"]), ..AllFlags::default() };
+    let (_log, settings) = Settings::resolve(flags, &mut sources).unwrap();
+    let node = settings.node().flags;
+    let shown = |name: &str| node.get(name).map(String::as_str);
+    assert_eq!((shown("max-pods"), shown("mtu")), (Some("7"), Some("1300")));
+    assert_eq!((shown("node-labels"), shown("state-dir")), (Some("a=b,c=d"), Some("/var/lib/coracle")));
+    assert_eq!((shown("node-name"), shown("service-cidr")), (Some(""), None), "unset, and of another table");
+}
+
+#[test]
 fn lists_and_maps_are_written_with_commas_or_as_arrays_and_tables() {
     let words = ["--node-labels", "a=b,c=", "--node-labels", "d=e", "--cluster-dns", "10.43.0.10,fd43::a"];
     let flag = node_flags(&words).resolve(&mut Sources::default()).unwrap();

@@ -30,7 +30,7 @@ mod service_account;
 mod storage;
 mod webhook;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 use coracle_admission_policies::RequestCost;
@@ -38,9 +38,18 @@ use coracle_kinds::{Resource, initializers::is_uninitialized, resource::Subresou
 use serde_json::Value;
 
 use crate::{
-    audit::Record, authn::User, authz::Authorizers, cache::Cache, error::Result, in_flight::InFlight,
-    initialization::Initialization, metrics::Metrics, registry::Registry, request::ResourceInfo,
-    usage_history::UsageHistory, warnings::Warnings,
+    audit::Record,
+    authn::User,
+    authz::Authorizers,
+    cache::Cache,
+    error::Result,
+    in_flight::InFlight,
+    initialization::Initialization,
+    metrics::{Metrics, Step},
+    registry::Registry,
+    request::ResourceInfo,
+    usage_history::UsageHistory,
+    warnings::Warnings,
 };
 pub(crate) use config::PluginConfigs;
 pub use plugins::PluginSelection;
@@ -200,6 +209,31 @@ impl<'a> Attributes<'a> {
     }
 }
 
+/// Counts a step of admission when it is dropped. A cancelled step counts as rejected.
+struct MeasuredStep<'a> {
+    metrics: &'a Metrics,
+    operation: &'static str,
+    step: Step,
+    began: Instant,
+    is_passed: bool,
+}
+
+// === impl MeasuredStep ===
+
+impl<'a> MeasuredStep<'a> {
+    fn new(admission: &'a Admission, attributes: &Attributes<'_>, step: Step) -> Self {
+        let operation = attributes.operation.name();
+        Self { metrics: &admission.metrics, operation, step, began: Instant::now(), is_passed: false }
+    }
+}
+
+impl Drop for MeasuredStep<'_> {
+    fn drop(&mut self) {
+        let labels = (self.step, self.operation);
+        self.metrics.admission.step(labels, !self.is_passed, self.began.elapsed());
+    }
+}
+
 // === impl Plugins ===
 
 impl Plugins {
@@ -222,17 +256,21 @@ impl Plugins {
 impl Admission {
     /// Runs the mutating plugins.
     pub(crate) async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        let mut measured = MeasuredStep::new(self, attributes, Step::Admit);
         for plugin in self.plugins.all() {
             plugin.mutate(self, attributes, object).await?;
         }
+        measured.is_passed = true;
         Ok(())
     }
 
     /// Runs the validating plugins.
     pub(crate) async fn validate(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let mut measured = MeasuredStep::new(self, attributes, Step::Validate);
         for plugin in self.plugins.all() {
             plugin.validate(self, attributes, object).await?;
         }
+        measured.is_passed = true;
         Ok(())
     }
 
@@ -246,9 +284,11 @@ impl Admission {
 
     /// Runs the validating plugins for a valid object, except those of [`Admission::validate_before`].
     pub(crate) async fn validate_after(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let mut measured = MeasuredStep::new(self, attributes, Step::Validate);
         for plugin in self.plugins.all().filter(|plugin| !plugin.precedes_validation()) {
             plugin.validate(self, attributes, object).await?;
         }
+        measured.is_passed = true;
         Ok(())
     }
 

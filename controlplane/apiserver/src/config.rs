@@ -1,5 +1,6 @@
 //! Configuration of the API server, and errors of its start.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -75,6 +76,8 @@ pub struct ApiserverConfig {
     /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
     /// user gets half of each.
     pub max_in_flight: [usize; 2],
+    /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
+    pub flags: BTreeMap<String, String>,
     /// Metrics of other components in this process.
     pub component_metrics: Option<ComponentMetrics>,
     /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.

@@ -20,17 +20,19 @@ use crate::{
 
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// Paths that are always served.
-const PATHS: [&str; 11] = [
+const PATHS: [&str; 13] = [
     "/.well-known/openid-configuration",
     "/api",
     "/api/v1",
     "/apis",
+    "/flagz",
     "/healthz",
     "/livez",
     "/openapi/v2",
     "/openapi/v3",
     "/openid/v1/jwks",
     "/readyz",
+    "/statusz",
     "/version",
 ];
 
@@ -78,6 +80,8 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             return Ok(own.or_else(converted).map(|document| openapi_document(info, document)));
         }
         ["version"] => Some(version()),
+        ["statusz"] => return state.pages.statusz(headers).map(Some),
+        ["flagz"] => return state.pages.flagz(headers).map(Some),
         [".well-known", "openid-configuration"] => {
             return Ok(Some(of_issuer(state, "application/json", &issuer(state))));
         }

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 /// The media types of objects, as errors list them.
 pub(crate) const OBJECT_TYPES: &str =
     "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+/// Reason of the cause of [`ApiError::future_revision`].
+const TOO_LARGE_VERSION: &str = "ResourceVersionTooLarge";
 
 /// A failed request.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -154,6 +156,11 @@ impl ApiError {
 
     pub(crate) fn is_expired(&self) -> bool {
         self.code == 410
+    }
+
+    /// Whether this is [`ApiError::future_revision`].
+    pub(crate) fn is_future_revision(&self) -> bool {
+        self.details["causes"][0]["reason"] == TOO_LARGE_VERSION
     }
 
     pub(crate) fn too_large() -> Self {
@@ -320,7 +327,8 @@ impl ApiError {
         let message = format!("Too large resource version: {asked}, current: {newest}");
         let mut error = Self::new(504, "Timeout", message);
         let cause = "Too large resource version";
-        error.details = json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": cause}], "retryAfterSeconds": 1});
+        error.details =
+            json!({"causes": [{"reason": TOO_LARGE_VERSION, "message": cause}], "retryAfterSeconds": 1});
         error
     }
 

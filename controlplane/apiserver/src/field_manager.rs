@@ -97,10 +97,11 @@ pub(crate) fn apply(call: &Call, live: &Value, config: &Value) -> Result<Value> 
     let reduced = (call.resource.subresource == "resize").then(|| resizable(config));
     let config = reduced.as_ref().unwrap_or(config);
     let request = ApplyRequest { live, config, manager: &manager, force: call.info.query.flag("force") };
+    let earlier = keeps_times(call).then(|| managers.clone());
     let applied = with_updater(call, |updater| updater.apply(request, managers));
     let applied = applied.map_err(|error| failure(call, config, &error))?;
     let mut object = applied.object;
-    set(&mut object, &applied.managers);
+    set(&mut object, &with_kept_times(applied.managers, earlier));
     Ok(object)
 }
 
@@ -126,7 +127,22 @@ fn resizable(config: &Value) -> Value {
 fn updated(call: &Call, live: &Value, new: &Value, managers: Managers) -> Managers {
     let manager = name(call);
     let request = UpdateRequest { live, new, manager: &manager };
-    with_updater(call, |updater| updater.update(request, managers))
+    let earlier = keeps_times(call).then(|| managers.clone());
+    let updated = with_updater(call, |updater| updater.update(request, managers));
+    with_kept_times(updated, earlier)
+}
+
+/// Whether the write sets no times. Source: `ScaleHandler.ToParent` of `managedfields`, which takes the times from the
+/// entries of the workload before the write.
+fn keeps_times(call: &Call) -> bool {
+    call.resource.subresource == "scale"
+}
+
+fn with_kept_times(managers: Managers, earlier: Option<Managers>) -> Managers {
+    match earlier {
+        Some(earlier) => managers.with_times_of(&earlier),
+        None => managers,
+    }
 }
 
 fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, SingleVersion<'_>>) -> T) -> T {

@@ -37,6 +37,7 @@ mod bundle_verifier;
 mod cache;
 mod call;
 mod client_upgrade;
+mod component_pages;
 mod compression;
 mod config;
 mod controllers;

@@ -85,7 +85,7 @@ pub(crate) fn prefers_yaml(headers: &HeaderMap) -> bool {
 }
 
 /// All values of the header Accept.
-fn accepted(headers: &HeaderMap) -> String {
+pub(crate) fn accepted(headers: &HeaderMap) -> String {
     let values = headers.get_all(http::header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     values.collect::<Vec<_>>().join(",")
 }

@@ -4,6 +4,7 @@
 //! are read when a client requests the metrics. Labels come from the registry and not from the request, so that clients
 //! cannot create label values.
 
+mod admission;
 mod buckets;
 mod health;
 mod reloads;
@@ -11,12 +12,10 @@ mod request_labels;
 mod serving;
 mod tokens;
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use coracle_store::Store;
+use http_body::Body as _;
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
     core::{Collector, MetricVec, MetricVecBuilder},
@@ -24,13 +23,14 @@ use prometheus::{
     proto::MetricFamily,
 };
 
+pub(crate) use admission::{AdmissionMetrics, Step, WebhookCall};
 pub(crate) use request_labels::Request;
 pub(crate) use serving::{LongRunning, Terminated};
 
-use buckets::{DURATIONS, SLI_DURATIONS, VALIDITIES, WEBHOOK_DURATIONS};
+use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES};
 use health::HealthMetrics;
 use reloads::Reloads;
-use request_labels::{LABELS, SLI_LABELS};
+use request_labels::{DEPRECATED_LABELS, LABELS, SLI_LABELS};
 use serving::ServingMetrics;
 use tokens::TokenMetrics;
 
@@ -63,12 +63,13 @@ pub(crate) struct Metrics {
     certificates: HistogramVec,
     authorizations: IntCounterVec,
     authentication_reloads: Reloads,
-    webhooks: HistogramVec,
+    /// Sizes of the responses to reads, if they are known before the response is sent.
+    sizes: HistogramVec,
+    deprecated: IntGaugeVec,
+    pub(crate) admission: AdmissionMetrics,
     pub(crate) serving: ServingMetrics,
     pub(crate) tokens: TokenMetrics,
     pub(crate) health: HealthMetrics,
-    /// Names of webhooks with their own label.
-    webhook_names: Mutex<HashSet<String>>,
 }
 
 /// The services whose state is read when a client requests the metrics.
@@ -79,6 +80,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) auditor: Option<&'a Auditor>,
     pub(crate) remotes: &'a Remotes,
     pub(crate) components: Option<&'a ComponentMetrics>,
+    pub(crate) store: &'a dyn Store,
 }
 
 /// Returns the metrics of other components in this process, in the text format of Prometheus.
@@ -91,9 +93,6 @@ pub(crate) enum Attempt {
     Success,
     Failure,
 }
-
-/// Maximum number of webhooks with their own label. Further webhooks have the label `other`.
-const MAX_WEBHOOKS: usize = 200;
 
 // === impl Metrics ===
 
@@ -138,31 +137,37 @@ impl Metrics {
                 &["result"],
             ),
             authentication_reloads: Reloads::new("authentication"),
-            webhooks: histogram(
-                "apiserver_admission_webhook_admission_duration_seconds",
-                "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
-                (&WEBHOOK_DURATIONS, &["name", "operation", "rejected"]),
+            sizes: histogram(
+                "apiserver_response_sizes",
+                "Sizes of the responses to reads in bytes, for each verb, resource, scope and component.",
+                (&SIZES, &SLI_LABELS),
             ),
+            deprecated: gauge(
+                "apiserver_requested_deprecated_apis",
+                "1 for each deprecated API that was requested, by group, version, resource and subresource.",
+                &DEPRECATED_LABELS,
+            ),
+            admission: AdmissionMetrics::new(),
             serving: ServingMetrics::new(),
             tokens: TokenMetrics::new(),
             health: HealthMetrics::new(),
-            webhook_names: Mutex::default(),
         };
         let parts = metrics.serving.collectors().into_iter().chain(metrics.tokens.collectors());
-        for collector in metrics.collectors().into_iter().chain(parts) {
+        for collector in metrics.collectors().into_iter().chain(parts).chain(metrics.admission.collectors()) {
             valid(metrics.registry.register(collector));
         }
         metrics
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 10] {
+    fn collectors(&self) -> [Box<dyn Collector>; 11] {
         [
             Box::new(self.authentication_reloads.count.clone()),
             Box::new(self.authentication_reloads.last.clone()),
             Box::new(self.authentications.clone()),
             Box::new(self.certificates.clone()),
             Box::new(self.authorizations.clone()),
-            Box::new(self.webhooks.clone()),
+            Box::new(self.sizes.clone()),
+            Box::new(self.deprecated.clone()),
             Box::new(self.requests.clone()),
             Box::new(self.durations.clone()),
             Box::new(self.sli_durations.clone()),
@@ -171,9 +176,9 @@ impl Metrics {
     }
 
     /// Counts an answered request. `took` is its duration, `waited` its wait for webhooks and seats.
-    pub(crate) fn answered(&self, request: &Request, code: u16, (took, waited): (Duration, Duration)) {
+    pub(crate) fn answered(&self, request: &Request, reply: &Reply, (took, waited): (Duration, Duration)) {
         let labels = request.labels();
-        let code = code.to_string();
+        let code = reply.status().as_u16().to_string();
         let with_code: Vec<&str> = labels.into_iter().chain([code.as_str()]).collect();
         self.requests.with_label_values(&with_code).inc();
         if !request.is_long {
@@ -183,6 +188,13 @@ impl Metrics {
             let own = took.saturating_sub(waited);
             self.sli_durations.with_label_values(&request.sli_labels()).observe(own.as_secs_f64());
         }
+        if let Some(size) = reply.body().size_hint().exact().filter(|_| request.is_read()) {
+            #[expect(clippy::cast_precision_loss, reason = "a response has less than 2^53 bytes")]
+            self.sizes.with_label_values(&request.sli_labels()).observe(size as f64);
+        }
+        if request.is_deprecated {
+            self.deprecated.with_label_values(&request.deprecated_labels()).set(1);
+        }
     }
 
     /// Removes the counts of a resource that is not served any more. Clients that create and delete definitions of custom
@@ -191,6 +203,8 @@ impl Metrics {
         remove_resource(&self.requests, group, plural);
         remove_resource(&self.durations, group, plural);
         remove_resource(&self.sli_durations, group, plural);
+        remove_resource(&self.sizes, group, plural);
+        remove_resource(&self.deprecated, group, plural);
         self.serving.forget(group, plural);
     }
 
@@ -226,24 +240,6 @@ impl Metrics {
         self.authorizations.with_label_values(&[result]).inc();
     }
 
-    /// Counts a call of an admission webhook.
-    pub(crate) fn called(&self, (name, operation): (&str, &str), rejected: bool, took: Duration) {
-        let labels = [self.webhook_label(name), operation, if rejected { "true" } else { "false" }];
-        self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
-    }
-
-    /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs one.
-    fn webhook_label<'a>(&self, name: &'a str) -> &'a str {
-        let mut names = self.webhook_names.lock().unwrap_or_else(PoisonError::into_inner);
-        if !names.contains(name) {
-            if names.len() >= MAX_WEBHOOKS {
-                return "other";
-            }
-            names.insert(name.to_owned());
-        }
-        name
-    }
-
     fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
         let in_flight = gauge(
             "apiserver_current_inflight_requests",
@@ -270,6 +266,7 @@ impl Metrics {
         families.extend(flow_control(sources.flow_control));
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes(sources.remotes).collect());
+        families.extend(store_size(sources.store).collect());
         families.extend(build_info().collect());
         let mut text = encoded(families);
         text.extend(sources.components.into_iter().flat_map(|components| (components.0)().into_bytes()));
@@ -315,6 +312,19 @@ fn remotes(remotes: &Remotes) -> IntGaugeVec {
         all.with_label_values(&[name.as_str()]).set(remote.resources().is_none().into());
     }
     all
+}
+
+/// The size of the embedded store. The size of etcd is a metric of etcd.
+fn store_size(store: &dyn Store) -> IntGaugeVec {
+    let size = gauge(
+        "apiserver_storage_size_bytes",
+        "Size of the storage database file physically allocated in bytes.",
+        &["storage_cluster_id"],
+    );
+    if let Some(bytes) = store.size() {
+        size.with_label_values(&["embedded-0"]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+    size
 }
 
 /// The version of the API, as labels.
@@ -448,25 +458,4 @@ pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo)
         _ => return None,
     };
     Some(reply::bytes(200, TEXT, text))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_webhook_keeps_its_label_when_there_are_too_many_others() {
-        let metrics = Metrics::new();
-        let call = |name: &str, operation| metrics.called((name, operation), false, Duration::from_millis(1));
-        for index in 0..=MAX_WEBHOOKS {
-            call(&format!("hook-{index}"), "CREATE");
-        }
-        call("hook-0", "CREATE");
-        call("hook-0", "UPDATE");
-        let count = |name: &str, operation: &str| {
-            metrics.webhooks.with_label_values(&[name, operation, "false"]).get_sample_count()
-        };
-        assert_eq!([count("hook-0", "CREATE"), count("hook-0", "UPDATE")], [2, 1]);
-        assert_eq!(count("other", "CREATE"), 1);
-    }
 }

@@ -137,7 +137,7 @@ impl Apiserver {
             Some(token) => self.note_token(reply, token, record.as_deref()),
             None => reply,
         };
-        self.state.metrics.answered(&counted, reply.status().as_u16(), (began.elapsed(), waited));
+        self.state.metrics.answered(&counted, &reply, (began.elapsed(), waited));
         let reply = match record {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
@@ -409,6 +409,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         auditor: state.auditor.as_deref(),
         remotes: &state.remotes,
         components: state.component_metrics.as_ref(),
+        store: &*state.store,
     };
     if let Some(reply) = metrics::find(&state.metrics, &sources, info) {
         return Ok(reply);

@@ -14,6 +14,7 @@ use crate::{
     authn::Authenticators,
     authz::Authorizers,
     cache::Cache,
+    component_pages::ComponentPages,
     config::{KubeletTls, ServerFeatures},
     flow_control::FlowControl,
     in_flight::InFlight,
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) metrics: Arc<Metrics>,
     /// Metrics of other components in this process.
     pub(crate) component_metrics: Option<ComponentMetrics>,
+    /// `/statusz` and `/flagz`.
+    pub(crate) pages: ComponentPages,
     pub(crate) advertise: SocketAddr,
     pub(crate) kubelet: KubeletTls,
     pub(crate) front_proxy: FrontProxy,

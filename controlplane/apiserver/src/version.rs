@@ -18,6 +18,16 @@ pub(crate) fn version() -> Value {
     })
 }
 
+/// The version of this server, for `/statusz`.
+pub(crate) fn own() -> String {
+    format!("1.{MINOR}.0+coracle")
+}
+
+/// The Kubernetes version of the API, for `/statusz`.
+pub(crate) fn emulated() -> String {
+    format!("1.{MINOR}")
+}
+
 /// The architecture's name in Go, which clients compare.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {

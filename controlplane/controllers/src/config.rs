@@ -8,6 +8,7 @@ use ipnetwork::IpNetwork;
 
 use crate::account_token_signer::AccountTokenSigner;
 use crate::certificate_signer::Signer;
+use crate::job_metrics::JobMetrics;
 use crate::queue::QueueMetrics;
 use crate::selection::ControllerSelection;
 
@@ -63,6 +64,8 @@ pub struct ControllersConfig {
     pub large_zone: usize,
     /// Receives the metrics of the controllers' queues.
     pub queue_metrics: QueueMetrics,
+    /// Receives the metrics of jobs.
+    pub job_metrics: JobMetrics,
 }
 
 impl Default for ControllersConfig {
@@ -91,6 +94,7 @@ impl Default for ControllersConfig {
             unhealthy_percent: 55,
             large_zone: 50,
             queue_metrics: QueueMetrics::default(),
+            job_metrics: JobMetrics::default(),
         }
     }
 }

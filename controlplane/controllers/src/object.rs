@@ -149,6 +149,11 @@ impl Pod {
             .map(|ready| ready.last_transition_time.clone())
     }
 
+    /// Time at which the pod became ready, or not ready.
+    pub(crate) fn readiness_changed_at(&self) -> Option<jiff::Timestamp> {
+        self.condition("Ready")?.last_transition_time.as_ref().map(|time| time.0)
+    }
+
     /// Time since which the pod is on its node: its binding, or its creation if it was created with a node.
     pub(crate) fn bound_since(&self) -> Option<jiff::Timestamp> {
         let bound = self.condition("PodScheduled").filter(|bound| bound.status == "True");

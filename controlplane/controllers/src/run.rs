@@ -20,7 +20,7 @@ use crate::{
     cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, device_taint_eviction,
     disruption, endpoint_slice, endpoint_slice_mirroring, endpoints, ephemeral_volume, garbage, ip_address,
     job, job::orphan as job_orphan, legacy_token_cleaner, local_volume, namespace, node_balancer,
-    node_lifecycle, pod_autoscaler, pod_cidr, pod_gc, pod_group_protection, replica_set,
+    node_lifecycle, node_ttl, pod_autoscaler, pod_cidr, pod_gc, pod_group_protection, replica_set,
     replication_controller, resource_claim, resource_claim::release as claim_release, root_ca,
     service_account, service_cidr, stale_disruption, stateful_set, storage_version_migration, taint_eviction,
     token_cleaner, ttl_after_finished, volume_binding, volume_protection,
@@ -130,6 +130,7 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         tasks, context,
         node_balancer<node_balancer::state::State> "node-balancer" 1,
         address_pool<address_pool::state::State> "address-pool" 1,
+        node_ttl<Mutex<node_ttl::plan::ClusterSize>> "node-ttl" 1,
         storage_version_migration<Mutex<Unfinished>> "storage-version-migrator" 2,
         device_taint_eviction<Mutex<Pools>> "device-taint-eviction" 1,
     }

@@ -46,6 +46,7 @@ const NAMES: &[(&str, &str)] = &[
     ("attributes-class-protection", "volumeattributesclass-protection-controller"),
     ("ephemeral-volume", "ephemeral-volume-controller"),
     ("node-lifecycle", "node-lifecycle-controller"),
+    ("node-ttl", "ttl-controller"),
     ("garbage", "garbage-collector-controller"),
 ];
 

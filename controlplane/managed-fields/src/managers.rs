@@ -152,6 +152,16 @@ impl Managers {
         entries.into_iter().map(|(id, owned)| write_entry(id, owned)).collect()
     }
 
+    /// Sets the time of each manager to that of the same manager in an earlier state, or to none. For a write that
+    /// upstream records without a time.
+    #[must_use]
+    pub fn with_times_of(mut self, earlier: &Managers) -> Managers {
+        for (id, owned) in &mut self.0 {
+            owned.time = earlier.0.get(id).and_then(|earlier| earlier.time.clone());
+        }
+        self
+    }
+
     /// Merges the oldest managers by update, until at most ten are left. Managers of one API version are merged.
     pub(crate) fn cap(&mut self) {
         let mut updaters: Vec<(String, ManagerId)> = self
@@ -253,6 +263,18 @@ mod tests {
             written.as_array().unwrap().iter().map(|e| e["manager"].as_str().unwrap()).collect();
         assert_eq!(names, ["c", "b", "a"]);
         assert_eq!(Managers::from_json(&written).unwrap().to_json(), written);
+    }
+
+    #[test]
+    fn managers_can_keep_the_times_of_an_earlier_state() {
+        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
+        let read = |entries: Value| Managers::from_json(&entries).unwrap();
+        let earlier = read(json!([entry("a", "Update", early)]));
+        let later = read(json!([entry("a", "Update", late), entry("b", "Update", late)]));
+        let times = later.with_times_of(&earlier).to_json();
+        let shown = |index: usize| (&times[index]["manager"], &times[index]["time"]);
+        assert_eq!(shown(0), (&json!("b"), &Value::Null));
+        assert_eq!(shown(1), (&json!("a"), &json!(early)));
     }
 
     #[test]

@@ -196,6 +196,10 @@ impl Store for Embedded {
         false
     }
 
+    fn size(&self) -> Option<u64> {
+        self.shared.read(|engine| Ok(engine.size())).ok().flatten()
+    }
+
     fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(async move {
             let is_outdated = self.shared.codec.may_be_outdated(key)

@@ -43,6 +43,11 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// The bytes of the store on the disk of this machine. `None` if it is elsewhere, or if they cannot be read.
+    fn size(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether the value of a key is encrypted with the current key, or need not be encrypted. True for an absent
     /// entry. A write of the same value encrypts it with the current key.
     fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>>;

@@ -15,10 +15,12 @@
 //! | quality-of-service class of a pod | [`qos`] | `pkg/apis/core/v1/helper/qos` |
 //! | schedules and time zones of cron jobs | [`schedule`] | `github.com/robfig/cron/v3` |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
+//! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
 //! Invariants: no I/O (except that time zones may be read from the system's database), no async, no clock, no panic on
 //! any input. Each text has a limit on its size or is read in linear time.
 
+pub mod component_page;
 pub mod field_selector;
 pub mod label_selector;
 pub mod names;

@@ -1,6 +1,7 @@
 //! Resize of a running pod: limits of its cgroup and of its containers.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use coracle_proto::cri;
 use coracle_values::pod_resources::Side;
@@ -26,7 +27,10 @@ impl Job {
     /// Grows the pod's cgroup, updates the containers, and shrinks the pod's cgroup. A container that grows is updated
     /// after those that shrink.
     pub(super) async fn resize(&mut self, before: &Pod, containers: Vec<ResizeContainer>) {
-        let report = match self.try_resize(before, containers).await {
+        let began = Instant::now();
+        let resized = self.try_resize(before, containers).await;
+        self.node.metrics.resizes.applied(resized.is_ok(), began.elapsed());
+        let report = match resized {
             Ok(()) => Report::ResizeDone { generation: self.pod.metadata.generation },
             Err(message) => Report::ResizeFailed { message },
         };

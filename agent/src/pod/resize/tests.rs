@@ -48,6 +48,17 @@ fn a_changed_resource_with_a_restart_policy_restarts_the_container() {
 }
 
 #[test]
+fn requested_changes_are_those_of_amounts() {
+    let change = |resource, old, new| RequestedChange { resource, requirement: "requests", old, new };
+    assert!(requested_changes(&pod("1", "1Mi"), &pod("1000m", "1024Ki")).is_empty());
+    let changes = requested_changes(&pod("1", "1Mi"), &pod("1500m", "0"));
+    assert_eq!(changes, [change("cpu", 1000, 1500), change("memory", 1 << 20, 0)]);
+    let mut other = pod("2", "2Mi");
+    other.spec.as_mut().unwrap().containers[0].name = "other".into();
+    assert!(requested_changes(&pod("1", "1Mi"), &other).is_empty());
+}
+
+#[test]
 fn a_resize_waits_for_room_and_only_what_grows_is_checked() {
     let amount = |cpu_millis, memory| Amount { cpu_millis, memory };
     let old = pod("1", "1Mi");

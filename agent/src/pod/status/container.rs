@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::facts::Facts;
 use crate::pod::removed::Removed;
-use crate::pod::restart::restarts_after;
+use crate::pod::restart::{may_restart_all, restarts_after};
 use crate::pod::state::{ContainerRun, Exit, ObservedContainer, Shape, Waiting, is_sidecar};
 
 /// Maximum size in bytes of a waiting container's message.
@@ -31,6 +31,40 @@ pub(super) fn limit_ends<'a>(lists: impl Iterator<Item = &'a mut Vec<ContainerSt
 
 pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
     containers.iter().map(|container| one(container, facts)).collect()
+}
+
+/// Statuses of init containers and sidecars. The API server refuses a status in which an ended init container runs again
+/// although its policy does not restart it, as after the loss of the sandbox. Such a container keeps its last status
+/// until its next end. Source: `ValidateInitContainerStateTransition` of `pkg/apis/core/validation`.
+pub(super) fn init_statuses(shape: &Shape<'_>, facts: &Facts<'_>) -> Vec<ContainerStatus> {
+    let mut all = statuses(shape.inits(), facts);
+    if !may_restart_all(shape.spec) {
+        for (status, container) in all.iter_mut().zip(shape.inits()) {
+            if let Some(old) = reported_end(shape, container, facts).filter(|_| !has_ended(status)) {
+                *status = old.clone();
+            }
+        }
+    }
+    all
+}
+
+/// The last status of a container, if it shows an end after which the container does not start again.
+fn reported_end<'a>(
+    shape: &Shape<'_>,
+    container: &Container,
+    facts: &Facts<'a>,
+) -> Option<&'a ContainerStatus> {
+    let known = [facts.last, facts.pod.status.as_ref()].into_iter().flatten();
+    let mut known = known.filter_map(|status| {
+        status.init_container_statuses.as_ref()?.iter().find(|old| old.name == container.name)
+    });
+    let old = known.find(|old| has_ended(old))?;
+    let code = old.state.as_ref()?.terminated.as_ref()?.exit_code;
+    (!restarts_after(shape.spec, container, code)).then_some(old)
+}
+
+fn has_ended(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.terminated.is_some())
 }
 
 /// Statuses of ephemeral containers: they are never ready and not restarted.

@@ -272,6 +272,26 @@ fn a_container_status_has_user_resources_and_volume_mounts() {
 }
 
 #[test]
+fn an_ended_init_container_that_runs_again_keeps_its_status_until_it_ends() {
+    let spec = |policy: &str| json!({"restartPolicy": policy, "initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
+    let state =
+        |status: &PodStatus| status.init_container_statuses.as_ref().unwrap()[0].state.clone().unwrap();
+    for (policy, code, is_kept) in [("OnFailure", 0, true), ("OnFailure", 1, false), ("Always", 0, false)] {
+        let mut case = Case::new(spec(policy), observed(vec![container("i", 0, exited(code))]));
+        let ended = case.status(5);
+        case.observed = observed(vec![container("i", 1, running())]);
+        case.pod.status = Some(ended.clone());
+        let again = case.status(6);
+        assert_eq!(state(&again).running.is_none(), is_kept, "{policy} {code}");
+        case.last = Some(again);
+        case.observed = observed(vec![container("i", 1, exited(0))]);
+        let status = case.status(7);
+        let end = &status.init_container_statuses.as_ref().unwrap()[0];
+        assert_eq!((end.container_id.as_deref(), end.restart_count), (Some("coracle://i1"), 1));
+    }
+}
+
+#[test]
 fn a_container_that_is_made_waits_for_the_pod_to_be_initialized() {
     let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
     let made = ObservedContainer { run: ContainerRun::Created, ..container("i", 0, running()) };

@@ -11,10 +11,11 @@ use k8s_openapi::jiff::Timestamp;
 use super::Sync;
 use crate::cgroup::resources::pod_requests;
 use crate::event_recorder::Level;
+use crate::kubelet_metrics::RetryTrigger;
 use crate::pod::resize::allocation::{
     Candidate, check_resize, condition, differs, infeasible, with_resources,
 };
-use crate::pod::resize::event_message;
+use crate::pod::resize::{event_message, requested_changes};
 use crate::pod::state::{DesiredPod, has_ended};
 
 /// A pod whose resources in the API are not accepted yet.
@@ -34,11 +35,11 @@ impl Sync {
         if !differs(pod, &old) {
             self.forget_resize(uid);
             self.replace(uid, &old, pod);
-        } else if is_alive && !self.note_pending(uid, pod) {
+        } else if is_alive && !self.note_pending(uid, pod, &old) {
             self.replace(uid, &old, &Arc::new(with_resources(pod, &old)));
         } else if is_alive {
             // The resize is evaluated first: a status of the new generation must have its outcome.
-            self.retry_resizes();
+            self.retry_resizes(RetryTrigger::PodResized);
             if self.pending.contains_key(uid) {
                 let mut allocated = with_resources(pod, &old);
                 if self.orphans.is_some() {
@@ -51,19 +52,24 @@ impl Sync {
             self.replace(uid, &old, &Arc::new(with_resources(pod, &old)));
         }
         if has_ended(pod) && !has_ended(&old) {
-            self.retry_resizes();
+            self.retry_resizes(RetryTrigger::PodsRemoved);
         }
     }
 
-    /// Records a pending resize. Returns whether it must be evaluated.
-    fn note_pending(&mut self, uid: &str, pod: &Arc<Pod>) -> bool {
+    /// Records a pending resize. `allocated`: the pod with the resources that it has. Returns whether it must be evaluated.
+    fn note_pending(&mut self, uid: &str, pod: &Arc<Pod>, allocated: &Pod) -> bool {
+        let metrics = &self.node.metrics.resizes;
         if let Some(known) = self.pending.get_mut(uid) {
             let is_new = known.pod.metadata.generation != pod.metadata.generation;
+            requested_changes(&known.pod, pod).into_iter().for_each(|change| metrics.requested(change));
             known.pod = Arc::clone(pod);
             return is_new;
         }
         // An earlier agent may have evaluated it.
         let evaluated = condition(pod);
+        if evaluated.is_none() {
+            requested_changes(allocated, pod).into_iter().for_each(|change| metrics.requested(change));
+        }
         let since = evaluated.as_ref().and_then(|(_, since)| *since).unwrap_or_else(Timestamp::now);
         if let Some((pending, _)) = evaluated {
             self.node.resizes.defer(uid, pending);
@@ -79,17 +85,17 @@ impl Sync {
     }
 
     /// Evaluates all pending resizes, in upstream's order. An accepted one may make room for those before it.
-    pub(super) fn retry_resizes(&mut self) {
+    pub(super) fn retry_resizes(&mut self, trigger: RetryTrigger) {
         if self.pending.is_empty() || self.orphans.is_some() {
             // Before all pods are received, the node may seem to have more room than it has.
             return;
         }
-        while self.evaluate_all() {}
+        while self.evaluate_all(trigger) {}
         self.update_cpu_weight();
     }
 
     /// Evaluates each pending resize once. Returns whether an accepted one has freed resources.
-    fn evaluate_all(&mut self) -> bool {
+    fn evaluate_all(&mut self, trigger: RetryTrigger) -> bool {
         let mut freed = false;
         for uid in self.in_order() {
             let (Some(pending), Some(handle)) = (self.pending.get(&uid), self.handles.get(&uid)) else {
@@ -106,6 +112,9 @@ impl Sync {
             match checked {
                 Ok(()) => {
                     self.pending.remove(&uid);
+                    if self.node.resizes.pending(&uid).is_some_and(|pending| pending.reason == "Deferred") {
+                        self.node.metrics.resizes.accepted_later(trigger);
+                    }
                     let generation = pod.metadata.generation;
                     // First, so that the worker knows of the resize when it gets the new resources.
                     self.node.resizes.accept(&uid, &pod);
@@ -124,6 +133,9 @@ impl Sync {
                     }
                     if !is_new {
                         continue;
+                    }
+                    if reason == "Infeasible" {
+                        self.node.metrics.resizes.infeasible();
                     }
                     let event = if reason == "Infeasible" { "ResizeInfeasible" } else { "ResizeDeferred" };
                     let prefix = format!("Pod resize {reason}");

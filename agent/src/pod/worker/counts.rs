@@ -1,16 +1,25 @@
 //! Counts the start of the pod and the ends of its containers, from the changes of its status.
 
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
+use k8s_openapi::jiff::Timestamp;
 
 use super::Worker;
 
 impl Worker {
     /// Counts the start of the pod when it runs for the first time.
-    pub(super) fn count_start(&mut self, status: &PodStatus) {
+    pub(super) fn count_start(&mut self, pod: &Pod, status: &PodStatus) {
         if status.phase.as_deref() == Some("Running")
             && let Some(received) = self.received.take()
         {
-            self.node.metrics.pod_runs(received.elapsed());
+            let metrics = &self.node.metrics;
+            metrics.pod_runs(received.elapsed());
+            let pulls = metrics.pull_times.take(&self.uid);
+            if let Some(created) = &pod.metadata.creation_timestamp {
+                let after = Duration::try_from(Timestamp::now() - created.0).unwrap_or_default();
+                metrics.created_pod_runs(after, pulls + init_time(status));
+            }
         }
     }
 
@@ -23,6 +32,16 @@ impl Worker {
             self.node.metrics.container_terminated(kind, end.exit_code, reason);
         }
     }
+}
+
+/// The time that init containers have run. Sidecars still run and do not count.
+fn init_time(status: &PodStatus) -> Duration {
+    let ends = status.init_container_statuses.iter().flatten().filter_map(terminated);
+    let times = ends.filter_map(|end| {
+        let (started, finished) = (end.started_at.as_ref()?, end.finished_at.as_ref()?);
+        Duration::try_from(finished.0 - started.0).ok()
+    });
+    times.sum()
 }
 
 /// The containers that have ended between two statuses, with their kinds.
@@ -61,6 +80,14 @@ mod tests {
             "containerStatuses": container("c", main),
         });
         serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn the_time_of_init_containers_is_that_between_their_start_and_end() {
+        let end = json!({"terminated": {"exitCode": 0, "startedAt": "2026-01-01T00:00:00Z",
+            "finishedAt": "2026-01-01T00:00:03Z"}});
+        assert_eq!(init_time(&status(end.clone(), end)), Duration::from_secs(3));
+        assert_eq!(init_time(&status(json!({"running": {}}), json!({}))), Duration::ZERO);
     }
 
     #[test]

@@ -28,6 +28,7 @@ use super::{
 use crate::{
     convert,
     error::{ApiError, Result},
+    metrics::{Step, WebhookCall},
     waits, webhook_client,
 };
 
@@ -221,7 +222,13 @@ async fn call(
         Err(why) => Err(why),
     };
     let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);
-    admission.metrics.called((&hook.name, attributes.operation.name()), rejected, began.elapsed());
+    let metrics = &admission.metrics.admission;
+    let labels = WebhookCall {
+        name: &hook.name,
+        step: if phase == Phase::Mutating { Step::Admit } else { Step::Validate },
+        operation: attributes.operation.name(),
+    };
+    metrics.called(labels, rejected, began.elapsed());
     match answer {
         Ok(verdict) => {
             annotate(attributes, &hook.name, &verdict.annotations);
@@ -229,13 +236,17 @@ async fn call(
             if verdict.allowed {
                 Ok(Some(verdict))
             } else {
-                Err(review::refusal(&hook.name, &verdict.status))
+                let refusal = review::refusal(&hook.name, &verdict.status);
+                metrics.rejected(labels, Some(refusal.code));
+                Err(refusal)
             }
         }
         Err(why) if hook.fail_closed => {
+            metrics.rejected(labels, None);
             Err(ApiError::internal(format!("failed calling webhook {:?}: {why}", hook.name)))
         }
         Err(why) => {
+            metrics.failed_open(labels);
             tracing::warn!(webhook = hook.name, why, "webhook failed open");
             Ok(None)
         }

@@ -390,12 +390,13 @@ impl Collection {
         Ok(objects.into_values().collect())
     }
 
-    /// Registers a watcher. It first gets the changes after `revision`.
+    /// Registers a watcher. It first gets the changes after `revision`. If that revision is in the future, the watcher
+    /// gets no event up to it, as upstream: another server may have reached it already.
     pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
         if revision < self.compacted {
             return Err(too_old(revision, self.compacted));
         }
-        watcher.sent = revision;
+        (watcher.sent, watcher.after) = (revision, revision);
         for change in self.changes.iter().filter(|change| change.revision > revision) {
             if let Some(event) = watcher.scope.event(&self.kind, change)
                 && !watcher.send(event, change.revision)
@@ -489,6 +490,27 @@ mod tests {
             assert_eq!(events.cut.is_cancelled(), received < 6, "the time of an ended watch is limited");
         }
         assert_eq!(shared.lock().watchers(), 0, "the last resumed watch has ended with its receiver");
+    }
+
+    #[test]
+    fn a_watch_from_a_future_revision_begins_after_it() {
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
+        let commit = |revision: u64| {
+            let object =
+                json!({"metadata": {"name": "a", "namespace": "ns"}, "data": {"a": revision.to_string()}});
+            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &object)));
+            cache.apply(&Commit { key, revision, value, created: 1, guard_follows: false });
+        };
+        commit(1);
+        let shared = cache.of(kind).unwrap();
+        let scope = Scope { prefix: prefix_of(kind, "ns"), ..Scope::default() };
+        let (watcher, mut events) = Watcher::new(scope, true);
+        shared.lock().watch_after(watcher, 3).unwrap();
+        commit(2);
+        commit(3);
+        assert!(events.events.try_recv().is_err(), "events up to the revision are not sent");
+        commit(4);
+        assert!(matches!(events.events.try_recv(), Ok(Event::Modified(object)) if object.revision == 4));
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Watcher {
     pub(crate) bookmarks: bool,
     /// Revision of the newest queued event, or of the watch's start if there is none.
     pub(super) sent: u64,
+    /// The watch begins after this revision, which may be in the future. Events up to it are not queued.
+    pub(super) after: u64,
     events: mpsc::Sender<Event>,
     link: Arc<Link>,
     /// Cancelled when the collection removes the watcher.
@@ -83,11 +85,15 @@ impl Watcher {
         let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (link, cut) = (Arc::<Link>::default(), CancellationToken::new());
         let received = Events { events: receiver, link: link.clone(), cut: cut.clone() };
-        (Self { scope, bookmarks, sent: 0, events, link, _cut: cut.drop_guard() }, received)
+        (Self { scope, bookmarks, sent: 0, after: 0, events, link, _cut: cut.drop_guard() }, received)
     }
 
-    /// Queues an event. Returns false if the queue is full: the collection then removes the watcher.
+    /// Queues an event, if the watch has begun. Returns false if the queue is full: the collection then removes the
+    /// watcher.
     pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
+        if revision <= self.after {
+            return true;
+        }
         self.sent = revision;
         let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
         before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()

@@ -5,8 +5,12 @@ pub(super) const DURATIONS: [f64; 23] = [
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
     20.0, 30.0, 45.0, 60.0,
 ];
+/// Upper bounds of the durations of the steps of admission, in seconds.
+pub(super) const STEP_DURATIONS: [f64; 6] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5];
 /// Upper bounds of the durations of webhooks, in seconds.
-pub(super) const WEBHOOK_DURATIONS: [f64; 7] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0];
+pub(super) const WEBHOOK_DURATIONS: [f64; 8] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 25.0];
+/// Upper bounds of the sizes of responses, in bytes: from 1 kB to 1 GB.
+pub(super) const SIZES: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
 /// Upper bounds of the request durations without waits (SLI), in seconds.
 pub(super) const SLI_DURATIONS: [f64; 21] = [
     0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0,

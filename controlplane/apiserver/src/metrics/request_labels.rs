@@ -11,6 +11,9 @@ pub(super) const LABELS: [&str; 8] =
 /// Labels of the SLI durations. Dry runs are not counted there.
 pub(super) const SLI_LABELS: [&str; 7] =
     ["verb", "group", "version", "resource", "subresource", "scope", "component"];
+/// Labels of a deprecated API.
+pub(super) const DEPRECATED_LABELS: [&str; 5] =
+    ["group", "version", "resource", "subresource", "removed_release"];
 
 /// The labels of one request.
 pub(crate) struct Request {
@@ -22,6 +25,8 @@ pub(crate) struct Request {
     subresource: String,
     scope: &'static str,
     pub(super) is_long: bool,
+    /// Whether the version of the resource is deprecated.
+    pub(super) is_deprecated: bool,
 }
 
 // === impl Request ===
@@ -47,7 +52,18 @@ impl Request {
             subresource: subresource.unwrap_or_default().to_owned(),
             scope,
             is_long,
+            is_deprecated: kind.is_some_and(|kind| kind.deprecation.is_some()),
         }
+    }
+
+    /// Whether the request reads an object or a list.
+    pub(super) fn is_read(&self) -> bool {
+        matches!(self.verb, "GET" | "LIST") && !self.is_long
+    }
+
+    /// The labels of a deprecated API. No release without one of them is known.
+    pub(super) fn deprecated_labels(&self) -> [&str; 5] {
+        [&self.group, &self.version, &self.resource, &self.subresource, ""]
     }
 
     /// The labels without that of dry runs.

@@ -28,6 +28,7 @@ use crate::{
     authz::Authorizers,
     bootstrap,
     cache::Cache,
+    component_pages::ComponentPages,
     config::{ApiserverConfig, OpenError, ServerOptions, open_audit},
     controllers::{
         aggregation, custom_resources, flow_control, initialization, policy_status, quota_status,
@@ -178,6 +179,7 @@ fn state(
         authenticators,
         authorizers,
         auditor,
+        pages: ComponentPages::new(config.flags),
         advertise: config.advertise,
         kubelet: config.kubelet,
         front_proxy: config.front_proxy,

@@ -185,6 +185,7 @@ async fn open_on(
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,
         max_in_flight: in_flight::MAX_IN_FLIGHT,
+        flags: [("listen".to_owned(), "0.0.0.0:6443".to_owned())].into(),
         component_metrics: None,
         own_components: vec!["scheduler"],
         shutdown_delay: std::time::Duration::ZERO,

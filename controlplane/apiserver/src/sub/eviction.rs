@@ -40,13 +40,13 @@ enum Verdict {
 }
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
-    call.dry_run()?;
+    let is_dry_run = call.dry_run()?;
     let (eviction, warnings) = body_of(call)?;
     if text(&eviction, "name") != call.resource.name {
         return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
     }
     let eviction = call.admit_subresource(Operation::Create, eviction).await?;
-    let options = delete::options_from(call, &eviction["deleteOptions"])?;
+    let options = delete::options_from(call, &eviction["deleteOptions"])?.or_dry_run(is_dry_run);
     evict(call, &options).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
@@ -58,7 +58,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
         let pod = parent(call).await?;
         // An eviction that fails these checks must change neither the budget nor the pod.
         options.check(&call.kind, &pod)?;
-        delete::admit(call, &call.resource.name, &pod).await?;
+        delete::admit(call, (&call.resource.name, &pod), options).await?;
         match verdict(budgets, &pod, &budgets_of(call, budgets, &pod)?, &write::now())? {
             Verdict::Delete => return remove(call, options).await,
             Verdict::DeleteUnchanged(budget) => {

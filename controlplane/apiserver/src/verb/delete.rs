@@ -44,6 +44,11 @@ impl Options {
         self.dry_run
     }
 
+    /// Makes the request a dry run if `is_dry_run`.
+    pub(crate) fn or_dry_run(self, is_dry_run: bool) -> Self {
+        Self { dry_run: self.dry_run || is_dry_run, ..self }
+    }
+
     /// Adds the precondition that the object has this resourceVersion. A precondition of the client takes precedence.
     pub(crate) fn at(mut self, revision: &str) -> Self {
         self.revision.get_or_insert_with(|| revision.to_owned());
@@ -117,7 +122,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
         let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
         // Boxed: the future is large, and deletions are nested in other requests.
-        Box::pin(admit(call, name, &old)).await?;
+        Box::pin(admit(call, (name, &old), options)).await?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
         if new == old && !finished {
@@ -148,59 +153,75 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 }
 
 /// Admission of the deletion: plugins can refuse it after the authorizers have allowed it.
-pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
+pub(crate) async fn admit(call: &Call, (name, old): (&str, &Value), options: &Options) -> Result<()> {
     // Each deleted object of a collection has its own cost budget, as upstream.
     let cost = RequestCost::default();
-    let attributes = Attributes { cost: &cost, ..call.attributes(Operation::Delete, name, Some(old)) };
+    let attributes = Attributes {
+        cost: &cost,
+        dry_run: options.dry_run,
+        ..call.attributes(Operation::Delete, name, Some(old))
+    };
     // Mutating plugins get a copy, because a deletion stores none of their changes.
     Box::pin(call.state.admission.mutate(&attributes, &mut old.clone())).await?;
     Box::pin(call.state.admission.validate(&attributes, old)).await
 }
 
-/// The options of the request. The body takes precedence over the query.
+/// The options of the request. If it has a body, the query is ignored, as upstream.
 pub(crate) fn options(call: &Call) -> Result<Options> {
-    let mut tree = json!({});
-    if !call.body.is_empty() {
-        let mut parsed = call.parse()?;
-        if parsed.value.is_null() {
-            parsed.value = json!({});
-        }
-        // Clients may send apiVersion and kind of the resource's own group; the type is the same.
-        if let Some(object) = parsed.value.as_object_mut() {
-            let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
-            if !matches!(kind, "" | "DeleteOptions") {
-                return Err(ApiError::bad_request(format!(
-                    "the body must be of kind DeleteOptions, not {kind:?}"
-                )));
-            }
-            object.insert("apiVersion".into(), "v1".into());
-            object.insert("kind".into(), "DeleteOptions".into());
-        }
-        let expected = Expected::defined("v1", "DeleteOptions", DELETE_OPTIONS);
-        tree = body::check(parsed, &expected, call.validation()?)?.0;
+    if call.body.is_empty() {
+        return options_from(call, &query_options(call)?);
     }
-    options_from(call, &tree)
+    let mut parsed = call.parse()?;
+    if parsed.value.is_null() {
+        parsed.value = json!({});
+    }
+    // Clients may send apiVersion and kind of the resource's own group; the type is the same.
+    if let Some(object) = parsed.value.as_object_mut() {
+        let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
+        if !matches!(kind, "" | "DeleteOptions") {
+            return Err(ApiError::bad_request(format!(
+                "the body must be of kind DeleteOptions, not {kind:?}"
+            )));
+        }
+        object.insert("apiVersion".into(), "v1".into());
+        object.insert("kind".into(), "DeleteOptions".into());
+    }
+    let expected = Expected::defined("v1", "DeleteOptions", DELETE_OPTIONS);
+    options_from(call, &body::check(parsed, &expected, call.validation()?)?.0)
 }
 
-/// The options of a DeleteOptions tree. A grace period or propagation that the tree does not have comes from the query.
-pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
+/// The parameters of the query in the form of DeleteOptions.
+fn query_options(call: &Call) -> Result<Value> {
     let query = &call.info.query;
     query.check_number("gracePeriodSeconds")?;
-    let query_text = |key: &str| Some(query.get(key)).filter(|text| !text.is_empty()).map(Value::from);
-    let propagation = tree
-        .get("propagationPolicy")
-        .filter(|policy| !policy.is_null())
-        .cloned()
-        .or_else(|| query_text("propagationPolicy"));
-    let orphan = tree.get("orphanDependents").and_then(Value::as_bool);
-    let orphan = orphan.or_else(|| query.has("orphanDependents").then(|| query.flag("orphanDependents")));
-    if let (Some(policy), Some(_)) = (&propagation, orphan) {
+    let mut tree = json!({});
+    if let Ok(grace) = query.get("gracePeriodSeconds").parse::<i64>() {
+        tree["gracePeriodSeconds"] = grace.into();
+    }
+    let policy = query.get("propagationPolicy");
+    if !policy.is_empty() {
+        tree["propagationPolicy"] = policy.into();
+    }
+    if query.has("orphanDependents") {
+        tree["orphanDependents"] = query.flag("orphanDependents").into();
+    }
+    if query.has("dryRun") {
+        tree["dryRun"] = query.all("dryRun").into();
+    }
+    Ok(tree)
+}
+
+/// The options of a DeleteOptions tree.
+pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
+    let propagation = &tree["propagationPolicy"];
+    let orphan = tree["orphanDependents"].as_bool();
+    if !propagation.is_null() && orphan.is_some() {
         return Err(call.invalid_parameter(|causes| {
             let detail = "orphanDependents and deletionPropagation cannot be both set";
-            causes.invalid(&Path::root("propagationPolicy"), policy, detail);
+            causes.invalid(&Path::root("propagationPolicy"), propagation, detail);
         }));
     }
-    let propagation = match propagation.as_ref().and_then(Value::as_str) {
+    let propagation = match propagation.as_str() {
         Some("Background") => Some(Propagation::Background),
         Some("Foreground") => Some(Propagation::Foreground),
         Some("Orphan") => Some(Propagation::Orphan),
@@ -220,11 +241,11 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
     }
     let text = |value: &Value| value.as_str().map(str::to_owned);
     Ok(Options {
-        grace: tree["gracePeriodSeconds"].as_i64().or_else(|| query.get("gracePeriodSeconds").parse().ok()),
+        grace: tree["gracePeriodSeconds"].as_i64(),
         propagation,
         uid: text(&tree["preconditions"]["uid"]),
         revision: text(&tree["preconditions"]["resourceVersion"]),
-        dry_run: call.dry_run()? || dry_run.as_array().is_some_and(|list| !list.is_empty()),
+        dry_run: dry_run.as_array().is_some_and(|list| !list.is_empty()),
     })
 }
 

@@ -58,7 +58,9 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let start = start(call)?;
     let (first, events) = match subscribe(call, scope, &start) {
         Ok(subscribed) => subscribed,
-        Err(error) if error.is_expired() => return Ok(ended_by(form(call)?, &error)),
+        Err(error) if error.is_expired() || error.is_future_revision() => {
+            return Ok(ended_by(form(call)?, &error));
+        }
         Err(error) => return Err(error),
     };
     let cut = WatchEnd(events.cut.clone());
@@ -131,8 +133,8 @@ fn error_event(form: Form, error: &ApiError) -> Bytes {
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
 }
 
-/// A stream of one ERROR event. Upstream reports a compacted revision in the stream, not by the HTTP status. Clients
-/// rely on it: kube-rs lists again only after an ERROR event.
+/// A stream of one ERROR event. Upstream reports a compacted revision, and a future one of a watch with initial events, in
+/// the stream, not by the HTTP status. Clients rely on it: kube-rs lists again only after an ERROR event.
 fn ended_by(form: Form, error: &ApiError) -> Reply {
     let mut response = Response::new(full(error_event(form, error)));
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
@@ -178,9 +180,6 @@ fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Ev
             }
         }
         Start::After(u64::MAX) => objects.watch_after(watcher, newest)?,
-        Start::After(revision) if *revision > newest => {
-            return Err(ApiError::future_revision(*revision, newest));
-        }
         Start::After(revision) => objects.watch_after(watcher, *revision)?,
     }
     Ok((first, events))

@@ -102,6 +102,9 @@ async fn create(
         Ok(job) => {
             let message = format!("Created job {name}");
             context.record(cron_job, COMPONENT, Event::normal("SuccessfulCreate", message));
+            if let Some(created) = &job.metadata.creation_timestamp {
+                context.config.job_metrics.created_after(created.0.duration_since(time).as_secs_f64());
+            }
             Some(job)
         }
         // An earlier process created the job and stopped before it wrote the status.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
@@ -11,6 +11,7 @@ use super::topology::{self, Zones};
 use super::{pack, plan};
 use crate::context::Context;
 use crate::endpoints::plan::is_ours;
+use crate::endpoints::trigger_time;
 use crate::error::{Error, is_namespace_terminating};
 use crate::object::{EndpointSlice, Key, ObjectExt, controller_of};
 use crate::queue::{Next, Queue, pause_after};
@@ -72,7 +73,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(service) = service else { return Ok(Next::Wait) };
     let zone_of =
         |node: &str| caches.nodes.get(&Key::new("", node)).as_deref().and_then(topology::zone).cloned();
-    let mut groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
+    let pods = caches.pods.in_namespace(&key.namespace);
+    let mut groups = plan::groups(&service, &pods, zone_of);
     if topology::is_automatic(&service) {
         let zones = context.zones.processors().and_then(|processors| Zones::of(&processors));
         topology::set_hints(&mut groups, zones.as_ref());
@@ -88,8 +90,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     } else {
         labels.remove(HEADLESS);
     }
-    let identity = Identity { owner, labels };
-    apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
+    let changes = pack::pack(groups, &slices);
+    let is_written = !changes.create.is_empty() || !changes.update.is_empty();
+    let trigger =
+        is_written.then(|| trigger_time::time(&service, &pods, &trigger_time::of_slices(&slices))).flatten();
+    let identity = Identity { owner, labels, trigger };
+    apply(context, &key, &identity, changes).await?;
     Ok(pause_after(count))
 }
 
@@ -97,6 +103,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 pub(crate) struct Identity {
     pub(crate) owner: OwnerReference,
     pub(crate) labels: BTreeMap<String, String>,
+    /// The time of the change that the slices follow, for those that are written. `None`: unknown.
+    pub(crate) trigger: Option<String>,
 }
 
 /// The slices of the owner that this manager wrote.
@@ -119,13 +127,16 @@ pub(crate) async fn apply(
 ) -> Result<(), Error> {
     let writer = context.writer(&context.caches.endpoint_slices);
     for group in changes.create {
-        let slice = json!({
+        let mut slice = json!({
             "metadata": {"generateName": format!("{}-", key.name), "namespace": key.namespace,
                 "labels": identity.labels, "ownerReferences": [identity.owner]},
             "addressType": group.slice_key.address_type,
             "endpoints": group.endpoints,
             "ports": group.slice_key.ports,
         });
+        if let Some(trigger) = &identity.trigger {
+            slice["metadata"]["annotations"] = json!({trigger_time::ANNOTATION: trigger});
+        }
         match writer.create(&key.namespace, slice).await {
             Err(error) if !is_namespace_terminating(&error) => {
                 return Err(Error::Request {
@@ -138,7 +149,12 @@ pub(crate) async fn apply(
         }
     }
     for (slice, endpoints) in changes.update {
-        let patch = json!({"metadata": {"labels": labels_patch(&slice, identity)}, "endpoints": endpoints});
+        let mut metadata = json!({"labels": labels_patch(&slice, identity)});
+        if identity.trigger.is_some() || has_trigger(&slice.metadata) {
+            // Null removes the time of an earlier change.
+            metadata["annotations"] = json!({trigger_time::ANNOTATION: identity.trigger});
+        }
+        let patch = json!({"metadata": metadata, "endpoints": endpoints});
         writer.merge(&slice.key(), Part::Main, patch).await?;
     }
     for slice in changes.keep {
@@ -156,6 +172,11 @@ pub(crate) async fn apply(
         })?;
     }
     Ok(())
+}
+
+/// Whether an object has the time of the change that it follows.
+pub(crate) fn has_trigger(metadata: &ObjectMeta) -> bool {
+    metadata.annotations.as_ref().is_some_and(|all| all.contains_key(trigger_time::ANNOTATION))
 }
 
 /// The merge patch of the labels: the desired labels, and null for labels to remove.

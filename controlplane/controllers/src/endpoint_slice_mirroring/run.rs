@@ -51,7 +51,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         labels.insert(HEADLESS.to_owned(), String::new());
     }
     let slices = slices_of(context, &key, endpoints.uid(), MANAGER);
-    let identity = Identity { owner: endpoints.controller_reference(), labels };
+    let identity = Identity { owner: endpoints.controller_reference(), labels, trigger: None };
     apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
     Ok(Next::Wait)
 }

@@ -6,8 +6,9 @@ use k8s_openapi::api::core::v1::EndpointSubset;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use super::plan;
+use super::{plan, trigger_time};
 use crate::context::Context;
+use crate::endpoint_slice::run::has_trigger;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Endpoints, Key, ObjectExt, Pod, Service};
 use crate::queue::{Next, Queue, pause_after};
@@ -68,7 +69,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if !plan::is_ours(&service) {
         return Ok(Next::Wait);
     }
-    let mut subsets = plan::subsets(&service, &caches.pods.in_namespace(&key.namespace));
+    let pods = caches.pods.in_namespace(&key.namespace);
+    let mut subsets = plan::subsets(&service, &pods);
     let is_truncated = plan::truncate(&mut subsets);
     let addresses = |subset: &EndpointSubset| {
         [&subset.addresses, &subset.not_ready_addresses].into_iter().flatten().map(Vec::len).sum::<usize>()
@@ -79,9 +81,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         Some(known)
             if is_current(&known, &subsets, &labels) && is_marked_truncated(&known) == is_truncated => {}
         Some(known) => {
+            let before = trigger_time::of_subsets(known.subsets.as_deref().unwrap_or_default());
+            let trigger = trigger_time::time(&service, &pods, &Some(before));
             let mut metadata = json!({"labels": labels});
+            // Null removes an annotation.
             if is_truncated || is_marked_truncated(&known) {
-                metadata["annotations"] = json!({OVER_CAPACITY: is_truncated.then_some(TRUNCATED)});
+                metadata["annotations"][OVER_CAPACITY] = json!(is_truncated.then_some(TRUNCATED));
+            }
+            if trigger.is_some() || has_trigger(&known.metadata) {
+                metadata["annotations"][trigger_time::ANNOTATION] = json!(trigger);
             }
             let patch = json!({"metadata": metadata, "subsets": subsets});
             writer.merge(&key, Part::Main, patch).await?;
@@ -89,7 +97,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         None => {
             let mut endpoints = json!({"metadata": {"name": key.name, "labels": labels}, "subsets": subsets});
             if is_truncated {
-                endpoints["metadata"]["annotations"] = json!({OVER_CAPACITY: TRUNCATED});
+                endpoints["metadata"]["annotations"][OVER_CAPACITY] = TRUNCATED.into();
+            }
+            if let Some(trigger) = trigger_time::time(&service, &pods, &None) {
+                endpoints["metadata"]["annotations"][trigger_time::ANNOTATION] = trigger.into();
             }
             match writer.create(&key.namespace, endpoints).await {
                 Err(error) if !is_already_exists(&error) && !is_namespace_terminating(&error) => {

@@ -14,6 +14,11 @@ pub(super) fn is_indexed(job: &Job) -> bool {
     job.spec.completion_mode.as_deref() == Some("Indexed")
 }
 
+/// The completion mode of the job, as metrics name it.
+pub(super) fn completion_mode(job: &Job) -> &'static str {
+    if is_indexed(job) { "Indexed" } else { "NonIndexed" }
+}
+
 /// Whether a terminating pod is replaced only after it has ended.
 pub(super) fn replaces_only_failed(job: &Job) -> bool {
     job.spec.pod_replacement_policy.as_deref() == Some("Failed") || job.spec.pod_failure_policy.is_some()

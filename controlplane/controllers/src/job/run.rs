@@ -1,7 +1,7 @@
 //! Applies the plans of jobs.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_values::label_selector::LabelSelector;
 use futures::future::join_all;
@@ -61,20 +61,31 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if job.spec.managed_by.as_deref().is_some_and(|name| name != OWN_NAME) {
         return Ok(Next::Wait);
     }
+    let (began, mut action) = (Instant::now(), "reconciling");
+    let result = sync(context, &job, &mut action).await;
+    if !job.finished() {
+        let labels = (pods::completion_mode(&job), result.is_ok(), action);
+        context.config.job_metrics.synced(labels, began.elapsed());
+    }
+    result
+}
+
+/// Creates and deletes pods, and writes the status. `action`: what was done, for the metrics.
+async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result<Next, Error> {
     let selector = LabelSelector::try_from(&job.spec.selector)
-        .map_err(|source| Error::Selector { object: format!("Job {key}"), source })?;
+        .map_err(|source| Error::Selector { object: format!("Job {}", job.key()), source })?;
     if selector.is_empty() {
         return Ok(Next::Wait);
     }
     let control = PodControl {
         context,
-        owner: &*job,
+        owner: job,
         cache: &context.caches.jobs,
         component: COMPONENT,
         finalizer: Some(FINALIZER),
     };
     let done = job.is_being_deleted() || job.finished();
-    let claim = Claim::of(done, &selector, pod_control::candidates(context, &*job));
+    let claim = Claim::of(done, &selector, pod_control::candidates(context, job));
     control.apply(&claim).await?;
     if !claim.adopt.is_empty() {
         // The adoption causes the next reconcile, which counts these pods.
@@ -84,14 +95,18 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let mut outcome = Ok(());
     let mut decided = None;
     if !job.finished() {
-        let observed = ObservedJob::of(&job, &claim.own, Timestamp::now());
+        let observed = ObservedJob::of(job, &claim.own, Timestamp::now());
         decided.clone_from(&observed.verdict);
-        match plan::plan(&observed) {
+        let change = plan::plan(&observed);
+        if decided.is_none() {
+            *action = action_of(&change);
+        }
+        match change {
             Change::Nothing => {}
             Change::Wait(time) => wait = Some(time),
             Change::Create(pods) => {
                 let template = job.spec.template.value();
-                let pods: Vec<Value> = pods.iter().map(|pod| new_pod(&job, &template, *pod)).collect();
+                let pods: Vec<Value> = pods.iter().map(|pod| new_pod(job, &template, *pod)).collect();
                 outcome =
                     control.create(&pods).await.map_err(|error| control.failed("create pods of", error));
             }
@@ -102,12 +117,21 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
     }
     // The cache has the pods of the writes above.
-    let own = own_pods(context, &*job, &selector);
-    let update = status::update(&ObservedJob::of(&job, &own, Timestamp::now()).with_verdict(decided));
+    let own = own_pods(context, job, &selector);
+    let update = status::update(&ObservedJob::of(job, &own, Timestamp::now()).with_verdict(decided));
     let again = apply(&control, update).await?;
     outcome?;
     let next: Option<Duration> = wait.into_iter().chain(again).min();
     Ok(next.map_or(Next::Wait, Next::After))
+}
+
+/// The name of a change in the metrics.
+fn action_of(change: &Change) -> &'static str {
+    match change {
+        Change::Nothing => "tracking",
+        Change::Wait(_) | Change::Create(_) => "pods_created",
+        Change::Delete(_) => "pods_deleted",
+    }
 }
 
 /// Writes the status, then removes the finalizers of the pods that it counts. Returns the delay of the next reconcile.
@@ -115,6 +139,8 @@ async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<D
     let job = control.owner;
     if let Some(patch) = counting_patch(job, &update.status) {
         control.context.writer(control.cache).merge(&job.key(), Part::Status, patch).await?;
+        let mode = pods::completion_mode(job);
+        control.context.config.job_metrics.counted(mode, &job.status, &update.status);
     }
     for event in update.events {
         control.record(event);

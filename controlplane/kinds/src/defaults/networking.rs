@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{child, child_of, each, fill, fill_absent};
+use super::{child, child_of, each, fill_absent};
 
 /// Sets the defaults of a NetworkPolicy.
 pub(crate) fn network_policy(object: &mut Value) {
@@ -29,6 +29,6 @@ pub(crate) fn ingress_class(object: &mut Value) {
         return;
     };
     if let Some(parameters) = child_of(spec, "parameters") {
-        fill(parameters, "scope", "Cluster");
+        fill_absent(parameters, "scope", "Cluster");
     }
 }

@@ -134,6 +134,17 @@ fn templates_do_not_get_the_defaults_of_pods() {
 }
 
 #[test]
+fn an_absent_scope_of_an_ingress_class_is_the_cluster() {
+    let scope = |parameters: Value| {
+        let class = json!({"spec": {"controller": "a.io/b", "parameters": parameters}});
+        let class = defaulted("networking.k8s.io/v1", "IngressClass", class);
+        class["spec"]["parameters"]["scope"].clone()
+    };
+    assert_eq!(scope(json!({"kind": "K", "name": "n"})), "Cluster");
+    assert_eq!(scope(json!({"kind": "K", "name": "n", "scope": ""})), "", "validation refuses it");
+}
+
+#[test]
 fn services_secrets_and_namespaces_are_filled() {
     let service = defaulted("v1", "Service", json!({"spec": {"ports": [{"port": 80, "targetPort": 0}]}}));
     let expect = json!({"spec": {"type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",

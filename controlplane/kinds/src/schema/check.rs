@@ -141,7 +141,7 @@ impl Check {
                 dropped.push(name.clone());
                 continue;
             };
-            if value.is_null() {
+            if value.is_null() || is_ignored(property, value) {
                 dropped.push(name.clone());
                 continue;
             }
@@ -254,6 +254,14 @@ impl Check {
             ValueType::Map(item) => format!("map[string]{}", self.go_type(item)),
         }
     }
+}
+
+/// Whether Go ignores the value: `items` of a schema that is neither a schema nor a list of schemas. Source:
+/// `JSONSchemaPropsOrArray.UnmarshalJSON` of apiextensions.
+fn is_ignored(property: &Property, value: &Value) -> bool {
+    matches!(property.value_type, ValueType::Choice(_))
+        && &*property.name == "items"
+        && !(value.is_object() || value.is_array())
 }
 
 /// Whether the value has the type. Does not check elements.

@@ -70,6 +70,19 @@ fn wrong_types_name_the_field_as_go_does() {
 }
 
 #[test]
+fn items_that_are_no_schema_are_ignored_as_in_go() {
+    const SCHEMA: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
+    let read = |input: &str| {
+        decode(SCHEMA, parse_json(input.as_bytes()).unwrap(), FieldValidation::Strict).unwrap().0
+    };
+    let without = read(r#"{"type":"array"}"#);
+    for items in ["\"x\"", "7", "true"] {
+        assert_eq!(read(&format!(r#"{{"type":"array","items":{items}}}"#)), without, "{items}");
+    }
+    assert!(read(r#"{"type":"array","items":{"type":"string"}}"#)["items"].is_object());
+}
+
+#[test]
 fn unknown_and_duplicate_fields_follow_field_validation() {
     let input = r#"{"apiVersion":"v1","kind":"Pod","spec":{"foo":1,"nodeName":"a","nodeName":"b","containers":[{"name":"c","bar":2}]}}"#;
     let pruned = r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{"containers":[{"name":"c","resources":{}}],"nodeName":"b"},"status":{}}"#;

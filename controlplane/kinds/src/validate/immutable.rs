@@ -60,8 +60,8 @@ fn deadline(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
         (Some(new), Some(old)) if new > old => {
             causes.invalid(path, &new.into(), "must be less than or equal to previous value");
         }
-        (None, Some(old)) => {
-            causes.invalid(path, &old.into(), "must not update from a positive integer to nil value")
+        (None, Some(_)) => {
+            causes.invalid(path, &Value::Null, "must not update from a positive integer to nil value");
         }
         _ => {}
     }
@@ -193,6 +193,13 @@ mod tests {
         }
         let empty = required(json!([{}]));
         assert_eq!(changed(&empty, &old).len(), 1, "a term without requirements selects no node");
+    }
+
+    #[test]
+    fn a_deadline_is_not_removed() {
+        let causes = changed(&gated(json!({"activeDeadlineSeconds": 100})), &gated(json!({})));
+        let expect = "spec.activeDeadlineSeconds: Invalid value: null: must not update from a positive integer to nil value";
+        assert_eq!(causes, [expect]);
     }
 
     #[test]

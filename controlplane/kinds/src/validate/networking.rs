@@ -332,11 +332,8 @@ pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value
         causes.format(&here, prefix, format::canonical_ip(prefix));
     }
     let (path, parent) = (Path::root("spec").field("parentRef"), &object["spec"]["parentRef"]);
-    if let Some(old) = old {
-        if old["spec"]["parentRef"] != *parent {
-            causes.invalid(&path, parent, "field is immutable");
-        }
-        return;
+    if old.is_some_and(|old| old["spec"]["parentRef"] != *parent) {
+        causes.invalid(&path, parent, "field is immutable");
     }
     if parent.is_null() {
         causes.required(&path, "");

@@ -18,6 +18,7 @@ const SOURCES: &[&str] = &[
     "cinder", "fc", "flexVolume", "azureFile", "vsphereVolume", "photonPersistentDisk", "portworxVolume", "azureDisk", "scaleIO",
     "local", "storageos", "csi",
 ];
+const FLEX: &str = "flexVolume";
 /// Fields of the spec besides the sources.
 const NO_SOURCES: &[&str] = &[
     "capacity",
@@ -113,12 +114,19 @@ fn capacity(causes: &mut Causes, path: &Path, capacity: &Value) {
 }
 
 fn source(causes: &mut Causes, path: &Path, spec: &Value, name: &str) {
-    if let Some((kind, here, source)) = volume_source::one(causes, path, spec, SOURCES) {
+    let owner = Owner { name, is_of_pod: false };
+    // Upstream does not refuse `flexVolume` beside a source before it.
+    let is_first = SOURCES.iter().find(|kind| !spec[**kind].is_null()) == Some(&FLEX);
+    let kinds: Vec<&'static str> = SOURCES.iter().copied().filter(|kind| *kind != FLEX || is_first).collect();
+    if let Some((kind, here, source)) = volume_source::one(causes, path, spec, &kinds) {
         match kind {
             "local" => local(causes, path, spec),
             "csi" => csi(causes, &here, source),
-            _ => volume_source::shared(causes, &here, (kind, source), Owner { name, is_of_pod: false }),
+            _ => volume_source::shared(causes, &here, (kind, source), owner),
         }
+    }
+    if !is_first && !spec[FLEX].is_null() {
+        volume_source::shared(causes, &path.field(FLEX), (FLEX, &spec[FLEX]), owner);
     }
     let is_root = is_root(text(&spec["hostPath"]["path"]));
     if is_root && spec["persistentVolumeReclaimPolicy"] == "Recycle" {
@@ -199,6 +207,7 @@ fn update(causes: &mut Causes, new: &Value, old: &Value) {
 }
 
 /// Whether two affinities are equal. A deprecated label of the old one may be replaced by its successor in the new one.
+/// Upstream looks up the successor in a map, so a label without one may become empty: that has a cause of its own.
 fn is_same_affinity(new: &Value, old: &Value) -> bool {
     let mut old = old.clone();
     let after = |term: usize, at: usize| {
@@ -209,7 +218,8 @@ fn is_same_affinity(new: &Value, old: &Value) -> bool {
         let expressions = term.get_mut("matchExpressions").and_then(Value::as_array_mut);
         for (at, expression) in expressions.into_iter().flatten().enumerate() {
             let after = after(index, at);
-            if BETA_LABELS.iter().any(|(beta, label)| expression["key"] == *beta && after == *label) {
+            let found = BETA_LABELS.iter().find(|(beta, _)| expression["key"] == *beta);
+            if after == found.map_or("", |(_, label)| *label) {
                 expression["key"] = after;
             }
         }
@@ -282,6 +292,12 @@ mod tests {
             of(json!({"local": {"path": "/a"}})),
             ["spec.nodeAffinity: Required value: Local volume requires node affinity"]
         );
+        let flex = json!({"driver": "a/b"});
+        assert!(of(json!({"hostPath": {"path": "/a"}, "flexVolume": flex})).is_empty());
+        let later = of(json!({"flexVolume": flex, "csi": {"driver": "d.io", "volumeHandle": "h"}}));
+        assert_eq!(later, ["spec.csi: Forbidden: may not specify more than 1 volume type"]);
+        let wrong = of(json!({"hostPath": {"path": "/a"}, "flexVolume": {"driver": ""}}));
+        assert!(wrong.len() == 1 && wrong[0].starts_with("spec.flexVolume.driver: "), "{wrong:?}");
         let recycled = of(json!({"hostPath": {"path": "/./"}, "persistentVolumeReclaimPolicy": "Recycle"}));
         assert!(recycled[0].starts_with("spec.persistentVolumeReclaimPolicy: Forbidden"), "{recycled:?}");
         let class = of(json!({"hostPath": {"path": "/a"}, "volumeAttributesClassName": "c"}));
@@ -301,6 +317,8 @@ mod tests {
             let causes = said(&of(new), Some(&of(old)));
             assert!(causes.len() == 1 && causes[0].starts_with("nodeAffinity: Invalid value"), "{causes:?}");
         }
+        let empty = said(&of(""), Some(&of("a")));
+        assert!(!empty.iter().any(|cause| cause.starts_with("nodeAffinity")), "{empty:?}");
         let without = spec(json!({"hostPath": {"path": "/a"}}));
         assert!(said(&of("a"), Some(&without)).is_empty());
     }

@@ -6,8 +6,13 @@ use serde_json::Value;
 
 use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
-/// Status fields of containers that start again after their end only if a restart rule or policy allows it.
-const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
+/// Status fields of containers that start again after their end only if a restart rule or policy allows it, each with the
+/// field of these containers in the spec. Ephemeral containers never start again.
+const ENDED: [(&str, Option<&str>); 3] = [
+    ("containerStatuses", Some("containers")),
+    ("initContainerStatuses", Some("initContainers")),
+    ("ephemeralContainerStatuses", None),
+];
 
 /// Checks a new status.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
@@ -30,8 +35,8 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     if !text(&before["qosClass"]).is_empty() && class != &before["qosClass"] {
         causes.invalid(&path.field("qosClass"), &text(class).into(), "field is immutable");
     }
-    for list in ENDED {
-        restarts(causes, &path.field(list), (&status[list], &before[list]), &old["spec"], list);
+    for (list, containers) in ENDED {
+        restarts(causes, &path.field(list), (&status[list], &before[list]), (&old["spec"], containers));
     }
     container_status::all(causes, &path, new);
     addresses(causes, &path.field("podIPs"), &status["podIPs"], &before["podIPs"]);
@@ -44,16 +49,20 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of containers that may not start again. Ephemeral containers never may.
-fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec: &Value, list: &str) {
-    let is_main = list == "containerStatuses";
-    if is_main && restart::may_restart_all(spec) {
+/// Refuses the restart of containers that may not start again. `list` is their field in the spec; `None`: they never may.
+fn restarts(
+    causes: &mut Causes,
+    path: &Path,
+    (new, old): (&Value, &Value),
+    (spec, list): (&Value, Option<&str>),
+) {
+    if list.is_some() && restart::may_restart_all(spec) {
         return;
     }
-    let (statuses, containers) = (by_name(new), by_name(&spec["containers"]));
+    let (statuses, containers) = (by_name(new), list.map(|list| by_name(&spec[list])).unwrap_or_default());
     for (index, before) in items(old) {
         let Some(code) = before["state"]["terminated"]["exitCode"].as_i64() else { continue };
-        let container = containers.get(&before["name"]).filter(|_| is_main);
+        let container = containers.get(&before["name"]);
         let may_start = container.is_some_and(|container| restart::restarts_after(spec, container, code));
         let now = statuses.get(&before["name"]);
         if !may_start && now.is_some_and(|now| now["state"]["terminated"].is_null()) {
@@ -142,6 +151,32 @@ mod tests {
         {
             let expect: &[&str] = if is_refused { &["status.containerStatuses[0].state"] } else { &[] };
             assert_eq!(fields(ended(code), running(), policy), expect, "{policy} {code}");
+        }
+    }
+
+    #[test]
+    fn ended_init_containers_stay_ended_unless_their_policy_restarts_them() {
+        let refused = |pod: &str, own: Value, code: i64| {
+            let spec = json!({"restartPolicy": pod, "initContainers": [{"name": "i", "restartPolicy": own}]});
+            let pod = |state: Value| json!({"spec": spec, "status": {"initContainerStatuses": [{"name": "i", "state": state}]}});
+            let mut causes = Causes::default();
+            update(
+                &mut causes,
+                &pod(json!({"running": {}})),
+                &pod(json!({"terminated": {"exitCode": code}})),
+            );
+            causes.into_list().into_iter().map(|cause| cause.field).collect::<Vec<_>>()
+        };
+        for (pod, own, code) in [
+            ("Always", Value::Null, 0),
+            ("OnFailure", Value::Null, 1),
+            ("OnFailure", json!("Always"), 0),
+            ("Never", json!("Always"), 1),
+        ] {
+            assert_eq!(refused(pod, own, code), Vec::<String>::new(), "{pod} {code}");
+        }
+        for (pod, code) in [("OnFailure", 0), ("Never", 1)] {
+            assert_eq!(refused(pod, Value::Null, code), ["status.initContainerStatuses[0].state"], "{pod}");
         }
     }
 

@@ -72,6 +72,11 @@ impl Engine {
         found.map(|bytes| self.codec.decode(key, &bytes)).transpose().map(Option::flatten)
     }
 
+    /// The bytes of the database on disk. `None` if they cannot be read.
+    pub(super) fn size(&self) -> Option<u64> {
+        self.database.disk_space().ok()
+    }
+
     /// Whether the value of a key is encrypted with the current key, or need not be encrypted.
     pub(super) fn is_current(&self, key: &str) -> Result<bool, Error> {
         let found = self.entries.get(key).map_err(|error| read_error(&error))?;

@@ -56,6 +56,7 @@ async fn durable_entries_survive_a_restart_volatile_ones_do_not_and_revisions_co
     }
     drop(store);
     let store = open(dir.path());
+    assert!(store.size().unwrap() > 0);
     assert!(store.revision().await.unwrap() > last);
     let page = store.list(Range::default()).await.unwrap();
     assert_eq!(page.entries.len(), 1);

@@ -267,7 +267,7 @@ async fn invalid_parameters_have_causes() {
             "resourceVersionMatch",
         ),
         (
-            server.delete(&format!("{MAPS}/m?propagationPolicy=x"), json!({})).await,
+            server.call("DELETE", &format!("{MAPS}/m?propagationPolicy=x"), "", None).await,
             "DeleteOptions",
             "propagationPolicy",
         ),
@@ -279,6 +279,24 @@ async fn invalid_parameters_have_causes() {
     }
     let kind = server.delete(&format!("{MAPS}/m"), json!({"kind": "ConfigMap"})).await;
     assert_eq!(kind.code, 400);
+}
+
+#[tokio::test]
+async fn the_pages_of_the_server_are_text_or_objects() {
+    let server = Fixture::new().await;
+    let get = async |path: &str, accept: &str| {
+        let request = Request::get(path).header("accept", accept).body(Full::default()).unwrap();
+        server.send(admin(), request).await
+    };
+    let text = get("/statusz", "*/*").await;
+    assert!(text.body.as_str().unwrap().contains("\napiserver statusz\n"), "{}", text.body);
+    assert_eq!(text.headers["content-type"], "text/plain; charset=utf-8");
+    let flags = get("/flagz", "application/json;as=Flagz;g=config.k8s.io;v=v1alpha1").await;
+    assert_eq!(flags.body["flags"], json!({"listen": "0.0.0.0:6443"}));
+    assert!(flags.headers.contains_key("warning"), "the version is deprecated");
+    let refused = get("/statusz", "application/json").await;
+    assert_eq!((refused.code, &refused.body["reason"]), (406, &json!("NotAcceptable")));
+    assert_eq!(server.get_as(User::new("eve", &[]), "/flagz").await.code, 403);
 }
 
 #[tokio::test]

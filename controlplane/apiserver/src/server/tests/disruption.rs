@@ -74,6 +74,9 @@ async fn an_eviction_is_refused_with_its_reason_and_then_nothing_is_changed() {
     server.budget("b", 1).await;
     let tried = server.evict("p", json!({"dryRun": ["All"]})).await;
     assert_eq!(tried.code, 201, "{}", tried.body);
+    let eviction = json!({"metadata": {"name": "p"}, "deleteOptions": {"gracePeriodSeconds": 0}});
+    let tried = server.post(&format!("{PODS}/p/eviction?dryRun=All"), eviction).await;
+    assert_eq!(tried.code, 201, "{}", tried.body);
     // A budget that changed and was not counted since.
     let change = json!({"spec": {"minAvailable": 2}});
     assert_eq!(server.merge(&format!("{BUDGETS}/b"), change).await.body["metadata"]["generation"], 2);

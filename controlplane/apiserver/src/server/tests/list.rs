@@ -97,7 +97,7 @@ async fn a_watch_can_begin_with_existing_objects_and_marks_their_end() {
 }
 
 #[tokio::test]
-async fn revisions_beyond_both_ends_are_refused_and_bookmarks_keep_quiet_watches_within() {
+async fn a_watch_can_begin_at_a_future_revision_and_bookmarks_keep_quiet_watches_in_the_history() {
     let server = Fixture::new().await;
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     let made = server.post(leases, json!({"metadata": {"name": "n"}})).await;
@@ -120,6 +120,13 @@ async fn revisions_beyond_both_ends_are_refused_and_bookmarks_keep_quiet_watches
         (&json!(410), &json!("Expired"))
     );
     let future = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion=99999999")).await;
-    assert_eq!(future.code, 504);
-    assert_eq!(future.body["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+    assert_eq!((future.code, &future.body), (200, &json!("")), "as upstream, it waits for that revision");
+    let initial = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let future = server.get(&format!("{leases}?watch=1&{initial}&resourceVersion=99999999")).await;
+    assert_eq!((future.code, &future.body["type"]), (200, &json!("ERROR")));
+    let status = &future.body["object"];
+    assert_eq!((&status["code"], &status["reason"]), (&json!(504), &json!("Timeout")));
+    assert_eq!(status["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+    let listed = server.get(&format!("{leases}?resourceVersion=99999999")).await;
+    assert_eq!(listed.code, 504);
 }

@@ -38,11 +38,37 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
     let version = server.get("/version").await.body["gitVersion"].as_str().unwrap().to_owned();
     assert_eq!(value(&text, "kubernetes_build_info", &[&format!("git_version=\"{version}\"")]), Some(1.0));
     assert_eq!(value(&text, "apiserver_resource_objects", &["group=\"\"", "resource=\"pods\""]), Some(1.0));
+    let size = value(&text, "apiserver_storage_size_bytes", &["storage_cluster_id=\"embedded-0\""]);
+    assert!(size.is_some_and(|bytes| bytes > 0.0), "{text}");
+    let sizes = |verb| value(&text, "apiserver_response_sizes_count", &[verb, "resource=\"pods\""]);
+    assert_eq!(
+        (sizes("verb=\"GET\""), sizes("verb=\"LIST\""), sizes("verb=\"POST\"")),
+        (Some(2.0), Some(1.0), None)
+    );
     assert!(text.contains("process_resident_memory_bytes "), "{text}");
     assert_eq!(
         value(&text, "apiserver_current_inflight_requests", &["request_kind=\"readOnly\""]),
         Some(0.0)
     );
+}
+
+#[tokio::test]
+async fn steps_of_admission_and_deprecated_apis_are_counted() {
+    let server = Fixture::new().await;
+    let before = metrics(&server).await;
+    let step = |text: &str, kind: &str, rejected: &str| {
+        let name = "apiserver_admission_step_admission_duration_seconds_count";
+        value(text, name, &["operation=\"CREATE\"", kind, rejected]).unwrap_or(0.0)
+    };
+    let endpoints = ["resource=\"endpoints\"", "version=\"v1\"", "removed_release=\"\""];
+    assert_eq!(value(&before, "apiserver_requested_deprecated_apis", &endpoints), None);
+    server.post(PODS, pod("p")).await;
+    server.get("/api/v1/namespaces/default/endpoints").await;
+    let after = metrics(&server).await;
+    let counted = |kind: &str, rejected: &str| step(&after, kind, rejected) - step(&before, kind, rejected);
+    assert!(counted("type=\"admit\"", "rejected=\"false\"") >= 1.0, "{after}");
+    assert!(counted("type=\"validate\"", "rejected=\"false\"") >= 1.0, "{after}");
+    assert_eq!(value(&after, "apiserver_requested_deprecated_apis", &endpoints), Some(1.0));
 }
 
 #[tokio::test]

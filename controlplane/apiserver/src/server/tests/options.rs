@@ -102,6 +102,19 @@ async fn options_of_a_deletion_are_checked() {
 }
 
 #[tokio::test]
+async fn the_body_of_a_deletion_replaces_its_query() {
+    let server = Fixture::new().await;
+    server.post(MAPS, config_map("a", json!({}))).await;
+    let path = format!("{MAPS}/a");
+    assert_eq!(server.call("DELETE", &format!("{path}?dryRun=All"), "", None).await.code, 200);
+    assert_eq!(server.delete(&path, json!({"dryRun": ["All"]})).await.code, 200);
+    assert_eq!(server.get(&path).await.code, 200, "both were dry runs");
+    let deleted = server.delete(&format!("{path}?dryRun=All&gracePeriodSeconds=x"), json!({})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    assert_eq!(server.get(&path).await.code, 404);
+}
+
+#[tokio::test]
 async fn bodies_are_read_as_upstream_does() {
     let server = Fixture::new().await;
     let unnamed = server.raw("POST", MAPS, "null").await;
@@ -170,6 +183,8 @@ async fn a_scale_is_applied() {
         (&"a".into(), &"scale".into(), &"Apply".into())
     );
     assert_eq!(owner["fieldsV1"], json!({"f:spec": {"f:replicas": {}}}));
+    assert!(owner["time"].is_null(), "as upstream, a scale has no time: {owner}");
+    assert!(owners[1]["time"].is_string(), "the time of the creation is kept: {owners}");
     assert_eq!(server.apply(&path("b"), scale(4)).await.code, 409);
     let mut wrong = scale(3);
     wrong["metadata"] = json!({"name": "e"});

@@ -95,6 +95,21 @@ fn map(name: &str) -> Value {
 }
 
 #[tokio::test]
+async fn a_webhook_learns_whether_a_deletion_is_a_dry_run() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
+    configure(&server, "validating", webhook.configuration(json!({}))).await;
+    server.post(MAPS, map("a")).await;
+    let path = format!("{MAPS}/a");
+    server.delete(&path, json!({"dryRun": ["All"]})).await;
+    server.call("DELETE", &format!("{path}?dryRun=All"), "", None).await;
+    server.delete(&format!("{path}?dryRun=All"), json!({})).await;
+    let deletions = webhook.requests().into_iter().filter(|request| request["operation"] == "DELETE");
+    let dry_runs: Vec<Value> = deletions.map(|request| request["dryRun"].clone()).collect();
+    assert_eq!(dry_runs, [json!(true), json!(true), json!(false)]);
+}
+
+#[tokio::test]
 async fn a_validating_webhook_refuses_and_warns() {
     let server = Fixture::new().await;
     let webhook = Webhook::start(|request| match request["name"].as_str() {

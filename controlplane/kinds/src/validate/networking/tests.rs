@@ -128,6 +128,23 @@ fn changes_of_immutable_fields_are_refused() {
 }
 
 #[test]
+fn the_parent_of_an_address_is_needed_and_immutable() {
+    let of = |spec: Value| json!({"metadata": {"name": "10.0.0.1"}, "spec": spec});
+    let old = of(json!({"parentRef": {"resource": "services", "name": "x"}}));
+    let update = |new: Value| {
+        let mut causes = Causes::default();
+        ip_address(&mut causes, &of(new), Some(&old));
+        causes.into_list().into_iter().map(|cause| (cause.field, cause.reason)).collect::<Vec<_>>()
+    };
+    assert!(update(old["spec"].clone()).is_empty());
+    let (invalid, required) = ("FieldValueInvalid", "FieldValueRequired");
+    let parent = "spec.parentRef".to_owned();
+    assert_eq!(update(json!({})), [(parent.clone(), invalid), (parent.clone(), required)]);
+    let unnamed = update(json!({"parentRef": {"resource": "services"}}));
+    assert_eq!(unnamed, [(parent.clone(), invalid), (format!("{parent}.name"), required)]);
+}
+
+#[test]
 fn the_protocol_of_a_policy_port_may_be_absent() {
     let policy =
         json!({"spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 80}]}], "policyTypes": [""]}});

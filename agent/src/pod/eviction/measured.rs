@@ -1,0 +1,106 @@
+//! Disk usage of pods for `/stats/summary`. It is measured when a client asks and then remembered for a while, so that
+//! clients cannot keep the disk busy.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::timeout;
+
+use super::{MIN_INTERVAL_FACTOR, usage};
+use crate::pod::NodeContext;
+
+/// Time to wait for a measurement. It continues after that, for the next client.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Minimum interval of the measurements of a pod, as the kubelet's.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// The disk usage of the node's pods. Cheap to clone.
+#[derive(Clone)]
+pub struct DiskUsages {
+    node: Arc<NodeContext>,
+    known: Arc<Mutex<Known>>,
+    /// Held by the task that measures.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The disk usage of one pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Measured {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+    /// The time of the measurement.
+    pub(crate) time: Timestamp,
+}
+
+/// The last measurements by the uids of pods, and when the next ones are due.
+#[derive(Debug, Default)]
+struct Known(HashMap<String, (Measured, Instant)>);
+
+// === impl DiskUsages ===
+
+impl DiskUsages {
+    pub(crate) fn new(node: Arc<NodeContext>) -> Self {
+        Self { node, known: Arc::default(), turn: Arc::default() }
+    }
+
+    /// The usage of these pods by their uids. A pod whose first measurement takes long is left out.
+    pub(crate) async fn of(&self, pods: &[Arc<Pod>]) -> HashMap<String, Measured> {
+        let (own, pods) = (self.clone(), pods.to_vec());
+        let measuring = tokio::spawn(async move { own.measure(&pods).await });
+        // What is known is shown also if the time is over.
+        let _ = timeout(LIMIT, measuring).await;
+        self.lock().0.iter().map(|(uid, (measured, _))| (uid.clone(), *measured)).collect()
+    }
+
+    /// Measures the pods that are due, unless another task measures.
+    async fn measure(&self, pods: &[Arc<Pod>]) {
+        let Ok(_turn) = self.turn.try_lock() else { return };
+        self.lock().0.retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid)));
+        for pod in pods {
+            let (Some(uid), begun) = (pod.metadata.uid.as_deref(), Instant::now()) else { continue };
+            if !self.lock().is_due(uid, begun) {
+                continue;
+            }
+            let total = usage::of(&self.node, pod).await.total();
+            let measured = Measured { bytes: total.bytes, inodes: total.inodes, time: Timestamp::now() };
+            self.lock().add(uid, measured, (begun, begun.elapsed()));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    fn is_due(&self, uid: &str, now: Instant) -> bool {
+        self.0.get(uid).is_none_or(|(_, due)| now >= *due)
+    }
+
+    /// Adds a measurement with its begin and its duration. A slow one is repeated later.
+    fn add(&mut self, uid: &str, measured: Measured, (begun, took): (Instant, Duration)) {
+        let due = begun + INTERVAL.max(took * MIN_INTERVAL_FACTOR);
+        self.0.insert(uid.to_owned(), (measured, due));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_measurement_is_repeated_later() {
+        let (mut known, begun) = (Known::default(), Instant::now());
+        let measured = Measured { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
+        assert!(known.is_due("u", begun));
+        known.add("u", measured, (begun, Duration::from_millis(10)));
+        assert!(!known.is_due("u", begun + INTERVAL / 2) && known.is_due("u", begun + INTERVAL));
+        known.add("u", measured, (begun, INTERVAL));
+        assert!(!known.is_due("u", begun + INTERVAL * 49) && known.is_due("u", begun + INTERVAL * 50));
+    }
+}

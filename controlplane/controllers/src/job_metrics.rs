@@ -1,0 +1,243 @@
+//! The metrics of jobs and cron jobs, in the text format of Prometheus. Source: `pkg/controller/job/metrics` and
+//! `pkg/controller/cronjob/metrics`.
+//!
+//! Labels have values of fixed sets, so their number is limited.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::batch::v1::JobStatus;
+
+/// Upper bounds of the durations of reconciles, in seconds.
+const SYNCS: [f64; 15] = [
+    0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384, 32.768,
+    65.536,
+];
+/// Upper bounds of the delays of cron jobs, in seconds.
+const DELAYS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+/// The reasons why jobs end.
+const REASONS: [&str; 7] = [
+    "BackoffLimitExceeded",
+    "CompletionsReached",
+    "DeadlineExceeded",
+    "FailedIndexes",
+    "MaxFailedIndexesExceeded",
+    "PodFailurePolicy",
+    "SuccessPolicy",
+];
+
+/// Counts the work on jobs. A clone shares the counts.
+#[derive(Clone, Debug, Default)]
+pub struct JobMetrics(Arc<Mutex<Counts>>);
+
+/// Counts by the values of their labels.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Completion mode, result, action.
+    syncs: BTreeMap<[&'static str; 3], Histogram>,
+    /// Completion mode, result, reason.
+    finished: BTreeMap<[&'static str; 3], u64>,
+    /// Completion mode, result.
+    pods: BTreeMap<[&'static str; 2], u64>,
+    delays: Histogram,
+}
+
+#[derive(Debug, Default)]
+struct Histogram {
+    /// Numbers of values up to each bound. Empty before the first value.
+    buckets: Vec<u64>,
+    count: u64,
+    sum: f64,
+}
+
+// === impl JobMetrics ===
+
+impl JobMetrics {
+    /// Counts a reconcile of a job: its completion mode, whether it succeeded, and what it did.
+    pub(crate) fn synced(
+        &self,
+        (mode, succeeded, action): (&'static str, bool, &'static str),
+        took: Duration,
+    ) {
+        let result = if succeeded { "success" } else { "error" };
+        let mut counts = self.lock();
+        counts.syncs.entry([mode, result, action]).or_default().observe(&SYNCS, took.as_secs_f64());
+    }
+
+    /// Counts a written status: the pods that it counts, and the end of the job.
+    pub(crate) fn counted(&self, mode: &'static str, old: &JobStatus, new: &JobStatus) {
+        let more = |old: Option<i32>, new: Option<i32>| {
+            let added = new.unwrap_or_default().saturating_sub(old.unwrap_or_default());
+            u64::try_from(added).unwrap_or_default()
+        };
+        let mut counts = self.lock();
+        for (result, count) in
+            [("succeeded", more(old.succeeded, new.succeeded)), ("failed", more(old.failed, new.failed))]
+        {
+            if count > 0 {
+                *counts.pods.entry([mode, result]).or_default() += count;
+            }
+        }
+        if let Some([result, reason]) = end(new).filter(|_| end(old).is_none()) {
+            *counts.finished.entry([mode, result, reason]).or_default() += 1;
+        }
+    }
+
+    /// Counts a job that a cron job created this many seconds after its scheduled time.
+    pub(crate) fn created_after(&self, seconds: f64) {
+        self.lock().delays.observe(&DELAYS, seconds);
+    }
+
+    /// All metrics. Empty if there was no job yet.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let counts = self.lock();
+        let mut text = String::new();
+        let name = "job_controller_job_sync_duration_seconds";
+        head(&mut text, (name, "histogram", "The time it took to sync a job"), counts.syncs.len());
+        for (labels, syncs) in &counts.syncs {
+            syncs.write(&mut text, name, (&sync_labels(labels), &SYNCS));
+        }
+        let name = "job_controller_job_syncs_total";
+        head(&mut text, (name, "counter", "The number of job syncs"), counts.syncs.len());
+        for (labels, syncs) in &counts.syncs {
+            line(&mut text, name, &sync_labels(labels), syncs.count);
+        }
+        let name = "job_controller_jobs_finished_total";
+        head(&mut text, (name, "counter", "The number of finished jobs"), counts.finished.len());
+        for ([mode, result, reason], count) in &counts.finished {
+            let labels = format!("completion_mode=\"{mode}\",result=\"{result}\",reason=\"{reason}\"");
+            line(&mut text, name, &labels, *count);
+        }
+        let name = "job_controller_job_pods_finished_total";
+        let help = "The number of finished Pods that are fully tracked";
+        head(&mut text, (name, "counter", help), counts.pods.len());
+        for ([mode, result], count) in &counts.pods {
+            line(&mut text, name, &format!("completion_mode=\"{mode}\",result=\"{result}\""), *count);
+        }
+        let name = "cronjob_controller_job_creation_skew_duration_seconds";
+        let help =
+            "Time between when a cronjob is scheduled to be run, and when the corresponding job is created";
+        head(&mut text, (name, "histogram", help), counts.delays.buckets.len());
+        if counts.delays.count > 0 {
+            counts.delays.write(&mut text, name, ("", &DELAYS));
+        }
+        text
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a job has ended, and why. None if it has not.
+fn end(status: &JobStatus) -> Option<[&'static str; 2]> {
+    let ends = status.conditions.iter().flatten().filter(|condition| condition.status == "True");
+    let mut ends = ends.filter_map(|condition| {
+        let result = match condition.type_.as_str() {
+            "Complete" => "succeeded",
+            "Failed" => "failed",
+            _ => return None,
+        };
+        let reason = condition.reason.as_deref().unwrap_or_default();
+        let known = REASONS.iter().find(|known| **known == reason);
+        Some([result, known.copied().unwrap_or("other")])
+    });
+    ends.next()
+}
+
+fn sync_labels([mode, result, action]: &[&str; 3]) -> String {
+    format!("completion_mode=\"{mode}\",result=\"{result}\",action=\"{action}\"")
+}
+
+/// Writes the head of a metric that has samples.
+fn head(text: &mut String, (name, kind, help): (&str, &str, &str), samples: usize) {
+    if samples > 0 {
+        // Writing to memory cannot fail.
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+}
+
+fn line(text: &mut String, name: &str, labels: &str, value: u64) {
+    let _ = writeln!(text, "{name}{{{labels}}} {value}");
+}
+
+// === impl Histogram ===
+
+impl Histogram {
+    fn observe(&mut self, bounds: &[f64], value: f64) {
+        self.buckets.resize(bounds.len(), 0);
+        for (count, bound) in self.buckets.iter_mut().zip(bounds) {
+            *count += u64::from(value <= *bound);
+        }
+        self.count += 1;
+        self.sum += value;
+    }
+
+    fn write(&self, text: &mut String, name: &str, (labels, bounds): (&str, &[f64])) {
+        let comma = if labels.is_empty() { "" } else { "," };
+        for (count, bound) in self.buckets.iter().zip(bounds) {
+            line(text, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{bound}\""), *count);
+        }
+        line(text, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"+Inf\""), self.count);
+        let _ = writeln!(text, "{name}_sum{{{labels}}} {}", self.sum);
+        line(text, &format!("{name}_count"), labels, self.count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(succeeded: i32, condition: &str) -> JobStatus {
+        let condition = json!({"type": condition, "status": "True", "reason": "CompletionsReached"});
+        serde_json::from_value(json!({"succeeded": succeeded, "conditions": [condition]})).unwrap()
+    }
+
+    #[test]
+    fn pods_and_the_end_of_a_job_are_counted_once() {
+        let metrics = JobMetrics::default();
+        assert_eq!(metrics.text(), "");
+        let steps =
+            [status(0, "Suspended"), status(1, "Suspended"), status(3, "Complete"), status(3, "Complete")];
+        for pair in steps.windows(2) {
+            metrics.counted("Indexed", &pair[0], &pair[1]);
+        }
+        let text = metrics.text();
+        for line in [
+            "job_controller_job_pods_finished_total{completion_mode=\"Indexed\",result=\"succeeded\"} 3",
+            "job_controller_jobs_finished_total{completion_mode=\"Indexed\",result=\"succeeded\",reason=\"CompletionsReached\"} 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        assert!(!text.contains("failed") && !text.contains("syncs"), "{text}");
+    }
+
+    #[test]
+    fn reconciles_and_delays_are_histograms() {
+        let metrics = JobMetrics::default();
+        metrics.synced(("NonIndexed", true, "tracking"), Duration::from_millis(500));
+        metrics.synced(("NonIndexed", true, "tracking"), Duration::from_millis(1));
+        metrics.created_after(3.0);
+        let text = metrics.text();
+        let labels = "completion_mode=\"NonIndexed\",result=\"success\",action=\"tracking\"";
+        let name = "job_controller_job_sync_duration_seconds";
+        let delay = "cronjob_controller_job_creation_skew_duration_seconds";
+        for line in [
+            format!("{name}_bucket{{{labels},le=\"0.256\"}} 1"),
+            format!("{name}_bucket{{{labels},le=\"0.512\"}} 2"),
+            format!("{name}_count{{{labels}}} 2"),
+            format!("job_controller_job_syncs_total{{{labels}}} 2"),
+            format!("{delay}_bucket{{le=\"2\"}} 0"),
+            format!("{delay}_bucket{{le=\"4\"}} 1"),
+            format!("{delay}_bucket{{le=\"+Inf\"}} 1"),
+            format!("# TYPE {delay} histogram"),
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+    }
+}
