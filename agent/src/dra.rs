@@ -15,6 +15,7 @@ mod drivers;
 mod locks;
 mod record;
 mod registration;
+mod resources;
 mod slices;
 #[cfg(test)]
 mod tests;
@@ -24,17 +25,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use coracle_proto::dra;
+use coracle_proto::pod_resources::DynamicResource;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 
 use crate::api_health::{ApiHealth, is_unavailable};
 pub(crate) use claim::ClaimError;
-use driver::Caller;
-pub(crate) use driver::DriverError;
+pub(crate) use driver::{Caller, DriverError, Link, Version, origin};
 use drivers::Drivers;
 use locks::Locks;
 use record::{Key, Record, Records};
+pub(crate) use registration::open_socket;
 
 /// Why a pod's claims are not prepared or not unprepared.
 #[derive(Debug, thiserror::Error)]
@@ -209,6 +211,11 @@ impl Dra {
     /// When a claim of the container is not prepared.
     pub(crate) fn devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, ClaimError> {
         self.shared.records.with(|records| claim::devices(pod, container, |key| records.get(key)))
+    }
+
+    /// The prepared claims of a container, for the pod resources API.
+    pub(crate) fn resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
+        self.shared.records.with(|records| resources::of_container(pod, container, |key| records.get(key)))
     }
 
     /// Unprepares the claims that only this pod uses. Does nothing if there are none.

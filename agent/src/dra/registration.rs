@@ -198,7 +198,7 @@ impl Registry {
 }
 
 /// Opens a socket below a directory. No symlink is followed, so a plugin cannot lead the node to another socket.
-fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
     let base = open(base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let socket = openat2(&base, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), within)?;
