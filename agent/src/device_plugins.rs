@@ -23,7 +23,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -259,25 +259,13 @@ impl DevicePlugins {
     /// Returns whether something was allocated.
     async fn allocate_all(&self, uid: &str, requests: &[Request]) -> Result<bool, Refusal> {
         let mut is_changed = false;
-        let mut reusable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for request in requests {
             let place = Place { uid, container: &request.container };
             for (resource, count) in &request.numbers {
-                if !self.manages(resource) {
-                    continue;
-                }
-                let want = Want {
-                    resource: resource.clone(),
-                    count: *count,
-                    reusable: reusable.get(resource).cloned().unwrap_or_default(),
-                    affinity: None,
-                };
-                is_changed |= self.allocate_one(place, &want).await?;
-                let state = self.state();
-                let devices = state.table.given(place, resource).map(|given| given.devices.keys().cloned());
-                let free = reusable.entry(resource.clone()).or_default();
-                for id in devices.into_iter().flatten() {
-                    let _ = if request.ends_first { free.insert(id) } else { free.remove(&id) };
+                if self.manages(resource) {
+                    let reusable = self.state().table.reusable(place, resource, requests);
+                    let want = Want { resource: resource.clone(), count: *count, reusable, affinity: None };
+                    is_changed |= self.allocate_one(place, &want).await?;
                 }
             }
         }
@@ -421,6 +409,48 @@ impl DevicePlugins {
         self.state().table.allocatable().into_iter().collect()
     }
 
+    /// Reserves the devices of one container near to NUMA nodes (bit n of the affinity is node n), if it has none. The pod
+    /// gets them by [`Self::allocate`], without asking the plugin for its preference.
+    ///
+    /// # Errors
+    /// When there are too few devices. The message is upstream's.
+    #[allow(dead_code, reason = "for the topology manager")]
+    pub(crate) fn reserve(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        affinity: Option<u64>,
+    ) -> Result<(), String> {
+        let (uid, requests) = (pod.metadata.uid.as_deref().unwrap_or_default(), requests::of_pod(pod));
+        let place = Place { uid, container: &container.name };
+        let mut state = self.state();
+        for (resource, count) in requests::of_container(container) {
+            if !state.table.manages(&resource) {
+                continue;
+            }
+            let reusable = state.table.reusable(place, &resource, &requests);
+            let want = Want { resource, count, reusable, affinity };
+            let step = state.table.step(place, &want, &self.shared.boot);
+            let reserved = match step {
+                Ok(Step::Choose(_)) => state.table.reserve(place, &want, &[]).map(drop),
+                Ok(Step::Done | Step::Call(_)) => Ok(()),
+                Err(refusal) => Err(refusal),
+            };
+            match reserved {
+                // The allocation waits for the devices of the earlier boot.
+                Ok(()) | Err(Refusal::Wait(_)) => {}
+                Err(Refusal::Reject(message)) => return Err(message),
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the devices of a pod that [`Self::reserve`] has reserved.
+    #[allow(dead_code, reason = "for the topology manager")]
+    pub(crate) fn cancel(&self, uid: &str) {
+        self.state().table.cancel(uid);
+    }
+
     /// Topology hints for the devices of a container, by resource, on a machine with these NUMA nodes. Resources whose
     /// devices have no topology are left out: every node is as good. An empty list: the devices do not suffice.
     #[allow(dead_code, reason = "for the topology manager")]
@@ -433,9 +463,11 @@ impl DevicePlugins {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let place = Place { uid, container: &container.name };
         let state = self.state();
+        let requests = requests::of_pod(pod);
         let numbers = requests::of_container(container).into_iter();
         let hints = numbers.filter_map(|(resource, count)| {
-            let want = Want { resource: resource.clone(), count, ..Want::default() };
+            let reusable = state.table.reusable(place, &resource, &requests);
+            let want = Want { resource: resource.clone(), count, reusable, affinity: None };
             Some((resource, state.table.hints(place, &want, machine)?))
         });
         hints.collect()

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::{Choice, DeviceHint, Devices, Supply, Want, hints};
 use super::edits::Edits;
+use super::requests::Request;
 use crate::node::{DeviceCount, DeviceCounts};
 
 /// A device in the list of a plugin.
@@ -215,6 +216,30 @@ impl Table {
         }
         let message = "previously allocated devices are no longer healthy; cannot allocate unhealthy devices";
         Err(Refusal::Wait(format!("{message} {name}")))
+    }
+
+    /// Devices of a container's predecessors that it can have: the pod's init containers that end before it starts, unless a
+    /// later container has taken them.
+    pub(super) fn reusable(
+        &self,
+        place: Place<'_>,
+        resource: &str,
+        requests: &[Request],
+    ) -> BTreeSet<String> {
+        let before = requests.iter().take_while(|request| request.container != place.container);
+        let mut reusable = BTreeSet::new();
+        for request in before {
+            let place = Place { container: &request.container, ..place };
+            let ids = self.given(place, resource).into_iter().flat_map(|given| given.devices.keys());
+            for id in ids {
+                if request.ends_first {
+                    reusable.insert(id.clone());
+                } else {
+                    reusable.remove(id);
+                }
+            }
+        }
+        reusable
     }
 
     /// Allocates devices to a container. The plugin must be called for them.
