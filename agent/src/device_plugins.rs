@@ -22,8 +22,9 @@ pub(crate) mod sockets;
 mod table;
 #[cfg(test)]
 mod tests;
+mod topology;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +37,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::dra::Link;
 use crate::node::DeviceCounts;
-pub(crate) use choose::DeviceHint;
 use choose::Want;
 pub(crate) use edits::DeviceOptions;
 use plugin::{Plugin, PluginError};
@@ -98,6 +98,8 @@ struct State {
     table: Table,
     /// Connected plugins by resource, with the numbers of their registrations.
     plugins: HashMap<String, (u64, Plugin)>,
+    /// The uids of pods whose records do not have all their devices.
+    unsaved: HashSet<String>,
 }
 
 // === impl DevicePlugins ===
@@ -217,8 +219,8 @@ impl DevicePlugins {
     }
 
     fn publish(&self) {
-        let counts = self.state().table.counts();
         self.shared.counts.send_if_modified(|held| {
+            let counts = self.state().table.counts();
             let is_changed = *held != counts;
             *held = counts;
             is_changed
@@ -244,8 +246,8 @@ impl DevicePlugins {
             return Ok(());
         }
         match self.allocate_all(uid, &requests).await {
-            Ok(false) => Ok(()),
-            Ok(true) => self.save(uid).await.map_err(DeviceError::Record),
+            Ok(()) if !self.state().unsaved.contains(uid) => Ok(()),
+            Ok(()) => self.save(uid).await.map_err(DeviceError::Record),
             Err(refusal) => {
                 self.state().table.cancel(uid);
                 Err(match refusal {
@@ -256,28 +258,26 @@ impl DevicePlugins {
         }
     }
 
-    /// Returns whether something was allocated.
-    async fn allocate_all(&self, uid: &str, requests: &[Request]) -> Result<bool, Refusal> {
-        let mut is_changed = false;
+    async fn allocate_all(&self, uid: &str, requests: &[Request]) -> Result<(), Refusal> {
         for request in requests {
             let place = Place { uid, container: &request.container };
             for (resource, count) in &request.numbers {
                 if self.manages(resource) {
                     let reusable = self.state().table.reusable(place, resource, requests);
                     let want = Want { resource: resource.clone(), count: *count, reusable, affinity: None };
-                    is_changed |= self.allocate_one(place, &want).await?;
+                    self.allocate_one(place, &want).await?;
                 }
             }
         }
-        Ok(is_changed)
+        Ok(())
     }
 
-    /// Allocates devices of one resource to a container. Returns whether the plugin was called.
-    async fn allocate_one(&self, place: Place<'_>, want: &Want) -> Result<bool, Refusal> {
+    /// Allocates devices of one resource to a container.
+    async fn allocate_one(&self, place: Place<'_>, want: &Want) -> Result<(), Refusal> {
         let name = &want.resource;
         let step = self.state().table.step(place, want, &self.shared.boot)?;
         let (ids, is_again) = match step {
-            Step::Done => return Ok(false),
+            Step::Done => return Ok(()),
             Step::Call(ids) => {
                 let given = self.state().table.given(place, name).is_some_and(|given| given.edits.is_some());
                 (ids, given)
@@ -298,7 +298,7 @@ impl DevicePlugins {
                 (ids, false)
             }
         };
-        let refuse = if is_again { Refusal::Wait } else { Refusal::Reject };
+        let refuse: fn(String) -> Refusal = if is_again { Refusal::Wait } else { Refusal::Reject };
         let Some(plugin) = self.plugin(name) else {
             return Err(refuse(format!("unknown Device Plugin {name}")));
         };
@@ -310,11 +310,12 @@ impl DevicePlugins {
             "allocating devices"
         );
         let edits = plugin.allocate(ids).await.map_err(|error| refuse(chain(&error)))?;
-        if self.state().table.answer(place, name, edits, &self.shared.boot) {
-            Ok(true)
-        } else {
-            Err(Refusal::Wait("the pod has ended".to_owned()))
+        let mut state = self.state();
+        if !state.table.answer(place, name, edits, &self.shared.boot) {
+            return Err(Refusal::Wait("the pod has ended".to_owned()));
         }
+        state.unsaved.insert(place.uid.to_owned());
+        Ok(())
     }
 
     /// What a container gets for its devices. Tells the plugins that it starts.
@@ -327,7 +328,7 @@ impl DevicePlugins {
         container: &Container,
     ) -> Result<DeviceOptions, DeviceError> {
         let mut options = DeviceOptions::default();
-        let numbers = requests::of_container(container);
+        let numbers = requests::of_container(pod, container);
         if numbers.is_empty() || self.state().table.is_empty() {
             return Ok(options);
         }
@@ -364,7 +365,11 @@ impl DevicePlugins {
 
     /// Frees the devices of a pod. Its containers must have ended.
     pub(crate) async fn release(&self, uid: &str) {
-        let had = self.state().table.remove(uid).is_some();
+        let had = {
+            let mut state = self.state();
+            state.unsaved.remove(uid);
+            state.table.remove(uid).is_some()
+        };
         if had && let Err(error) = self.save(uid).await {
             // The next start of the agent removes the record.
             tracing::warn!(%error, uid, "cannot remove the record of a pod's devices");
@@ -409,70 +414,6 @@ impl DevicePlugins {
         self.state().table.allocatable().into_iter().collect()
     }
 
-    /// Reserves the devices of one container near to NUMA nodes (bit n of the affinity is node n), if it has none. The pod
-    /// gets them by [`Self::allocate`], without asking the plugin for its preference.
-    ///
-    /// # Errors
-    /// When there are too few devices. The message is upstream's.
-    #[allow(dead_code, reason = "for the topology manager")]
-    pub(crate) fn reserve(
-        &self,
-        pod: &Pod,
-        container: &Container,
-        affinity: Option<u64>,
-    ) -> Result<(), String> {
-        let (uid, requests) = (pod.metadata.uid.as_deref().unwrap_or_default(), requests::of_pod(pod));
-        let place = Place { uid, container: &container.name };
-        let mut state = self.state();
-        for (resource, count) in requests::of_container(container) {
-            if !state.table.manages(&resource) {
-                continue;
-            }
-            let reusable = state.table.reusable(place, &resource, &requests);
-            let want = Want { resource, count, reusable, affinity };
-            let step = state.table.step(place, &want, &self.shared.boot);
-            let reserved = match step {
-                Ok(Step::Choose(_)) => state.table.reserve(place, &want, &[]).map(drop),
-                Ok(Step::Done | Step::Call(_)) => Ok(()),
-                Err(refusal) => Err(refusal),
-            };
-            match reserved {
-                // The allocation waits for the devices of the earlier boot.
-                Ok(()) | Err(Refusal::Wait(_)) => {}
-                Err(Refusal::Reject(message)) => return Err(message),
-            }
-        }
-        Ok(())
-    }
-
-    /// Frees the devices of a pod that [`Self::reserve`] has reserved.
-    #[allow(dead_code, reason = "for the topology manager")]
-    pub(crate) fn cancel(&self, uid: &str) {
-        self.state().table.cancel(uid);
-    }
-
-    /// Topology hints for the devices of a container, by resource, on a machine with these NUMA nodes. Resources whose
-    /// devices have no topology are left out: every node is as good. An empty list: the devices do not suffice.
-    #[allow(dead_code, reason = "for the topology manager")]
-    pub(crate) fn hints(
-        &self,
-        pod: &Pod,
-        container: &Container,
-        machine: &[u32],
-    ) -> BTreeMap<String, Vec<DeviceHint>> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let place = Place { uid, container: &container.name };
-        let state = self.state();
-        let requests = requests::of_pod(pod);
-        let numbers = requests::of_container(container).into_iter();
-        let hints = numbers.filter_map(|(resource, count)| {
-            let reusable = state.table.reusable(place, &resource, &requests);
-            let want = Want { resource: resource.clone(), count, reusable, affinity: None };
-            Some((resource, state.table.hints(place, &want, machine)?))
-        });
-        hints.collect()
-    }
-
     fn plugin(&self, resource: &str) -> Option<Plugin> {
         self.state().plugins.get(resource).map(|(_, plugin)| plugin.clone())
     }
@@ -480,7 +421,16 @@ impl DevicePlugins {
     /// Writes or removes the record of a pod, as the table has it.
     async fn save(&self, uid: &str) -> io::Result<()> {
         let (this, uid) = (self.clone(), uid.to_owned());
-        blocking(move || this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned())).await
+        let save = move || {
+            // A failed write is due again. A later change is noted again.
+            this.state().unsaved.remove(&uid);
+            let saved = this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned());
+            if saved.is_err() && this.holds(&uid) {
+                this.state().unsaved.insert(uid);
+            }
+            saved
+        };
+        blocking(save).await
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -28,16 +28,22 @@ pub(super) fn of_pod(pod: &Pod) -> Vec<Request> {
     let all = inits.chain(spec.containers.iter().map(|container| (container, false)));
     let requests = all.map(|(container, ends_first)| Request {
         container: container.name.clone(),
-        numbers: of_container(container),
+        numbers: of_container(pod, container),
         ends_first,
     });
     requests.filter(|request| !request.numbers.is_empty()).collect()
 }
 
-/// The extended resources of a container. They cannot be overcommitted, so the limits are the requests.
-pub(super) fn of_container(container: &Container) -> Numbers {
+/// The extended resources of a container, without those for which the scheduler has allocated devices of a ResourceClaim. They
+/// cannot be overcommitted, so the limits are the requests.
+pub(super) fn of_container(pod: &Pod, container: &Container) -> Numbers {
+    let claim = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    let is_claimed = |resource: &str| {
+        let mut mappings = claim.into_iter().flat_map(|claim| &claim.request_mappings);
+        mappings.any(|one| one.container_name == container.name && one.resource_name == resource)
+    };
     let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
-    let extended = limits.filter(|(name, _)| is_extended(name));
+    let extended = limits.filter(|(name, _)| is_extended(name) && !is_claimed(name));
     let numbers =
         extended.map(|(name, amount)| (name.clone(), usize::try_from(value_of(amount)).unwrap_or(0)));
     numbers.filter(|(_, number)| *number > 0).collect()
@@ -62,5 +68,19 @@ mod tests {
             found.iter().map(|request| (request.container.as_str(), request.ends_first)).collect();
         assert_eq!(order, [("init", true), ("sidecar", false), ("main", false)]);
         assert!(found.iter().all(|request| request.numbers == Numbers::from([("x.io/a".to_owned(), 2)])));
+    }
+
+    #[test]
+    fn devices_of_claims_are_not_allocated_again() {
+        let limits = json!({"limits": {"x.io/a": "1", "x.io/b": "1"}});
+        let mapping = json!({"containerName": "c", "requestName": "r", "resourceName": "x.io/a"});
+        let status = json!({"resourceClaimName": "claim", "requestMappings": [mapping]});
+        let pod: Pod = serde_json::from_value(json!({
+            "spec": {"containers": [{"name": "c", "resources": limits}, {"name": "d", "resources": limits}]},
+            "status": {"extendedResourceClaimStatus": status}}))
+        .unwrap();
+        let found = of_pod(&pod);
+        assert_eq!(found[0].numbers, Numbers::from([("x.io/b".to_owned(), 1)]));
+        assert_eq!(found[1].numbers.len(), 2);
     }
 }
