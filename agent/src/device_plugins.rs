@@ -9,8 +9,9 @@
 //! ```
 //! The plugin lists its devices with their health, the node reports their numbers, and a pod gets devices before its
 //! sandbox is made. They are recorded before its containers start, and freed after they have ended. As in the kubelet
-//! (`pkg/kubelet/cm/devicemanager`), with two differences: a plugin that does not answer cannot delay other pods, and a pod
-//! that had devices before a reboot waits for them instead of failing. Without plugins there is one listening socket.
+//! (`pkg/kubelet/cm/devicemanager`), with two differences: a plugin that does not answer cannot delay other pods, and a
+//! pod that had devices before a reboot waits for them instead of failing. Without plugins there is one listening
+//! socket.
 
 mod choose;
 mod edits;

@@ -1,7 +1,7 @@
 //! The pod resources API (`v1.PodResourcesLister`): monitoring agents find out which devices the containers have.
 //!
-//! As at a kubelet, it is served at `pod-resources/kubelet.sock` below the directory of plugins. Processors and memory are
-//! left out: no container has exclusive ones.
+//! As at a kubelet, it is served at `pod-resources/kubelet.sock` below the directory of plugins. Processors and memory
+//! are left out: no container has exclusive ones.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

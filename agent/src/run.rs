@@ -281,18 +281,8 @@ struct NodeServices {
 
 impl NodeServices {
     fn assemble(self, agent: &NodeAgent, policies: PolicyGate) -> Result<pod::NodeContext, Error> {
-        let Self {
-            config,
-            client,
-            checkpoint,
-            runtime,
-            runtime_name,
-            recorder,
-            pods,
-            devices,
-            evictions,
-            metrics,
-        } = self;
+        let (devices, metrics) = (self.devices, self.metrics);
+        let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions, .. } = self;
         let facts = agent.facts();
         let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
         let cgroups = CgroupConfig {

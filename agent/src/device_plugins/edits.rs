@@ -1,7 +1,7 @@
 //! The answer of a plugin to Allocate: what a container gets for its devices. Pure.
 //!
-//! A plugin is as trusted as root, because it chooses files and devices of the node. Its answer has limits nevertheless:
-//! it is stored in a record, and a faulty plugin must not exhaust the node's memory.
+//! A plugin is as trusted as root, because it chooses files and devices of the node. Its answer has limits
+//! nevertheless: it is stored in a record, and a faulty plugin must not exhaust the node's memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -60,8 +60,8 @@ pub(super) struct Plugin {
     pub(super) prefers: bool,
 }
 
-/// Connects to the socket of a plugin in the directory, and asks for its options. The plugin is disconnected when the link
-/// is dropped.
+/// Connects to the socket of a plugin in the directory, and asks for its options. The plugin is disconnected when the
+/// link is dropped.
 pub(super) async fn connect(dir: &Path, endpoint: &Path) -> Result<(Plugin, Link), PluginError> {
     const CALL: &str = "GetDevicePluginOptions";
     let path = dir.join(endpoint);

@@ -1,8 +1,8 @@
 //! Durable records: the devices of each pod (`<state>/agent/devices/<uid>.json`), and the names of the resources
 //! (`<state>/agent/device-resources.json`).
 //!
-//! A record is written before the pod's containers start. A restarted agent knows which devices are in use, also while the
-//! plugins have not registered again.
+//! A record is written before the pod's containers start. A restarted agent knows which devices are in use, also while
+//! the plugins have not registered again.
 
 use std::fs;
 use std::io;

@@ -45,7 +45,8 @@ struct Service {
     connected: mpsc::Sender<Connected>,
 }
 
-/// Serves the registration socket until dropped. Without it no plugin can register; pods without devices are not affected.
+/// Serves the registration socket until dropped. Without it no plugin can register; pods without devices are not
+/// affected.
 pub(super) async fn serve(plugins: DevicePlugins, connected: mpsc::Sender<Connected>) {
     let dir = plugins.shared.config.sockets.clone();
     let listener = match sockets::remove_all(&dir).and_then(|()| sockets::listen(&dir)) {

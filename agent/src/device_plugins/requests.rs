@@ -19,8 +19,8 @@ pub(super) struct Request {
     pub(super) ends_first: bool,
 }
 
-/// The requests of a pod in the order in which the kubelet allocates: init containers first. Containers without devices are
-/// left out.
+/// The requests of a pod in the order in which the kubelet allocates: init containers first. Containers without devices
+/// are left out.
 pub(super) fn of_pod(pod: &Pod) -> Vec<Request> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let is_sidecar = |init: &Container| init.restart_policy.as_deref() == Some("Always");
@@ -34,8 +34,8 @@ pub(super) fn of_pod(pod: &Pod) -> Vec<Request> {
     requests.filter(|request| !request.numbers.is_empty()).collect()
 }
 
-/// The extended resources of a container, without those for which the scheduler has allocated devices of a ResourceClaim. They
-/// cannot be overcommitted, so the limits are the requests.
+/// The extended resources of a container, without those for which the scheduler has allocated devices of a
+/// ResourceClaim. They cannot be overcommitted, so the limits are the requests.
 pub(super) fn of_container(pod: &Pod, container: &Container) -> Numbers {
     let claim = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
     let is_claimed = |resource: &str| {

@@ -12,7 +12,8 @@ const NAME: &str = "kubelet.sock";
 /// Maximum files that are examined in the directory.
 const FILES_MAX: usize = 4096;
 
-/// Listens on the socket `kubelet.sock` in a directory, which is created if it is absent. Only the node's user can connect.
+/// Listens on the socket `kubelet.sock` in a directory, which is created if it is absent. Only the node's user can
+/// connect.
 ///
 /// # Errors
 /// Also if other users can write the directory: they could replace the socket.
@@ -30,8 +31,8 @@ pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Removes all sockets in the directory. As with a kubelet, plugins notice that, and register again. An absent directory has
-/// no sockets.
+/// Removes all sockets in the directory. As with a kubelet, plugins notice that, and register again. An absent
+/// directory has no sockets.
 pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -103,8 +103,8 @@ impl Table {
         self.pods.insert(pod.uid.clone(), pod);
     }
 
-    /// Registers the plugin of a resource. The number identifies the registration. The devices of its earlier plugin stay
-    /// until the new one lists its own.
+    /// Registers the plugin of a resource. The number identifies the registration. The devices of its earlier plugin
+    /// stay until the new one lists its own.
     pub(super) fn connect(&mut self, name: &str) -> u64 {
         self.last += 1;
         let resource = self.resources.entry(name.to_owned()).or_default();
@@ -112,8 +112,8 @@ impl Table {
         self.last
     }
 
-    /// Replaces the devices of a resource. Returns the uids of pods with a device whose health has changed. None: another
-    /// plugin has registered for the resource.
+    /// Replaces the devices of a resource. Returns the uids of pods with a device whose health has changed. None:
+    /// another plugin has registered for the resource.
     pub(super) fn list(
         &mut self,
         name: &str,
@@ -218,8 +218,8 @@ impl Table {
         Err(Refusal::Wait(format!("{message} {name}")))
     }
 
-    /// Devices of a container's predecessors that it can have: the pod's init containers that end before it starts, unless a
-    /// later container has taken them.
+    /// Devices of a container's predecessors that it can have: the pod's init containers that end before it starts,
+    /// unless a later container has taken them.
     pub(super) fn reusable(
         &self,
         place: Place<'_>,

@@ -11,8 +11,8 @@ use super::table::{Place, Refusal, Step};
 
 #[allow(dead_code, reason = "for the topology manager")]
 impl DevicePlugins {
-    /// Reserves the devices of one container near to NUMA nodes (bit n of the affinity is node n), if it has none. The pod
-    /// gets them by [`Self::allocate`], without asking the plugin for its preference.
+    /// Reserves the devices of one container near to NUMA nodes (bit n of the affinity is node n), if it has none. The
+    /// pod gets them by [`Self::allocate`], without asking the plugin for its preference.
     ///
     /// # Errors
     /// When there are too few devices. The message is upstream's.

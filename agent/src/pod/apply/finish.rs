@@ -5,8 +5,8 @@ use crate::pod::config::sandbox::log_dir_name;
 use crate::volume;
 
 impl Job {
-    /// Releases claims, devices, volumes and cgroup of an ended pod. Its containers and logs stay readable until its object is
-    /// deleted.
+    /// Releases claims, devices, volumes and cgroup of an ended pod. Its containers and logs stay readable until its
+    /// object is deleted.
     pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
         let errors = self.free().await;
         if errors.is_empty() {

@@ -11,7 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::pod::NodeContext;
 use crate::pod::config::{GRACE, POD_UID};
 
-/// All pods that have sandboxes, cgroups, directories, claims or devices on the node, with the metadata in their labels.
+/// All pods that have sandboxes, cgroups, directories, claims or devices on the node, with the metadata in their
+/// labels.
 pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     let mut found: HashMap<String, Arc<Pod>> = HashMap::new();
     let left = node.cgroups.pods().into_iter().chain(node.volumes.pods()).chain(node.dra.pods());

@@ -144,8 +144,8 @@ impl Coding {
         if plain { Self::Plain } else { Self::Huffman { code: 0, bits: 0 } }
     }
 
-    /// Processes a byte of an authority. Percent signs and slashes are changed, bit by bit: the next byte may not have been
-    /// received. The codes of other characters stay, and no code changes its length (RFC 7541, appendix B).
+    /// Processes a byte of an authority. Percent signs and slashes are changed, bit by bit: the next byte may not have
+    /// been received. The codes of other characters stay, and no code changes its length (RFC 7541, appendix B).
     fn process(&mut self, byte: &mut u8) {
         match self {
             Self::Plain if matches!(*byte, b'%' | b'/') => *byte = b'-',
