@@ -72,7 +72,10 @@ impl Edits {
             return Err("an environment variable is invalid");
         }
         let mount_paths = answer.mounts.iter().flat_map(|mount| [&mount.container_path, &mount.host_path]);
-        let devices = answer.devices.iter().flat_map(|device| [&device.container_path, &device.host_path]);
+        // Without a path in the container, a device has that of the host.
+        let inside =
+            answer.devices.iter().map(|device| &device.container_path).filter(|path| !path.is_empty());
+        let devices = answer.devices.iter().map(|device| &device.host_path).chain(inside);
         if !mount_paths.chain(devices).all(|path| is_name(path) && path.starts_with('/')) {
             return Err("a path is not absolute, too long or has control characters");
         }
@@ -89,7 +92,9 @@ impl Edits {
             read_only: mount.read_only,
         };
         let device = |device: api::DeviceSpec| DeviceEdit {
-            container: device.container_path,
+            container: Some(device.container_path)
+                .filter(|path| !path.is_empty())
+                .unwrap_or_else(|| device.host_path.clone()),
             host: device.host_path,
             permissions: device.permissions,
         };
@@ -179,6 +184,10 @@ mod tests {
         let devices: Vec<_> = options.devices.iter().map(|device| device.host_path.as_str()).collect();
         assert_eq!(devices, ["/dev/1", "/dev/3"]);
         assert_eq!(options.cdi.len(), 3);
+        let mut same = answer("/dev/a", "4");
+        same.devices[0].container_path.clear();
+        options.add(&Edits::of(same).unwrap());
+        assert_eq!(options.devices[2].container_path, "/dev/4", "the path on the host");
     }
 
     #[test]
