@@ -12,6 +12,8 @@
 mod claim;
 mod driver;
 mod drivers;
+mod health;
+mod health_status;
 mod locks;
 mod record;
 mod registration;
@@ -34,6 +36,7 @@ use crate::api_health::{ApiHealth, is_unavailable};
 pub(crate) use claim::ClaimError;
 pub(crate) use driver::{Caller, DriverError, Link, Version, origin};
 use drivers::Drivers;
+use health::HealthTable;
 use locks::Locks;
 use record::{Key, Record, Records};
 pub(crate) use registration::open_socket;
@@ -93,6 +96,8 @@ struct Shared {
     client: Client,
     health: ApiHealth,
     drivers: Arc<Drivers>,
+    /// The health of devices that drivers report.
+    health_of_devices: Arc<HealthTable>,
     records: Records,
     /// Identifies the boot: claims are prepared again after a reboot.
     boot: String,
@@ -114,6 +119,7 @@ impl Dra {
             client,
             health,
             drivers: Drivers::new(),
+            health_of_devices: Arc::default(),
             boot: boot.to_owned(),
             claims: Locks::default(),
             pods: Locks::default(),
@@ -123,8 +129,9 @@ impl Dra {
 
     /// Registers drivers and deletes slices of drivers that are gone, until dropped.
     pub(crate) async fn run(self) {
-        let Shared { config, client, drivers, .. } = &*self.shared;
-        let registry = registration::Registry::new(config.registry.clone(), Arc::clone(drivers));
+        let Shared { config, client, drivers, health_of_devices, .. } = &*self.shared;
+        let plugins = (Arc::clone(drivers), Arc::clone(health_of_devices));
+        let registry = registration::Registry::new(config.registry.clone(), plugins);
         let slices = slices::run(client.clone(), config.node.clone(), Arc::clone(drivers));
         tokio::join!(registry.run(), slices);
     }
@@ -242,7 +249,7 @@ impl Dra {
             record.pods.remove(pod);
             return self.write(record).await;
         }
-        for driver in record.drivers.keys() {
+        for driver in record.drivers.keys().filter(|driver| !record.skips_unprepare.contains(*driver)) {
             let unprepared = self.driver(driver)?.unprepare(reference(&record)).await;
             unprepared.map_err(failed(driver))?;
         }

@@ -1,6 +1,7 @@
 //! Notifications of changes in the configuration directory, also when it is created or removed.
 #![allow(unsafe_code, reason = "tokio requires the promise that a polled descriptor stays open")]
 
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,8 @@ pub struct Watch {
     dir: PathBuf,
     queue: AsyncFd<Queue>,
     watched: WatchDescriptor,
+    /// Further directories.
+    others: HashMap<PathBuf, WatchDescriptor>,
 }
 
 /// The kernel's queue of events. The field is private and never replaced.
@@ -40,7 +43,26 @@ impl Watch {
         // SAFETY: the queue owns its descriptor, which does not change and is closed only when the queue is dropped.
         // AsyncFd stops polling before that.
         let queue = unsafe { AsyncFd::register_with_interest(Queue(inotify), Interest::READABLE) }?;
-        Ok(Self { dir: dir.to_owned(), queue, watched })
+        Ok(Self { dir: dir.to_owned(), queue, watched, others: HashMap::new() })
+    }
+
+    /// Watches these further directories, and no others. Symbolic links and absent directories are left out. Returns
+    /// whether a directory is new: it may have changed before it was watched.
+    pub fn watch_also(&mut self, dirs: &BTreeSet<PathBuf>) -> bool {
+        let inotify = &self.queue.get_ref().0;
+        for (_, unlisted) in self.others.extract_if(|dir, _| !dirs.contains(dir)) {
+            // Fails if the directory was removed, which has removed the watch.
+            let _absent = inotify.rm_watch(unlisted);
+        }
+        let only = AddWatchFlags::IN_ONLYDIR | AddWatchFlags::IN_DONT_FOLLOW;
+        let mut is_new = false;
+        for dir in dirs {
+            // The descriptor of a directory that is watched already is the same.
+            if let Ok(watched) = inotify.add_watch(dir, events() | only) {
+                is_new |= self.others.insert(dir.clone(), watched) != Some(watched);
+            }
+        }
+        is_new
     }
 
     /// Waits for a change. The caller reads the directory to find out what changed.
@@ -69,14 +91,18 @@ impl Watch {
     }
 }
 
-fn watch_nearest(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
+/// The events of a directory that wake a watch.
+fn events() -> AddWatchFlags {
     let within = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;
     let moved = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_MOVED_FROM;
-    let itself = AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF;
+    within | moved | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF
+}
+
+fn watch_nearest(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
     let mut below: Option<&Path> = None;
     let mut ancestors = dir.ancestors();
     while let Some(nearest) = ancestors.next() {
-        match inotify.add_watch(nearest, within | moved | itself) {
+        match inotify.add_watch(nearest, events()) {
             // The directory may have been created before its parent was watched.
             Ok(parent) if below.is_some_and(Path::is_dir) => {
                 // An error means that the parent has been removed meanwhile.
@@ -115,5 +141,21 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         watch.changed().await.unwrap();
         assert_eq!(watch.queue.get_ref().as_raw_fd(), descriptor);
+    }
+
+    #[tokio::test]
+    async fn further_directories_are_watched_until_they_are_not_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (below, absent) = (dir.path().join("below"), dir.path().join("absent"));
+        std::fs::create_dir(&below).unwrap();
+        std::os::unix::fs::symlink(&below, dir.path().join("link")).unwrap();
+        let mut watch = Watch::on(dir.path()).unwrap();
+        let listed = BTreeSet::from([below.clone(), absent, dir.path().join("link")]);
+        assert!(watch.watch_also(&listed));
+        assert!(!watch.watch_also(&listed), "the directory is watched already");
+        assert_eq!(watch.others.len(), 1);
+        std::fs::write(below.join("file"), "").unwrap();
+        watch.changed().await.unwrap();
+        assert!(!watch.watch_also(&BTreeSet::new()) && watch.others.is_empty());
     }
 }

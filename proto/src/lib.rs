@@ -23,6 +23,11 @@ pub mod dra {
     tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
 }
 
+/// Dynamic resource allocation: the health of a driver's devices.
+pub mod dra_health {
+    tonic::include_proto!("v1alpha1");
+}
+
 /// Device plugins (`v1beta1`): their registration at the node, and the node's calls.
 pub mod device_plugin {
     tonic::include_proto!("v1beta1");

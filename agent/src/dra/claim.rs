@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodExtendedResourceClaimStatus};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
 use super::record::{Device, Key, Record};
 
@@ -48,7 +48,7 @@ pub(super) fn used(pod: &Pod) -> Result<Vec<Used>, ClaimError> {
 }
 
 /// The claim of an entry of `spec.resourceClaims`. None: the entry needs no claim.
-fn resolve(pod: &Pod, entry: &str) -> Result<Option<Used>, ClaimError> {
+pub(super) fn resolve(pod: &Pod, entry: &str) -> Result<Option<Used>, ClaimError> {
     let mut entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
     let Some(claim) = entries.find(|claim| claim.name == entry) else { return Ok(None) };
     if let Some(name) = &claim.resource_claim_name {
@@ -85,14 +85,29 @@ pub(super) fn admit(pod: &Pod, used: &Used, claim: &ResourceClaim) -> Result<Rec
     let uid = claim.metadata.uid.clone().filter(|uid| is_file_name(uid));
     let Some(uid) = uid else { return Err(ClaimError::Uid(name)) };
     let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+    let prepare = drivers(results.clone(), "NodePrepareResources");
+    let unprepare = drivers(results, "NodeUnprepareResources");
     Ok(Record {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name,
         uid,
         pods: BTreeSet::new(),
-        drivers: results.map(|result| (result.driver.clone(), Vec::new())).collect(),
+        skips_unprepare: prepare.difference(&unprepare).cloned().collect(),
+        drivers: prepare.into_iter().map(|driver| (driver, Vec::new())).collect(),
         prepared: None,
     })
+}
+
+/// The drivers that must be called for an operation. A driver is not called if all its devices in the claim skip the
+/// operation (`skipNodeOperations`, of Kubernetes 1.37).
+fn drivers<'a>(
+    results: impl Iterator<Item = &'a DeviceRequestAllocationResult>,
+    operation: &str,
+) -> BTreeSet<String> {
+    let skips = |result: &DeviceRequestAllocationResult| {
+        result.skip_node_operations.iter().flatten().any(|skipped| skipped == "*" || skipped == operation)
+    };
+    results.filter(|result| !skips(result)).map(|result| result.driver.clone()).collect()
 }
 
 fn is_file_name(uid: &str) -> bool {
@@ -148,7 +163,7 @@ pub(super) fn devices<'a>(
 }
 
 /// Whether the request got the device. A device of `request/subrequest` belongs to the request.
-fn is_for(device: &Device, request: &str) -> bool {
+pub(super) fn is_for(device: &Device, request: &str) -> bool {
     let main = |name: &str| name.split_once('/').is_some_and(|(main, _)| main == request);
     request.is_empty()
         || device.requests.is_empty()
@@ -211,6 +226,25 @@ mod tests {
         assert_eq!(refused(&named, traversal), ClaimError::Uid(name.clone()));
         let owned = Used { must_be_owned: true, ..named };
         assert_eq!(refused(&owned, json!({})), ClaimError::NotOwner(name));
+    }
+
+    #[test]
+    fn a_driver_is_called_unless_all_its_devices_skip_the_call() {
+        let result = |driver: &str, skipped: &[&str]| json!({"driver": driver, "pool": "n", "device": "0", "request": "r", "skipNodeOperations": skipped});
+        let both = ["NodePrepareResources", "NodeUnprepareResources"];
+        let results = json!([
+            result("all", &["*"]),
+            result("both", &both),
+            result("none", &["Other"]),
+            result("part", &["*"]),
+            result("part", &[]),
+            result("unprepare", &both[1..])
+        ]);
+        let claim = claim(json!({"/status/allocation/devices/results": results}));
+        let named = Used { name: "c".to_owned(), must_be_owned: false };
+        let record = admit(&pod(json!({"containers": []}), json!({})), &named, &claim).unwrap();
+        assert_eq!(record.drivers.into_keys().collect::<Vec<_>>(), ["none", "part", "unprepare"]);
+        assert_eq!(record.skips_unprepare.into_iter().collect::<Vec<_>>(), ["unprepare"]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use super::record::Device;
 /// Timeout of a call, as in the kubelet (`defaultClientCallTimeout`).
 const CALL_TIMEOUT: Duration = Duration::from_secs(45);
 /// Maximum bytes of an answer.
-const ANSWER_MAX: usize = 1 << 20;
+pub(super) const ANSWER_MAX: usize = 1 << 20;
 /// Maximum bytes of the headers of an answer.
 const HEADERS_MAX: u32 = 16 << 10;
 /// Maximum devices in an answer. A claim has at most 32 results.
@@ -35,7 +35,7 @@ const DEVICES_MAX: usize = 256;
 /// Maximum CDI ids and request names in an answer.
 const NAMES_MAX: usize = 4096;
 /// Maximum bytes of a name.
-const NAME_MAX: usize = 512;
+pub(super) const NAME_MAX: usize = 512;
 
 /// Why a driver has not done a call.
 #[derive(Debug, thiserror::Error)]

@@ -161,6 +161,13 @@ impl Drivers {
 
 // === impl Registered ===
 
+impl Registered {
+    /// The driver's name.
+    pub(super) fn driver(&self) -> &str {
+        &self.name
+    }
+}
+
 impl Drop for Registered {
     fn drop(&mut self) {
         self.drivers.remove(&self.name, self.number);

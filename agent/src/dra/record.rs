@@ -33,6 +33,9 @@ pub(super) struct Record {
     pub(super) pods: BTreeSet<String>,
     /// The drivers of its devices, with the devices that they have prepared.
     pub(super) drivers: BTreeMap<String, Vec<Device>>,
+    /// Drivers that are not called when the claim is unprepared.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) skips_unprepare: BTreeSet<String>,
     /// The boot in which all drivers have prepared the claim. CDI files do not survive a reboot.
     pub(super) prepared: Option<String>,
 }
@@ -277,6 +280,7 @@ mod tests {
             uid: format!("uid-{name}"),
             pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
             drivers: BTreeMap::from([("d".to_owned(), vec![Device::default()])]),
+            skips_unprepare: BTreeSet::new(),
             prepared: Some("boot".to_owned()),
         }
     }

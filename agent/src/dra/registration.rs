@@ -1,9 +1,10 @@
-//! Registration of drivers: each has a socket in the registration directory, as for the kubelet's plugin watcher.
+//! Registration of drivers: each has a socket in the registration directory or in a directory below it, as for the
+//! kubelet's plugin watcher.
 //!
 //! A task for each socket asks the plugin for its driver and endpoint, connects to the endpoint, and waits until that
 //! connection ends. It starts again after a pause, until the socket is removed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::future::Future;
 use std::io;
@@ -25,6 +26,7 @@ use tonic::Status;
 
 use super::driver::{Caller, Link, Version, origin};
 use super::drivers::{Drivers, Registered};
+use super::health::HealthTable;
 
 /// Timeout of a call. The kubelet's is one second, which a driver on a loaded machine exceeds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,8 +34,11 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_MAX: usize = 64 << 10;
 /// Maximum sockets in the directory. More are ignored.
 const SOCKETS_MAX: usize = 64;
-/// Maximum files that are examined in the directory.
+/// Maximum files that are examined in the directory and below it.
 const FILES_MAX: usize = 1024;
+/// Maximum directories below the directory, and their maximum depth. More are ignored.
+const DIRS_MAX: usize = 64;
+const DEPTH_MAX: usize = 4;
 /// Maximum length of a driver's name (`DriverNameMaxLength` of resource.k8s.io).
 const DRIVER_NAME_MAX: usize = 63;
 /// Pause before a failed registration is repeated; doubled up to [`MAX_PAUSE`].
@@ -61,8 +66,8 @@ pub(super) enum RegistrationError {
     Name(String),
     #[error("driver {0}: none of the plugin's services is supported: v1.DRAPlugin, v1beta1.DRAPlugin")]
     Services(String),
-    #[error("driver {driver}: the endpoint {endpoint} is not a path below {base}")]
-    Endpoint { driver: String, endpoint: String, base: PathBuf },
+    #[error("driver {driver}: the endpoint {endpoint} is not an absolute path")]
+    Endpoint { driver: String, endpoint: String },
     #[error("driver {driver}: another plugin has registered the endpoint {endpoint}")]
     Taken { driver: String, endpoint: PathBuf },
 }
@@ -72,6 +77,16 @@ pub(super) enum RegistrationError {
 pub(super) struct Registry {
     dir: PathBuf,
     drivers: Arc<Drivers>,
+    health: Arc<HealthTable>,
+}
+
+/// The content of the registration directory.
+#[derive(Debug, Default)]
+struct Found {
+    /// By the path below the registration directory.
+    sockets: HashMap<OsString, Identity>,
+    /// The directories below it.
+    dirs: BTreeSet<PathBuf>,
 }
 
 /// Identity of a socket file. A driver that starts again makes another one.
@@ -80,8 +95,8 @@ type Identity = (u64, i64, i64);
 // === impl Registry ===
 
 impl Registry {
-    pub(super) fn new(dir: PathBuf, drivers: Arc<Drivers>) -> Self {
-        Self { dir, drivers }
+    pub(super) fn new(dir: PathBuf, (drivers, health): (Arc<Drivers>, Arc<HealthTable>)) -> Self {
+        Self { dir, drivers, health }
     }
 
     /// Registers the plugins of the sockets in the directory, until dropped.
@@ -107,6 +122,11 @@ impl Registry {
                     continue;
                 }
             };
+            // A socket may have been made before its directory was watched.
+            if watch.watch_also(&found.dirs) {
+                continue;
+            }
+            let found = found.sockets;
             let gone = tasks.extract_if(|name, (identity, _)| found.get(name) != Some(&*identity));
             let ended = gone.map(|(_, (_, task))| {
                 task.abort();
@@ -133,7 +153,7 @@ impl Registry {
         loop {
             match self.register(&socket).await {
                 Ok((registered, mut link)) => {
-                    link.closed().await;
+                    self.follow(&registered, &mut link).await;
                     drop(registered);
                     tracing::info!(socket = %socket.display(), "the connection to a driver has ended");
                     pause = FIRST_PAUSE;
@@ -145,6 +165,19 @@ impl Registry {
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    /// Follows the health of a driver's devices until its connection ends.
+    async fn follow(&self, registered: &Registered, link: &mut Link) {
+        let caller = link.caller(Version::V1);
+        let health = async {
+            self.health.follow(registered.driver(), &caller).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = link.closed() => {}
+            () = health => {}
         }
     }
 
@@ -183,11 +216,14 @@ impl Registry {
         let version = version.ok_or_else(|| RegistrationError::Services(driver.clone()))?;
         let base = self.dir.parent().unwrap_or(Path::new("/"));
         let endpoint = if info.endpoint.is_empty() { socket } else { Path::new(&info.endpoint) };
-        let Ok(inside) = endpoint.strip_prefix(base) else {
-            let endpoint = shown(&info.endpoint);
-            return Err(RegistrationError::Endpoint { driver, endpoint, base: base.to_owned() });
+        if !endpoint.is_absolute() {
+            return Err(RegistrationError::Endpoint { driver, endpoint: shown(&info.endpoint) });
+        }
+        let opened = match endpoint.strip_prefix(base) {
+            Ok(inside) => open_socket(base, inside),
+            Err(_outside) => open_foreign(endpoint),
         };
-        let link = connect(endpoint, open_socket(base, inside)).await?;
+        let link = connect(endpoint, opened).await?;
         let caller: Caller = link.caller(version);
         let Some(registered) = self.drivers.add(&driver, endpoint, caller) else {
             return Err(RegistrationError::Taken { driver, endpoint: endpoint.to_owned() });
@@ -204,6 +240,21 @@ pub(crate) fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
     let socket = openat2(&base, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), within)?;
     if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a socket"));
+    }
+    Ok(socket)
+}
+
+/// Opens a socket outside of the node's directories. It must belong to the node's user: otherwise another user could
+/// replace it in a directory of its own.
+fn open_foreign(path: &Path) -> io::Result<OwnedFd> {
+    let socket = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&socket)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a socket"));
+    }
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        let message = "the socket does not belong to the node's user";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     }
     Ok(socket)
 }
@@ -231,13 +282,52 @@ async fn within<T>(
     }
 }
 
-/// The sockets in the directory. Others than the node's user must not be able to make one.
-fn sockets(dir: &Path) -> io::Result<HashMap<OsString, Identity>> {
+/// The sockets in the directory and below it. Others than the node's user must not be able to make one: directories that
+/// others can write are left out.
+fn sockets(dir: &Path) -> io::Result<Found> {
+    let mut found = Found::default();
+    if !is_private(dir)? {
+        return Ok(found);
+    }
+    let (mut pending, mut files_left) = (vec![(PathBuf::new(), 0)], FILES_MAX);
+    while let Some((below, depth)) = pending.pop() {
+        let files = match std::fs::read_dir(dir.join(&below)) {
+            Ok(files) => files,
+            Err(error) if depth == 0 => return Err(error),
+            Err(_removed) => continue,
+        };
+        for file in files.take(files_left).flatten() {
+            files_left = files_left.saturating_sub(1);
+            let path = below.join(file.file_name());
+            // Of the entry itself: symlinks are not followed.
+            let Ok(entry) = file.metadata() else { continue };
+            if file.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            if entry.file_type().is_socket() && found.sockets.len() < SOCKETS_MAX {
+                found.sockets.insert(path.into(), (entry.ino(), entry.ctime(), entry.ctime_nsec()));
+            } else if entry.is_dir() && depth < DEPTH_MAX && found.dirs.len() < DIRS_MAX {
+                let full = dir.join(&path);
+                if is_private(&full).is_ok_and(|is_private| is_private) {
+                    found.dirs.insert(full);
+                    pending.push((path, depth + 1));
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a directory exists.
+///
+/// # Errors
+/// Also if another user owns the directory or can write it.
+fn is_private(dir: &Path) -> io::Result<bool> {
     let opened =
         match rustix::fs::openat(CWD, dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         {
             Ok(opened) => opened,
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(HashMap::new()),
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(false),
             Err(errno) => return Err(errno.into()),
         };
     let stat = fstat(&opened)?;
@@ -245,15 +335,7 @@ fn sockets(dir: &Path) -> io::Result<HashMap<OsString, Identity>> {
         let message = "it must belong to the node's user and be writable for that user only";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     }
-    let files = std::fs::read_dir(dir)?.take(FILES_MAX).flatten();
-    let sockets = files.filter_map(|file| {
-        let name = file.file_name();
-        let is_hidden = name.as_encoded_bytes().starts_with(b".");
-        // Of the entry itself: symlinks are not followed.
-        let found = file.metadata().ok().filter(|found| !is_hidden && found.file_type().is_socket())?;
-        Some((name, (found.ino(), found.ctime(), found.ctime_nsec())))
-    });
-    Ok(sockets.take(SOCKETS_MAX).collect())
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -267,15 +349,36 @@ mod tests {
     fn sockets_of_a_private_directory_are_found_and_links_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        assert!(sockets(&at("absent")).unwrap().is_empty());
+        assert!(sockets(&at("absent")).unwrap().sockets.is_empty());
         let _socket = UnixListener::bind(at("a-reg.sock")).unwrap();
         let _hidden = UnixListener::bind(at(".hidden.sock")).unwrap();
         std::fs::write(at("file"), "").unwrap();
         symlink(at("a-reg.sock"), at("link.sock")).unwrap();
         let found = sockets(dir.path()).unwrap();
-        assert_eq!(found.keys().collect::<Vec<_>>(), ["a-reg.sock"]);
+        assert_eq!(found.sockets.keys().collect::<Vec<_>>(), ["a-reg.sock"]);
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
         assert_eq!(sockets(dir.path()).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn sockets_of_private_directories_below_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = |name: &str, mode: u32| {
+            let below = dir.path().join(name);
+            std::fs::create_dir_all(&below).unwrap();
+            std::fs::set_permissions(&below, PermissionsExt::from_mode(mode)).unwrap();
+            UnixListener::bind(below.join("reg.sock")).unwrap()
+        };
+        let deep = "1/2/3/4";
+        let _sockets = [made("a", 0o755), made("b", 0o777), made(".c", 0o755), made(deep, 0o755)];
+        let _too_deep = made(&format!("{deep}/5"), 0o755);
+        symlink(dir.path().join("a"), dir.path().join("link")).unwrap();
+        let found = sockets(dir.path()).unwrap();
+        let mut names: Vec<OsString> = found.sockets.into_keys().collect();
+        names.sort();
+        assert_eq!(names, ["1/2/3/4/reg.sock", "a/reg.sock"]);
+        assert!(open_socket(dir.path(), Path::new("a/reg.sock")).is_ok());
+        assert!(found.dirs.contains(&dir.path().join("a")) && found.dirs.len() == 5);
     }
 
     #[test]

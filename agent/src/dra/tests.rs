@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use coracle_proto::dra as api;
 use coracle_proto::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
+use coracle_proto::dra_health as health_api;
+use coracle_proto::dra_health::dra_resource_health_server::{DraResourceHealth, DraResourceHealthServer};
 use coracle_proto::plugin_registration as registration_api;
 use coracle_proto::plugin_registration::registration_server::{Registration, RegistrationServer};
+use futures::StreamExt as _;
 use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{self, BoxStream};
 use http::Request;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
@@ -140,6 +144,31 @@ impl Registration for Plugin {
     ) -> Result<Response<registration_api::RegistrationStatusResponse>, Status> {
         self.notified.send_replace(Some(request.into_inner()));
         Ok(Response::new(registration_api::RegistrationStatusResponse {}))
+    }
+}
+
+/// Reports the device `0` of the pool `n` as unhealthy.
+struct UnhealthyDevice;
+
+#[tonic::async_trait]
+impl DraResourceHealth for UnhealthyDevice {
+    type NodeWatchResourcesStream =
+        BoxStream<'static, Result<health_api::NodeWatchResourcesResponse, Status>>;
+
+    async fn node_watch_resources(
+        &self,
+        _request: tonic::Request<health_api::NodeWatchResourcesRequest>,
+    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+        let device = health_api::DeviceIdentifier { pool_name: "n".to_owned(), device_name: "0".to_owned() };
+        let health = health_api::DeviceHealth {
+            device: Some(device),
+            health: health_api::HealthStatus::Unhealthy.into(),
+            last_updated_time: 0,
+            health_check_timeout_seconds: 3600,
+            message: "hot".to_owned(),
+        };
+        let report = health_api::NodeWatchResourcesResponse { devices: vec![health] };
+        Ok(Response::new(stream::iter([Ok(report)]).chain(stream::pending()).boxed()))
     }
 }
 
@@ -353,15 +382,14 @@ async fn a_pod_without_right_or_driver_leaves_no_record() {
 #[tokio::test]
 async fn a_plugin_of_another_kind_or_with_a_foreign_endpoint_is_refused_with_the_reason() {
     let node = Node::new();
-    let outside = tempfile::tempdir().unwrap();
     let (_dra, _running) = node.agent("boot");
-    let foreign = outside.path().join("socket").to_string_lossy().into_owned();
     let up = node.path("plugins/../../socket").to_string_lossy().into_owned();
     for (change, expected) in [
         (json!({"type": "CSIPlugin"}), "supports DRAPlugin only"),
         (json!({"name": "../x"}), "is not the name of a driver"),
         (json!({"versions": ["v1alpha4.Node"]}), "none of the plugin's services"),
-        (json!({"endpoint": foreign}), "is not a path below"),
+        (json!({"endpoint": "plugins/gpu.sock"}), "is not an absolute path"),
+        (json!({"endpoint": "/etc/passwd"}), "not a socket"),
         (json!({"endpoint": up}), "cannot connect to the socket"),
     ] {
         let mut info = node.info();
@@ -404,4 +432,61 @@ async fn a_driver_that_starts_again_is_used_again_and_slices_are_deleted_at_the_
     let [deletion] = &deletions()[..] else { panic!("{:?}", deletions()) };
     assert!(deletion.contains("/apis/resource.k8s.io/v1/resourceslices"), "{deletion}");
     assert!(deletion.contains("fieldSelector=spec.nodeName%3Dn"), "{deletion}");
+}
+
+#[tokio::test]
+async fn a_driver_may_register_in_a_directory_below_and_have_its_endpoint_elsewhere() {
+    let node = Node::new();
+    let outside = tempfile::tempdir().unwrap();
+    let (_dra, _running) = node.agent("boot");
+    let endpoint = outside.path().join("gpu.sock");
+    let info =
+        registration_api::PluginInfo { endpoint: endpoint.to_string_lossy().into_owned(), ..node.info() };
+    let plugin = Plugin { info, ..Plugin::default() };
+    let below = node.path("plugins_registry/gpu");
+    std::fs::create_dir(&below).unwrap();
+    let servers = [serve(&endpoint, plugin.clone()), serve(&below.join("reg.sock"), plugin.clone())];
+    let _serving = AbortOnDropHandle::new(tokio::spawn(futures::future::join_all(servers)));
+    assert_eq!(notified(&plugin).await.error, "");
+}
+
+#[tokio::test]
+async fn the_health_of_a_pods_devices_is_known_while_the_driver_is_registered() {
+    let node = Node::new();
+    node.server.put("c", &["p"], DRIVER);
+    let (dra, _running) = node.agent("boot");
+    let plugin = Plugin { info: node.info(), ..Plugin::default() };
+    let socket = node.path("plugins/gpu.sock");
+    let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+    let services = tonic::transport::Server::builder()
+        .add_service(DraPluginServer::new(plugin.clone()))
+        .add_service(DraResourceHealthServer::new(UnhealthyDevice));
+    let registry = serve(&node.path("plugins_registry/gpu-reg.sock"), plugin.clone());
+    let _serving = AbortOnDropHandle::new(tokio::spawn(async move {
+        tokio::join!(async { services.serve_with_incoming(incoming).await.unwrap() }, registry);
+    }));
+    notified(&plugin).await;
+    let pod = pod("p", "c");
+    dra.prepare(&pod).await.unwrap();
+    let health = || {
+        let status = json!({"containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": true,
+            "restartCount": 0}]});
+        let mut status = serde_json::from_value(status).unwrap();
+        dra.report_health(&pod, &mut status);
+        let container = &status.container_statuses.unwrap()[0];
+        serde_json::to_value(&container.allocated_resources_status).unwrap()
+    };
+    let expected = |health: &str| {
+        let mut resource = json!({"health": health, "resourceID": "example.com/gpu=c"});
+        if health == "Unhealthy" {
+            resource["message"] = "hot".into();
+        }
+        json!([{"name": "claim:a/r", "resources": [resource]}])
+    };
+    until(|| health() == expected("Unhealthy")).await;
+    dra.shared.health_of_devices.forget_changes();
+    std::fs::remove_file(node.path("plugins_registry/gpu-reg.sock")).unwrap();
+    until(|| health() == expected("Unknown")).await;
+    let changed = tokio::time::timeout(LIMIT, dra.next_health_changes()).await.unwrap();
+    assert_eq!(changed.into_iter().collect::<Vec<_>>(), ["p"]);
 }

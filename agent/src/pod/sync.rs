@@ -77,6 +77,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
     for pod in stored {
         sync.change(PodChange::Stored(Arc::new(pod)));
     }
+    let dra = sync.node.dra.clone();
     loop {
         // All arms are cancel-safe: channels keep what is not received, a joined task is joined once.
         tokio::select! {
@@ -87,6 +88,9 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
             Some(woken) = wakes.recv() => sync.wake(&woken),
             Some(evicted) = sync.inputs.evicted.recv() => sync.wake(&WakeRequest::Pod(evicted)),
             Some(uid) = sync.inputs.device_changes.recv() => sync.wake(&WakeRequest::Pod(uid)),
+            uids = dra.next_health_changes() => {
+                uids.into_iter().for_each(|uid| sync.wake(&WakeRequest::Pod(uid)));
+            }
             Some(ended) = sync.workers.join_next() => sync.ended(ended),
         }
     }

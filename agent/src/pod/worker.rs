@@ -438,6 +438,7 @@ impl Worker {
         }
         let mut status = status::status(&facts);
         self.node.devices.report_health(&self.uid, &mut status);
+        self.node.dra.report_health(pod, &mut status);
         self.count_start(&status);
         self.count_terminations(&api, &status);
         let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());

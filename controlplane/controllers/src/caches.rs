@@ -11,7 +11,7 @@ use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
     Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, IPAddress, Job, Lease, Namespace, Node,
     Object, PersistentVolume, Pod, PodDisruptionBudget, PodGroup, ReplicaSet, ReplicationController,
-    ResourceClaim, Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
+    ResourceClaim, ResourceSlice, Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
     StorageVersionMigration, VolumeAttributesClass,
 };
 use crate::watch;
@@ -59,6 +59,8 @@ pub(crate) struct Caches {
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
     /// [`Caches::synced`] does not wait for these caches. Only their own controller reads them, and it waits itself.
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
+    /// [`Caches::synced`] does not wait for these: the first list queues the claims of tainted devices.
+    pub(crate) resource_slices: Arc<Cache<ResourceSlice>>,
     /// [`Caches::synced`] does not wait for these, because servers of earlier versions do not have the kind.
     pub(crate) attributes_classes: Arc<Cache<VolumeAttributesClass>>,
     /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
@@ -108,6 +110,7 @@ impl Caches {
             pod_groups: Arc::new(Cache::new()),
             migrations: Arc::new(Cache::new()),
             resource_claims: Arc::new(Cache::new()),
+            resource_slices: Arc::new(Cache::new()),
         }
     }
 
@@ -151,6 +154,7 @@ impl Caches {
             feed_if_served(client, &self.attributes_classes),
             feed_if_served(client, &self.autoscalers),
             feed_if_served(client, &self.resource_claims),
+            feed_if_served(client, &self.resource_slices),
             feed_if_enabled(client, &self.pod_groups),
             feed_if_enabled(client, &self.migrations),
         ]

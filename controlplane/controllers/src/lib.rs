@@ -31,6 +31,7 @@ mod csr_cleaner;
 mod csr_signing;
 mod daemon_set;
 mod deployment;
+mod device_taint_eviction;
 mod disruption;
 mod endpoint_slice;
 mod endpoint_slice_mirroring;

@@ -46,7 +46,9 @@ pub(crate) use autoscaling::HorizontalPodAutoscaler;
 pub(crate) use batch::{CronJob, Job};
 use containers::{Containers, containers, sidecars};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
-pub(crate) use devices::{PodClaimStatus, PodResourceClaim, ResourceClaim};
+pub(crate) use devices::{
+    ExtendedClaimStatus, PodClaimStatus, PodResourceClaim, ResourceClaim, ResourceSlice,
+};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use migration::{GroupResource, StorageVersionMigration};
@@ -130,6 +132,8 @@ pub(crate) struct PodStatus {
     pub(crate) pod_ips: Option<Vec<k8s_openapi::api::core::v1::PodIP>>,
     /// The generated claims.
     pub(crate) resource_claim_statuses: Box<[PodClaimStatus]>,
+    /// The claim for extended resources.
+    pub(crate) extended_resource_claim_status: Option<Box<ExtendedClaimStatus>>,
 }
 
 impl Pod {

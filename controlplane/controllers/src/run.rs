@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::ControllersConfig;
 use crate::context::Context;
+use crate::device_taint_eviction::plan::Pools;
 use crate::error::Error;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
@@ -16,13 +17,13 @@ use crate::queue::{Next, Queue};
 use crate::storage_version_migration::plan::Unfinished;
 use crate::{
     account_token, address_pool, attributes_class_protection, bootstrap_signer, cluster_role_aggregation,
-    cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice,
-    endpoint_slice_mirroring, endpoints, ephemeral_volume, garbage, ip_address, job,
-    job::orphan as job_orphan, legacy_token_cleaner, local_volume, namespace, node_balancer, node_lifecycle,
-    pod_autoscaler, pod_cidr, pod_gc, pod_group_protection, replica_set, replication_controller,
-    resource_claim, resource_claim::release as claim_release, root_ca, service_account, service_cidr,
-    stale_disruption, stateful_set, storage_version_migration, taint_eviction, token_cleaner,
-    ttl_after_finished, volume_binding, volume_protection,
+    cron_job, csr_approving, csr_cleaner, csr_signing, daemon_set, deployment, device_taint_eviction,
+    disruption, endpoint_slice, endpoint_slice_mirroring, endpoints, ephemeral_volume, garbage, ip_address,
+    job, job::orphan as job_orphan, legacy_token_cleaner, local_volume, namespace, node_balancer,
+    node_lifecycle, pod_autoscaler, pod_cidr, pod_gc, pod_group_protection, replica_set,
+    replication_controller, resource_claim, resource_claim::release as claim_release, root_ca,
+    service_account, service_cidr, stale_disruption, stateful_set, storage_version_migration, taint_eviction,
+    token_cleaner, ttl_after_finished, volume_binding, volume_protection,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -130,6 +131,7 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         node_balancer<node_balancer::state::State> "node-balancer" 1,
         address_pool<address_pool::state::State> "address-pool" 1,
         storage_version_migration<Mutex<Unfinished>> "storage-version-migrator" 2,
+        device_taint_eviction<Mutex<Pools>> "device-taint-eviction" 1,
     }
     if context.config.selection.has("horizontal-pod-autoscaler") {
         let queue = Arc::new(Queue::measured(context.config.queue_metrics.of("horizontal-pod-autoscaler")));

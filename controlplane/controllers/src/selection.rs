@@ -36,6 +36,7 @@ const NAMES: &[(&str, &str)] = &[
     ("legacy-token-cleaner", "legacy-serviceaccount-token-cleaner-controller"),
     ("bootstrap-signer", "bootstrap-signer-controller"),
     ("taint-eviction", "taint-eviction-controller"),
+    ("device-taint-eviction", "device-taint-eviction-controller"),
     ("disruption", "disruption-controller"),
     ("stale-disruption", "disruption-controller"),
     ("cluster-role-aggregation", "clusterrole-aggregation-controller"),

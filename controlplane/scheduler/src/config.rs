@@ -90,6 +90,7 @@ pub(crate) struct Weights {
     pub(crate) fit: i64,
     pub(crate) balanced: i64,
     pub(crate) images: i64,
+    pub(crate) devices: i64,
 }
 
 /// The settings of NodeResourcesFit.
@@ -146,7 +147,8 @@ impl Default for Profile {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { taints: 3, node_affinity: 2, spread: 2, pod_affinity: 2, fit: 1, balanced: 1, images: 1 }
+        let (taints, node_affinity, spread, pod_affinity) = (3, 2, 2, 2);
+        Self { taints, node_affinity, spread, pod_affinity, fit: 1, balanced: 1, images: 1, devices: 2 }
     }
 }
 

@@ -168,7 +168,8 @@ pub(crate) fn filter<'a>(
         match outcome {
             Ok(found) => {
                 fitting.push(node);
-                scores.push(found);
+                let devices = snapshot.devices.score(&prepared.devices, node.properties);
+                scores.push(NodeScores { devices, ..found });
             }
             Err(refusal) => drop(refused.insert(name, refusal)),
         }
@@ -202,12 +203,9 @@ pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resu
         PodClaims::default()
     };
     let devices = snapshot.devices.of_pod(pod)?;
-    Ok(Prepared {
-        topology: Topology::of(pod, profile, snapshot),
-        needs: PodRequirements::of(pod),
-        claims,
-        devices,
-    })
+    let mut needs = PodRequirements::of(pod);
+    needs.of_classes = snapshot.devices.resources_of_classes(&needs.requests);
+    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), needs, claims, devices })
 }
 
 /// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.

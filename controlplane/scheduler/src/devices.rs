@@ -6,16 +6,22 @@
 mod allocate;
 mod allocated;
 pub(crate) mod bind;
+pub(crate) mod binding;
 mod capacity;
+mod classes;
 mod counters;
 mod expression;
+mod extended;
 pub(crate) mod feed;
+mod gang;
 mod object;
 mod places;
+mod score;
 mod slices;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +31,10 @@ use serde_json::Value;
 
 use self::allocate::{Allocator, Failure};
 use self::allocated::Allocated;
-use self::object::{Claim, Class};
+use self::classes::Classes;
+pub(crate) use self::extended::is_extended;
+use self::extended::{Extended, NewClaim, requests_extended};
+use self::object::Claim;
 use self::places::is_reachable;
 use self::slices::Slices;
 use crate::hint::Changes;
@@ -35,6 +44,8 @@ use crate::refusal::Refused;
 
 /// Maximum number of pods that use a claim, as in the API.
 const MAX_USERS: usize = 256;
+/// The refusal of a node that cannot use the devices of an allocated claim.
+const NOT_AVAILABLE: &str = "resourceclaim not available on the node";
 
 /// Claims, classes and slices of the cluster. A clone shares them.
 #[derive(Clone, Debug, Default)]
@@ -54,10 +65,16 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     claims: HashMap<Key, Claim>,
-    classes: HashMap<String, Class>,
+    /// The claims for extended resources: by the pod's namespace and uid.
+    extended_claims: HashMap<Key, Key>,
+    /// The version of the latest claim that the watch delivered.
+    latest_claim: Option<u64>,
+    classes: Classes,
     slices: Slices,
     /// Chosen allocations that the watch has not delivered yet.
     assumed: HashMap<Key, Value>,
+    /// Reserved claims for extended resources that are not created yet.
+    new_claims: HashMap<Key, NewClaim>,
     /// Claims with a chosen allocation that the pods of one gang share while the gang is placed.
     shared: HashSet<Key>,
     /// The devices of all allocations, including chosen ones.
@@ -76,6 +93,10 @@ pub(crate) struct PodDevices {
     waiting: Vec<Claim>,
     /// All claims.
     claims: Vec<Key>,
+    /// Whether the allocated devices of a claim failed, so that no node can use them.
+    is_unusable: bool,
+    /// The extended resources that device classes provide.
+    extended: Option<Extended>,
 }
 
 /// Changes of devices and claims that may help pods with claims.
@@ -140,16 +161,20 @@ impl Devices {
     /// The claims of a pod. The error is the reason why no node can run the pod, in upstream's words.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Result<PodDevices, String> {
         let mut found = PodDevices::default();
-        if pod.spec.resource_claims.is_empty() {
+        if !may_use_devices(pod) {
             return Ok(found);
         }
         let state = self.lock();
+        found.extended = state.extended(pod);
         for claim in &pod.spec.resource_claims {
             let Some(name) = claim_name(pod, claim)? else { continue };
             let key = Key::new(pod.namespace(), name);
             let stored = state.claim(pod, claim, &key)?;
             match &stored.status.allocation {
-                Some(allocation) => found.allocated.push(selector_of(allocation)),
+                Some(allocation) => {
+                    found.is_unusable |= binding::has_failed(stored, jiff::Timestamp::now());
+                    found.allocated.push(selector_of(allocation));
+                }
                 None => match state.assumed.get(&key) {
                     Some(allocation) if state.shared.contains(&key) => {
                         found.allocated.push(selector_of(allocation));
@@ -176,16 +201,22 @@ impl Devices {
         claims: &PodDevices,
         node: &NodeProperties,
     ) -> Result<Option<Refused>, String> {
-        if claims.claims.is_empty() {
+        if claims.claims.is_empty() && claims.extended.is_none() {
             return Ok(None);
         }
-        if !claims.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node)) {
-            return Ok(Some(refused("resourceclaim not available on the node")));
+        let state = self.lock();
+        let new = match state.new_claim(claims, node) {
+            Ok(new) => new,
+            Err(why) => return Ok(Some(refused(&why))),
+        };
+        if !claims.are_available(node) {
+            return Ok(Some(refused(NOT_AVAILABLE)));
         }
-        if claims.waiting.is_empty() {
+        let waiting = claims.waiting_with(new.as_ref());
+        if waiting.is_empty() {
             return Ok(None);
         }
-        match self.lock().allocate(&claims.waiting, node) {
+        match state.allocate(&waiting, node) {
             Ok(Some(_)) => Ok(None),
             Ok(None) => Ok(Some(refused("cannot allocate all claims"))),
             Err(Failure::Node(why)) => Ok(Some(refused(&why))),
@@ -196,58 +227,41 @@ impl Devices {
     /// Chooses devices on a node for the claims of a pod, and reserves them. It fails if claims, slices or classes
     /// changed after the filter, so that the node cannot provide the devices any more.
     pub(crate) fn reserve(&self, claims: &PodDevices, node: &NodeProperties) -> Result<Reservations, String> {
-        if !claims.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node)) {
-            return Err("resourceclaim not available on the node".to_owned());
+        if !claims.are_available(node) {
+            return Err(NOT_AVAILABLE.to_owned());
         }
         let mut state = self.lock();
         if let Some(changed) = claims.waiting.iter().find(|claim| !state.awaits_allocation(claim)) {
             return Err(format!("resourceclaim {} changed", changed.key()));
         }
-        let chosen = if claims.waiting.is_empty() {
+        let new = state.new_claim(claims, node)?;
+        let waiting = claims.waiting_with(new.as_ref());
+        let chosen = if waiting.is_empty() {
             Vec::new()
         } else {
-            state.allocate(&claims.waiting, node)?.ok_or("cannot allocate all claims")?
+            state.allocate(&waiting, node)?.ok_or("cannot allocate all claims")?
         };
-        let chosen: HashMap<Key, Value> = claims.waiting.iter().map(ObjectExt::key).zip(chosen).collect();
+        let chosen: HashMap<Key, Value> = waiting.iter().map(ObjectExt::key).zip(chosen).collect();
         for (key, allocation) in &chosen {
             state.change(key, |state| drop(state.assumed.insert(key.clone(), allocation.clone())));
         }
-        Ok(claims.claims.iter().map(|key| (key.clone(), chosen.get(key).cloned())).collect())
+        let mut keys = claims.claims.clone();
+        if let Some(new) = new {
+            keys.push(new.claim.key());
+            state.new_claims.insert(new.claim.key(), new);
+        }
+        Ok(keys.into_iter().map(|key| (key.clone(), chosen.get(&key).cloned())).collect())
+    }
+
+    /// The text that upstream's plugin adds to the message about a refused pod whose claims keep their devices.
+    pub(crate) fn outcome(&self, pod: &Pod) -> &'static str {
+        let has_claims = !pod.spec.resource_claims.is_empty() || self.lock().extended(pod).is_some();
+        if has_claims { "still not schedulable" } else { "no new claims to deallocate" }
     }
 
     /// Releases the devices that were reserved for a pod whose binding failed.
     pub(crate) fn release(&self, reserved: &Reservations) {
         self.apply(|state| state.release(reserved));
-    }
-
-    /// Lets the other pods of a gang use claims that one of its pods allocates, until [`Self::end_sharing`].
-    pub(crate) fn share(&self, reserved: &Reservations) {
-        let chosen = reserved.iter().filter(|(_, allocation)| allocation.is_some());
-        self.lock().shared.extend(chosen.map(|(key, _)| key.clone()));
-    }
-
-    /// Ends [`Self::share`] for all claims.
-    pub(crate) fn end_sharing(&self) {
-        self.lock().shared.clear();
-    }
-
-    /// Waits until the pod that allocates a shared claim has written the allocation, or has failed.
-    pub(crate) async fn settled(&self, key: &Key) {
-        let mut changes = self.changes();
-        loop {
-            let is_pending = self.lock().is_pending(key);
-            if !is_pending || changes.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Undoes a reservation that no binding used. The devices are as before the reservation, so no pod is helped.
-    pub(crate) fn undo(&self, reserved: &Reservations) {
-        let mut state = self.lock();
-        let pending = state.pending.clone();
-        state.release(reserved);
-        state.pending = pending;
     }
 }
 
@@ -264,6 +278,7 @@ impl State {
         for (key, allocation) in reserved {
             if allocation.is_some() && self.assumed.get(key) == allocation.as_ref() {
                 self.change(key, |state| drop(state.assumed.remove(key)));
+                self.new_claims.remove(key);
                 self.pending.claims.insert(key.clone());
             }
         }
@@ -322,10 +337,11 @@ impl State {
             return;
         }
         if is_older(&written, known) {
-            return self.release(&vec![(key.clone(), written.status.allocation)]);
+            let chosen = written.status.allocation.map(bind::without_time);
+            return self.release(&vec![(key.clone(), chosen)]);
         }
         self.pending.claims.insert(key.clone());
-        self.change(key, |state| drop(state.claims.insert(key.clone(), written)));
+        self.insert_claim(key, written);
     }
 
     /// Stores a claim that the watch delivers.
@@ -339,6 +355,7 @@ impl State {
         if known != Some(&claim) {
             self.pending.claims.insert(key.clone());
         }
+        self.index_extended(&key, &claim);
         self.change(&key, |state| {
             if is_other || claim.status.allocation.is_some() {
                 // The claim itself has the allocation now, or the allocation was for a deleted claim.
@@ -348,8 +365,27 @@ impl State {
         });
     }
 
+    /// Stores a claim, and updates the devices in use.
+    fn insert_claim(&mut self, key: &Key, claim: Claim) {
+        self.index_extended(key, &claim);
+        self.change(key, |state| drop(state.claims.insert(key.clone(), claim)));
+    }
+
+    /// Records a claim for extended resources.
+    fn index_extended(&mut self, key: &Key, claim: &Claim) {
+        if let Some(pod) = extended::pod_of(claim) {
+            self.extended_claims.insert(Key::new(&key.namespace, pod), key.clone());
+        }
+    }
+
     fn remove_claim(&mut self, key: &Key) {
         self.pending.claims.insert(key.clone());
+        let pod = self.claims.get(key).and_then(extended::pod_of).map(|pod| Key::new(&key.namespace, pod));
+        if let Some(pod) = pod.filter(|pod| self.extended_claims.get(pod) == Some(key)) {
+            self.extended_claims.remove(&pod);
+            // The pod is scheduled again after the deletion of the claim.
+            self.pending.supply = true;
+        }
         self.change(key, |state| {
             state.assumed.remove(key);
             state.claims.remove(key);
@@ -385,17 +421,44 @@ impl State {
     fn check_classes(&self, claim: &Claim) -> Result<(), String> {
         for (name, request) in claim.spec.devices.requests.iter().flat_map(object::Request::exact) {
             let class = &request.device_class_name;
-            if !self.classes.contains_key(class) {
+            if self.classes.get(class).is_none() {
                 return Err(format!("request {name}: device class {class} does not exist"));
             }
         }
         Ok(())
     }
 
+    /// The claim to create for the pod's extended resources on a node. The error is the reason against the node.
+    fn new_claim(&self, claims: &PodDevices, node: &NodeProperties) -> Result<Option<NewClaim>, String> {
+        claims.extended.as_ref().map_or(Ok(None), |extended| extended.claim(&self.classes, node))
+    }
+
     /// Allocations of a node's devices for the claims. `None` if there are not enough devices.
     fn allocate(&self, claims: &[Claim], node: &NodeProperties) -> Result<Option<Vec<Value>>, Failure> {
-        Allocator::new(&self.classes, &self.slices, &self.allocated, node).allocate(claims)
+        Allocator::new(self.classes.by_name(), &self.slices, &self.allocated, node).allocate(claims)
     }
+}
+
+// === impl PodDevices ===
+
+impl PodDevices {
+    /// Whether the node can use the devices of the allocated claims.
+    fn are_available(&self, node: &NodeProperties) -> bool {
+        !self.is_unusable && self.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node))
+    }
+
+    /// The claims to allocate, with the one for extended resources.
+    fn waiting_with(&self, new: Option<&NewClaim>) -> Cow<'_, [Claim]> {
+        match new {
+            None => Cow::Borrowed(&self.waiting),
+            Some(new) => Cow::Owned(self.waiting.iter().chain([&new.claim]).cloned().collect()),
+        }
+    }
+}
+
+/// Whether the pod has claims, or extended resources that a device class may provide.
+pub(crate) fn may_use_devices(pod: &Pod) -> bool {
+    !pod.spec.resource_claims.is_empty() || requests_extended(pod)
 }
 
 /// The refusal of a node that does not have the devices of a pod.

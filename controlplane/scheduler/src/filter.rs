@@ -9,6 +9,7 @@ mod taints;
 mod unschedulable;
 
 use crate::config::Profile;
+use crate::devices::is_extended;
 use crate::hint::Changes;
 use crate::object::Pod;
 use crate::refusal::{Refusal, Refused};
@@ -51,7 +52,10 @@ pub(crate) fn refuse(
     if !profile.filters_by("NodeResourcesFit") {
         return None;
     }
-    let (reasons, resolvable) = resources::refuse(&needs.requests, &profile.fit, node);
+    let (reasons, resolvable) = resources::refuse(needs, &profile.fit, node);
+    // A new device class may provide an extended resource.
+    let has_extended = needs.requests.others.keys().any(|name| is_extended(name));
+    let helped_by = if has_extended { helped_by | Changes::DEVICES } else { helped_by };
     (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by })
 }
 

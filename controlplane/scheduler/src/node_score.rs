@@ -12,6 +12,9 @@ pub(crate) struct NodeScores {
     pub(crate) node_affinity: i64,
     pub(crate) fit: i64,
     pub(crate) balanced: i64,
+    /// Sum of the ranks of the chosen alternatives of device requests, not normalized. Not 0 only for pods with such
+    /// requests.
+    pub(crate) devices: i64,
 }
 
 /// `part` of `whole` on the scale from 0 to [`MAX_NODE_SCORE`], rounded down; `whole` is above 0.

@@ -50,15 +50,15 @@ pub(crate) struct Preemption {
 }
 
 /// The message of a pod that cannot be scheduled, with the outcome of the preemption and the text that upstream's
-/// plugin DynamicResources adds to every such message. If a pre-filter refused the pod, that plugin has no state of the
-/// pod and reports "not found".
-pub(crate) fn with_outcome(refused: &Unschedulable, preemption: &str) -> String {
+/// plugin DynamicResources adds to every such message: `devices`. If a pre-filter refused the pod, that plugin has no
+/// state of the pod and reports "not found".
+pub(crate) fn with_outcome(refused: &Unschedulable, devices: &str, preemption: &str) -> String {
     let message = &refused.message;
     match (refused.found_by, preemption) {
         (FoundBy::Error, _) => message.clone(),
         (FoundBy::PreFilter, _) => format!("{message} not found"),
-        (FoundBy::Filters, "") => format!("{message} no new claims to deallocate"),
-        (FoundBy::Filters, preemption) => format!("{message} no new claims to deallocate, {preemption}"),
+        (FoundBy::Filters, "") => format!("{message} {devices}"),
+        (FoundBy::Filters, preemption) => format!("{message} {devices}, {preemption}"),
     }
 }
 

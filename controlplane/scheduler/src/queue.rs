@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::devices::{DeviceChanges, uses_any};
+use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
 use crate::object::Pod;
 use crate::volumes::{self, VolumeChanges};
@@ -72,7 +72,7 @@ pub(crate) struct Queue {
     changes: u64,
     /// The number of the last change of each type.
     last_change: [u64; Changes::TYPES.len()],
-    /// Pods that use claims of devices.
+    /// Pods that use claims of devices, or extended resources.
     with_devices: HashSet<String>,
     /// Pods that use claims of volumes.
     with_claims: HashSet<String>,
@@ -99,8 +99,8 @@ impl Queue {
     /// Adds a pod or its newer version. If its requirements changed, the pod is ready immediately.
     pub(crate) fn add(&mut self, pod: Pod) {
         let uid = pod.uid().to_owned();
-        // The claims of a pod never change.
-        if !pod.spec.resource_claims.is_empty() {
+        // The claims of a pod and its extended resources never change.
+        if may_use_devices(&pod) {
             self.with_devices.insert(uid.clone());
         }
         if volumes::claims_of(&pod).next().is_some() {

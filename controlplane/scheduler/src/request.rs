@@ -1,6 +1,7 @@
 //! The resources and host ports that a pod requests.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use coracle_values::pod_resources::{
     ContainerResources, PodResources, Resources, StatusResources, is_resize_infeasible,
@@ -30,6 +31,8 @@ pub(crate) struct PodRequirements {
     pub(crate) ports: Vec<HostPort>,
     /// Whether the end of a container may restart all of them.
     pub(crate) restarts_all: bool,
+    /// Requested extended resources that device classes provide, on nodes without a device plugin for them.
+    pub(crate) of_classes: BTreeSet<String>,
 }
 
 impl PodRequirements {
@@ -39,6 +42,7 @@ impl PodRequirements {
             assumed: assumed_of_pod(pod),
             ports: host_ports(&pod.spec),
             restarts_all: restarts_all(&pod.spec),
+            of_classes: BTreeSet::new(),
         }
     }
 }

@@ -389,11 +389,14 @@ impl Scheduler {
         }
         let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
         let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
+        let recorder = self.recorder.clone();
         let (extenders, permits) = (self.extender_calls.extenders.clone(), self.extender_requests.clone());
         self.bindings.spawn(async move {
             let result = async {
                 volumes::bind::bind(&client, &volumes, &reserved.volumes, &node).await?;
-                devices::bind::bind(&client, &devices, &pod, &reserved.devices).await?;
+                let claims = devices::bind::bind(&client, &devices, &pod, &reserved.devices).await?;
+                let on_wait = || record_wait(&recorder, &pod, &node);
+                devices::binding::wait(&client, &devices, &pod, &claims, on_wait).await?;
                 if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
                     return bound.map_err(BindError::Extender);
                 }
@@ -452,7 +455,9 @@ impl Scheduler {
         self.queue.failed(pod.uid(), Instant::now());
         let message = match error {
             BindError::Extender(_) => format!("running Bind for node \"{node}\": {error}"),
-            BindError::Devices(_) => format!("running PreBind plugin \"DynamicResources\": {error}"),
+            BindError::Devices(_) | BindError::DeviceConditions(_) => {
+                format!("running PreBind plugin \"DynamicResources\": {error}")
+            }
             _ => format!("running PreBind plugin \"VolumeBinding\": {error}"),
         };
         self.report_error(pod, message);
@@ -462,6 +467,13 @@ impl Scheduler {
     fn record(&self, pod: &Pod, event: Event) {
         self.recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
     }
+}
+
+/// Records that a pod waits for the drivers of its devices.
+fn record_wait(recorder: &Recorder, pod: &Pod, node: &str) {
+    let message = format!("waiting for binding conditions for device on node {node}");
+    let event = Event::normal("BindingConditionsPending", message);
+    recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
 }
 
 /// The message of the API server, or of the failed connection. The client's own text repeats the whole response.

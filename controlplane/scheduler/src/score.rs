@@ -28,6 +28,7 @@ pub(crate) fn of_node(
         node_affinity: node_affinity::weight(pod, profile.added_affinity.as_ref(), node),
         fit: fit::score(needs, &profile.fit, node),
         balanced: balanced::score(needs, &profile.balanced, node),
+        devices: 0,
     }
 }
 
@@ -53,6 +54,9 @@ pub(crate) fn scores(
     add("InterPodAffinity", weights.pod_affinity, &|| topology.affinity_scores(nodes));
     add("NodeResourcesBalancedAllocation", weights.balanced, &|| each(|own| own.balanced));
     add("ImageLocality", weights.images, &|| images::score(pod, &snapshot.images, nodes));
+    if own.iter().any(|own| own.devices != 0) {
+        add("DynamicResources", weights.devices, &|| normalize(each(|own| own.devices), false));
+    }
     found
 }
 

@@ -163,7 +163,7 @@ fn make_room(
         return;
     }
     if let Err(why) = preempt(pod, profile, snapshot, &refused.resolvable) {
-        decision.message = with_outcome(&refused, &why);
+        decision.message = with_outcome(&refused, snapshot.devices.outcome(pod), &why);
         return;
     }
     let (found, _) = candidates(pod, profile, snapshot, &refused.resolvable);

@@ -1,10 +1,10 @@
 //! Check of CPU, memory, extended resources and the number of pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_values::pod_resources::PodResources;
 use coracle_values::quantity::value_of;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use super::facts::{Facts, refuse};
 use crate::cgroup::resources::pod_requests;
@@ -44,8 +44,55 @@ fn fits(name: &str, requested: i128, used: i128, capacity: i128) -> Result<(), V
     Err(refuse(&format!("OutOf{name}"), message))
 }
 
-/// The extended resources that a pod requests, in units, by name.
+/// The extended resources that a pod requests from device plugins, in units, by name.
 pub(crate) fn extended_requests(pod: &Pod) -> BTreeMap<String, i128> {
-    let requests = pod.spec.as_ref().map(|spec| PodResources::from(spec).requests()).unwrap_or_default();
+    let Some(spec) = &pod.spec else { return BTreeMap::new() };
+    let requests = match without_claimed(pod, spec) {
+        Some(spec) => PodResources::from(&spec).requests(),
+        None => PodResources::from(spec).requests(),
+    };
     requests.others.into_iter().filter(|(name, amount)| is_extended(name) && *amount > 0).collect()
+}
+
+/// The spec without the extended resources for which the scheduler has allocated devices in a ResourceClaim. `None` if
+/// there are none. Source: `removeMissingExtendedResources`.
+fn without_claimed(pod: &Pod, spec: &PodSpec) -> Option<PodSpec> {
+    let status = pod.status.as_ref()?.extended_resource_claim_status.as_ref()?;
+    let mappings = status.request_mappings.iter();
+    let claimed: BTreeSet<(&str, &str)> =
+        mappings.map(|one| (one.container_name.as_str(), one.resource_name.as_str())).collect();
+    let mut spec = spec.clone();
+    let inits = spec.init_containers.iter_mut().flatten();
+    for container in inits.chain(&mut spec.containers) {
+        if let Some(requests) = container.resources.as_mut().and_then(|resources| resources.requests.as_mut())
+        {
+            requests.retain(|name, _| !claimed.contains(&(container.name.as_str(), name.as_str())));
+        }
+    }
+    Some(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn resources_with_devices_of_a_claim_are_not_those_of_a_device_plugin() {
+        let container = |name: &str| {
+            let requests = json!({"example.com/gpu": "2", "example.com/fpga": "1"});
+            json!({"name": name, "resources": {"requests": requests}})
+        };
+        let mut pod = json!({"metadata": {}, "spec": {"containers": [container("a"), container("b")]}});
+        let requests =
+            |pod: &serde_json::Value| extended_requests(&serde_json::from_value(pod.clone()).unwrap());
+        let gpus = |pod: &serde_json::Value| requests(pod).get("example.com/gpu").copied();
+        assert_eq!(gpus(&pod), Some(4));
+        let mapping = json!({"containerName": "a", "requestName": "r", "resourceName": "example.com/gpu"});
+        let status = json!({"resourceClaimName": "c", "requestMappings": [mapping]});
+        pod["status"] = json!({"extendedResourceClaimStatus": status});
+        assert_eq!(gpus(&pod), Some(2));
+        assert_eq!(requests(&pod)["example.com/fpga"], 2);
+    }
 }

@@ -58,7 +58,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
             // A failed eviction does not prevent the others.
-            None => failed = evict(context, &pod).await.err().or(failed),
+            None => {
+                let message = format!("Marking for deletion Pod {}", pod.key());
+                let event = Event::normal("TaintManagerEviction", message);
+                let why = ("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint");
+                failed = evict(context, &pod, (COMPONENT, event), why).await.err().or(failed);
+            }
         }
     }
     match failed {
@@ -67,14 +72,19 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
 }
 
-async fn evict(context: &Context, pod: &Pod) -> Result<(), Error> {
+/// Deletes a pod, with an event and the condition `DisruptionTarget`. `why` is the reason and the message of the
+/// condition.
+pub(crate) async fn evict(
+    context: &Context,
+    pod: &Pod,
+    (component, event): (&'static str, Event),
+    why: (&str, &str),
+) -> Result<(), Error> {
     let failed = |verb| {
         let object = format!("Pod {}", pod.key());
         move |source| Error::Request { verb, object, source }
     };
-    let message = format!("Marking for deletion Pod {}", pod.key());
-    context.record(pod, COMPONENT, Event::normal("TaintManagerEviction", message));
-    let why = ("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint");
+    context.record(pod, component, event);
     let condition = disruption_target(pod, why, Timestamp::now());
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{child, each, fill, present};
+use super::{child, each, fill, fill_absent, present};
 
 /// Sets the defaults of a ResourceClaim.
 pub(crate) fn claim(object: &mut Value) {
@@ -19,6 +19,17 @@ pub(crate) fn claim(object: &mut Value) {
 pub(crate) fn template(object: &mut Value) {
     if let Some(spec) = child(object, "spec").and_then(|spec| super::child_of(spec, "spec")) {
         requests(spec);
+    }
+}
+
+/// Sets the defaults of a ResourceSlice: the time since which a device has a taint.
+pub(crate) fn slice(object: &mut Value) {
+    let Some(spec) = object.pointer_mut("/spec").and_then(Value::as_object_mut) else { return };
+    for device in each(spec, "devices") {
+        for taint in each(device, "taints") {
+            let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
+            fill_absent(taint, "timeAdded", now.to_string());
+        }
     }
 }
 
@@ -56,6 +67,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_taint_of_a_device_has_the_time_at_which_it_was_added() {
+        let known = "2026-01-01T00:00:00Z";
+        let taints = json!([{"key": "a", "timeAdded": known}, {"key": "b"}]);
+        let mut slice = json!({"spec": {"devices": [{"name": "d", "taints": taints}, {"name": "e"}]}});
+        super::slice(&mut slice);
+        let taints = &slice["spec"]["devices"][0]["taints"];
+        assert_eq!(taints[0]["timeAdded"], known);
+        assert!(taints[1]["timeAdded"].as_str().is_some_and(|time| time.ends_with('Z')), "{taints}");
+        let before = slice.clone();
+        super::slice(&mut slice);
+        assert_eq!(slice, before);
+        super::slice(&mut json!({}));
+    }
 
     #[test]
     fn tolerations_of_taints_have_an_operator() {

@@ -24,7 +24,7 @@ pub(super) const FILTERS: [&str; 13] = [
     "NodeDeclaredFeatures",
 ];
 /// The plugins that score.
-const SCORES: [&str; 7] = [
+const SCORES: [&str; 8] = [
     "TaintToleration",
     "NodeAffinity",
     "PodTopologySpread",
@@ -32,9 +32,12 @@ const SCORES: [&str; 7] = [
     "NodeResourcesFit",
     "NodeResourcesBalancedAllocation",
     "ImageLocality",
+    DEVICES,
 ];
+/// Its score can be disabled, the plugin cannot.
+const DEVICES: &str = "DynamicResources";
 /// Plugins that no profile can disable.
-const FIXED: [&str; 3] = ["SchedulingGates", "PrioritySort", "DefaultBinder"];
+const FIXED: [&str; 4] = ["SchedulingGates", "PrioritySort", "DefaultBinder", DEVICES];
 const PREEMPTION: &str = "DefaultPreemption";
 const GANGS: &str = "GangScheduling";
 
@@ -189,8 +192,16 @@ pub(super) fn set_weight(profile: &mut Profile, name: &str, weight: Option<i64>)
 
 impl Weights {
     /// Weights of 0 for all scores.
-    pub(super) const NONE: Self =
-        Self { taints: 0, node_affinity: 0, spread: 0, pod_affinity: 0, fit: 0, balanced: 0, images: 0 };
+    pub(super) const NONE: Self = Self {
+        taints: 0,
+        node_affinity: 0,
+        spread: 0,
+        pod_affinity: 0,
+        fit: 0,
+        balanced: 0,
+        images: 0,
+        devices: 0,
+    };
 
     /// The weight of a plugin that scores. `None` for other plugins.
     pub(super) fn of(&mut self, plugin: &str) -> Option<&mut i64> {
@@ -202,6 +213,7 @@ impl Weights {
             "NodeResourcesFit" => Some(&mut self.fit),
             "NodeResourcesBalancedAllocation" => Some(&mut self.balanced),
             "ImageLocality" => Some(&mut self.images),
+            DEVICES => Some(&mut self.devices),
             _ => None,
         }
     }

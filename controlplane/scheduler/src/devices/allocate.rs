@@ -2,21 +2,22 @@
 //!
 //! Source: `dynamic-resource-allocation/structured`.
 
+mod result;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_cel::Program;
 use coracle_values::object::ObjectExt;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
-use serde_json::{Value, json};
-use uuid::Uuid;
+use serde_json::Value;
 
 use super::allocated::{Allocated, DeviceId};
 use super::capacity::{self, Consumption};
 use super::counters::Counters;
 use super::expression;
-use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
-use super::places::{Places, is_of_node, may_use};
+use super::object::{Claim, Class, Constraint, Device, Exact, Slice};
+use super::places::{is_of_node, may_use};
 use super::slices::{Slices, node_of};
 use crate::node_properties::NodeProperties;
 
@@ -123,31 +124,37 @@ impl Candidate<'_> {
 impl<'a> Allocator<'a> {
     pub(super) fn new(
         classes: &'a HashMap<String, Class>,
-        slices: &'a Slices,
+        slices_of_pools: &'a Slices,
         in_use: &'a Allocated,
         node: &'a NodeProperties,
     ) -> Self {
-        let (mut candidates, mut incomplete, mut counters) = (Vec::new(), None, Counters::default());
-        for ((driver, pool), slices) in slices.pools_of(&node.name) {
+        let (mut candidates, mut conditional) = (Vec::new(), Vec::new());
+        let (mut incomplete, mut counters) = (None, Counters::default());
+        for ((driver, pool), slices) in slices_of_pools.pools_of(&node.name) {
             let newest = slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
             let newest: Vec<&Slice> =
                 slices.into_iter().filter(|slice| slice.spec.pool.generation == newest).collect();
             let here: Vec<&Slice> = newest.iter().copied().filter(|slice| is_of_node(slice, node)).collect();
+            let mut all = slices_of_pools.of_other_nodes((driver, pool), &newest, &node.name);
+            all.extend(&newest);
             let is_complete = |slice: &&Slice| {
-                usize::try_from(slice.spec.pool.resource_slice_count).is_ok_and(|count| count == newest.len())
+                usize::try_from(slice.spec.pool.resource_slice_count).is_ok_and(|count| count == all.len())
             };
             if !here.iter().all(is_complete) {
                 incomplete = Some(format!("{driver}/{pool}"));
                 continue;
             }
-            counters.add_pool(&newest, in_use);
-            let allocatable = here.into_iter().flat_map(|slice| {
-                let devices = slice.spec.devices.iter().filter(|device| device.is_allocatable());
-                let devices = devices.filter(move |device| may_use(slice, device, node));
+            counters.add_pool(&all, in_use);
+            // A pod waits for the driver of a device with binding conditions, so other pools have precedence.
+            let mut devices = here.iter().flat_map(|slice| &slice.spec.devices);
+            let is_conditional = devices.any(|device| !device.binding_conditions.is_empty());
+            let list = if is_conditional { &mut conditional } else { &mut candidates };
+            list.extend(here.into_iter().flat_map(|slice| {
+                let devices = slice.spec.devices.iter().filter(move |device| may_use(slice, device, node));
                 devices.map(move |device| Candidate { slice, device })
-            });
-            candidates.extend(allocatable);
+            }));
         }
+        candidates.append(&mut conditional);
         let (programs, selections) = (HashMap::new(), HashMap::new());
         Self { classes, candidates, incomplete, in_use, counters, node, programs, selections, steps: 0 }
     }
@@ -343,95 +350,6 @@ impl<'a> Allocator<'a> {
         let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
         Ok(taints.all(|taint| is_tolerated(taint, &exact.tolerations)))
     }
-
-    /// The allocation of a claim, in the form of its status.
-    fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'a>]) -> Value {
-        let result = |one: &&Chosen<'_>| {
-            let (driver, pool, device) = one.candidate.id();
-            let mut result =
-                json!({"request": one.request, "driver": driver, "pool": pool, "device": device});
-            if let Some(admin) = one.exact.admin_access {
-                result["adminAccess"] = admin.into();
-            }
-            if !one.exact.tolerations.is_empty() {
-                result["tolerations"] = json!(one.exact.tolerations);
-            }
-            if one.candidate.device.is_shared() {
-                result["shareID"] = Uuid::new_v4().to_string().into();
-            }
-            for consumption in one.consumed.iter() {
-                result["consumedCapacity"][consumption.name] = consumption.amount.to_string().into();
-            }
-            result
-        };
-        let mut allocation = json!({"devices": {"results": chosen.iter().map(result).collect::<Vec<_>>()}});
-        let config = self.config(claim, chosen);
-        if !config.is_empty() {
-            allocation["devices"]["config"] = config.into();
-        }
-        if let Some(selector) = self.selector(chosen) {
-            allocation["nodeSelector"] = selector;
-        }
-        allocation
-    }
-
-    /// The configuration of the classes, then that of the claim.
-    fn config(&self, claim: &Claim, chosen: &[&Chosen<'_>]) -> Vec<Value> {
-        let entry = |source: &str, requests: &[&str], config: &Config| json!({"source": source, "requests": requests, "opaque": config.opaque});
-        let mut classes: Vec<(&str, Vec<&str>)> = Vec::new();
-        for one in chosen {
-            let class = one.exact.device_class_name.as_str();
-            match classes.iter_mut().find(|(known, _)| *known == class) {
-                Some((_, requests)) if requests.contains(&one.request.as_str()) => {}
-                Some((_, requests)) => requests.push(&one.request),
-                None => classes.push((class, vec![&one.request])),
-            }
-        }
-        let mut found = Vec::new();
-        for (class, requests) in classes {
-            let config = self.classes.get(class).into_iter().flat_map(|class| &class.spec.config);
-            found.extend(config.map(|config| entry("FromClass", &requests, config)));
-        }
-        for config in &claim.spec.devices.config {
-            let is_for =
-                |one: &&Chosen<'_>| config.requests.iter().any(|name| is_of_request(name, &one.request));
-            if config.requests.is_empty() || chosen.iter().any(is_for) {
-                let requests: Vec<&str> = config.requests.iter().map(String::as_str).collect();
-                found.push(entry("FromClaim", &requests, config));
-            }
-        }
-        found
-    }
-
-    /// The selector of the nodes that can use the devices. `None` means all nodes.
-    fn selector(&self, chosen: &[&Chosen<'a>]) -> Option<Value> {
-        let places = |one: &Chosen<'a>| Places::of(one.candidate.slice, one.candidate.device);
-        let binds = |one: &Chosen<'_>| one.candidate.device.binds_to_node == Some(true);
-        if chosen.iter().any(|one| binds(one) || places(one).node.is_some()) {
-            let field = json!({"key": "metadata.name", "operator": "In", "values": [self.node.name]});
-            return Some(json!({"nodeSelectorTerms": [{"matchFields": [field]}]}));
-        }
-        let (mut expressions, mut fields) = (Vec::new(), Vec::new());
-        for selector in chosen.iter().filter_map(|one| places(one).selector) {
-            // Validation allows only one term.
-            for term in selector.node_selector_terms.iter().take(1) {
-                for expression in term.match_expressions.iter().flatten() {
-                    if !expressions.contains(expression) {
-                        expressions.push(expression.clone());
-                    }
-                }
-                for field in term.match_fields.iter().flatten() {
-                    if !fields.contains(field) {
-                        fields.push(field.clone());
-                    }
-                }
-            }
-        }
-        if expressions.is_empty() && fields.is_empty() {
-            return None;
-        }
-        Some(json!({"nodeSelectorTerms": [{"matchExpressions": expressions, "matchFields": fields}]}))
-    }
 }
 
 /// One request while its devices are chosen.
@@ -480,6 +398,8 @@ fn meets_constraint(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -1,30 +1,57 @@
 //! Writes the chosen devices into the claims of a pod, before the pod is bound to its node.
 
-use coracle_values::object::ObjectExt;
-use kube::api::{Api, Patch, PatchParams};
-use kube::{Client, Error};
+use coracle_values::object::{Key, ObjectExt};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Request;
+use kube::{Client, Error, Resource};
 use serde_json::{Value, json};
 
 use super::object::Claim;
-use super::{Devices, Reservations};
+use super::{Devices, Reservations, extended};
 use crate::object::Pod;
 use crate::volumes::bind::BindError;
 
 /// Finalizer that keeps a claim until its devices are free.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// Field of an allocation with the time at which it was written.
+const ALLOCATED_AT: &str = "allocationTimestamp";
 
 /// Attempts to write a claim that others change at the same time, as upstream.
 const ATTEMPTS: usize = 5;
 
-/// Writes the allocations into the claims, and the pod into `reservedFor` of the claims.
+/// Writes the allocations into the claims, and the pod into `reservedFor` of the claims. Creates the claim for the pod's
+/// extended resources. Returns the keys of the claims. After an error the claims are as before.
 pub(crate) async fn bind(
     client: &Client,
     devices: &Devices,
     pod: &Pod,
     reserved: &Reservations,
+) -> Result<Vec<Key>, BindError> {
+    let mut keys = Vec::with_capacity(reserved.len());
+    let done = bind_all(client, devices, pod, reserved, &mut keys).await;
+    if done.is_err() {
+        unreserve(client, devices, pod, &keys).await;
+    }
+    done.map(|()| keys)
+}
+
+/// Writes all claims. `keys` gets the keys of the claims that may be written.
+async fn bind_all(
+    client: &Client,
+    devices: &Devices,
+    pod: &Pod,
+    reserved: &Reservations,
+    keys: &mut Vec<Key>,
 ) -> Result<(), BindError> {
     let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     for (key, allocation) in reserved {
+        if let Some(allocation) = allocation.as_ref().filter(|_| extended::is_uncreated(key)) {
+            let created = create(client, devices, pod, (key, allocation)).await?;
+            keys.push(created.key());
+            allocate(client, devices, pod, created, (key, allocation)).await?;
+            continue;
+        }
+        keys.push(key.clone());
         if allocation.is_none() {
             devices.settled(key).await;
         }
@@ -32,12 +59,124 @@ pub(crate) async fn bind(
         let _turn = if pod.group().is_some() { Some(devices.shared.turn.lock().await) } else { None };
         let known = devices.lock().reserved_claim(key, allocation.as_ref());
         let claim = known.map_err(BindError::Devices)?;
+        let allocation = allocation.as_ref().map(with_time);
         if let Some(written) = write(&api, pod, claim, allocation.as_ref()).await? {
             // Another pod with this claim may be scheduled before the watch delivers the claim.
             devices.apply(|state| state.update(key, written));
         }
     }
     Ok(())
+}
+
+/// Creates the claim for the pod's extended resources.
+async fn create(
+    client: &Client,
+    devices: &Devices,
+    pod: &Pod,
+    (key, allocation): (&Key, &Value),
+) -> Result<Claim, BindError> {
+    let object = {
+        let state = devices.lock();
+        let new = state.new_claims.get(key).filter(|_| state.assumed.get(key) == Some(allocation));
+        new.map(|new| new.object(pod).to_string())
+    };
+    let missing = || BindError::Devices("extended resource claim not found".to_owned());
+    let object = object.ok_or_else(missing)?;
+    let request = Request::new(Claim::url_path(&(), Some(pod.namespace())));
+    let request = request.create(&PostParams::default(), object.into_bytes()).map_err(Error::BuildRequest)?;
+    Ok(client.request(request).await?)
+}
+
+/// Writes the allocation into the created claim for extended resources, and the claim into the pod's status.
+async fn allocate(
+    client: &Client,
+    devices: &Devices,
+    pod: &Pod,
+    created: Claim,
+    (key, allocation): (&Key, &Value),
+) -> Result<(), BindError> {
+    let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
+    let status = devices.lock().new_claims.get(key).map(|new| new.pod_status(created.name()));
+    let written = write(&api, pod, created, Some(&with_time(allocation))).await?;
+    if let Some(written) = written {
+        devices.apply(|state| state.put_created(key, written));
+    }
+    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"extendedResourceClaimStatus": status}});
+    let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
+    pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources, after the pod was
+/// not bound. Otherwise the devices would stay reserved although they cannot be used. Errors are logged: the pod is
+/// scheduled again in any case.
+pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
+    let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
+    for key in keys {
+        if let Err(error) = unreserve_one(&api, devices, pod, key).await {
+            tracing::debug!(claim = key.name, namespace = key.namespace, %error, "cannot release a claim");
+        }
+    }
+}
+
+async fn unreserve_one(api: &Api<Claim>, devices: &Devices, pod: &Pod, key: &Key) -> Result<(), Error> {
+    let mut attempts = 1;
+    loop {
+        let Some(claim) = api.get_opt(&key.name).await? else { return Ok(()) };
+        let done = if extended::pod_of(&claim) == Some(pod.uid()) {
+            delete(api, &claim).await
+        } else {
+            remove_user(api, devices, pod, &claim).await
+        };
+        match done {
+            Err(Error::Api(status)) if status.is_conflict() && attempts < ATTEMPTS => attempts += 1,
+            done => return done,
+        }
+    }
+}
+
+async fn remove_user(api: &Api<Claim>, devices: &Devices, pod: &Pod, claim: &Claim) -> Result<(), Error> {
+    let users = &claim.status.reserved_for;
+    let others: Vec<&Value> = users.iter().filter(|user| user["uid"] != pod.uid()).collect();
+    if others.len() == users.len() {
+        return Ok(());
+    }
+    let patch = json!({"metadata": version(claim, &[]), "status": {"reservedFor": others}});
+    let written = api.patch_status(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+    devices.apply(|state| state.update(&written.key(), written));
+    Ok(())
+}
+
+/// Deletes a claim for extended resources. Its finalizer is removed first, because its pod still exists.
+async fn delete(api: &Api<Claim>, claim: &Claim) -> Result<(), Error> {
+    let own = claim.metadata.finalizers.as_deref().unwrap_or_default();
+    if own.iter().any(|one| one == FINALIZER) {
+        let others: Value = own.iter().map(String::as_str).filter(|one| *one != FINALIZER).collect();
+        let patch = json!({"metadata": version(claim, &[("finalizers", others)])});
+        api.patch(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+    }
+    let preconditions = Some(Preconditions { uid: Some(claim.uid().to_owned()), resource_version: None });
+    let params = DeleteParams { preconditions, ..DeleteParams::default() };
+    match api.delete(claim.name(), &params).await {
+        Err(Error::Api(status)) if status.is_not_found() => Ok(()),
+        deleted => deleted.map(drop),
+    }
+}
+
+/// Releases the devices of a claim that only this pod may use, so that other devices are allocated: no node can use the
+/// pod with them. Deletes the claim of an earlier attempt for the pod's extended resources.
+pub(crate) async fn deallocate(client: &Client, pod: &Pod, claim: &Key) -> Result<(), Error> {
+    let api: Api<Claim> = Api::namespaced(client.clone(), &claim.namespace);
+    let Some(claim) = api.get_opt(&claim.name).await? else { return Ok(()) };
+    if extended::pod_of(&claim) == Some(pod.uid()) {
+        return delete(&api, &claim).await;
+    }
+    if !claim.is_free_for(pod) {
+        return Ok(());
+    }
+    let status = json!({"reservedFor": null, "allocation": null, "devices": null});
+    let patch = json!({"metadata": version(&claim, &[]), "status": status});
+    api.patch_status(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
 }
 
 /// Writes a claim. After a conflict the latest version is written, because other pods may reserve the claim at the same
@@ -121,4 +260,21 @@ pub(super) fn status(claim: &Claim, pod: &Pod, allocation: Option<&Value>) -> Op
         status["allocation"] = allocation.clone();
     }
     Some(status)
+}
+
+/// The allocation with the time at which it is written.
+fn with_time(allocation: &Value) -> Value {
+    let now = jiff::Timestamp::now();
+    let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let mut allocation = allocation.clone();
+    allocation[ALLOCATED_AT] = now.to_string().into();
+    allocation
+}
+
+/// The allocation as it was chosen, without the time.
+pub(super) fn without_time(mut allocation: Value) -> Value {
+    if let Some(fields) = allocation.as_object_mut() {
+        fields.remove(ALLOCATED_AT);
+    }
+    allocation
 }

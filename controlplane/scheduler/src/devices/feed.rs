@@ -24,10 +24,17 @@ async fn claims(client: &Client, devices: &Devices) {
             Event::Init => listed.clear(),
             Event::InitApply(claim) => {
                 listed.insert(claim.key());
+                state.received(&claim);
                 state.put_claim(claim);
             }
-            Event::Apply(claim) => state.put_claim(claim),
-            Event::Delete(claim) => state.remove_claim(&claim.key()),
+            Event::Apply(claim) => {
+                state.received(&claim);
+                state.put_claim(claim);
+            }
+            Event::Delete(claim) => {
+                state.received(&claim);
+                state.remove_claim(&claim.key());
+            }
             Event::InitDone => {
                 state.retain_claims(&listed);
                 state.listed[0] = true;
@@ -49,9 +56,9 @@ async fn classes(client: &Client, devices: &Devices) {
             }
             Event::Apply(class) => state.put_class(class),
             // A deleted class does not give pods more devices.
-            Event::Delete(class) => drop(state.classes.remove(class.name())),
+            Event::Delete(class) => state.classes.remove(class.name()),
             Event::InitDone => {
-                state.classes.retain(|name, _| listed.contains(name));
+                state.classes.retain(&listed);
                 state.listed[1] = true;
                 state.pending.supply = true;
             }
@@ -87,7 +94,7 @@ impl State {
     pub(super) fn put_class(&mut self, class: Class) {
         let known = self.classes.get(class.name());
         self.pending.supply |= known.is_none_or(|known| known.spec != class.spec);
-        self.classes.insert(class.name().to_owned(), class);
+        self.classes.insert(class);
     }
 
     pub(super) fn put_slice(&mut self, slice: Slice) {

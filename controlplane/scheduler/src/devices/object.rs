@@ -96,6 +96,27 @@ pub(super) struct Config {
 pub(super) struct ClaimStatus {
     pub(super) allocation: Option<Value>,
     pub(super) reserved_for: Vec<Value>,
+    pub(super) devices: Vec<DeviceStatus>,
+}
+
+/// The status that a driver reports of an allocated device.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct DeviceStatus {
+    pub(super) driver: String,
+    pub(super) pool: String,
+    pub(super) device: String,
+    pub(super) conditions: Vec<DeviceCondition>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct DeviceCondition {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) status: String,
+    pub(super) reason: String,
+    pub(super) message: String,
 }
 
 /// A class of devices.
@@ -109,10 +130,11 @@ pub(super) struct DeviceClass {
 pub(super) type Class = DeviceClass;
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct ClassSpec {
     pub(super) selectors: Vec<Selector>,
     pub(super) config: Vec<Config>,
+    pub(super) extended_resource_name: Option<String>,
 }
 
 /// Devices that a driver publishes.
@@ -183,7 +205,10 @@ pub(super) struct Device {
     pub(super) node_selector: Option<NodeSelector>,
     pub(super) all_nodes: Option<bool>,
     pub(super) binds_to_node: Option<bool>,
+    /// Conditions that the driver must set before a pod with the device is bound.
     pub(super) binding_conditions: Vec<String>,
+    /// Conditions with which the driver reports that the device cannot be used.
+    pub(super) binding_failure_conditions: Vec<String>,
 }
 
 resource!(ResourceClaim, "resource.k8s.io", "resourceclaims", NamespaceResourceScope);
@@ -208,11 +233,6 @@ impl Counter {
 }
 
 impl Device {
-    /// Whether the scheduler can allocate the device: it needs no confirmation by its driver.
-    pub(super) fn is_allocatable(&self) -> bool {
-        self.binding_conditions.is_empty()
-    }
-
     /// Whether several claims can use the device at the same time.
     pub(super) fn is_shared(&self) -> bool {
         self.allow_multiple_allocations == Some(true)

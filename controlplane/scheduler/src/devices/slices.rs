@@ -1,6 +1,6 @@
 //! Resource slices by node, so that the filter of a node does not read the slices of all other nodes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use coracle_values::object::ObjectExt;
 
@@ -15,6 +15,8 @@ pub(super) struct Slices {
     shared: BTreeMap<String, Slice>,
     /// Slices of one node: by node, then by name.
     of_nodes: HashMap<String, BTreeMap<String, Slice>>,
+    /// Names of the slices of one node: by driver, then by pool.
+    by_pool: HashMap<String, HashMap<String, BTreeSet<String>>>,
 }
 
 /// The slices of a pool. The key is driver and pool.
@@ -42,9 +44,13 @@ impl Slices {
         self.remove(&name);
         let node = node_of(&slice).map(str::to_owned);
         match &node {
-            Some(node) => self.of_nodes.entry(node.clone()).or_default().insert(name.clone(), slice),
-            None => self.shared.insert(name.clone(), slice),
-        };
+            Some(node) => {
+                let of_driver = self.by_pool.entry(slice.spec.driver.clone()).or_default();
+                of_driver.entry(slice.spec.pool.name.clone()).or_default().insert(name.clone());
+                self.of_nodes.entry(node.clone()).or_default().insert(name.clone(), slice);
+            }
+            None => drop(self.shared.insert(name.clone(), slice)),
+        }
         self.places.insert(name, node);
     }
 
@@ -52,13 +58,28 @@ impl Slices {
     pub(super) fn remove(&mut self, name: &str) -> bool {
         let Some(node) = self.places.remove(name) else { return false };
         let Some(node) = node else { return self.shared.remove(name).is_some() };
-        if let Some(slices) = self.of_nodes.get_mut(&node) {
-            slices.remove(name);
-            if slices.is_empty() {
-                self.of_nodes.remove(&node);
-            }
+        let Some(slices) = self.of_nodes.get_mut(&node) else { return true };
+        let removed = slices.remove(name);
+        if slices.is_empty() {
+            self.of_nodes.remove(&node);
+        }
+        if let Some(slice) = removed {
+            self.remove_from_pool(&slice);
         }
         true
+    }
+
+    fn remove_from_pool(&mut self, slice: &Slice) {
+        let Some(pools) = self.by_pool.get_mut(&slice.spec.driver) else { return };
+        if let Some(names) = pools.get_mut(&slice.spec.pool.name) {
+            names.remove(slice.name());
+            if names.is_empty() {
+                pools.remove(&slice.spec.pool.name);
+            }
+        }
+        if pools.is_empty() {
+            self.by_pool.remove(&slice.spec.driver);
+        }
     }
 
     /// Removes all slices that a complete list does not have.
@@ -72,15 +93,41 @@ impl Slices {
 
     /// The slices that count for a node, by pool.
     ///
-    /// The slices of a node are separate pools, whatever names they have: a generation or a number of slices that
-    /// another node publishes does not count. A pool of several nodes has precedence over a node's pool with the same
-    /// name. Otherwise a node could use up the devices of the shared pool, which it cannot publish.
+    /// A generation or a number of slices that another node publishes does not count. Slices of several nodes have
+    /// precedence over a node's slices of a pool with the same name. Otherwise a node could use up the devices of the
+    /// shared pool, which it cannot publish. If the shared slices have no devices, but only counters, the pool has the
+    /// devices of the node.
     pub(super) fn pools_of(&self, node: &str) -> Pools<'_> {
         let mut pools = grouped(self.shared.values());
         for (id, slices) in grouped(self.of_nodes.get(node).into_iter().flat_map(BTreeMap::values)) {
-            pools.entry(id).or_insert(slices);
+            let known = pools.entry(id).or_default();
+            if known.iter().all(|slice| slice.spec.devices.is_empty()) {
+                known.extend(slices);
+            }
         }
         pools
+    }
+
+    /// The slices of other nodes of a pool that spreads over several nodes. `own` are the slices of the pool's newest
+    /// generation that count for the node. Empty if these are all slices of the pool: then other nodes have no
+    /// influence.
+    pub(super) fn of_other_nodes(
+        &self,
+        (driver, pool): (&str, &str),
+        own: &[&Slice],
+        node: &str,
+    ) -> Vec<&Slice> {
+        let Some(first) = own.first() else { return Vec::new() };
+        let (count, generation) = (first.spec.pool.resource_slice_count, first.spec.pool.generation);
+        let is_shared = own.iter().any(|slice| node_of(slice).is_none() && !slice.spec.devices.is_empty());
+        if is_shared || i64::try_from(own.len()).is_ok_and(|len| len >= count) {
+            return Vec::new();
+        }
+        let names = self.by_pool.get(driver).and_then(|pools| pools.get(pool)).into_iter().flatten();
+        let slices = names.filter_map(|name| self.get(name));
+        slices
+            .filter(|slice| node_of(slice) != Some(node) && slice.spec.pool.generation == generation)
+            .collect()
     }
 }
 
@@ -125,6 +172,30 @@ mod tests {
         slices.retain(&HashSet::from(["c".to_owned()]));
         assert_eq!(pools(&slices, "c"), ["c"]);
         assert!(slices.remove("c") && !slices.remove("c") && slices.get("c").is_none());
-        assert!(slices.places.is_empty() && slices.of_nodes.is_empty());
+        assert!(slices.places.is_empty() && slices.of_nodes.is_empty() && slices.by_pool.is_empty());
+    }
+
+    #[test]
+    fn a_pool_spreads_over_nodes_only_if_the_slices_of_one_node_are_incomplete() {
+        let of = |name: &str, node: Option<&str>, (generation, count): (i64, i64)| -> Slice {
+            let devices = if node.is_some() { json!([{"name": name}]) } else { json!([]) };
+            let pool = json!({"name": "p", "generation": generation, "resourceSliceCount": count});
+            let spec = json!({"driver": "d", "nodeName": node, "pool": pool, "devices": devices});
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+        };
+        let mut slices = Slices::default();
+        let others = |slices: &Slices, node: &str| -> Vec<String> {
+            let pools = slices.pools_of(node);
+            let found = slices.of_other_nodes(("d", "p"), &pools[&("d", "p")], node);
+            found.into_iter().map(|slice| slice.name().to_owned()).collect()
+        };
+        slices.insert(of("a", Some("a"), (1, 2)));
+        slices.insert(of("b", Some("b"), (1, 2)));
+        slices.insert(of("c", Some("c"), (2, 1)));
+        assert_eq!(others(&slices, "a"), ["b"], "slices of another generation do not count");
+        assert!(others(&slices, "c").is_empty(), "the pool is complete");
+        slices.insert(of("counters", None, (1, 3)));
+        assert_eq!(slices.pools_of("a")[&("d", "p")].len(), 2);
+        assert_eq!(others(&slices, "a"), ["b"]);
     }
 }

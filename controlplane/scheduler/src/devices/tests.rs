@@ -16,7 +16,7 @@ fn devices() -> Devices {
             {"cel": {"expression": "device.driver == 'gpu.example.com'"}}],
             "config": [{"opaque": {"driver": "gpu.example.com", "parameters": {"a": 1}}}]}});
         let class: Class = serde_json::from_value(class).unwrap();
-        state.classes.insert("gpu".to_owned(), class);
+        state.classes.insert(class);
         for node in ["a", "b"] {
             let device = |name: &str, size: &str, bus: i64| {
                 json!({"name": name, "attributes": {"bus": {"int": bus}, "model": {"string": "m1"},
@@ -219,7 +219,7 @@ fn an_expression_that_fails_for_a_device_is_a_fault_of_the_claim_or_class() {
     assert_eq!(devices.refuse(&claims, &properties("c")), Ok(Some(refused("cannot allocate all claims"))));
     let broken = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": selectors("device.nothing")}});
     let broken: Class = serde_json::from_value(broken).unwrap();
-    devices.lock().classes.insert("gpu".to_owned(), broken);
+    devices.lock().classes.insert(broken);
     let why = devices.refuse(&claims, &properties("a")).unwrap_err();
     assert!(why.starts_with("class gpu: selector #0: CEL compile error: "), "{why}");
 }
@@ -262,7 +262,7 @@ fn a_fault_of_a_claim_ends_the_search_although_another_node_fits() {
     let expected = "running \"DynamicResources\" filter plugin: claim d/c: selector #0: CEL runtime error: ";
     assert!(failed.message.starts_with(expected), "{}", failed.message);
     assert_eq!(failed.found_by, FoundBy::Error);
-    assert_eq!(with_outcome(&failed, "preemption"), failed.message);
+    assert_eq!(with_outcome(&failed, "devices", "preemption"), failed.message);
 }
 
 #[test]
@@ -618,4 +618,144 @@ fn only_changes_that_can_help_are_reported() {
     let slice = devices.lock().slices.get("a").unwrap().clone();
     devices.apply(|state| state.put_slice(slice));
     assert_eq!(changes(), DeviceChanges::default(), "the slice is the same");
+}
+
+#[tokio::test]
+async fn a_claim_is_created_for_extended_resources_and_deleted_if_the_pod_is_not_bound() {
+    let devices = devices();
+    let class = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}});
+    devices.apply(|state| state.put_class(serde_json::from_value::<Class>(class).unwrap()));
+    put(&devices, claim("one", exactly(json!({}))));
+    let container = json!({"name": "a", "resources": {"requests": {"example.com/gpu": "2"}}});
+    let pod = fixture::pod("p", json!({"containers": [container]}));
+    assert_eq!(reason(&devices, &pod, "c"), "cannot allocate all claims");
+    assert_eq!(reason(&devices, &pod, "a"), "");
+    let reserved = devices.reserve(&devices.of_pod(&pod).unwrap(), &properties("a")).unwrap();
+    assert_eq!(
+        reason(
+            &devices,
+            &fixture::pod(
+                "q",
+                json!({"resourceClaims": [
+        {"name": "c", "resourceClaimName": "one"}]})
+            ),
+            "a"
+        ),
+        "cannot allocate all claims"
+    );
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let (log, stored) = (requests.clone(), Arc::new(Mutex::new(json!({}))));
+    // An API server with one claim. It refuses the second change of a pod.
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (log, stored) = (log.clone(), stored.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect_bytes().await.unwrap();
+            let path = parts.uri.path().rsplit('/').next().unwrap().to_owned();
+            log.lock().unwrap().push(format!("{} {path}", parts.method));
+            let mut claim = stored.lock().unwrap();
+            if let Ok(Value::Object(change)) = serde_json::from_slice(&body) {
+                for (field, value) in change {
+                    match value {
+                        Value::Object(fields) if claim[&field].is_object() => {
+                            claim[&field].as_object_mut().unwrap().extend(fields);
+                        }
+                        value => claim[&field] = value,
+                    }
+                }
+            }
+            if parts.method == http::Method::POST {
+                claim["metadata"] = json!({"name": "x", "namespace": "d", "uid": "x", "resourceVersion": "7",
+                    "annotations": claim["metadata"]["annotations"],
+                    "ownerReferences": claim["metadata"]["ownerReferences"]});
+            }
+            let body = kube::client::Body::from(claim.to_string().into_bytes());
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        }
+    });
+    let client = kube::Client::new(service, "d");
+    let keys = bind::bind(&client, &devices, &pod, &reserved).await.unwrap();
+    assert_eq!(keys, [Key::new("d", "x")]);
+    let requests = || std::mem::take(&mut *requests.lock().unwrap());
+    assert_eq!(requests(), ["POST resourceclaims", "PATCH x", "PATCH status", "PATCH status"]);
+    {
+        let state = devices.lock();
+        let written = &state.claims[&keys[0]];
+        assert!(
+            written.status.allocation.is_some() && state.assumed.is_empty() && state.new_claims.is_empty()
+        );
+        assert_eq!(state.former_claim(&pod), Some(&keys[0]));
+    }
+    bind::unreserve(&client, &devices, &pod, &keys).await;
+    assert_eq!(requests().last().unwrap(), "DELETE x");
+    devices.apply(|state| state.remove_claim(&keys[0]));
+    assert_eq!(devices.lock().allocated, Allocated::default());
+}
+
+#[test]
+fn devices_with_binding_conditions_are_chosen_last_and_named_in_the_allocation() {
+    let conditional =
+        json!([{"name": "card", "bindingConditions": ["ok"], "bindingFailureConditions": ["bad"]}]);
+    let devices = with_slice_of_c(json!({"devices": conditional}));
+    let plain = json!({"metadata": {"name": "d"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "d", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "plain"}]}});
+    devices.apply(|state| state.put_slice(serde_json::from_value::<Slice>(plain).unwrap()));
+    put(&devices, claim("one", exactly(json!({}))));
+    put(&devices, claim("two", exactly(json!({}))));
+    assert_eq!(chosen(&devices, &pod("p", "one"), "c"), ["plain"]);
+    let reserved = devices.reserve(&devices.of_pod(&pod("q", "two")).unwrap(), &properties("c")).unwrap();
+    let result = &reserved[0].1.as_ref().unwrap()["devices"]["results"][0];
+    assert_eq!(result["device"], "card");
+    assert_eq!(result["bindingConditions"], json!(["ok"]));
+    assert_eq!(result["bindingFailureConditions"], json!(["bad"]));
+}
+
+#[test]
+fn the_devices_of_an_unusable_claim_are_released_if_no_other_pod_uses_it() {
+    let devices = devices();
+    let result = json!({"request": "r", "driver": "gpu.example.com", "pool": "a", "device": "small",
+        "bindingConditions": ["ok"]});
+    let allocated = |users: &[&str], time: &str| {
+        let mut claim = claim("one", exactly(json!({})));
+        let allocation = json!({"devices": {"results": [result]}, "allocationTimestamp": time});
+        claim.status.allocation = Some(allocation);
+        claim.status.reserved_for = users.iter().map(|uid| json!({"uid": uid})).collect();
+        put(&devices, claim);
+    };
+    let (node, unavailable) = (properties("a"), "1 resourceclaim not available on the node");
+    let releasable = |why: &str| devices.releasable(&pod("p", "one"), why, &[&node]);
+    allocated(&["p"], "2000-01-01T00:00:00Z");
+    assert_eq!(reason(&devices, &pod("p", "one"), "a"), NOT_AVAILABLE, "the driver was too slow");
+    assert_eq!(releasable(unavailable), Some((Key::new("d", "one"), false)));
+    assert_eq!(releasable("1 Insufficient cpu"), None);
+    allocated(&["p", "q"], "2000-01-01T00:00:00Z");
+    assert_eq!(releasable(unavailable), None, "another pod uses it");
+    allocated(&[], "9999-01-01T00:00:00Z");
+    assert_eq!(reason(&devices, &pod("p", "one"), "a"), "", "the driver still has time");
+    assert_eq!(releasable(unavailable), None);
+}
+
+#[test]
+fn a_node_with_the_first_alternative_is_preferred() {
+    let mut snapshot = fixture::snapshot(&["a", "b"].map(|name| fixture::node(name, json!({}))));
+    snapshot.devices = devices();
+    let only = |bus: i64| {
+        let expression = format!("device.attributes['gpu.example.com'].bus == {bus}");
+        json!({"name": format!("bus{bus}"), "deviceClassName": "gpu", "selectors": [{"cel": {"expression": expression}}]})
+    };
+    put(
+        &snapshot.devices,
+        claim(
+            "first",
+            exactly(json!({"selectors": [
+        {"cel": {"expression": "device.attributes['gpu.example.com'].bus == 2"}}]})),
+        ),
+    );
+    // Node a has no device with the first bus any more.
+    let taken = snapshot.devices.of_pod(&pod("p", "first")).unwrap();
+    snapshot.devices.reserve(&taken, &properties("a")).unwrap();
+    put(&snapshot.devices, claim("c", json!([{"name": "r", "firstAvailable": [only(2), only(1)]}])));
+    let claims = snapshot.devices.of_pod(&pod("q", "c")).unwrap();
+    assert_eq!(["a", "b"].map(|node| snapshot.devices.score(&claims, &properties(node))), [7, 8]);
+    assert_eq!(decide(&pod("q", "c"), &Profile::default(), &mut snapshot), Ok("b".to_owned()));
 }

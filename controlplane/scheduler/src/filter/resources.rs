@@ -1,13 +1,13 @@
 //! Filter NodeResourcesFit: requests may not exceed the free resources of the node.
 
-use coracle_values::pod_resources::Resources;
-
 use super::Refusal;
 use crate::config::Fit;
+use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 
 /// The resources that the node lacks, and whether it would have enough of them without other pods.
-pub(crate) fn refuse(wanted: &Resources, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
+pub(crate) fn refuse(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
+    let wanted = &needs.requests;
     let (has, given) = (&node.properties.allocatable, &node.info.requested);
     let (mut reasons, mut resolvable) = (Vec::new(), true);
     if given.pods + 1 > has.pods {
@@ -18,7 +18,12 @@ pub(crate) fn refuse(wanted: &Resources, fit: &Fit, node: Candidate<'_>) -> (Vec
         ("memory", wanted.memory, has.memory, given.memory),
         ("ephemeral-storage", wanted.ephemeral_storage, has.ephemeral_storage, given.ephemeral_storage),
     ];
-    let others = wanted.others.iter().filter(|(name, _)| !fit.ignores(name)).map(|(name, amount)| {
+    // The filter of devices decides about resources that the node provides by devices.
+    let by_devices = |name: &String| {
+        needs.of_classes.contains(name) && has.others.get(name).is_none_or(|amount| *amount == 0)
+    };
+    let others = wanted.others.iter().filter(|(name, _)| !fit.ignores(name) && !by_devices(name));
+    let others = others.map(|(name, amount)| {
         let of = |map: &std::collections::BTreeMap<String, i128>| map.get(name).copied().unwrap_or_default();
         (name.as_str(), *amount, of(&has.others), of(&given.others))
     });
@@ -36,7 +41,6 @@ mod tests {
     use super::*;
     use crate::fixture;
     use crate::object::Pod;
-    use crate::request::of_pod;
     use serde_json::{Value, json};
 
     fn pod(name: &str, requests: Value) -> Pod {
@@ -49,7 +53,7 @@ mod tests {
         snapshot.place(&pod("first", json!({"cpu": "3"})), "a");
         let reasons = |pod: &Pod, snapshot: &crate::snapshot::Snapshot| {
             let node = snapshot.candidates().next().unwrap();
-            refuse(&of_pod(pod), &Fit::default(), node).0.join(", ")
+            refuse(&PodRequirements::of(pod), &Fit::default(), node).0.join(", ")
         };
         assert_eq!(reasons(&pod("p", json!({"cpu": "1", "memory": "8Gi"})), &snapshot), "");
         let greedy = pod("p", json!({"cpu": "1001m", "memory": "9Gi", "x.io/gpu": "1"}));
@@ -58,9 +62,28 @@ mod tests {
             "Insufficient cpu, Insufficient memory, Insufficient x.io/gpu"
         );
         let node = snapshot.candidates().next().unwrap();
-        assert!(!refuse(&of_pod(&greedy), &Fit::default(), node).1, "the node never has 9 GiB");
-        assert!(refuse(&of_pod(&pod("p", json!({"cpu": "2"}))), &Fit::default(), node).1);
+        assert!(!refuse(&PodRequirements::of(&greedy), &Fit::default(), node).1, "the node never has 9 GiB");
+        let other = PodRequirements::of(&pod("p", json!({"cpu": "2"})));
+        assert!(refuse(&other, &Fit::default(), node).1);
         snapshot.place(&pod("second", json!({})), "a");
         assert_eq!(reasons(&pod("p", json!({})), &snapshot), "Too many pods");
+    }
+
+    #[test]
+    fn resources_of_device_classes_are_left_to_devices_on_nodes_without_a_device_plugin() {
+        let allocatable = |gpus: &str| json!({"/status/allocatable": {"pods": "10", "x.io/gpu": gpus}});
+        let snapshot = fixture::snapshot(&[
+            fixture::node("none", json!({})),
+            fixture::node("one", allocatable("1")),
+            fixture::node("zero", allocatable("0")),
+        ]);
+        let mut needs = PodRequirements::of(&pod("p", json!({"x.io/gpu": "2"})));
+        let fitting = |needs: &PodRequirements| -> Vec<String> {
+            let fits = |node: &Candidate<'_>| refuse(needs, &Fit::default(), *node).0.is_empty();
+            snapshot.candidates().filter(fits).map(|node| node.properties.name.clone()).collect()
+        };
+        assert!(fitting(&needs).is_empty());
+        needs.of_classes.insert("x.io/gpu".to_owned());
+        assert_eq!(fitting(&needs), ["none", "zero"]);
     }
 }

@@ -180,18 +180,19 @@ impl<'a> Attempt<'a> {
 
     /// Removes victims of lower priority for a pod that no node can run.
     fn make_room(&mut self, pod: &Pod, refused: Unschedulable) -> Place {
+        let devices = self.snapshot.devices.outcome(pod);
         if !self.profile.preempts {
-            return Place::Refused(with_outcome(&refused, ""));
+            return Place::Refused(with_outcome(&refused, devices, ""));
         }
         let (node, victims) = match self.awaited(pod, &refused) {
             // The victims of an earlier attempt are still terminating.
             Some(node) => (node, Vec::new()),
             None => match preempt(pod, self.profile, self.snapshot, &refused.resolvable) {
-                Err(why) => return Place::Refused(with_outcome(&refused, &why)),
+                Err(why) => return Place::Refused(with_outcome(&refused, devices, &why)),
                 Ok(Preemption { victims, .. })
                     if victims.iter().any(|victim| (self.members)(&victim.uid)) =>
                 {
-                    return Place::Refused(with_outcome(&refused, ""));
+                    return Place::Refused(with_outcome(&refused, devices, ""));
                 }
                 Ok(Preemption { node, victims }) => (node, victims),
             },

@@ -6,7 +6,9 @@ use tokio::time::Instant;
 use super::Scheduler;
 use crate::bind::{self, NotScheduled};
 use crate::config::Profile;
-use crate::decide::Unschedulable;
+use crate::decide::{FoundBy, Unschedulable};
+use crate::devices::bind::deallocate;
+use crate::devices::may_use_devices;
 use crate::groups::condition::Verdict;
 use crate::groups::placement::UNSCHEDULABLE;
 use crate::hint::Changes;
@@ -44,13 +46,36 @@ impl Scheduler {
                 Some(node)
             }
             Err(why) => {
-                message = with_outcome(refused, &why);
+                message = with_outcome(refused, self.deallocate(pod, refused), &why);
                 self.nomination_after(pod, refused)
             }
         };
         self.report_refusal(pod, message, nominated);
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() });
+        }
+    }
+
+    /// Releases the devices of a claim if nodes refused the pod for them. Returns upstream's text about it.
+    fn deallocate(&mut self, pod: &Pod, refused: &Unschedulable) -> &'static str {
+        let devices = &self.snapshot.devices;
+        if refused.found_by != FoundBy::Filters || !may_use_devices(pod) {
+            return devices.outcome(pod);
+        }
+        let nodes: Vec<_> = self.snapshot.candidates().map(|node| node.properties).collect();
+        let Some((claim, is_former)) = devices.releasable(pod, &refused.message, &nodes) else {
+            return devices.outcome(pod);
+        };
+        let (client, pod) = (self.client.clone(), pod.clone());
+        self.marks.spawn(async move {
+            if let Err(error) = deallocate(&client, &pod, &claim).await {
+                tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "cannot release a claim");
+            }
+        });
+        if is_former {
+            "deletion of ResourceClaim completed"
+        } else {
+            "deallocation of ResourceClaim completed"
         }
     }
 

@@ -25,6 +25,9 @@ pub(crate) enum BindError {
     /// A resource claim changed, so the choice of devices is no longer valid.
     #[error("allocating devices: {0}")]
     Devices(String),
+    /// The drivers did not set the binding conditions of the pod's devices.
+    #[error("{0}")]
+    DeviceConditions(String),
     /// The extender that binds the pod failed.
     #[error("{0}")]
     Extender(String),

@@ -76,6 +76,7 @@ pub(super) const SLICES: Kind = Kind {
     schema: "io.k8s.api.resource.v1.ResourceSlice",
     fields: fields::RESOURCE_SLICE,
     rules: Rules {
+        defaults: defaults::devices::slice,
         validate: validate::devices::slice,
         writes: Writes { generation: true, ..super::PLAIN },
         columns: table::devices::SLICE,

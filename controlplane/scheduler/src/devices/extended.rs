@@ -1,0 +1,469 @@
+//! Extended resources that device classes provide: the scheduler allocates devices for them in a claim of its own.
+//! Source: `extendeddynamicresources.go` of the plugin.
+//!
+//! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coracle_values::Quantity;
+use coracle_values::object::{Key, ObjectExt, controller_of};
+use coracle_values::pod_resources::Resources;
+use serde_json::{Value, json};
+
+use super::classes::{CLASS_PREFIX, Classes};
+use super::object::{Claim, Exact, Request};
+use super::{Devices, State};
+use crate::node_properties::NodeProperties;
+use crate::object::{Container, Pod};
+use crate::request;
+
+/// Annotation of a claim for extended resources.
+pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
+/// Name of a claim before it is created. It is no valid name of a claim. The uid of its pod follows.
+const UNCREATED: &str = "<extended-resources>/";
+/// Maximum number of requests of a claim, as in the API.
+const REQUESTS_MAX: usize = 32;
+
+/// The extended resources of a pod. A device class provides at least one of them.
+#[derive(Clone, Debug)]
+pub(super) struct Extended {
+    /// Requested amounts by name.
+    amounts: BTreeMap<String, i128>,
+    containers: Vec<ContainerRequests>,
+    /// The claim of an earlier attempt to bind the pod.
+    former: Option<Key>,
+    /// The key of the new claim before it is created.
+    pub(super) key: Key,
+}
+
+#[derive(Clone, Debug)]
+struct ContainerRequests {
+    name: String,
+    /// Whether the container ends before the containers after it start. These may have the same devices.
+    is_short_lived: bool,
+    /// Requested amounts by name, of all resources. `None` for an amount that is not a number of devices.
+    amounts: BTreeMap<String, Option<i64>>,
+}
+
+/// A claim for extended resources before it is created, for one node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct NewClaim {
+    pub(super) claim: Claim,
+    /// The requests of each container and resource, as in the pod's status.
+    pub(super) mappings: Vec<Mapping>,
+}
+
+/// A request from which a container gets devices for a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) container: String,
+    pub(super) resource: String,
+    pub(super) request: String,
+}
+
+/// The requests of one resource.
+#[derive(Default)]
+struct OfResource {
+    /// The index of the container, the name and the number of devices.
+    requests: Vec<(usize, String, i64)>,
+    mappings: Vec<Mapping>,
+}
+
+/// Whether a resource is an extended one, or that of a class. Source: `IsDRAExtendedResourceName`.
+pub(crate) fn is_extended(name: &str) -> bool {
+    let is_foreign = name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.");
+    is_foreign || name.starts_with(CLASS_PREFIX)
+}
+
+/// Whether a container of the pod requests an extended resource.
+pub(crate) fn requests_extended(pod: &Pod) -> bool {
+    let containers = containers(pod).filter_map(|container| container.resources.as_ref()?.requests.as_ref());
+    containers.flat_map(BTreeMap::keys).any(|name| is_extended(name))
+}
+
+/// Whether this is the key of a claim before it is created.
+pub(super) fn is_uncreated(key: &Key) -> bool {
+    key.name.starts_with(UNCREATED)
+}
+
+/// The uid of the pod for whose extended resources a claim was created. `None` for other claims.
+pub(super) fn pod_of(claim: &Claim) -> Option<&str> {
+    let annotations = claim.metadata.annotations.as_ref()?;
+    let is_extended = annotations.get(ANNOTATION).is_some_and(|value| value == "true");
+    controller_of(&claim.metadata).filter(|_| is_extended).map(|owner| owner.uid.as_str())
+}
+
+// === impl Devices ===
+
+impl Devices {
+    /// The requested resources that device classes provide, on nodes without a device plugin for them.
+    pub(crate) fn resources_of_classes(&self, requests: &Resources) -> BTreeSet<String> {
+        let mut names = requests.others.keys().filter(|name| is_extended(name)).peekable();
+        if names.peek().is_none() {
+            return BTreeSet::new();
+        }
+        let state = self.lock();
+        names.filter(|name| state.classes.of_resource(name).is_some()).cloned().collect()
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// The extended resources of a pod, if a class provides one of them.
+    pub(super) fn extended(&self, pod: &Pod) -> Option<Extended> {
+        if !requests_extended(pod) {
+            return None;
+        }
+        let mut amounts = request::of_pod(pod).others;
+        amounts.retain(|name, amount| *amount > 0 && is_extended(name));
+        amounts.keys().find(|name| self.classes.of_resource(name).is_some())?;
+        let inits = pod.spec.init_containers.iter().flatten();
+        let inits = inits.map(|container| ContainerRequests::of(container, !is_sidecar(container)));
+        let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
+        let key = Key::new(pod.namespace(), &format!("{UNCREATED}{}", pod.uid()));
+        let former = self.former_claim(pod).cloned();
+        Some(Extended { amounts, containers: inits.chain(others).collect(), former, key })
+    }
+
+    /// The claim for the pod's extended resources of an earlier attempt to bind the pod.
+    pub(super) fn former_claim(&self, pod: &Pod) -> Option<&Key> {
+        self.extended_claims.get(&Key::new(pod.namespace(), pod.uid()))
+    }
+
+    /// Stores a claim for extended resources that was created and allocated. Its devices are no longer reserved for the
+    /// uncreated claim.
+    pub(super) fn put_created(&mut self, uncreated: &Key, written: Claim) {
+        let key = written.key();
+        let is_newer = match self.claims.get(&key) {
+            Some(known) => crate::object::is_older(known, &written),
+            // If the watch is later than this state, the claim was deleted.
+            None => self.latest_claim < version(&written),
+        };
+        if is_newer {
+            self.insert_claim(&key, written);
+        }
+        self.change(uncreated, |state| drop(state.assumed.remove(uncreated)));
+        self.new_claims.remove(uncreated);
+    }
+
+    /// Records the version of a claim that the watch delivers.
+    pub(super) fn received(&mut self, claim: &Claim) {
+        self.latest_claim = self.latest_claim.max(version(claim));
+    }
+}
+
+fn version(claim: &Claim) -> Option<u64> {
+    claim.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// The init containers of a pod, then its other containers.
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.init_containers.iter().flatten().chain(&pod.spec.containers)
+}
+
+// === impl ContainerRequests ===
+
+impl ContainerRequests {
+    fn of(container: &Container, is_short_lived: bool) -> Self {
+        let requests = container.resources.iter().filter_map(|resources| resources.requests.as_ref());
+        let amounts = requests.flatten().map(|(name, amount)| {
+            (name.clone(), Quantity::of(amount).ok().and_then(Quantity::whole).filter(|amount| *amount > 0))
+        });
+        Self { name: container.name.clone(), is_short_lived, amounts: amounts.collect() }
+    }
+}
+
+// === impl Extended ===
+
+impl Extended {
+    /// The claim with which a node provides the resources. `None` if device plugins of the node provide all of them.
+    /// The error is the reason why the node cannot provide them.
+    pub(super) fn claim(&self, classes: &Classes, node: &NodeProperties) -> Result<Option<NewClaim>, String> {
+        if self.former.is_some() {
+            return Err("cannot schedule extended resource claim".to_owned());
+        }
+        let (mut requests, mut mappings) = (Vec::new(), Vec::new());
+        for resource in self.amounts.keys() {
+            let allocatable = node.allocatable.others.get(resource);
+            match classes.of_resource(resource) {
+                Some(class) if allocatable.is_none_or(|amount| *amount == 0) => {
+                    let found = self.of_resource(resource);
+                    requests.extend(found.requests.into_iter().map(|(_, name, count)| {
+                        let exact = Exact {
+                            device_class_name: class.to_owned(),
+                            allocation_mode: Some("ExactCount".to_owned()),
+                            count: Some(count),
+                            ..Exact::default()
+                        };
+                        Request { name, exactly: Some(exact), ..Request::default() }
+                    }));
+                    mappings.extend(found.mappings);
+                }
+                _ if allocatable.is_none() => return Err("cannot fit resource".to_owned()),
+                _ => {}
+            }
+        }
+        if requests.is_empty() {
+            return Ok(None);
+        }
+        if requests.len() > REQUESTS_MAX {
+            return Err("cannot allocate all claims".to_owned());
+        }
+        requests.sort_by(|one: &Request, other| one.name.cmp(&other.name));
+        let mut claim = Claim::default();
+        claim.metadata.namespace = Some(self.key.namespace.clone());
+        claim.metadata.name = Some(self.key.name.clone());
+        claim.spec.devices.requests = requests;
+        Ok(Some(NewClaim { claim, mappings }))
+    }
+
+    /// The requests and mappings of a resource. Init containers that end share one request, and first use the devices of
+    /// the containers after them. Source: `createRequestsAndMappings`.
+    fn of_resource(&self, resource: &str) -> OfResource {
+        let mut found = OfResource::default();
+        for (index, container) in self.containers.iter().enumerate().filter(|(_, one)| !one.is_short_lived) {
+            let Some((name, count)) = container.request(index, resource) else { continue };
+            found.mappings.push(container.mapping(resource, &name));
+            found.requests.push((index, name, count));
+        }
+        // A claim cannot have so many requests. Each of them could have a mapping for each init container.
+        if found.requests.len() > REQUESTS_MAX {
+            return found;
+        }
+        let (mut largest, mut own, mut mappings) =
+            (None::<(usize, String, i64)>, BTreeSet::new(), Vec::new());
+        for (index, container) in self.containers.iter().enumerate().filter(|(_, one)| one.is_short_lived) {
+            let Some((name, count)) = container.request(index, resource) else { continue };
+            let count = count - container.reuse(index, &found.requests, (resource, count), &mut mappings);
+            if count <= 0 {
+                continue;
+            }
+            mappings.push(container.mapping(resource, &name));
+            own.insert(name.clone());
+            if largest.as_ref().is_none_or(|(_, _, most)| *most < count) {
+                largest = Some((index, name, count));
+            }
+        }
+        if let Some((_, name, _)) = &largest {
+            for mapping in mappings.iter_mut().filter(|mapping| own.contains(&mapping.request)) {
+                mapping.request.clone_from(name);
+            }
+        }
+        found.mappings.extend(mappings);
+        found.requests.extend(largest);
+        found
+    }
+}
+
+impl ContainerRequests {
+    /// Gives the container up to `wanted` devices of the containers after it. Returns their number.
+    fn reuse(
+        &self,
+        index: usize,
+        requests: &[(usize, String, i64)],
+        (resource, wanted): (&str, i64),
+        mappings: &mut Vec<Mapping>,
+    ) -> i64 {
+        let mut sum = 0_i64;
+        for (_, name, count) in requests.iter().filter(|(of, ..)| *of > index) {
+            if sum >= wanted {
+                break;
+            }
+            mappings.push(self.mapping(resource, name));
+            sum = sum.saturating_add(*count);
+        }
+        sum
+    }
+
+    /// The name of the request for a resource, and the number of devices.
+    fn request(&self, index: usize, resource: &str) -> Option<(String, i64)> {
+        let count = (*self.amounts.get(resource)?)?;
+        let place = self.amounts.keys().position(|name| name == resource)?;
+        Some((format!("container-{index}-request-{place}"), count))
+    }
+
+    fn mapping(&self, resource: &str, request: &str) -> Mapping {
+        let (container, resource) = (self.name.clone(), resource.to_owned());
+        Mapping { container, resource, request: request.to_owned() }
+    }
+}
+
+// === impl NewClaim ===
+
+impl NewClaim {
+    /// The claim to create for the pod.
+    pub(super) fn object(&self, pod: &Pod) -> Value {
+        let requests = self.claim.spec.devices.requests.iter().filter_map(|request| {
+            let exact = request.exactly.as_ref()?;
+            let exactly = json!({"deviceClassName": exact.device_class_name,
+                "allocationMode": exact.allocation_mode, "count": exact.count});
+            Some(json!({"name": request.name, "exactly": exactly}))
+        });
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": pod.name(), "uid": pod.uid(),
+            "controller": true});
+        json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {
+                "namespace": pod.namespace(),
+                "generateName": format!("{}-extended-resources-", pod.name()),
+                "ownerReferences": [owner],
+                "annotations": {ANNOTATION: "true"},
+            },
+            "spec": {"devices": {"requests": requests.collect::<Vec<_>>()}},
+        })
+    }
+
+    /// The field `extendedResourceClaimStatus` of the pod's status. `name` is that of the created claim.
+    pub(super) fn pod_status(&self, name: &str) -> Value {
+        let mappings = self.mappings.iter().map(|one| {
+            json!({"containerName": one.container, "resourceName": one.resource, "requestName": one.request})
+        });
+        json!({"resourceClaimName": name, "requestMappings": mappings.collect::<Vec<_>>()})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    const GPU: &str = "example.com/gpu";
+
+    /// A container that requests these amounts of `example.com/gpu` and other resources.
+    fn container(name: &str, requests: Value) -> Value {
+        json!({"name": name, "resources": {"requests": requests}})
+    }
+
+    fn sidecar(name: &str, requests: Value) -> Value {
+        let mut sidecar = container(name, requests);
+        sidecar["restartPolicy"] = "Always".into();
+        sidecar
+    }
+
+    /// A state in which the class `c` provides `example.com/gpu`.
+    fn state() -> State {
+        let mut state = State::default();
+        let class = json!({"metadata": {"name": "c"}, "spec": {"extendedResourceName": GPU}});
+        state.classes.insert(serde_json::from_value(class).unwrap());
+        state
+    }
+
+    fn new_claim(spec: Value, node: &NodeProperties) -> Result<Option<NewClaim>, String> {
+        let state = state();
+        let extended = state.extended(&fixture::pod("p", spec)).unwrap();
+        extended.claim(&state.classes, node)
+    }
+
+    /// Names, classes and numbers of devices.
+    fn requests(claim: &NewClaim) -> Vec<(&str, &str, i64)> {
+        let requests = claim.claim.spec.devices.requests.iter();
+        let exact = requests.map(|request| (request, request.exactly.as_ref().unwrap()));
+        let read = exact.map(|(request, exact)| {
+            (request.name.as_str(), exact.device_class_name.as_str(), exact.count.unwrap())
+        });
+        read.collect()
+    }
+
+    fn mappings(claim: &NewClaim) -> Vec<(&str, &str)> {
+        claim.mappings.iter().map(|one| (one.container.as_str(), one.request.as_str())).collect()
+    }
+
+    #[test]
+    fn names_of_extended_resources_are_upstreams() {
+        for name in [GPU, "deviceclass.resource.kubernetes.io/c"] {
+            assert!(is_extended(name), "{name}");
+        }
+        for name in ["cpu", "hugepages-2Mi", "kubernetes.io/x", "a.kubernetes.io/x", "requests.example.com/x"]
+        {
+            assert!(!is_extended(name), "{name}");
+        }
+    }
+
+    /// The cases of upstream's `Test_createRequestsAndMappings_requests`.
+    #[test]
+    fn containers_get_requests_of_their_own_and_init_containers_share_one() {
+        let node = NodeProperties::default();
+        let gpus = |amount: &str| json!({GPU: amount});
+        let one = json!({"containers": [container("a", gpus("1"))]});
+        let found = new_claim(one, &node).unwrap().unwrap();
+        assert_eq!(requests(&found), [("container-0-request-0", "c", 1)]);
+        let inits = [container("i", gpus("1")), container("j", gpus("2"))];
+        let plain = container("a", json!({"cpu": "1"}));
+        let found =
+            new_claim(json!({"initContainers": inits, "containers": [plain]}), &node).unwrap().unwrap();
+        assert_eq!(requests(&found), [("container-1-request-0", "c", 2)]);
+        assert_eq!(mappings(&found), [("i", "container-1-request-0"), ("j", "container-1-request-0")]);
+        let inits = [container("i", gpus("1")), sidecar("s", gpus("1")), container("j", gpus("2"))];
+        let found =
+            new_claim(json!({"initContainers": inits, "containers": [plain]}), &node).unwrap().unwrap();
+        assert_eq!(requests(&found), [("container-1-request-0", "c", 1), ("container-2-request-0", "c", 2)]);
+        // The first init container has the devices of the sidecar, which starts later.
+        let expected =
+            [("s", "container-1-request-0"), ("i", "container-1-request-0"), ("j", "container-2-request-0")];
+        assert_eq!(mappings(&found), expected);
+        // The index of a request is the place of its resource among all resources of the container.
+        let two = json!({"cpu": "1", "deviceclass.resource.kubernetes.io/c": "2", GPU: "1"});
+        let found = new_claim(json!({"containers": [container("a", two)]}), &node).unwrap().unwrap();
+        assert_eq!(requests(&found), [("container-0-request-1", "c", 2), ("container-0-request-2", "c", 1)]);
+    }
+
+    #[test]
+    fn a_device_plugin_of_the_node_has_precedence() {
+        let spec = || json!({"containers": [container("a", json!({GPU: "1"}))]});
+        let with = |amounts: &[(&str, i128)]| {
+            let mut node = NodeProperties::default();
+            node.allocatable.others =
+                amounts.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect();
+            node
+        };
+        assert_eq!(new_claim(spec(), &with(&[(GPU, 1)])), Ok(None));
+        assert!(new_claim(spec(), &with(&[(GPU, 0)])).unwrap().is_some());
+        assert!(new_claim(spec(), &with(&[])).unwrap().is_some());
+        let other = json!({"containers": [container("a", json!({GPU: "1", "example.com/other": "1"}))]});
+        assert_eq!(new_claim(other.clone(), &with(&[])), Err("cannot fit resource".to_owned()));
+        assert!(new_claim(other, &with(&[("example.com/other", 1)])).unwrap().is_some());
+        let none =
+            fixture::pod("p", json!({"containers": [container("a", json!({"example.com/other": "1"}))]}));
+        assert!(state().extended(&none).is_none(), "no class provides a resource of the pod");
+    }
+
+    #[test]
+    fn a_pod_with_too_many_requests_gets_no_claim_and_little_work() {
+        let many = |kind: &str| -> Vec<Value> {
+            (0..1000).map(|index| container(&format!("{kind}{index}"), json!({GPU: "1000"}))).collect()
+        };
+        let spec = json!({"initContainers": many("i"), "containers": many("c")});
+        let refused = new_claim(spec, &NodeProperties::default());
+        assert_eq!(refused, Err("cannot allocate all claims".to_owned()));
+    }
+
+    #[test]
+    fn the_claim_of_an_earlier_attempt_is_known_by_its_pod() {
+        let mut state = state();
+        let pod = fixture::pod("p", json!({"containers": [container("a", json!({GPU: "1"}))]}));
+        let claim = |namespace: &str, annotation: &str| -> Claim {
+            let owner =
+                json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true});
+            let metadata = json!({"name": "x", "namespace": namespace, "uid": "x", "ownerReferences": [owner],
+                "annotations": {ANNOTATION: annotation}});
+            serde_json::from_value(json!({"metadata": metadata})).unwrap()
+        };
+        state.put_claim(claim("d", "false"));
+        state.put_claim(claim("other", "true"));
+        assert_eq!(state.former_claim(&pod), None, "neither is of the pod");
+        state.put_claim(claim("d", "true"));
+        assert_eq!(state.former_claim(&pod), Some(&Key::new("d", "x")));
+        let found = state.extended(&pod).unwrap().claim(&state.classes, &NodeProperties::default());
+        assert_eq!(found, Err("cannot schedule extended resource claim".to_owned()));
+        state.pending = super::super::DeviceChanges::default();
+        state.remove_claim(&Key::new("d", "x"));
+        assert_eq!(state.former_claim(&pod), None);
+        assert!(state.pending.supply, "the pod is scheduled again");
+    }
+}
