@@ -51,6 +51,9 @@ const GRACE: Duration = Duration::from_secs(300);
 /// Minimum time between two lists of a plugin: a list can cause a write of the Node's status.
 const LIST_PAUSE: Duration = Duration::from_millis(100);
 
+/// Maximum plugins that have registered and are not followed yet.
+const CONNECTED_MAX: usize = 16;
+
 /// Settings of device plugins.
 #[derive(Clone, Debug)]
 pub(crate) struct DevicePluginConfig {
@@ -92,6 +95,10 @@ struct Shared {
     counts: watch::Sender<DeviceCounts>,
     /// The uids of pods with a device whose health has changed.
     changed: mpsc::UnboundedSender<String>,
+    /// Registered plugins, for the task that follows them.
+    connected: mpsc::Sender<Connected>,
+    /// Taken by that task.
+    received: Mutex<Option<mpsc::Receiver<Connected>>>,
 }
 
 #[derive(Default)]
@@ -121,16 +128,26 @@ impl DevicePlugins {
             state.table.restore_pod(pod);
         }
         counts.send_replace(state.table.counts());
-        let (changed, received) = mpsc::unbounded_channel();
-        let (state, boot) = (Mutex::new(state), boot.to_owned());
-        (Self { shared: Arc::new(Shared { config, records, boot, state, counts, changed }) }, received)
+        let (changed, changes) = mpsc::unbounded_channel();
+        let (connected, received) = mpsc::channel(CONNECTED_MAX);
+        let shared = Shared {
+            config,
+            records,
+            boot: boot.to_owned(),
+            state: Mutex::new(state),
+            counts,
+            changed,
+            connected,
+            received: Mutex::new(Some(received)),
+        };
+        (Self { shared: Arc::new(shared) }, changes)
     }
 
-    /// Registers plugins and follows their devices, until dropped.
+    /// Registers plugins and follows their devices, until dropped. A second call does nothing.
     pub(crate) async fn run(self) {
-        let (connected, mut plugins) = mpsc::channel(16);
-        // The channel stays open if the socket cannot be served.
-        let serving = registration::serve(self.clone(), connected.clone());
+        let received = self.shared.received.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut plugins) = received else { return };
+        let serving = registration::serve(self.clone());
         let following = async {
             // One task for each resource. A new registration ends the task of the earlier one.
             let mut tasks: HashMap<String, AbortOnDropHandle<()>> = HashMap::new();
@@ -146,7 +163,6 @@ impl DevicePlugins {
             }
         };
         tokio::join!(serving, following);
-        drop(connected);
     }
 
     /// Adds a connected plugin to the table. The caller must follow it.
@@ -155,12 +171,12 @@ impl DevicePlugins {
         let is_new = !state.table.names().iter().any(|known| known == name);
         let number = state.table.connect(name);
         state.plugins.insert(name.to_owned(), (number, plugin.clone()));
-        Connected { name: name.to_owned(), is_new, number, plugin, link }
+        Connected { name: name.to_owned(), is_new, number, plugin, link, ended: None }
     }
 
     /// Follows the lists of a plugin until it ends, and removes its devices if it does not come back.
     async fn follow(self, connected: Connected) {
-        let Connected { name, is_new, number, plugin, link } = connected;
+        let Connected { name, is_new, number, plugin, link, ended } = connected;
         if is_new {
             self.names_changed().await;
         }
@@ -168,7 +184,7 @@ impl DevicePlugins {
             Ok(()) => "the plugin ended the list of its devices".to_owned(),
             Err(error) => chain(&error),
         };
-        drop(link);
+        drop((link, ended));
         let is_current = {
             let mut state = self.state();
             let is_current = state.table.disconnect(&name, number);

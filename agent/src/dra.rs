@@ -10,6 +10,7 @@
 //! unprepared after the last of them has ended. As in the kubelet (`pkg/kubelet/cm/dra`).
 
 mod claim;
+mod device_plugin;
 mod driver;
 mod drivers;
 mod health;
@@ -34,6 +35,7 @@ use kube::{Api, Client};
 
 use crate::api_health::{ApiHealth, is_unavailable};
 pub(crate) use claim::ClaimError;
+pub(crate) use device_plugin::{DevicePluginHandler, PluginEnd, WatchedPlugin};
 pub(crate) use driver::{Caller, DriverError, Link, Version, origin};
 use drivers::Drivers;
 use health::HealthTable;
@@ -127,12 +129,14 @@ impl Dra {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Registers drivers and deletes slices of drivers that are gone, until dropped.
-    pub(crate) async fn run(self) {
+    /// Registers drivers and deletes slices of drivers that are gone, until dropped. Device plugins that register as drivers
+    /// do are given to the handler.
+    pub(crate) async fn run(self, device_plugins: Arc<dyn DevicePluginHandler>) {
         let Shared { config, client, drivers, health_of_devices, .. } = &*self.shared;
-        let plugins = (Arc::clone(drivers), Arc::clone(health_of_devices));
-        let registry = registration::Registry::new(config.registry.clone(), plugins);
-        let slices = slices::run(client.clone(), config.node.clone(), Arc::clone(drivers));
+        let (drivers, health) = (Arc::clone(drivers), Arc::clone(health_of_devices));
+        let handlers = registration::Handlers { drivers: Arc::clone(&drivers), health, device_plugins };
+        let registry = registration::Registry::new(config.registry.clone(), handlers);
+        let slices = slices::run(client.clone(), config.node.clone(), drivers);
         tokio::join!(registry.run(), slices);
     }
 

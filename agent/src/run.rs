@@ -247,7 +247,7 @@ fn spawn_pod_tasks(
 
 /// Runs the drivers and plugins of devices, and reports the devices of pods at the socket of the pod resources API.
 fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
-    tasks.spawn(node.dra.clone().run());
+    tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
     tasks.spawn(node.devices.clone().run());
     let (pods, devices, dra) = (node.pods.clone(), node.devices.clone(), node.dra.clone());
     let socket_dir = plugin_root(&node.config).join("pod-resources");

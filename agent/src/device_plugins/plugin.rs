@@ -60,28 +60,30 @@ pub(super) struct Plugin {
     pub(super) prefers: bool,
 }
 
-/// Connects to the socket of a plugin in the directory, and asks for its options. The plugin is disconnected when the
-/// link is dropped.
-pub(super) async fn connect(dir: &Path, endpoint: &Path) -> Result<(Plugin, Link), PluginError> {
-    const CALL: &str = "GetDevicePluginOptions";
+/// Connects to the socket of a plugin in the directory. The plugin is disconnected when the link is dropped.
+pub(super) async fn connect(dir: &Path, endpoint: &Path) -> Result<Link, PluginError> {
     let path = dir.join(endpoint);
     let failed = |source| PluginError::Connect { path: path.clone(), source };
     let socket = open_socket(dir, endpoint).map_err(failed)?;
-    let link = match tokio::time::timeout(CONNECT_TIMEOUT, Link::open(&socket)).await {
-        Ok(link) => link.map_err(failed)?,
-        Err(_elapsed) => return Err(failed(io::ErrorKind::TimedOut.into())),
-    };
-    let mut plugin = Plugin { caller: link.caller(Version::V1), starts: false, prefers: false };
-    let mut client = plugin.client();
-    let options = within(CALL, CONNECT_TIMEOUT, client.get_device_plugin_options(api::Empty {})).await?;
-    (plugin.starts, plugin.prefers) =
-        (options.pre_start_required, options.get_preferred_allocation_available);
-    Ok((plugin, link))
+    match tokio::time::timeout(CONNECT_TIMEOUT, Link::open(&socket)).await {
+        Ok(link) => link.map_err(failed),
+        Err(_elapsed) => Err(failed(io::ErrorKind::TimedOut.into())),
+    }
 }
 
 // === impl Plugin ===
 
 impl Plugin {
+    /// Asks a connected plugin for its options.
+    pub(super) async fn open(link: &Link) -> Result<Self, PluginError> {
+        const CALL: &str = "GetDevicePluginOptions";
+        let plugin = Self { caller: link.caller(Version::V1), starts: false, prefers: false };
+        let mut client = plugin.client();
+        let options = within(CALL, CONNECT_TIMEOUT, client.get_device_plugin_options(api::Empty {})).await?;
+        let (starts, prefers) = (options.pre_start_required, options.get_preferred_allocation_available);
+        Ok(Self { starts, prefers, ..plugin })
+    }
+
     /// Begins the stream of device lists.
     pub(super) async fn watch(&self) -> Result<Streaming<api::ListAndWatchResponse>, PluginError> {
         // Without a timeout: some servers answer with the first list only, which may be late.

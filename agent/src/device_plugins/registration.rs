@@ -8,7 +8,8 @@ use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::device_plugin as api;
 use coracle_proto::device_plugin::registration_server::{Registration, RegistrationServer};
 use coracle_values::names::qualified_name;
-use tokio::sync::mpsc;
+use futures::future::{BoxFuture, FutureExt, TryFutureExt};
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -16,7 +17,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::plugin::{self, Plugin};
 use super::{DevicePlugins, sockets};
-use crate::dra::Link;
+use crate::dra::{DevicePluginHandler, Link, PluginEnd, WatchedPlugin};
 use crate::node::is_extended;
 
 /// The supported version of the API.
@@ -37,17 +38,16 @@ pub(super) struct Connected {
     pub(super) number: u64,
     pub(super) plugin: Plugin,
     pub(super) link: Link,
+    /// Dropped when the plugin has ended.
+    pub(super) ended: Option<oneshot::Sender<()>>,
 }
 
 /// The service at the socket.
-struct Service {
-    plugins: DevicePlugins,
-    connected: mpsc::Sender<Connected>,
-}
+struct Service(DevicePlugins);
 
 /// Serves the registration socket until dropped. Without it no plugin can register; pods without devices are not
 /// affected.
-pub(super) async fn serve(plugins: DevicePlugins, connected: mpsc::Sender<Connected>) {
+pub(super) async fn serve(plugins: DevicePlugins) {
     let dir = plugins.shared.config.sockets.clone();
     let listener = match sockets::remove_all(&dir).and_then(|()| sockets::listen(&dir)) {
         Ok(listener) => listener,
@@ -56,7 +56,7 @@ pub(super) async fn serve(plugins: DevicePlugins, connected: mpsc::Sender<Connec
             return std::future::pending().await;
         }
     };
-    let service = RegistrationServer::new(Service { plugins, connected });
+    let service = RegistrationServer::new(Service(plugins));
     let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(UnixClient::new));
     let served = Server::builder()
         .concurrency_limit_per_connection(CALLS_MAX)
@@ -73,12 +73,10 @@ pub(super) async fn serve(plugins: DevicePlugins, connected: mpsc::Sender<Connec
 impl Registration for Service {
     async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
         let request = request.into_inner();
-        // Reserved before: a client that disconnects must not leave a plugin that is not followed.
-        let place = self.connected.reserve().await;
-        let place = place.map_err(|_closed| Status::unavailable("the node is stopping"))?;
-        let registered = self.plugins.register(&request).await;
+        let place = self.0.place().await?;
+        let registered = self.0.accept(&request).await;
         let connected = registered.inspect_err(|status| {
-            let (resource, error) = (printable(&request.resource_name, MESSAGE_MAX / 8), status.message());
+            let (resource, error) = (shown(&request.resource_name), status.message());
             tracing::warn!(resource, error, "cannot register a device plugin");
         })?;
         place.send(connected);
@@ -86,45 +84,85 @@ impl Registration for Service {
     }
 }
 
+impl DevicePluginHandler for DevicePlugins {
+    fn register_watched(&self, plugin: WatchedPlugin) -> BoxFuture<'static, Result<PluginEnd, String>> {
+        let this = self.clone();
+        let registered = async move { this.accept_watched(plugin).await };
+        registered.map_err(|status| status.message().to_owned()).boxed()
+    }
+}
+
 impl DevicePlugins {
+    /// A place for a plugin in the queue of the task that follows plugins. It must be taken before the plugin is added: a
+    /// client that disconnects must not leave a plugin that is not followed.
+    async fn place(&self) -> Result<mpsc::Permit<'_, Connected>, Status> {
+        let place = self.shared.connected.reserve().await;
+        place.map_err(|_closed| Status::unavailable("the node is stopping"))
+    }
+
     /// Checks a registration, connects to the plugin and adds it to the table.
-    async fn register(&self, request: &api::RegisterRequest) -> Result<Connected, Status> {
-        check(request)?;
-        let name = &request.resource_name;
-        let is_full = {
-            let state = self.state();
-            !state.table.has(name) && state.table.len() >= RESOURCES_MAX
-        };
-        if is_full {
+    async fn accept(&self, request: &api::RegisterRequest) -> Result<Connected, Status> {
+        if request.version != VERSION {
+            let version = shown(&request.version);
+            let supported = format!("Supported version is [{VERSION:?}]");
+            let message =
+                format!("requested API version {version:?} is not supported by kubelet. {supported}");
+            return Err(Status::new(Code::Unknown, message));
+        }
+        self.check_name(&request.resource_name)?;
+        let link = plugin::connect(&self.shared.config.sockets, Path::new(&request.endpoint)).await;
+        let link = link.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
+        self.open_plugin(&request.resource_name, link).await
+    }
+
+    /// Checks a plugin of the registration directory, and adds it to the table.
+    async fn accept_watched(&self, watched: WatchedPlugin) -> Result<PluginEnd, Status> {
+        let WatchedPlugin { resource, versions, link } = watched;
+        if !versions.iter().any(|version| version == VERSION) {
+            let versions = shown(&versions.join(" "));
+            let message =
+                format!("manager version, {VERSION}, is not among plugin supported versions [{versions}]");
+            return Err(Status::new(Code::Unknown, message));
+        }
+        self.check_name(&resource)?;
+        let place = self.place().await?;
+        let connected = self.open_plugin(&resource, link).await?;
+        let (sender, ended) = oneshot::channel();
+        place.send(Connected { ended: Some(sender), ..connected });
+        Ok(ended.map(drop).boxed())
+    }
+
+    /// Checks the name of a resource, and that there is room for it.
+    fn check_name(&self, name: &str) -> Result<(), Status> {
+        if !is_valid(name) {
+            let message = format!("the ResourceName {:?} is invalid", shown(name));
+            return Err(Status::new(Code::Unknown, message));
+        }
+        let state = self.state();
+        if !state.table.has(name) && state.table.len() >= RESOURCES_MAX {
             let message = format!("this node supports at most {RESOURCES_MAX} resources of device plugins");
             return Err(Status::resource_exhausted(message));
         }
-        let dir = &self.shared.config.sockets;
-        let connected = plugin::connect(dir, Path::new(&request.endpoint)).await;
-        let (plugin, link) = connected.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
+        Ok(())
+    }
+
+    /// Asks a connected plugin for its options, and adds it to the table.
+    async fn open_plugin(&self, name: &str, link: Link) -> Result<Connected, Status> {
+        let plugin = Plugin::open(&link).await;
+        let plugin = plugin.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
         tracing::info!(resource = name, "device plugin registered");
         Ok(self.add(name, plugin, link))
     }
 }
 
-/// Checks version and name of a registration. The messages are upstream's (`cm/devicemanager/plugin/v1beta1`).
-fn check(request: &api::RegisterRequest) -> Result<(), Status> {
-    let shown = |text: &str| printable(text, MESSAGE_MAX / 8);
-    if request.version != VERSION {
-        let version = shown(&request.version);
-        return Err(Status::new(
-            Code::Unknown,
-            format!(
-                "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
-            ),
-        ));
-    }
-    let name = &request.resource_name;
-    // As upstream: the name must also be valid in a quota.
-    if !is_extended(name) || !qualified_name(&format!("requests.{name}")).is_empty() {
-        return Err(Status::new(Code::Unknown, format!("the ResourceName {:?} is invalid", shown(name))));
-    }
-    Ok(())
+/// Whether a plugin can have a resource of this name. As upstream, the name must also be valid in a quota.
+fn is_valid(name: &str) -> bool {
+    is_extended(name) && qualified_name(&format!("requests.{name}")).is_empty()
+}
+
+/// A text of a plugin in messages.
+fn shown(text: &str) -> String {
+    printable(text, MESSAGE_MAX / 8)
 }
 
 #[cfg(test)]
@@ -132,24 +170,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_and_name_of_a_registration_are_checked() {
-        let checked = |version: &str, name: &str| {
-            let request = api::RegisterRequest {
-                version: version.to_owned(),
-                resource_name: name.to_owned(),
-                ..api::RegisterRequest::default()
-            };
-            check(&request).map_err(|status| status.message().to_owned())
-        };
-        assert_eq!(checked("v1beta1", "example.com/resource"), Ok(()));
-        let version =
-            "requested API version \"v1\" is not supported by kubelet. Supported version is [\"v1beta1\"]";
-        assert_eq!(checked("v1", "example.com/resource"), Err(version.to_owned()));
+    fn only_extended_resources_that_a_quota_can_name_are_valid() {
+        assert!(is_valid("example.com/resource"));
         for name in
             ["resource", "kubernetes.io/x", "x.kubernetes.io/y", "requests.x.io/a", "x.io/", "x.io/a b"]
         {
-            let expected = Err(format!("the ResourceName {name:?} is invalid"));
-            assert_eq!(checked("v1beta1", name), expected, "{name}");
+            assert!(!is_valid(name), "{name}");
         }
     }
 }

@@ -233,7 +233,8 @@ async fn a_pod_gets_healthy_devices_and_its_init_containers_devices_are_reused()
     // The socket's directory exists after the agent's start.
     assert!(agent.register(dir.path(), NAME).await.is_err(), "the plugin does not serve");
     let _serving = dongles.serve(&dir.path().join("device-plugins"), "dongle.sock");
-    assert!(agent.register(dir.path(), "dongle").await.is_err());
+    let invalid = agent.register(dir.path(), "dongle").await.unwrap_err();
+    assert_eq!(invalid.message(), "the ResourceName \"dongle\" is invalid");
     agent.register(dir.path(), NAME).await.unwrap();
     agent.has(3, 2).await;
     assert!(agent.devices.manages(NAME) && !agent.devices.manages("example.com/other"));
