@@ -14,7 +14,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request as Call, Response, Status};
 
 use super::*;
-use crate::dra::{Version, open_socket, origin};
+use crate::dra::{DevicePluginHandler, Version, WatchedPlugin, open_socket, origin};
 use crate::node::DeviceCount;
 
 const NAME: &str = "example.com/dongle";
@@ -23,7 +23,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A plugin: its devices, the calls that it got, and its answer to Allocate.
 #[derive(Clone)]
 struct Dongles {
-    devices: watch::Sender<Vec<(String, bool)>>,
+    /// Ids and health. None ends the list.
+    devices: watch::Sender<Option<Vec<(String, bool)>>>,
     calls: Arc<Mutex<Vec<String>>>,
     /// Devices that it prefers.
     preferred: Vec<String>,
@@ -33,7 +34,7 @@ struct Dongles {
 impl Dongles {
     fn new(devices: &[(&str, bool)]) -> Self {
         let this = Self {
-            devices: watch::channel(Vec::new()).0,
+            devices: watch::channel(None).0,
             calls: Arc::default(),
             preferred: Vec::new(),
             fails: Arc::default(),
@@ -44,7 +45,11 @@ impl Dongles {
 
     fn set(&self, devices: &[(&str, bool)]) {
         let devices = devices.iter().map(|(id, is_healthy)| ((*id).to_owned(), *is_healthy)).collect();
-        self.devices.send_replace(devices);
+        self.devices.send_replace(Some(devices));
+    }
+
+    fn end(&self) {
+        self.devices.send_replace(None);
     }
 
     fn note(&self, call: &str, ids: &[String]) {
@@ -91,7 +96,7 @@ impl DevicePlugin for Dongles {
                 health: String::from(if *is_healthy { "Healthy" } else { "Unhealthy" }),
                 topology: None,
             };
-            let list = devices.borrow_and_update().iter().map(device).collect();
+            let list = devices.borrow_and_update().as_ref()?.iter().map(device).collect();
             Some((Ok(api::ListAndWatchResponse { devices: list }), devices))
         });
         Ok(Response::new(lists.boxed()))
@@ -263,7 +268,7 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     let mut agent = Agent::start(dir.path(), "boot");
     let dongles = Dongles::new(&[("a", true)]);
     assert!(agent.register(dir.path(), NAME).await.is_err());
-    let serving = dongles.serve(&dir.path().join("device-plugins"), "dongle.sock");
+    let _serving = dongles.serve(&dir.path().join("device-plugins"), "dongle.sock");
     agent.register(dir.path(), NAME).await.unwrap();
     agent.has(1, 1).await;
     agent.devices.allocate(&pod("p", "0", &["1"])).await.unwrap();
@@ -275,7 +280,7 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     assert_eq!(changed.as_deref(), Some("p"));
     assert_eq!(agent.health("p"), expected("Unhealthy"));
     // The plugin ends: the node has the device, and no pod gets it.
-    drop(serving);
+    dongles.end();
     agent.has(1, 0).await;
     agent.devices.release("p").await;
     let error = reason(agent.devices.allocate(&pod("q", "0", &["1"])).await);
@@ -326,4 +331,28 @@ async fn pods_keep_their_devices_across_restarts_of_the_agent() {
     agent.devices.release("p").await;
     agent.devices.release("q").await;
     assert!(Agent::start(dir.path(), "next").devices.pods().is_empty());
+}
+
+#[tokio::test]
+async fn a_plugin_of_the_registration_directory_is_followed_until_it_ends() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let dongles = Dongles::new(&[("a", true)]);
+    let _serving = dongles.serve(dir.path(), "dongle.sock");
+    let refused = agent.devices.register_watched(watched(dir.path(), "v1").await).await.err();
+    let expected = "manager version, v1beta1, is not among plugin supported versions [v1]";
+    assert_eq!(refused.as_deref(), Some(expected));
+    let registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
+    agent.has(1, 1).await;
+    dongles.end();
+    let ended = registered.unwrap_or_else(|error| panic!("{error}"));
+    tokio::time::timeout(LIMIT, ended).await.expect("the end of the plugin");
+    agent.has(1, 0).await;
+}
+
+/// A plugin of the registration directory, with this version of its API.
+async fn watched(dir: &Path, version: &str) -> WatchedPlugin {
+    let socket = open_socket(dir, Path::new("dongle.sock")).unwrap();
+    let link = Link::open(&socket).await.unwrap();
+    WatchedPlugin { resource: NAME.to_owned(), versions: vec![version.to_owned()], link }
 }
