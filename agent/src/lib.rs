@@ -58,6 +58,7 @@ pub use client::client;
 pub use cluster_dns::dns_record;
 pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig};
 pub use coracle_dns::StubDomain;
+pub use device_plugins::sockets::remove as remove_plugin_sockets;
 pub use duration::parse as duration;
 pub use image_gc_policy::ImageGcPolicy;
 pub use image_verification::{AllowedImages, ImageVerification};

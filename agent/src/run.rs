@@ -18,7 +18,7 @@ use crate::cluster_dns::ClusterDns;
 use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
 use crate::configuration;
-use crate::device_plugins::{DevicePluginConfig, DevicePlugins};
+use crate::device_plugins::{DevicePluginConfig, DevicePlugins, sockets};
 use crate::dra::{Dra, DraConfig};
 use crate::event_recorder;
 use crate::image_gc::{Collected, ImageGc};
@@ -250,7 +250,7 @@ fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
     tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
     tasks.spawn(node.devices.clone().run());
     let (pods, devices, dra) = (node.pods.clone(), node.devices.clone(), node.dra.clone());
-    let socket_dir = plugin_root(&node.config).join("pod-resources");
+    let socket_dir = plugin_root(&node.config).join(sockets::POD_RESOURCES);
     tasks.spawn(PodResources { pods, devices, dra }.serve(socket_dir));
 }
 
@@ -370,7 +370,7 @@ fn dra_config(config: &AgentConfig) -> DraConfig {
 /// Reads the records of devices. Also returns the uids of pods with a device whose health changes.
 fn open_devices(config: &AgentConfig, agent: &NodeAgent) -> (DevicePlugins, mpsc::UnboundedReceiver<String>) {
     let devices = DevicePluginConfig {
-        sockets: plugin_root(config).join("device-plugins"),
+        sockets: plugin_root(config).join(sockets::DEVICE_PLUGINS),
         records: config.state_dir.join("agent/devices"),
     };
     DevicePlugins::open(devices, &agent.facts().info.boot_id, agent.devices())

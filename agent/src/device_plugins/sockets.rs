@@ -9,6 +9,9 @@ use tokio::net::UnixListener;
 
 /// Name of the socket in its directory, as the kubelet's.
 const NAME: &str = "kubelet.sock";
+/// Directories below the kubelet's directory: of plugins, and of the pod resources API.
+pub(crate) const DEVICE_PLUGINS: &str = "device-plugins";
+pub(crate) const POD_RESOURCES: &str = "pod-resources";
 /// Maximum files that are examined in the directory.
 const FILES_MAX: usize = 4096;
 
@@ -48,6 +51,22 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes the sockets of the node and of device plugins beside the registration directory of drivers, and their
+/// directories if these are empty then.
+///
+/// # Errors
+/// As readdir(3) and unlink(2).
+pub fn remove(registry: &Path) -> io::Result<()> {
+    let Some(root) = registry.parent() else { return Ok(()) };
+    for dir in [DEVICE_PLUGINS, POD_RESOURCES].map(|name| root.join(name)) {
+        remove_all(&dir)?;
+        // A directory with other files stays.
+        let _ = fs::remove_dir(dir);
+    }
+    let _ = fs::remove_dir(root);
+    Ok(())
+}
+
 fn check_owner(dir: &Path) -> io::Result<()> {
     let found = fs::metadata(dir)?;
     if found.mode() & 0o022 != 0 || found.uid() != rustix::process::geteuid().as_raw() {
@@ -75,6 +94,13 @@ mod tests {
         remove_all(&dir).unwrap();
         let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["file"]);
+        let registry = root.path().join("a/plugins_registry");
+        remove(&registry).unwrap();
+        assert!(dir.exists(), "it has a file");
+        fs::remove_file(dir.join("file")).unwrap();
+        remove(&registry).unwrap();
+        assert!(!root.path().join("a").exists());
+        let _third = listen(&dir).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
         assert_eq!(listen(&dir).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
