@@ -10,6 +10,9 @@ use super::edits::Edits;
 use super::requests::Request;
 use crate::node::{DeviceCount, DeviceCounts};
 
+/// Maximum devices of a container's resource in the status of the pod, whose size the API server limits.
+const HEALTH_MAX: usize = 1000;
+
 /// A device in the list of a plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Device {
@@ -229,6 +232,9 @@ impl Table {
         let before = requests.iter().take_while(|request| request.container != place.container);
         let mut reusable = BTreeSet::new();
         for request in before {
+            if reusable.is_empty() && !request.ends_first {
+                continue;
+            }
             let place = Place { container: &request.container, ..place };
             let ids = self.given(place, resource).into_iter().flat_map(|given| given.devices.keys());
             for id in ids {
@@ -320,14 +326,16 @@ impl Table {
         self.pods.get(place.uid)?.containers.get(place.container)?.get(resource)
     }
 
-    /// The health of a container's devices, for its status.
+    /// The health of a container's devices, for its status. Of many devices, only the unhealthy ones are reported.
     pub(super) fn health(&self, place: Place<'_>) -> Vec<ResourceStatus> {
         let container = self.pods.get(place.uid).and_then(|pod| pod.containers.get(place.container));
         let one = |(name, given): (&String, &Given)| {
             let known = self.resources.get(name);
             let device = |id: &String| known.and_then(|resource| resource.devices.get(id));
-            let resources = given.devices.keys().map(|id| {
-                let is_healthy = device(id).is_none_or(|device| device.is_healthy);
+            let is_short = given.devices.len() <= HEALTH_MAX;
+            let all = given.devices.keys().map(|id| (id, device(id).is_none_or(|device| device.is_healthy)));
+            let shown = all.filter(|(_, is_healthy)| is_short || !is_healthy).take(HEALTH_MAX);
+            let resources = shown.map(|(id, is_healthy)| {
                 let health = if is_healthy { "Healthy" } else { "Unhealthy" };
                 ResourceHealth {
                     health: Some(health.to_owned()),
@@ -491,6 +499,21 @@ mod tests {
         assert_eq!(after.free(NAME).len(), 1);
         assert!(after.answer(at("p", "c"), NAME, Edits::default(), "next"));
         assert_eq!(step(&after), Ok(Step::Done));
+    }
+
+    #[test]
+    fn of_many_devices_only_the_unhealthy_ones_are_in_the_status() {
+        let ids: Vec<String> = (0..=HEALTH_MAX).map(|number| format!("{number:04}")).collect();
+        let listed = |is_healthy| ids.iter().map(|id| (id.as_str(), is_healthy)).collect::<Vec<_>>();
+        let (mut table, number) = table(&listed(true));
+        let count = |table: &Table| table.health(at("p", "c"))[0].resources.as_ref().unwrap().len();
+        give(&mut table, at("p", "c"), HEALTH_MAX);
+        assert_eq!(count(&table), HEALTH_MAX);
+        table.remove("p");
+        give(&mut table, at("p", "c"), HEALTH_MAX + 1);
+        assert_eq!(count(&table), 0);
+        table.list(NAME, number, devices(&listed(false))).unwrap();
+        assert_eq!(count(&table), HEALTH_MAX);
     }
 
     #[test]
