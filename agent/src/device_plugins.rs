@@ -335,7 +335,8 @@ impl DevicePlugins {
         Ok(())
     }
 
-    /// What a container gets for its devices. Tells the plugins that it starts.
+    /// The changes of a container's configuration for its devices. Calls PreStartContainer of the plugins that require
+    /// it.
     ///
     /// # Errors
     /// When the container does not get its devices, or a plugin refuses its start.

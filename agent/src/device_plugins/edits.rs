@@ -1,4 +1,4 @@
-//! The answer of a plugin to Allocate: what a container gets for its devices. Pure.
+//! The answer of a plugin to Allocate: variables, annotations, mounts and device nodes for a container. Pure.
 //!
 //! A plugin is as trusted as root, because it chooses files and devices of the node. Its answer has limits
 //! nevertheless: it is stored in a record, and a faulty plugin must not exhaust the node's memory.
@@ -14,7 +14,7 @@ const ENTRIES_MAX: usize = 1024;
 /// Maximum bytes of a name or path.
 const NAME_MAX: usize = 4096;
 
-/// What a container gets for its devices of one resource.
+/// Changes of a container's configuration for its devices of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Edits {
     env: BTreeMap<String, String>,
@@ -38,7 +38,7 @@ struct DeviceEdit {
     permissions: String,
 }
 
-/// What a container gets for all its devices.
+/// Changes of a container's configuration for all its devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DeviceOptions {
     pub(crate) env: BTreeMap<String, String>,
@@ -115,7 +115,7 @@ fn is_permissions(text: &str) -> bool {
 // === impl DeviceOptions ===
 
 impl DeviceOptions {
-    /// Adds what the container gets for devices of another resource. As upstream, the first resource decides about a
+    /// Adds the changes for devices of another resource. As upstream, the first resource decides about a
     /// variable, an annotation or a path that several resources set.
     pub(super) fn add(&mut self, edits: &Edits) {
         for (name, value) in &edits.env {

@@ -110,7 +110,7 @@ impl Plugin {
         Ok(answer.container_responses.into_iter().next().map(|first| first.device_ids).unwrap_or_default())
     }
 
-    /// Allocates devices: what the container gets for them.
+    /// Allocates devices. Returns the changes of the container's configuration.
     pub(super) async fn allocate(&self, ids: Vec<String>) -> Result<Edits, PluginError> {
         const CALL: &str = "Allocate";
         let request = api::ContainerAllocateRequest { device_ids: ids };

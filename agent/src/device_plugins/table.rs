@@ -46,7 +46,7 @@ pub(super) struct Place<'a> {
     pub(super) container: &'a str,
 }
 
-/// What an allocation needs next.
+/// The next step of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Nothing: the container has its devices.

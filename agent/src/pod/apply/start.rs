@@ -234,7 +234,7 @@ impl Job {
         container_config::config(&self.pod, container, parts).map_err(NotStarted::config)
     }
 
-    /// What device plugins give to the container.
+    /// The changes of the container's configuration for its devices.
     async fn device_options(&self, container: &Container) -> Result<DeviceOptions, NotStarted> {
         let options = self.node.devices.container_options(&self.pod, container).await;
         options.map_err(|error| NotStarted::config(chain(&error)))
