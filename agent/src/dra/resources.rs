@@ -64,6 +64,7 @@ mod tests {
             pods: BTreeSet::new(),
             drivers: BTreeMap::from([("d".to_owned(), vec![device])]),
             prepared: None,
+            skips_unprepare: BTreeSet::new(),
         };
         let containers = &pod.spec.as_ref().unwrap().containers;
         let found = |record: &Record, index: usize| {
