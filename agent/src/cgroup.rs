@@ -59,6 +59,8 @@ pub struct CgroupConfig {
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     shared: Arc<Shared>,
+    /// Whether CPU quotas of pods are set.
+    has_quota: bool,
 }
 
 #[derive(Debug)]
@@ -75,9 +77,15 @@ impl Cgroups {
     /// Finds the hierarchies, logs missing controllers and creates the QoS classes.
     pub fn open(config: CgroupConfig) -> Result<Cgroups, CgroupError> {
         let tree = Tree::open(&config.root, config.driver)?;
-        let cgroups = Cgroups { shared: Arc::new(Shared { config, tree, burstable: Mutex::new(None) }) };
+        let shared = Arc::new(Shared { config, tree, burstable: Mutex::new(None) });
+        let cgroups = Cgroups { shared, has_quota: true };
         cgroups.ensure_qos()?;
         Ok(cgroups)
+    }
+
+    /// These cgroups with or without CPU quotas of pods. Without, a quota that a pod has already is left unchanged.
+    pub(crate) fn with_quota(self, has_quota: bool) -> Self {
+        Self { has_quota, ..self }
     }
 
     /// Whether limits are written for cgroup v2.
@@ -125,7 +133,7 @@ impl Cgroups {
     /// Creates the pod's cgroup and sets its limits, also after they changed.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<CgroupParent, CgroupError> {
         let path = pod_path(pod)?;
-        let mut wanted = limits::of_pod(pod);
+        let mut wanted = self.limits(pod);
         wanted.pids = self.shared.config.pod_pids_limit;
         let parent = CgroupParent(self.shared.tree.absolute(&path));
         self.run_blocking(move |tree| tree.ensure(&path, &wanted)).await?;
@@ -136,8 +144,13 @@ impl Cgroups {
     /// resized.
     pub async fn widen_pod(&self, before: &Pod, after: &Pod) -> Result<(), CgroupError> {
         let path = pod_path(after)?;
-        let wanted = limits::of_pod(before).max_of_each(&limits::of_pod(after));
+        let wanted = self.limits(before).max_of_each(&self.limits(after));
         self.run_blocking(move |tree| tree.ensure(&path, &wanted)).await
+    }
+
+    fn limits(&self, pod: &Pod) -> Limits {
+        let limits = limits::of_pod(pod);
+        Limits { quota: limits.quota.filter(|_| self.has_quota), ..limits }
     }
 
     /// Removes the pod's cgroup with its children, in any QoS class. Succeeds if it does not exist.

@@ -15,6 +15,7 @@ use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
 use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
+use crate::resource_managers::ResourceManagerConfig;
 
 /// Configuration of a node's agent.
 #[derive(Clone, Debug)]
@@ -72,6 +73,8 @@ pub struct AgentConfig {
     pub system_reserved: BTreeMap<String, String>,
     /// Resources reserved for the node's own processes, by name.
     pub kube_reserved: BTreeMap<String, String>,
+    /// Settings of the managers of CPUs, memory and topology.
+    pub resource_managers: ResourceManagerConfig,
     /// Certificates of the node.
     pub identity: Identity,
     /// The CA of client certificates for the kubelet API. None: no client certificate is accepted.

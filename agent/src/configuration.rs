@@ -12,6 +12,7 @@ use crate::node::Threshold;
 
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
 pub(crate) fn shown(config: &AgentConfig) -> Value {
+    let managers = &config.resource_managers;
     let seconds = |time: Duration| format!("{}s", time.as_secs());
     let mut shown = json!({
         "kind": "KubeletConfiguration",
@@ -53,6 +54,10 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         },
         "systemReserved": config.system_reserved,
         "kubeReserved": config.kube_reserved,
+        "cpuManagerPolicy": if managers.cpu.is_some() { "static" } else { "none" },
+        "memoryManagerPolicy": if managers.memory.is_some() { "Static" } else { "None" },
+        "topologyManagerPolicy": managers.topology.policy.name(),
+        "topologyManagerScope": if managers.topology.aligns_pods { "pod" } else { "container" },
     });
     let allowed = config.image_verification.allowed();
     if !allowed.is_empty() {

@@ -4,12 +4,18 @@
 //! all other values are read when a client gets the metrics. Labels have values of fixed sets, never text of pods or
 //! requests, so their number is limited.
 
+mod resource_managers;
+
 use std::time::Duration;
 
 use prometheus::{
-    DEFAULT_BUCKETS, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
-    Registry, TextEncoder, core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
+    DEFAULT_BUCKETS, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector, process_collector::ProcessCollector,
+    proto::MetricFamily,
 };
+
+use resource_managers::ManagerMetrics;
+pub(crate) use resource_managers::{Boundary, Scope};
 
 /// Bounds in seconds of calls of the runtime: 5 ms, and each 2.5 times the one before.
 const OPERATIONS: [f64; 14] = [
@@ -57,13 +63,14 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
 ];
 
 /// Reasons of rejections that are values of the label: those of the kubelet.
-const REJECTIONS: [&str; 7] = [
+const REJECTIONS: [&str; 8] = [
     "OutOfExtendedResources",
     "OutOfcpu",
     "OutOfmemory",
     "OutOfpods",
     "PodOSNotSupported",
     "SysctlForbidden",
+    "TopologyAffinityError",
     "UnexpectedAdmissionError",
 ];
 /// Reasons of terminated containers that are values of the label.
@@ -91,6 +98,7 @@ pub struct KubeletMetrics {
     evictions: IntCounterVec,
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
+    managers: ManagerMetrics,
 }
 
 /// Calls of the runtime.
@@ -170,6 +178,7 @@ impl Default for KubeletMetrics {
                 "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
                 &["reason"],
             ),
+            managers: ManagerMetrics::new(&all),
             registry,
         }
     }
@@ -429,6 +438,14 @@ struct Registered<'a>(&'a Registry);
 impl Registered<'_> {
     fn counter(&self, name: &str, help: &str) -> IntCounter {
         self.registered(valid(IntCounter::new(full(name), help)))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.registered(valid(IntGauge::new(full(name), help)))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        self.registered(valid(IntGaugeVec::new(Opts::new(full(name), help), labels)))
     }
 
     fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {

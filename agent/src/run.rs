@@ -25,7 +25,7 @@ use crate::image_gc::{Collected, ImageGc};
 use crate::image_gc_trigger::Trigger;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::network_policy::{self, NetworkPolicies};
-use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
+use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
 use crate::node_health;
 use crate::pod;
@@ -34,6 +34,7 @@ use crate::pod::sync::Inputs;
 use crate::pod_resources::PodResources;
 use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
+use crate::resource_managers::{ManagerInputs, ResourceManagerError, ResourceManagers};
 use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
@@ -53,6 +54,9 @@ pub enum Error {
     /// The cgroup tree of pods cannot be created.
     #[error("cannot prepare the cgroups of pods")]
     Cgroups(#[source] CgroupError),
+    /// The managers of CPUs, memory and topology cannot start.
+    #[error("cannot start the resource managers")]
+    ResourceManagers(#[source] ResourceManagerError),
     /// The directories of volumes cannot be prepared.
     #[error("cannot prepare the volumes of pods")]
     Volumes(#[source] VolumeError),
@@ -235,6 +239,9 @@ fn spawn_pod_tasks(
         pods: node.volumes.pods_dir().to_owned(),
     };
     spawn_device_tasks(tasks, node);
+    if let Some(task) = node.managers.task(Arc::clone(&node.runtime)) {
+        tasks.spawn(task);
+    }
     tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
@@ -304,6 +311,7 @@ impl NodeServices {
             limits_swap: cgroups.limits_swap(),
         };
         let providers = providers(&config)?;
+        let managers = resource_managers(&config, &facts, &metrics)?;
         Ok(pod::NodeContext {
             dra: Dra::open(
                 dra_config(&config),
@@ -312,6 +320,7 @@ impl NodeServices {
                 &facts.info.boot_id,
             ),
             devices,
+            managers,
             runtime,
             runtime_name,
             providers,
@@ -357,6 +366,21 @@ fn providers(config: &AgentConfig) -> Result<pod::Providers, Error> {
 
 fn pull_records(config: &AgentConfig) -> pod::PullRecords {
     pod::PullRecords::open(config.image_verification.clone(), config.state_dir.join("agent/image-pulls"))
+}
+
+fn resource_managers(
+    config: &AgentConfig,
+    facts: &NodeFacts,
+    metrics: &Arc<KubeletMetrics>,
+) -> Result<ResourceManagers, Error> {
+    let inputs = ManagerInputs {
+        settings: &config.resource_managers,
+        reserved: [&config.system_reserved, &config.kube_reserved],
+        state_dir: &config.state_dir,
+        facts,
+        providers: Vec::new(),
+    };
+    ResourceManagers::open(&inputs, metrics).map_err(Error::ResourceManagers)
 }
 
 fn dra_config(config: &AgentConfig) -> DraConfig {

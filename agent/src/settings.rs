@@ -25,6 +25,7 @@ mod ranges;
 #[cfg(test)]
 mod reference;
 mod remote_runtime;
+mod resource_managers;
 mod runtime;
 mod serving;
 mod sources;
@@ -159,7 +160,8 @@ impl Settings {
         let state = sources.take(absolute(&paths.state_dir));
         let run = sources.take(absolute(&paths.run_dir));
         let dirs = Dirs { state: state?, run: run? };
-        let node = node.and_then(|node: NodeSettings| node.decide(&dirs, sources));
+        let gates = features.as_ref().map(|features| features.feature_gates.clone()).unwrap_or_default();
+        let node = node.and_then(|node: NodeSettings| node.decide(&dirs, &gates, sources));
         let ranges = plane.as_ref().and_then(|plane: &ControlPlaneSettings| plane.ranges(sources));
         let service_range = ranges.as_ref().map(|ranges| ranges.service);
         #[cfg(feature = "controlplane")]

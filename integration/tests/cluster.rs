@@ -21,6 +21,8 @@ mod devices;
 mod disruption;
 #[path = "cluster/examples.rs"]
 mod examples;
+#[path = "cluster/exclusive_cpus.rs"]
+mod exclusive_cpus;
 #[path = "cluster/grpcio.rs"]
 mod grpcio;
 #[path = "cluster/high_availability.rs"]

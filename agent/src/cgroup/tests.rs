@@ -108,6 +108,19 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
 }
 
 #[tokio::test]
+async fn a_pod_with_exclusive_cpus_has_no_quota() {
+    let scratch = Scratch::new("exclusive");
+    let list = json!({"cpu": "1", "memory": "32Mi"});
+    let pod = pod("u5", json!({"requests": list, "limits": list}));
+    let cgroups = scratch.cgroups.clone().with_quota(false);
+    let parent = cgroups.ensure_pod(&pod).await.expect("ensure").0;
+    cgroups.widen_pod(&pod, &pod).await.expect("widen");
+    let quota = scratch.read(&parent, "cpu/cpu.cfs_quota_us", "cpu.max");
+    assert!(["-1", "max 100000"].contains(&quota.as_str()), "{quota}");
+    assert_eq!(scratch.read(&parent, "memory/memory.limit_in_bytes", "memory.max"), (32 << 20).to_string());
+}
+
+#[tokio::test]
 async fn a_pod_shrinks_below_the_quota_of_an_ended_container() {
     let scratch = Scratch::new("shrink");
     let limited = |cpu: &str| pod("u4", json!({"limits": {"cpu": cpu, "memory": "32Mi"}}));

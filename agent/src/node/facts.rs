@@ -130,7 +130,7 @@ fn hugepages(dir: &Path) -> BTreeMap<String, Quantity> {
     sizes.collect()
 }
 
-fn binary(kib: u64) -> String {
+pub(crate) fn binary(kib: u64) -> String {
     match kib {
         k if k % (1 << 20) == 0 => format!("{}Gi", k >> 20),
         k if k % (1 << 10) == 0 => format!("{}Mi", k >> 10),

@@ -1,6 +1,7 @@
 //! Admission of pods: one check per file; the first rejection decides. Pure, except [`in_use`], which reads the
-//! kernel's sockets.
+//! kernel's sockets, and [`allocation`], which allocates CPUs and memory.
 
+pub(crate) mod allocation;
 pub(crate) mod containers;
 mod facts;
 mod fit;

@@ -23,6 +23,7 @@ use crate::event_recorder::Recorder;
 use crate::image_gc_trigger::Trigger;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::policy_gate::PolicyGate;
+use crate::resource_managers::ResourceManagers;
 use crate::runtime::Runtime;
 use crate::service_cache::ServiceCache;
 use crate::source::checkpoint::PodCheckpoint;
@@ -43,6 +44,7 @@ pub(crate) struct NodeContext {
     pub(crate) volumes: VolumeContext,
     pub(crate) dra: Dra,
     pub(crate) devices: DevicePlugins,
+    pub(crate) managers: ResourceManagers,
     pub(crate) machine: Machine,
     /// Resources that pods may use.
     pub(crate) allocatable: Amount,
@@ -65,6 +67,12 @@ pub(crate) struct NodeContext {
 impl NodeContext {
     pub(super) fn host_ips(&self) -> Vec<String> {
         self.ips.borrow().iter().map(ToString::to_string).collect()
+    }
+
+    /// The cgroups of pods, without CPU quota if this pod has exclusive CPUs.
+    pub(super) fn cgroups_of(&self, uid: &str) -> Cgroups {
+        let has_quota = !self.managers.has_exclusive_cpus(uid);
+        self.cgroups.clone().with_quota(has_quota)
     }
 
     pub(super) fn seccomp_dir(&self) -> PathBuf {

@@ -183,7 +183,11 @@ impl Sync {
     fn admit(&self, uid: &str, pod: &Pod) -> Option<Verdict> {
         let status = pod.status.as_ref();
         let accepted = self.adopted.contains(uid) || status.is_some_and(|s| s.start_time.is_some());
-        if accepted || pod.metadata.deletion_timestamp.is_some() || has_ended(pod) {
+        if pod.metadata.deletion_timestamp.is_some() || has_ended(pod) {
+            return None;
+        }
+        if accepted {
+            self.node.managers.adopt(pod);
             return None;
         }
         let node_object = self.inputs.node_object.borrow().clone();
@@ -200,7 +204,10 @@ impl Sync {
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
         };
-        let admitted = admit::admit(&facts).and_then(|()| admit::in_use::check(pod, &self.node.config));
+        // Resources are allocated last, when no other check can reject the pod.
+        let admitted = admit::admit(&facts)
+            .and_then(|()| admit::in_use::check(pod, &self.node.config))
+            .and_then(|()| admit::allocation::allocate(pod, &self.node.managers));
         match admitted {
             Ok(()) => {
                 let ignored = unsupported::ignored(pod);
@@ -276,6 +283,7 @@ impl Sync {
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
+        self.node.managers.retain(|uid| self.handles.contains_key(uid));
         self.node.image_gc.pods_are_known();
         self.retry_resizes();
     }

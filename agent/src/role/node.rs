@@ -128,6 +128,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         eviction: node.eviction,
         system_reserved: node.system_reserved.clone(),
         kube_reserved: node.kube_reserved.clone(),
+        resource_managers: node.resource_managers.clone(),
         identity: credentials.identity,
         client_ca: credentials.client_ca,
         image_gc: node.image_gc,

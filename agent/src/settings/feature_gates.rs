@@ -19,8 +19,8 @@ settings! {
     /// Settings of all roles.
     pub(crate) struct FeatureSettings = "";
 
-    /// Feature gates of Kubernetes 1.36: entries NAME=true or NAME=false. APIResponseCompression and WatchList are switches.
-    /// Any other gate may only have the value that this program implements.
+    /// Feature gates of Kubernetes 1.36: entries NAME=true or NAME=false. APIResponseCompression, WatchList and
+    /// CPUManagerPolicyAlphaOptions are switches. Any other gate may only have the value that this program implements.
     feature_gates: FeatureGates = default "", "NAME=BOOL";
 }
 
@@ -31,6 +31,11 @@ pub(crate) struct FeatureGates(BTreeMap<String, bool>);
 // === impl FeatureGates ===
 
 impl FeatureGates {
+    /// Whether alpha options of the CPU manager are allowed.
+    pub(crate) fn has_alpha_cpu_options(&self) -> bool {
+        self.0.get("CPUManagerPolicyAlphaOptions").copied().unwrap_or(false)
+    }
+
     /// The switches of the API server.
     #[cfg(feature = "controlplane")]
     pub(crate) fn of_server(&self) -> coracle_controlplane::ServerFeatures {
@@ -67,7 +72,7 @@ impl Value for FeatureGates {
 /// Refuses gates that do not exist, and values without an effect.
 fn check(name: &str, wanted: bool) -> Result<(), String> {
     let is_in = |names: &[&str]| names.contains(&name);
-    if is_in(known::SWITCHES) || is_in(known::EITHER) {
+    if is_in(known::SWITCHES) || is_in(known::SWITCHES_OFF) || is_in(known::EITHER) {
         return Ok(());
     }
     if name == "AllBeta" {
@@ -148,6 +153,7 @@ mod tests {
     fn a_gate_is_in_one_list() {
         let lists = [
             known::SWITCHES,
+            known::SWITCHES_OFF,
             known::EITHER,
             known::ON_HERE,
             known::LOCKED_ON,
@@ -157,6 +163,13 @@ mod tests {
         ];
         let mut names = std::collections::BTreeSet::new();
         assert!(lists.into_iter().flatten().all(|name| names.insert(*name)));
+    }
+
+    #[test]
+    fn alpha_options_of_the_cpu_manager_are_off_by_default() {
+        assert!(!FeatureGates::default().has_alpha_cpu_options());
+        assert!(parse("CPUManagerPolicyAlphaOptions=true").unwrap().has_alpha_cpu_options());
+        assert!(!parse("CPUManagerPolicyAlphaOptions=false").unwrap().has_alpha_cpu_options());
     }
 
     #[cfg(feature = "controlplane")]

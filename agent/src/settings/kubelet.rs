@@ -68,6 +68,7 @@ impl Parser<'_> {
                 Support::Address => self.listen.0 = text(value),
                 Support::Port => self.listen.1 = text(value),
                 Support::Taints => self.taints(path, value),
+                Support::ReservedMemory => self.reserved_memory(path, value),
                 Support::Only(allowed) => self.only(path, value, allowed),
             };
         }
@@ -132,6 +133,26 @@ impl Parser<'_> {
         };
         let place = format!("{} {path}", self.place);
         self.file.insert(NODE, "register-with-taints", FileValue::List(taints), place);
+    }
+
+    /// Converts reservations, which are objects in this file, to the texts of the setting: the form of the kubelet's flag.
+    fn reserved_memory(&mut self, path: &str, value: &Value) {
+        let reservation = |value: &Value| {
+            let fields = value.as_mapping()?;
+            let known = fields.keys().all(|key| matches!(key.as_str(), Some("numaNode" | "limits")));
+            let pair = |(name, size): (&Value, &Value)| Some(format!("{}={}", text(name)?, text(size)?));
+            let limits: Option<Vec<String>> = fields.get("limits")?.as_mapping()?.iter().map(pair).collect();
+            let node = fields.get("numaNode").map_or(Some("0".to_owned()), text)?;
+            known.then_some(())?;
+            Some(format!("{node}:{}", limits?.join(",")))
+        };
+        let all =
+            value.as_sequence().and_then(|values| values.iter().map(reservation).collect::<Option<_>>());
+        let Some(all) = all else {
+            return self.problem(path, "expected an array of objects with numaNode and limits");
+        };
+        let place = format!("{} {path}", self.place);
+        self.file.insert(NODE, "reserved-memory", FileValue::List(all), place);
     }
 
     fn add_listen(&mut self) {
@@ -205,6 +226,7 @@ pub(super) fn reference() -> Reference {
             Support::Setting(_, name) => name,
             Support::Address | Support::Port => "kubelet-listen",
             Support::Taints => "register-with-taints",
+            Support::ReservedMemory => "reserved-memory",
             Support::Only(allowed) => {
                 let values: Vec<_> = allowed.iter().map(|value| format!("`{value}`")).collect();
                 let unset = if values.is_empty() {

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use coracle_agent::{
-    AllowedImages, EvictionThresholds, ImageGcPolicy, ImageVerification, ServiceProxyConfig, StubDomain,
+    AllowedImages, CpuSet, EvictionThresholds, ImageGcPolicy, ImageVerification, ResourceManagerConfig,
+    ServiceProxyConfig, StubDomain,
 };
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
@@ -17,10 +18,14 @@ use k8s_openapi::api::core::v1::Taint;
 
 use super::cni::{self, Cni};
 use super::eviction;
+use super::feature_gates::FeatureGates;
 use super::sources::Sources;
 use super::table::settings;
 use super::value::{Age, ByteSize, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds};
-use super::{Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay};
+use super::{
+    Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay,
+    resource_managers,
+};
 
 settings! {
     /// Settings of a node. Each has a default: the defaults make a working node.
@@ -113,6 +118,27 @@ settings! {
     system_reserved: Resources = default "", "RESOURCES";
     /// Resources reserved for the node's own processes. Added to system-reserved.
     kube_reserved: Resources = default "", "RESOURCES";
+    /// CPUs that no container gets exclusively, such as 0-1,8. Their number replaces cpu in system-reserved and kube-reserved.
+    reserved_cpus: Option<CpuSet> = unset "the lowest ones, as many as the reserved cpu", "CPUS";
+    /// Exclusive CPUs for containers of Guaranteed pods that request whole CPUs: none or static. static needs reserved
+    /// cpu. Before a change, drain the node and delete cpu_manager_state in the state directory.
+    cpu_manager_policy: resource_managers::CpuPolicy = default "none", "POLICY";
+    /// Options of the policy static, true or false: full-pcpus-only, strict-cpu-reservation, prefer-align-cpus-by-uncorecache,
+    /// distribute-cpus-across-numa; with the feature gate CPUManagerPolicyAlphaOptions also align-by-socket and
+    /// distribute-cpus-across-cores.
+    cpu_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
+    /// Memory of few NUMA nodes for containers of Guaranteed pods: None or Static. Static needs reserved-memory. Before a
+    /// change, drain the node and delete memory_manager_state in the state directory.
+    memory_manager_policy: resource_managers::MemoryPolicy = default "None", "POLICY";
+    /// Memory reserved for the system by NUMA node, for the policy Static: 0:memory=1Gi. All together must be the memory in
+    /// system-reserved, kube-reserved and eviction-hard.
+    reserved_memory: resource_managers::MemoryReservations = default "", "MEMORY";
+    /// How strictly CPUs and memory must be on the same NUMA nodes: none, best-effort, restricted or single-numa-node.
+    topology_manager_policy: resource_managers::TopologyPolicy = default "none", "POLICY";
+    /// What the topology manager aligns: each container, or all containers of a pod.
+    topology_manager_scope: resource_managers::TopologyScope = default "container", "SCOPE";
+    /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (a number from 8).
+    topology_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
     /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods:
     /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each a quantity or a percentage. A
     /// signal that is not listed has no threshold.
@@ -179,6 +205,11 @@ fn plugin_registry(settings: &NodeSettings, state: &Path) -> anyhow::Result<Path
     set.map_or_else(|| Ok(root.join("plugins_registry")), absolute)
 }
 
+fn local_volumes(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBuf> {
+    let set = settings.local_volume_dir.as_deref();
+    set.map_or_else(|| absolute(&state.join("local-volumes")), absolute)
+}
+
 /// Number of cluster DNS's address in the service range.
 const DNS_NUMBER: u32 = 10;
 /// Address at which the service proxy reports its mode, as kube-proxy.
@@ -224,6 +255,7 @@ pub(crate) struct Node {
     pub(crate) pod_pids_limit: Option<i64>,
     pub(crate) system_reserved: BTreeMap<String, String>,
     pub(crate) kube_reserved: BTreeMap<String, String>,
+    pub(crate) resource_managers: ResourceManagerConfig,
     pub(crate) eviction: EvictionThresholds,
     pub(crate) lease_seconds: u16,
     pub(crate) image_gc: ImageGcPolicy,
@@ -242,24 +274,24 @@ pub(crate) struct Node {
 
 impl NodeSettings {
     /// Checks settings that depend on each other. All problems are collected in `sources`.
-    pub(super) fn decide(self, dirs: &Dirs, sources: &mut Sources) -> Option<Node> {
+    pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
         let image_gc = sources.take(image_gc::decide(&self));
         let image_verification = sources.take(image_pull::decide(&self));
         let eviction = sources.take(eviction::decide(self.eviction_hard.as_ref(), self.disk_free_percent));
-        let labels = sources.take(labels::check(&self.node_labels));
         let serving = sources.take(Serving::decide(&self, &dirs.state));
         let credential_providers = sources.take(self.credential_providers());
         let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
-        let local = self.local_volume_dir.clone().unwrap_or_else(|| dirs.state.join("local-volumes"));
-        let local_volume_dir = sources.take(absolute(&local));
+        let local_volume_dir = sources.take(local_volumes(&self, &dirs.state));
         let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
         let limits = (self.check_pod_sources, self.pod_max_connections);
-        let service_proxy = self.service_proxy.unwrap_or(true).then(|| self.proxy());
-        labels?;
+        let resource_managers = sources.take(resource_managers::decide(&self, gates));
+        let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
+        sources.take(labels::check(&self.node_labels))?;
         Some(Node {
             dirs: dirs.clone(),
+            service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
             local_volume_dir: local_volume_dir?,
             plugin_registry_dir: plugin_registry_dir?,
             pod_log_dir: pod_log_dir?,
@@ -277,7 +309,6 @@ impl NodeSettings {
             explicit: [self.serve_dns.is_some(), self.service_proxy.is_some(), self.network_policy.is_some()],
             network_policy_table: self.network_policy.unwrap_or(true).then(|| policy_table(&self.nft_table)),
             derived_dns: false,
-            service_proxy,
             cluster_dns: self.cluster_dns,
             cluster_domain: self.cluster_domain,
             resolv_conf: self.resolv_conf.0,
@@ -288,8 +319,9 @@ impl NodeSettings {
             overlay: overlay?,
             max_pods: self.max_pods,
             pod_pids_limit: Some(self.pod_max_pids).filter(|limit| *limit > 0),
-            system_reserved: self.system_reserved.0,
-            kube_reserved: self.kube_reserved.0,
+            system_reserved,
+            kube_reserved,
+            resource_managers: resource_managers?,
             eviction: eviction?,
             lease_seconds: self.node_lease_seconds.get(),
             image_gc: image_gc?,

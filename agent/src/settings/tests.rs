@@ -2,6 +2,7 @@
 
 use clap::{Args as _, FromArgMatches as _};
 
+use super::feature_gates::FeatureGates;
 use super::field::ValueKind;
 use super::file::FileValue;
 use super::value::Value as _;
@@ -224,7 +225,10 @@ fn a_node_of_another_control_plane_serves_services_only_if_configured() {
 fn drivers_register_in_the_kubelets_directory_unless_the_machine_has_other_nodes() {
     let registry = |state: &str, text: &str| {
         let dirs = Dirs { state: state.into(), run: "/run/x".into() };
-        let node = node_settings(text).unwrap().decide(&dirs, &mut Sources::default()).unwrap();
+        let node = node_settings(text)
+            .unwrap()
+            .decide(&dirs, &FeatureGates::default(), &mut Sources::default())
+            .unwrap();
         node.plugin_registry_dir
     };
     assert_eq!(registry("/var/lib/coracle", ""), Path::new("/var/lib/kubelet/plugins_registry"));

@@ -54,18 +54,20 @@ const OUT_OF: &str = "OutOf";
 const OUT_OF_EXTENDED: &str = "OutOfExtendedResources";
 
 /// The reasons of rejections.
-const REASONS: [&str; 13] = [
+const REASONS: [&str; 15] = [
     "NodeAffinity",
     "NodePorts",
     "OutOfcpu",
     "OutOfmemory",
     "OutOfpods",
     "PodOSNotSupported",
+    "SMTAlignmentError",
     "SysctlForbidden",
     "TaintToleration",
     "TooManyContainers",
     "TooManySubPaths",
     "TooManyVolumes",
+    "TopologyAffinityError",
     "UnexpectedAdmissionError",
     "UnsupportedField",
 ];

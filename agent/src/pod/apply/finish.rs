@@ -5,8 +5,8 @@ use crate::pod::config::sandbox::log_dir_name;
 use crate::volume;
 
 impl Job {
-    /// Releases claims, devices, volumes and cgroup of an ended pod. Its containers and logs stay readable until its
-    /// object is deleted.
+    /// Releases claims, devices, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay readable
+    /// until its object is deleted.
     pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
         let errors = self.free().await;
         if errors.is_empty() {
@@ -49,6 +49,10 @@ impl Job {
         errors.extend(unmounted.map_err(ApplyError::Volume).err());
         let removed = self.node.cgroups.remove_pod(&self.uid).await;
         errors.extend(removed.map_err(ApplyError::Cgroup).err());
+        if errors.is_empty() {
+            // Last: a cgroup that cannot be removed may have processes on exclusive CPUs.
+            self.node.managers.release(&self.uid);
+        }
         errors
     }
 

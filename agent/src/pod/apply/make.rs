@@ -22,7 +22,11 @@ impl Job {
         // A resize that an earlier agent began continues after the preparation. It checks the memory usage, and changes
         // the cgroups of pod and containers in an order that the kernel accepts.
         if !self.observed.alive() || !is_unfinished(&self.pod) {
-            self.node.cgroups.ensure_pod(&self.pod).await.map_err(|e| vec![ApplyError::Cgroup(e)])?;
+            self.node
+                .cgroups_of(&self.uid)
+                .ensure_pod(&self.pod)
+                .await
+                .map_err(|e| vec![ApplyError::Cgroup(e)])?;
         }
         self.mount().await;
         Ok(())
@@ -86,7 +90,7 @@ impl Job {
             let stopped = self.node.runtime.stop_pod_sandbox(request).await;
             stopped.map_err(|s| vec![self.runtime_error("StopPodSandbox", &old.id)(s)])?;
         }
-        let parent = self.node.cgroups.ensure_pod(&self.pod).await;
+        let parent = self.node.cgroups_of(&self.uid).ensure_pod(&self.pod).await;
         let parent = parent.map_err(|error| vec![ApplyError::Cgroup(error)])?;
         if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
             let allocated = self.node.user_ids.allocate(&self.uid, &*self.node.runtime).await;

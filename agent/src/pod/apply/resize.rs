@@ -35,7 +35,7 @@ impl Job {
 
     async fn try_resize(&self, before: &Pod, mut containers: Vec<ResizeContainer>) -> Result<(), String> {
         self.check_usage(before, &containers).await?;
-        let cgroups = &self.node.cgroups;
+        let cgroups = self.node.cgroups_of(&self.uid);
         cgroups.widen_pod(before, &self.pod).await.map_err(|error| chain(&error))?;
         let spec = self.spec();
         let shape = Shape::of(&spec);
@@ -44,9 +44,11 @@ impl Job {
         });
         for ResizeContainer { name, id, .. } in containers {
             let Some(container) = shape.container(&name) else { continue };
+            let mut resources = resized_resources(&self.pod, container, self.node.machine);
+            self.node.managers.lift_quota(&self.uid, &name, &mut resources);
             let request = cri::UpdateContainerResourcesRequest {
                 container_id: id.clone(),
-                linux: Some(resized_resources(&self.pod, container, self.node.machine)),
+                linux: Some(resources),
                 ..cri::UpdateContainerResourcesRequest::default()
             };
             let updated = self.node.runtime.update_container_resources(request).await;

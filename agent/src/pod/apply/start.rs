@@ -111,7 +111,7 @@ impl Job {
     /// The parent cgroup of a container, with the limits that it needs: the pod may have been resized since its cgroup was
     /// made. While a resize waits, the containers that run need the former limits.
     async fn cgroup_parent(&self, start: &StartContainer) -> Result<CgroupParent, CgroupError> {
-        let cgroups = &self.node.cgroups;
+        let cgroups = self.node.cgroups_of(&self.uid);
         if let Some(before) = &start.pod_before {
             cgroups.widen_pod(before, &self.pod).await?;
         } else if self.pod.metadata.generation.is_some_and(|generation| generation > 1) {
@@ -135,6 +135,8 @@ impl Job {
         }
         let made = self.container_config(shape, container, start.attempt, image).await;
         let config = made.inspect_err(|not| self.record_failure(container, &not.waiting.message))?;
+        let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+        let cpus = resources.map(|resources| resources.cpuset_cpus.clone()).unwrap_or_default();
         let parent = self.cgroup_parent(start).await.map_err(NotStarted::config)?;
         let sandbox_config = self.sandbox_config(sandbox.attempt, &parent.0).config;
         let request = cri::CreateContainerRequest {
@@ -153,6 +155,7 @@ impl Job {
             self.record_failure(container, status.message());
             return Err(NotStarted::new("RunContainerError", status.message(), Failed::Run));
         }
+        self.node.managers.started(&self.pod, &container.name, (&id, &cpus));
         self.event(container, "Started", format!("Started container {}", container.name));
         self.post_start(container, &id).await
     }
@@ -220,12 +223,14 @@ impl Job {
             }
         }
         let claimed = self.node.dra.devices(&self.pod, container).map_err(NotStarted::config)?;
+        let mut resources = container_resources(&self.pod, container, self.node.machine);
+        self.node.managers.pin(&self.uid, &container.name, &mut resources);
         let parts = container_config::Parts {
             attempt,
             image_id: image.id,
             env: with_device_env(devices.env, env),
             mounts,
-            resources: container_resources(&self.pod, container, self.node.machine),
+            resources,
             security,
             devices: devices.devices,
             cdi_devices: devices.cdi.into_iter().chain(claimed).collect(),

@@ -67,6 +67,11 @@ fn named<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a Container> {
     all(spec).find(|container| container.name == name)
 }
 
+/// A resize that this node never accepts.
+pub(crate) fn infeasible(pod: &Pod, message: &str) -> PendingResize {
+    PendingResize { reason: "Infeasible", message: message.to_owned(), generation: pod.metadata.generation }
+}
+
 /// Accepts a resize, or returns why it is not accepted now. `room`: the requests of other pods, and the node's
 /// allocatable resources. Only resources that grow are checked.
 pub(crate) fn check_resize(pod: &Pod, allocated: &Pod, room: (Amount, Amount)) -> Result<(), PendingResize> {

@@ -11,7 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 use super::Sync;
 use crate::cgroup::resources::pod_requests;
 use crate::event_recorder::Level;
-use crate::pod::resize::allocation::{Candidate, check_resize, condition, differs, with_resources};
+use crate::pod::resize::allocation::{
+    Candidate, check_resize, condition, differs, infeasible, with_resources,
+};
 use crate::pod::resize::event_message;
 use crate::pod::state::{DesiredPod, has_ended};
 
@@ -96,7 +98,12 @@ impl Sync {
             let (pod, old) = (Arc::clone(&pending.pod), Arc::clone(handle.desired.borrow().pod()));
             let wake = Arc::clone(&handle.wake);
             let used = self.inputs.pods.used_by_others(&uid).requested;
-            match check_resize(&pod, &old, (used, self.node.allocatable)) {
+            let refused = self.node.managers.refuse_resize(&pod, &old);
+            let checked = refused.map_or_else(
+                || check_resize(&pod, &old, (used, self.node.allocatable)),
+                |message| Err(infeasible(&pod, message)),
+            );
+            match checked {
                 Ok(()) => {
                     self.pending.remove(&uid);
                     let generation = pod.metadata.generation;

@@ -5,6 +5,9 @@
 /// Gates that change something here. They are on by default.
 pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "WatchList"];
 
+/// Gates that change something here. They are off by default.
+pub(super) const SWITCHES_OFF: &[&str] = &["CPUManagerPolicyAlphaOptions"];
+
 /// Gates whose effect does not depend on their value here. The APIs of three of them follow `runtime-config`, and the
 /// agent follows events of its containers in any case.
 pub(super) const EITHER: &[&str] =
@@ -87,7 +90,7 @@ pub(super) const ON: &[&str] = &[
 pub(super) const OFF: &[&str] = &[
     "APIServingWithRoutine", "AllAlpha", "AllowDNSOnlyNodeCSR",
     "AllowInsecureKubeletCertificateSigningRequests", "AllowUnsafeMalformedObjectDeletion",
-    "CBORServingAndStorage", "CPUManagerPolicyAlphaOptions", "CRIListStreaming", "CSIVolumeHealth",
+    "CBORServingAndStorage", "CRIListStreaming", "CSIVolumeHealth",
     "ChangeContainerStatusOnKubeletRestart", "CloudControllerManagerWatchBasedRoutesReconciliation",
     "CloudControllerManagerWebhook", "ClusterTrustBundle", "ClusterTrustBundleProjection",
     "ConcurrentWatchObjectDecode", "ContainerStopSignals",

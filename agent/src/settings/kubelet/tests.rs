@@ -45,6 +45,30 @@ fn honoured_fields_are_settings() {
 }
 
 #[test]
+fn managers_of_resources_have_the_kubelets_fields() {
+    let node = load(
+        "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\nreservedSystemCPUs: 0-1\n\
+         memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 1, limits: {memory: 1Gi}}]\n\
+         topologyManagerPolicy: restricted\ntopologyManagerScope: pod\n\
+         topologyManagerPolicyOptions: {max-allowable-numa-nodes: \"9\"}\ncpuManagerReconcilePeriod: 0s\n",
+    );
+    let node = node.unwrap().node();
+    let managers = node.resource_managers;
+    assert!(managers.cpu.is_some() && managers.topology.aligns_pods);
+    assert_eq!((managers.topology.policy.name(), managers.topology.max_nodes), ("restricted", 9));
+    assert_eq!(managers.memory.unwrap().0[&1]["memory"], 1 << 30);
+    assert_eq!(node.system_reserved["cpu"], "2");
+    let error = load("reservedMemory: [{node: 1}]").err().unwrap();
+    assert!(error.contains("k.yaml reservedMemory: expected an array of objects"), "{error}");
+    let error =
+        load("cpuManagerPolicy: static\ncpuManagerPolicyOptions: {align-by-socket: \"true\"}").err().unwrap();
+    assert!(error.contains("CPUManagerPolicyAlphaOptions"), "{error}");
+    let gate = "featureGates: {CPUManagerPolicyAlphaOptions: true}";
+    let options = "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {align-by-socket: \"true\"}";
+    assert!(load(&format!("{gate}\n{options}")).is_ok());
+}
+
+#[test]
 fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
     // kubeadm writes such values into every file.
     let node = load(

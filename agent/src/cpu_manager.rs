@@ -1,0 +1,369 @@
+//! The CPU manager: exclusive CPUs for containers, and the CPUs of the shared pool for all others.
+//!
+//! Source: `pkg/kubelet/cm/cpumanager`. [`policy`] decides, [`assign`] chooses CPUs. A change of the shared pool wakes a
+//! task that updates the cpusets of running containers; the kubelet does so every ten seconds.
+
+mod assign;
+mod options;
+mod policy;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::kubelet_metrics::{Boundary, KubeletMetrics, Scope};
+use crate::runtime::{Runtime, RuntimeError};
+use crate::topology::machine::Level;
+use crate::topology::state_file::{self, StateFileError};
+use crate::topology::{AllocationError, CpuSet, Hint, HintProvider, Hints, is_regular_init};
+pub use options::CpuOptions;
+pub(crate) use policy::StaticPolicy;
+use policy::{CpuState, exclusive_count, exclusive_count_of_pod};
+
+/// Name of the policy in the kubelet's configuration and in the state file.
+pub(crate) const STATIC: &str = "static";
+/// Delay before failed updates of cpusets are tried again: the kubelet's interval.
+const RETRY: Duration = Duration::from_secs(10);
+/// Labels of a container, which the kubelet has as well.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+/// Name of the resource in hints.
+const CPU: &str = "cpu";
+
+/// The CPU manager with the static policy.
+pub(crate) struct CpuManager {
+    policy: StaticPolicy,
+    file: PathBuf,
+    current: Mutex<Current>,
+    /// Notified when containers may have other CPUs than they should.
+    changed: Notify,
+    metrics: Arc<KubeletMetrics>,
+}
+
+#[derive(Default)]
+struct Current {
+    state: CpuState,
+    /// Uid of the pod that is being allocated, and the CPUs of its init containers, which later containers may use.
+    reusable: (String, CpuSet),
+    /// The CPUs that running containers have, by container id. None before the first update after a start.
+    applied: HashMap<String, CpuSet>,
+}
+
+/// The state file: format 2 of the kubelet.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StateFile {
+    policy_name: String,
+    default_cpu_set: CpuSet,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    entries: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    #[serde(default)]
+    checksum: u64,
+}
+
+// === impl StateFile ===
+
+impl StateFile {
+    fn of(state: &CpuState) -> Self {
+        Self {
+            policy_name: STATIC.to_owned(),
+            default_cpu_set: state.shared.clone(),
+            entries: state.exclusive.clone(),
+            checksum: 0,
+        }
+    }
+}
+
+// === impl CpuManager ===
+
+impl CpuManager {
+    /// Opens the state of an earlier start, or creates it.
+    ///
+    /// # Errors
+    /// When the state cannot be read or written, or does not fit the machine or the settings.
+    pub(crate) fn open(
+        policy: StaticPolicy,
+        file: PathBuf,
+        metrics: Arc<KubeletMetrics>,
+    ) -> Result<Self, StateFileError> {
+        let stored: Option<StateFile> = state_file::read(&file, STATIC)?;
+        let stored = stored.map(|file| CpuState { shared: file.default_cpu_set, exclusive: file.entries });
+        // Without exclusive CPUs the state has nothing that must be kept: other CPUs may be online or reserved now.
+        let state = match stored.filter(|state| !state.exclusive.is_empty()) {
+            Some(state) => {
+                policy.check_state(&state).map_err(|problem| state_file::unusable(&file, problem))?;
+                state
+            }
+            None => {
+                let state = policy.initial_state();
+                state_file::write(&file, &StateFile::of(&state))?;
+                state
+            }
+        };
+        let current = Mutex::new(Current { state, ..Current::default() });
+        let manager = Self { policy, file, current, changed: Notify::new(), metrics };
+        manager.report(&manager.lock().state);
+        // Containers of an earlier agent may have other CPUs.
+        manager.changed.notify_one();
+        Ok(manager)
+    }
+
+    /// Sets the CPUs of a container at its creation. Exclusive CPUs need no quota.
+    pub(crate) fn pin(&self, uid: &str, container: &str, resources: &mut cri::LinuxContainerResources) {
+        resources.cpuset_cpus = self.lock().state.cpus_of(uid, container).to_string();
+        self.lift_quota(uid, container, resources);
+    }
+
+    /// Removes the CPU quota of a container with exclusive CPUs.
+    pub(crate) fn lift_quota(
+        &self,
+        uid: &str,
+        container: &str,
+        resources: &mut cri::LinuxContainerResources,
+    ) {
+        if resources.cpu_period > 0 && self.lock().state.of(uid, container).is_some() {
+            resources.cpu_quota = -1;
+        }
+    }
+
+    /// Whether a container of the pod has exclusive CPUs.
+    pub(crate) fn has_exclusive(&self, uid: &str) -> bool {
+        self.lock().state.exclusive.contains_key(uid)
+    }
+
+    /// Notes the CPUs with which a container has started. The shared pool may have changed since its creation.
+    pub(crate) fn started(&self, (uid, container): (&str, &str), id: &str, cpus: &str) {
+        let Ok(cpus) = cpus.parse::<CpuSet>() else { return };
+        let mut current = self.lock();
+        let is_outdated = *current.state.cpus_of(uid, container) != cpus;
+        current.applied.insert(id.to_owned(), cpus);
+        if is_outdated {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Updates the CPUs of running containers after each change, until dropped.
+    pub(crate) async fn run(&self, runtime: &dyn Runtime) {
+        loop {
+            self.changed.notified().await;
+            while !self.update_containers(runtime).await {
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// Gives running containers the CPUs that they should have. Returns whether all updates succeeded.
+    async fn update_containers(&self, runtime: &dyn Runtime) -> bool {
+        let known: HashSet<String> = self.lock().applied.keys().cloned().collect();
+        let listed = match runtime.list_containers(cri::ListContainersRequest::default()).await {
+            Ok(listed) => listed.containers,
+            Err(error) => {
+                tracing::warn!(error = error.message(), "cannot list containers to update their CPUs");
+                return false;
+            }
+        };
+        let is_running =
+            |container: &cri::Container| container.state() == cri::ContainerState::ContainerRunning;
+        let running: Vec<cri::Container> = listed.into_iter().filter(is_running).collect();
+        let ids: HashSet<&str> = running.iter().map(|container| container.id.as_str()).collect();
+        // A container that has started meanwhile may not be in the list.
+        self.lock().applied.retain(|id, _| ids.contains(id.as_str()) || !known.contains(id));
+        let mut succeeded = true;
+        for container in &running {
+            let Some(cpus) = self.due(container) else { continue };
+            succeeded &= self.update(runtime, &container.id, cpus).await;
+        }
+        succeeded
+    }
+
+    /// The CPUs that a running container should have, if it has others. None for containers that are not of pods.
+    fn due(&self, container: &cri::Container) -> Option<CpuSet> {
+        let (uid, name) = (container.labels.get(POD_UID)?, container.labels.get(CONTAINER_NAME)?);
+        let current = self.lock();
+        let cpus = current.state.cpus_of(uid, name);
+        (!cpus.is_empty() && current.applied.get(&container.id) != Some(cpus)).then(|| cpus.clone())
+    }
+
+    async fn update(&self, runtime: &dyn Runtime, id: &str, cpus: CpuSet) -> bool {
+        let resources = cri::LinuxContainerResources { cpuset_cpus: cpus.to_string(), ..Default::default() };
+        let request = cri::UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(resources),
+            ..Default::default()
+        };
+        match runtime.update_container_resources(request).await {
+            Ok(_updated) => {
+                self.lock().applied.insert(id.to_owned(), cpus);
+                true
+            }
+            Err(RuntimeError::NotFound(_)) => true,
+            Err(error) => {
+                tracing::warn!(
+                    container = id,
+                    error = error.message(),
+                    "cannot update the CPUs of a container"
+                );
+                false
+            }
+        }
+    }
+
+    /// Assigns CPUs to a container and records them. Nothing changes after an error.
+    fn assign(
+        &self,
+        current: &mut Current,
+        (uid, container): (&str, &str),
+        count: usize,
+        affinity: Hint,
+    ) -> Result<CpuSet, AllocationError> {
+        let mut state = current.state.clone();
+        let cpus = self.policy.assign(&mut state, count, affinity.nodes, &current.reusable.1)?;
+        state.exclusive.entry(uid.to_owned()).or_default().insert(container.to_owned(), cpus.clone());
+        self.write(&state).map_err(|error| AllocationError::Unexpected(error.to_string()))?;
+        current.state = state;
+        self.report(&current.state);
+        self.changed.notify_one();
+        if self.policy.is_in_one_cache(&cpus) {
+            self.metrics.aligned(Scope::Container, Boundary::UncoreCache, true);
+        }
+        Ok(cpus)
+    }
+
+    fn write(&self, state: &CpuState) -> Result<(), StateFileError> {
+        let written = state_file::write(&self.file, &StateFile::of(state));
+        written.inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot record exclusive CPUs");
+        })
+    }
+
+    fn report(&self, state: &CpuState) {
+        let exclusive = state.all_exclusive();
+        let topology = self.policy.topology();
+        let nodes = topology.parts(Level::Numa).into_iter();
+        let per_node =
+            nodes.map(|node| (node, topology.members(Level::Numa, node).intersection(&exclusive).len()));
+        let available = self.policy.available(state).len();
+        self.metrics.exclusive_cpus(available, exclusive.len(), per_node);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HintProvider for CpuManager {
+    fn container_hints(&self, pod: &Pod, container: &Container) -> Hints {
+        let count = exclusive_count(pod, container);
+        if count == 0 {
+            return Hints::new();
+        }
+        let current = self.lock();
+        let uid = uid(pod);
+        let hints = match current.state.of(uid, &container.name) {
+            Some(cpus) if cpus.len() != count => Vec::new(),
+            Some(cpus) => self.policy.hints(cpus, &CpuSet::default(), count),
+            None => self.policy.hints(&self.policy.available(&current.state), current.reusable(uid), count),
+        };
+        Hints::from([(CPU.to_owned(), hints)])
+    }
+
+    fn pod_hints(&self, pod: &Pod) -> Hints {
+        let Some(spec) = &pod.spec else { return Hints::new() };
+        let count = exclusive_count_of_pod(pod, spec);
+        if count == 0 {
+            return Hints::new();
+        }
+        let current = self.lock();
+        let uid = uid(pod);
+        let mut assigned = CpuSet::default();
+        for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+            let Some(cpus) = current.state.of(uid, &container.name) else { continue };
+            if cpus.len() != exclusive_count(pod, container) {
+                return Hints::from([(CPU.to_owned(), Vec::new())]);
+            }
+            assigned = assigned.union(cpus);
+        }
+        let hints = if assigned.len() == count {
+            self.policy.hints(&assigned, &CpuSet::default(), count)
+        } else {
+            let reusable = current.reusable(uid).union(&assigned);
+            self.policy.hints(&self.policy.available(&current.state), &reusable, count)
+        };
+        Hints::from([(CPU.to_owned(), hints)])
+    }
+
+    fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError> {
+        let count = exclusive_count(pod, container);
+        if count == 0 {
+            return Ok(());
+        }
+        let (uid, name) = (uid(pod), container.name.as_str());
+        let mut current = self.lock();
+        if current.reusable.0 != uid {
+            current.reusable = (uid.to_owned(), CpuSet::default());
+        }
+        let known = current.state.of(uid, name).cloned();
+        let allocated = match known {
+            Some(cpus) => Ok(cpus),
+            None => self.assign(&mut current, (uid, name), count, affinity),
+        };
+        self.metrics.cpus_pinned(allocated.is_ok());
+        if self.policy.has_full_cores() {
+            self.metrics.aligned(Scope::Container, Boundary::PhysicalCpu, allocated.is_ok());
+        }
+        let cpus = allocated?;
+        let is_init = pod.spec.as_ref().is_some_and(|spec| is_regular_init(spec, name));
+        let reusable = &current.reusable.1;
+        current.reusable.1 = if is_init { reusable.union(&cpus) } else { reusable.difference(&cpus) };
+        Ok(())
+    }
+
+    fn release(&self, uid: &str) {
+        let mut current = self.lock();
+        if !current.state.release(uid) {
+            return;
+        }
+        if current.reusable.0 == uid {
+            current.reusable = Default::default();
+        }
+        // Without a record the next start finds CPUs of a pod that is gone, and releases them.
+        let _logged = self.write(&current.state);
+        self.report(&current.state);
+        self.changed.notify_one();
+    }
+
+    fn retain(&self, keep: &dyn Fn(&str) -> bool) {
+        let stale: Vec<String> =
+            self.lock().state.exclusive.keys().filter(|uid| !keep(uid)).cloned().collect();
+        stale.iter().for_each(|uid| self.release(uid));
+    }
+}
+
+// === impl Current ===
+
+impl Current {
+    /// CPUs of the init containers of the pod that is being allocated.
+    fn reusable(&self, uid: &str) -> &CpuSet {
+        static NONE: CpuSet = CpuSet::EMPTY;
+        if self.reusable.0 == uid { &self.reusable.1 } else { &NONE }
+    }
+}
+
+/// The state file in the state directory.
+pub(crate) fn state_path(state_dir: &Path) -> PathBuf {
+    state_dir.join("cpu_manager_state")
+}
+
+fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

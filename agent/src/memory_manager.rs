@@ -1,0 +1,220 @@
+//! The memory manager: NUMA nodes for the memory of containers.
+//!
+//! Source: `pkg/kubelet/cm/memorymanager`. [`policy`] decides. Containers of pods with class Guaranteed get memory and
+//! huge pages of few NUMA nodes; the kernel is restricted to these nodes (`cpuset.mems`).
+
+pub(crate) mod policy;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::kubelet_metrics::KubeletMetrics;
+use crate::topology::state_file::{self, StateFileError};
+use crate::topology::{AllocationError, CpuSet, Hint, HintProvider, Hints, is_regular_init};
+use policy::{Block, MemoryState, NodeMemory, Reusable, is_pinned, known_hints, requested, requested_of_pod};
+
+/// Name of the policy in the kubelet's configuration and in the state file.
+pub(crate) const STATIC: &str = "Static";
+
+/// The memory manager with the static policy.
+pub(crate) struct MemoryManager {
+    file: PathBuf,
+    current: Mutex<Current>,
+    metrics: Arc<KubeletMetrics>,
+}
+
+struct Current {
+    state: MemoryState,
+    /// Memory of the init containers of the pod that is being allocated.
+    reusable: Reusable,
+}
+
+/// The state file: format 1 of the kubelet.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StateFile {
+    policy_name: String,
+    machine_state: BTreeMap<u32, NodeMemory>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    entries: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
+    #[serde(default)]
+    checksum: u64,
+}
+
+// === impl MemoryManager ===
+
+impl MemoryManager {
+    /// Opens the state of an earlier start, or creates it. `empty`: the memory of this machine without containers.
+    ///
+    /// # Errors
+    /// When the state cannot be read or written, or does not fit the machine or the settings.
+    pub(crate) fn open(
+        empty: MemoryState,
+        file: PathBuf,
+        metrics: Arc<KubeletMetrics>,
+    ) -> Result<Self, StateFileError> {
+        let stored: Option<StateFile> = state_file::read(&file, STATIC)?;
+        let stored = stored.map(|file| MemoryState { nodes: file.machine_state, blocks: file.entries });
+        // Without memory of containers the state has nothing that must be kept: the machine may have changed.
+        let state = match stored.filter(|state| !state.blocks.is_empty()) {
+            Some(state) => {
+                state.check(&empty).map_err(|problem| state_file::unusable(&file, problem))?;
+                state
+            }
+            None => {
+                write(&file, &empty)?;
+                empty
+            }
+        };
+        Ok(Self { file, current: Mutex::new(Current { state, reusable: Reusable::default() }), metrics })
+    }
+
+    /// The NUMA nodes of a container's memory, in the kernel's list format. Empty for any nodes.
+    pub(crate) fn nodes_of(&self, uid: &str, container: &str) -> String {
+        let current = self.lock();
+        let blocks = current.state.of(uid, container).into_iter().flatten();
+        let nodes: CpuSet = blocks.flat_map(|block| block.nodes().nodes()).collect();
+        nodes.to_string()
+    }
+
+    /// Whether a container of the pod has memory of NUMA nodes.
+    pub(crate) fn has(&self, uid: &str) -> bool {
+        self.lock().state.blocks.contains_key(uid)
+    }
+
+    /// Releases the memory of the init containers before a container that has started: they have ended. Ephemeral
+    /// containers start at any time.
+    pub(crate) fn started(&self, uid: &str, spec: &PodSpec, container: &str) {
+        let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let mut current = self.lock();
+        if !current.state.blocks.contains_key(uid) || !all.any(|other| other.name == container) {
+            return;
+        }
+        let inits = spec.init_containers.iter().flatten().map(|init| init.name.as_str());
+        let ended = inits.take_while(|name| *name != container).filter(|name| is_regular_init(spec, name));
+        let mut is_changed = false;
+        for name in ended {
+            is_changed |= current.state.release_container(uid, name);
+        }
+        if is_changed {
+            self.record(&current.state);
+        }
+    }
+
+    /// Allocates memory and records it. Nothing changes after an error.
+    fn assign(
+        &self,
+        current: &mut Current,
+        (uid, spec): (&str, &PodSpec),
+        container: &Container,
+        affinity: Hint,
+    ) -> Result<Vec<Block>, AllocationError> {
+        let unexpected = AllocationError::Unexpected;
+        let requested = requested(container).map_err(unexpected)?;
+        let none = Reusable::default();
+        let reusable = if current.reusable.uid == uid { &current.reusable } else { &none };
+        let mut state = current.state.clone();
+        let blocks = state.allocate(&requested, affinity, reusable).map_err(unexpected)?;
+        state.store(uid, spec, &container.name, blocks.clone());
+        write(&self.file, &state).map_err(|error| unexpected(error.to_string()))?;
+        current.state = state;
+        Ok(blocks)
+    }
+
+    /// Records a state. Without a record the next start finds memory of a pod that is gone, and releases it.
+    fn record(&self, state: &MemoryState) {
+        if let Err(error) = write(&self.file, state) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot record the memory of containers"
+            );
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HintProvider for MemoryManager {
+    fn container_hints(&self, pod: &Pod, container: &Container) -> Hints {
+        let Some(requested) = requested(container).ok().filter(|_| is_pinned(pod)) else {
+            return Hints::new();
+        };
+        let current = self.lock();
+        let uid = uid(pod);
+        match current.state.of(uid, &container.name) {
+            Some(blocks) => known_hints(blocks, &requested),
+            None if current.reusable.uid == uid => current.state.hints(&requested, &current.reusable),
+            None => current.state.hints(&requested, &Reusable::default()),
+        }
+    }
+
+    fn pod_hints(&self, pod: &Pod) -> Hints {
+        let Some(spec) = pod.spec.as_ref().filter(|_| is_pinned(pod)) else { return Hints::new() };
+        let Ok(requested) = requested_of_pod(spec) else { return Hints::new() };
+        let current = self.lock();
+        let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+        match containers.find_map(|container| current.state.of(uid(pod), &container.name)) {
+            Some(blocks) => known_hints(blocks, &requested),
+            None => current.state.hints(&requested, &Reusable::default()),
+        }
+    }
+
+    fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError> {
+        let Some(spec) = pod.spec.as_ref().filter(|_| is_pinned(pod)) else { return Ok(()) };
+        let uid = uid(pod);
+        let mut current = self.lock();
+        let known = current.state.of(uid, &container.name).cloned();
+        let allocated = match known {
+            Some(blocks) => Ok(blocks),
+            None => self.assign(&mut current, (uid, spec), container, affinity),
+        };
+        self.metrics.memory_pinned(allocated.is_ok());
+        let blocks = allocated?;
+        let is_init = is_regular_init(spec, &container.name);
+        policy::reuse(&mut current.reusable, uid, &blocks, is_init);
+        Ok(())
+    }
+
+    fn release(&self, uid: &str) {
+        let mut current = self.lock();
+        if current.reusable.uid == uid {
+            current.reusable = Reusable::default();
+        }
+        if current.state.release(uid) {
+            self.record(&current.state);
+        }
+    }
+
+    fn retain(&self, keep: &dyn Fn(&str) -> bool) {
+        let stale: Vec<String> = self.lock().state.blocks.keys().filter(|uid| !keep(uid)).cloned().collect();
+        stale.iter().for_each(|uid| self.release(uid));
+    }
+}
+
+/// The state file in the state directory.
+pub(crate) fn state_path(state_dir: &Path) -> PathBuf {
+    state_dir.join("memory_manager_state")
+}
+
+fn write(file: &Path, state: &MemoryState) -> Result<(), StateFileError> {
+    let content = StateFile {
+        policy_name: STATIC.to_owned(),
+        machine_state: state.nodes.clone(),
+        entries: state.blocks.clone(),
+        checksum: 0,
+    };
+    state_file::write(file, &content)
+}
+
+fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;
