@@ -45,6 +45,7 @@ use record::Records;
 use registration::Connected;
 use requests::{Numbers, Request};
 use table::{Place, Refusal, Step, Table};
+pub(crate) use topology::AlignedDevices;
 
 /// Time in which the plugin of a resource must come back, as in the kubelet (`endpointStopGracePeriod`).
 const GRACE: Duration = Duration::from_secs(300);

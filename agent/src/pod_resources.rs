@@ -1,7 +1,7 @@
-//! The pod resources API (`v1.PodResourcesLister`): monitoring agents find out which devices the containers have.
+//! The pod resources API (`v1.PodResourcesLister`): monitoring agents find out which devices, exclusive CPUs and memory of
+//! NUMA nodes the containers have.
 //!
-//! As at a kubelet, it is served at `pod-resources/kubelet.sock` below the directory of plugins. Processors and memory
-//! are left out: no container has exclusive ones.
+//! As at a kubelet, it is served at `pod-resources/kubelet.sock` below the directory of plugins.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,10 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::device_plugins::{DevicePlugins, sockets};
 use crate::dra::Dra;
+use crate::memory_manager::policy::Block;
 use crate::pod::{Pods, has_ended};
+use crate::resource_managers::ResourceManagers;
+use crate::topology::CpuSet;
 
 /// Maximum bytes of a request.
 const REQUEST_MAX: usize = 16 << 10;
@@ -33,6 +36,7 @@ pub(crate) struct PodResources {
     pub(crate) pods: Pods,
     pub(crate) devices: DevicePlugins,
     pub(crate) dra: Dra,
+    pub(crate) managers: ResourceManagers,
 }
 
 // === impl PodResources ===
@@ -83,8 +87,9 @@ impl PodResources {
         api::ContainerResources {
             name: container.name.clone(),
             devices: listed(self.devices.of_container(uid, &container.name)),
+            cpu_ids: numbers(&self.managers.exclusive_cpus(uid, &container.name)),
+            memory: blocks(&self.managers.memory_of(uid, &container.name)),
             dynamic_resources: self.dra.resources(pod, container),
-            ..api::ContainerResources::default()
         }
     }
 }
@@ -110,6 +115,23 @@ fn listed(
     list
 }
 
+fn numbers(cpus: &CpuSet) -> Vec<i64> {
+    cpus.iter().map(i64::from).collect()
+}
+
+/// Memory in the messages of the API.
+fn blocks(memory: &[Block]) -> Vec<api::ContainerMemory> {
+    let one = |block: &Block| {
+        let nodes = block.nodes().nodes().map(|node| api::NumaNode { id: node.into() });
+        api::ContainerMemory {
+            memory_type: block.resource().to_owned(),
+            size: block.size(),
+            topology: Some(api::TopologyInfo { nodes: nodes.collect() }),
+        }
+    };
+    memory.iter().map(one).collect()
+}
+
 #[tonic::async_trait]
 impl PodResourcesLister for PodResources {
     async fn list(
@@ -125,10 +147,9 @@ impl PodResourcesLister for PodResources {
         _request: Request<api::AllocatableResourcesRequest>,
     ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
         let devices = listed(self.devices.allocatable());
-        Ok(Response::new(api::AllocatableResourcesResponse {
-            devices,
-            ..api::AllocatableResourcesResponse::default()
-        }))
+        let (cpus, memory) = self.managers.allocatable();
+        let (cpu_ids, memory) = (numbers(&cpus), blocks(&memory));
+        Ok(Response::new(api::AllocatableResourcesResponse { devices, cpu_ids, memory }))
     }
 
     async fn get(

@@ -257,8 +257,8 @@ fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
     tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
     tasks.spawn(node.devices.clone().run());
     let (pods, devices, dra) = (node.pods.clone(), node.devices.clone(), node.dra.clone());
-    let socket_dir = plugin_root(&node.config).join(sockets::POD_RESOURCES);
-    tasks.spawn(PodResources { pods, devices, dra }.serve(socket_dir));
+    let resources = PodResources { pods, devices, dra, managers: node.managers.clone() };
+    tasks.spawn(resources.serve(plugin_root(&node.config).join(sockets::POD_RESOURCES)));
 }
 
 /// Returns only after a panic of a task: the agent must not continue without one of its parts.
@@ -311,7 +311,7 @@ impl NodeServices {
             limits_swap: cgroups.limits_swap(),
         };
         let providers = providers(&config)?;
-        let managers = resource_managers(&config, &facts, &metrics)?;
+        let managers = resource_managers(&config, &facts, &devices, &metrics)?;
         Ok(pod::NodeContext {
             dra: Dra::open(
                 dra_config(&config),
@@ -371,6 +371,7 @@ fn pull_records(config: &AgentConfig) -> pod::PullRecords {
 fn resource_managers(
     config: &AgentConfig,
     facts: &NodeFacts,
+    devices: &DevicePlugins,
     metrics: &Arc<KubeletMetrics>,
 ) -> Result<ResourceManagers, Error> {
     let inputs = ManagerInputs {
@@ -378,7 +379,7 @@ fn resource_managers(
         reserved: [&config.system_reserved, &config.kube_reserved],
         state_dir: &config.state_dir,
         facts,
-        providers: Vec::new(),
+        devices,
     };
     ResourceManagers::open(&inputs, metrics).map_err(Error::ResourceManagers)
 }

@@ -34,6 +34,23 @@ pub(super) fn of_pod(pod: &Pod) -> Vec<Request> {
     requests.filter(|request| !request.numbers.is_empty()).collect()
 }
 
+/// The devices that a pod needs at once: each init container has those of the containers that keep theirs, and its own.
+pub(super) fn at_once(requests: &[Request]) -> Numbers {
+    let (mut kept, mut most) = (Numbers::new(), Numbers::new());
+    for request in requests {
+        for (resource, number) in &request.numbers {
+            let before = kept.get(resource).copied().unwrap_or_default();
+            let now = before.saturating_add(*number);
+            if !request.ends_first {
+                kept.insert(resource.clone(), now);
+            }
+            let most = most.entry(resource.clone()).or_default();
+            *most = now.max(*most);
+        }
+    }
+    most
+}
+
 /// The extended resources of a container, without those for which the scheduler has allocated devices of a
 /// ResourceClaim. They cannot be overcommitted, so the limits are the requests.
 pub(super) fn of_container(pod: &Pod, container: &Container) -> Numbers {
@@ -68,6 +85,11 @@ mod tests {
             found.iter().map(|request| (request.container.as_str(), request.ends_first)).collect();
         assert_eq!(order, [("init", true), ("sidecar", false), ("main", false)]);
         assert!(found.iter().all(|request| request.numbers == Numbers::from([("x.io/a".to_owned(), 2)])));
+        assert_eq!(
+            at_once(&found),
+            Numbers::from([("x.io/a".to_owned(), 4)]),
+            "the init container has ended"
+        );
     }
 
     #[test]

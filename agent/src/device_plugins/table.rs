@@ -373,6 +373,22 @@ impl Table {
         hints(want.count, machine, supply)
     }
 
+    /// Topology hints for a number of devices of a pod, which keeps those that it has.
+    pub(super) fn pod_hints(
+        &self,
+        uid: &str,
+        resource: &str,
+        (count, machine): (usize, &[u32]),
+    ) -> Option<Vec<DeviceHint>> {
+        let all: Devices = self.resources.get(resource)?.devices.iter().map(own).collect();
+        let mut free = self.free(resource);
+        let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
+        for given in containers.filter_map(|resources| resources.get(resource)) {
+            free.extend(given.devices.clone());
+        }
+        hints(count, machine, Supply { all: &all, free: &free, reusable: &BTreeSet::new() })
+    }
+
     /// The healthy devices of a resource that no pod has.
     fn free(&self, name: &str) -> Devices {
         let used = self.used.get(name);
@@ -514,6 +530,18 @@ mod tests {
         assert_eq!(count(&table), 0);
         table.list(NAME, number, devices(&listed(false))).unwrap();
         assert_eq!(count(&table), HEALTH_MAX);
+    }
+
+    #[test]
+    fn a_pod_keeps_its_devices_in_its_topology_hints() {
+        let (mut table, _) = table(&[("a", true), ("b", true)]);
+        let hint = Some(vec![DeviceHint { nodes: 0b1, preferred: true }]);
+        assert_eq!(table.pod_hints("p", NAME, (2, &[0])), hint);
+        give(&mut table, at("p", "c"), 2);
+        assert_eq!(table.pod_hints("p", NAME, (2, &[0])), hint);
+        assert_eq!(table.hints(at("p", "c"), &want(2), &[0]), hint);
+        assert_eq!(table.pod_hints("q", NAME, (1, &[0])), Some(Vec::new()));
+        assert_eq!(table.pod_hints("q", "x.io/other", (1, &[0])), None);
     }
 
     #[test]
