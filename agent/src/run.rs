@@ -93,9 +93,8 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     agent.claim_overlay().await.map_err(Error::Node)?;
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
-    let metrics: Arc<KubeletMetrics> = Arc::default();
+    let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
-    let pods = Pods::default();
     let (evictions, evicted) = pod::Evictions::new();
     let (devices, device_changes) = open_devices(&config, &agent);
     let backend = Backend {
@@ -138,8 +137,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     spawn_network_policies(&mut tasks, &node, requests);
-    spawn_pod_tasks(&mut tasks, &node, agent.node(), [evicted, device_changes]);
-    tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
+    spawn_pod_tasks(&mut tasks, &node, &agent, [evicted, device_changes]);
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
     tasks.spawn(server.run(Backend { cgroups: Some(node.cgroups.clone()), ..backend }, shutdown.clone()));
@@ -217,11 +215,11 @@ fn spawn_service_tasks(
 fn spawn_pod_tasks(
     tasks: &mut JoinSet<()>,
     node: &Arc<pod::NodeContext>,
-    node_object: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
+    agent: &NodeAgent,
     [evicted, device_changes]: [mpsc::UnboundedReceiver<String>; 2],
 ) {
     let (changes, received) = mpsc::channel(256);
-    let pods = node.pods.clone();
+    let (node_object, pods) = (agent.node(), node.pods.clone());
     let inputs = Inputs { changes: received, node_object, pods, evicted, device_changes };
     let collected = Collected {
         runtime: Arc::clone(&node.runtime),
@@ -242,6 +240,7 @@ fn spawn_pod_tasks(
     if let Some(task) = node.managers.task(Arc::clone(&node.runtime)) {
         tasks.spawn(task);
     }
+    tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.pulse()).run());
     tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
