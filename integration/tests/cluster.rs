@@ -13,6 +13,8 @@ mod backup;
 mod bad_input;
 #[path = "cluster/custom_resources.rs"]
 mod custom_resources;
+#[path = "cluster/device_plugins.rs"]
+mod device_plugins;
 #[path = "cluster/devices.rs"]
 mod devices;
 #[path = "cluster/disruption.rs"]
