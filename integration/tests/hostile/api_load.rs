@@ -7,10 +7,10 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use coracle_integration::{eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::json;
 
-use client::{ADMIN, EVE, Http2, Plane, raise_descriptors};
+use client::{ADMIN, Address, EVE, Http2, Plane, raise_descriptors};
 
 /// The beginning of a request whose body never arrives.
 fn unfinished_post() -> String {
@@ -87,6 +87,29 @@ fn idle_connections_leave_descriptors_for_other_clients() {
         assert!(open < 512, "{open} descriptors are open");
         let lines = plane.log_lines();
         assert!(lines < 50, "{lines} lines in the log");
+    });
+}
+
+/// Finding B12: each connection without TLS and each unknown token wrote a line to the log.
+#[test]
+fn anonymous_clients_write_few_lines_to_the_log() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        let address = Address::of(machine);
+        let before = cluster.log().lines().count();
+        for _ in 0..300 {
+            // The server may have closed the connection already.
+            for port in [6443, 10250] {
+                address.try_tcp(port).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").ok();
+            }
+            let (code, _) =
+                address.send("authorization: Bearer unknown", ("GET", "/api"), "application/json", "");
+            assert!([401, 429].contains(&code), "{code}");
+        }
+        let log = cluster.log();
+        let lines: Vec<&str> = log.lines().skip(before).collect();
+        assert!(lines.len() < 60, "{} lines:\n{}", lines.len(), lines.join("\n"));
     });
 }
 
