@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
 
@@ -110,6 +111,17 @@ fn an_image_for_another_processor_is_refused_with_both_names() {
         let pull = ["image", "pull", "foreign", "--state-dir", &places[0], "--run-dir", &places[1]];
         let output = Command::new(Machine::coracle()).args(pull).output().unwrap();
         one_sentence(&output, &["foreign", &says, "use one that is built for this machine"]);
+
+        // An image with a wrong label: its program is for s390x (ELF: big endian, machine 22).
+        let root = machine.path("s390x");
+        fs::create_dir(&root).unwrap();
+        let mut program = [b"\x7fELF\x02\x02\x01".as_slice(), &[0; 57]].concat();
+        program[16..20].copy_from_slice(&[0, 2, 0, 22]);
+        fs::write(root.join("program"), program).unwrap();
+        fs::set_permissions(root.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
+        machine.push_root("mislabelled", &root, &[]);
+        cluster.kubectl(&["run", "mislabelled", "--image=mislabelled", "--command", "--", "/program"]);
+        event(cluster, "Failed", "exec \"/program\": exec format error");
     });
 }
 
