@@ -59,7 +59,7 @@ fn a_checkpoint_is_written_for_root_and_the_container_continues() {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);
         cluster.kubectl(&["run", "p", "--image=busybox", "--command", "--", "sleep", "100000"]);
-        cluster.kubectl(&["wait", "pod/p", "--for=condition=Ready", "--timeout=60s"]);
+        cluster.kubectl(&["wait", "pod/p", "--for=condition=Ready", "--timeout=120s"]);
         assert_refused(&request(&cluster, "default/absent/p", &[]), "pod does not exist");
         assert_refused(&request(&cluster, "default/p/absent", &[]), "container absent does not exist");
         assert_refused(&request(&cluster, "default/p/p?timeout=soon", &[]), "cannot parse value of timeout");

@@ -109,7 +109,7 @@ fn pods_wait_for_a_dead_provisioner_and_others_do_not() {
             &of_class("other", "local-path"),
         ];
         cluster.apply(&objects.concat().iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
-        cluster.kubectl(&["wait", "pod/other", "--for=condition=Ready", "--timeout=60s"]);
+        cluster.kubectl(&["wait", "pod/other", "--for=condition=Ready", "--timeout=120s"]);
         for name in ["early", "late"] {
             eventually(&format!("an event of {name}"), 60, || {
                 cluster
@@ -122,13 +122,13 @@ fn pods_wait_for_a_dead_provisioner_and_others_do_not() {
         assert_eq!(selected["volume.kubernetes.io/selected-node"], "node-1", "{selected}");
 
         // A pod and its claim can be deleted while they wait. The next provisioner serves the other one.
-        cluster.kubectl(&["delete", "pod/early", "pvc/early", "--timeout=60s"]);
+        cluster.kubectl(&["delete", "pod/early", "pvc/early", "--timeout=120s"]);
         let uid = &cluster.get(&["pvc", "late"])["metadata"]["uid"];
         let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "v"}, "spec": {
             "capacity": {"storage": "16Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "with-pod",
             "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": machine.path("volume"), "type": "DirectoryOrCreate"},
             "claimRef": {"namespace": "default", "name": "late", "uid": uid}}});
         cluster.apply(&volume.to_string());
-        cluster.kubectl(&["wait", "pod/late", "--for=condition=Ready", "--timeout=60s"]);
+        cluster.kubectl(&["wait", "pod/late", "--for=condition=Ready", "--timeout=120s"]);
     });
 }
