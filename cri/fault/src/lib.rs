@@ -1,6 +1,7 @@
 //! Fault points: named places at which a test aborts the process, to check the recovery of the next one.
 //!
-//! A point follows every step of the runtime and of the network plugins that changes the kernel or the disk.
+//! A point follows every step of the runtime, the network plugins, the service proxy and the network policies that changes the
+//! kernel or the disk.
 //! Without a test it costs one pointer comparison.
 
 use std::sync::OnceLock;
