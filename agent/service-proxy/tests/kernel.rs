@@ -364,7 +364,8 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
 /// Set in the process that plays the agent of a test.
 const AGENT: &str = "CORACLE_TEST_AGENT";
 
-/// Runs a test of this program again, as an agent in the network namespace of the caller that is killed at a fault point.
+/// Runs a test of this program again in the network namespace of the caller, as an agent that is killed at a fault
+/// point.
 fn run_until_killed(test: &str, point: &str) {
     let mut agent = Command::new(std::env::current_exe().unwrap());
     agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());

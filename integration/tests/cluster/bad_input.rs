@@ -1,5 +1,5 @@
-//! Invalid input is rejected with an error in Kubernetes' format and leaves no partial state. A machine that cannot be a
-//! node gets one sentence with the remedy.
+//! Invalid input is rejected with an error in Kubernetes' format and leaves no partial state. A machine that cannot
+//! be a node gets one sentence with the remedy.
 
 use std::fs;
 use std::io::Write as _;

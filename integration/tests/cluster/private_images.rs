@@ -99,7 +99,8 @@ fn pods_use_images_of_a_private_registry_only_with_credentials() {
         create(&cluster, "first", "default", Some("good"), "IfNotPresent");
         wait_running(&cluster, "first", "default");
 
-        // The image is on the node now, and only pods with the credentials may use it. The registry verifies each secret.
+        // The image is on the node now, and only pods with the credentials may use it. The registry verifies each
+        // secret.
         create(&cluster, "without", "default", None, "IfNotPresent");
         create(&cluster, "wrong", "default", Some("wrong"), "IfNotPresent");
         create(&cluster, "never", "default", None, "Never");

@@ -202,8 +202,8 @@ fn unfinished_requests_of_one_user_do_not_block_other_users() {
     });
 }
 
-/// Sends a text, then a byte of `rest` each second, until the server closes the connection. Returns the seconds until then,
-/// or `None` after `patience`.
+/// Sends a text, then a byte of `rest` each second, until the server closes the connection. Returns the seconds until
+/// then, or `None` after `patience`.
 fn seconds_until_closed(
     mut connection: client::Tls,
     first: &str,

@@ -180,7 +180,8 @@ fn a_resolver_that_hangs_leaves_names_of_the_cluster_to_others() {
     });
 }
 
-/// Whether cluster DNS replies to a query by UDP and by TCP. Connections by TCP succeed for every client that has a route.
+/// Whether cluster DNS replies to a query by UDP and by TCP. A TCP connection succeeds for every client that has a
+/// route.
 fn replies() -> [bool; 2] {
     let question = query(1, "web.default.svc.cluster.local");
     let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
