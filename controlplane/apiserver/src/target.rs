@@ -31,6 +31,13 @@ pub(crate) struct Endpoint {
     port: u16,
 }
 
+/// How a server is reached over TLS.
+pub(crate) struct TlsServer {
+    pub(crate) config: Arc<rustls::ClientConfig>,
+    /// The name in the server's certificate.
+    pub(crate) name: ServerName<'static>,
+}
+
 /// Accepts every certificate, as upstream: pods have no certificates of the cluster.
 #[derive(Debug)]
 pub(crate) struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
@@ -137,8 +144,9 @@ impl Endpoint {
         if !is_tls {
             return exchange(stream, request, (&target, limit)).await;
         }
-        let tls = any_certificate().map_err(ApiError::internal)?;
-        self.send_tls(stream, (tls, ServerName::from(self.address)), request, limit).await
+        let config = any_certificate().map_err(ApiError::internal)?;
+        let server = TlsServer { config, name: ServerName::from(self.address) };
+        self.send_tls(stream, server, request, limit).await
     }
 
     /// Connects to the address.
@@ -157,15 +165,15 @@ impl Endpoint {
     pub(crate) async fn send_tls(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        (tls, name): (Arc<rustls::ClientConfig>, ServerName<'static>),
+        server: TlsServer,
         request: Request<Full<bytes::Bytes>>,
         limit: Duration,
     ) -> Result<Response<Incoming>> {
         let failed = |error: &dyn std::fmt::Display| {
             ApiError::unavailable(format!("error trying to reach service: tls: {error}"))
         };
-        let connecting =
-            tokio::time::timeout(CONNECT_TIMEOUT, TlsConnector::from(tls).connect(name, stream)).await;
+        let connecting = TlsConnector::from(server.config).connect(server.name, stream);
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
         exchange(stream, request, (&self.to_string(), limit)).await
     }
