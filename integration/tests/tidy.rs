@@ -40,12 +40,13 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-proto", &[]),
     ("coracle-nft", &[]),
     ("coracle-cni", &["coracle-error-chain", "coracle-fault", "coracle-nft", "coracle-open-files"]),
+    ("coracle-any-certificate", &[]),
     ("coracle-error-chain", &[]),
     ("coracle-fault", &[]),
     ("coracle-open-files", &[]),
     ("coracle-connections", &[]),
     ("coracle-tree", &[]),
-    ("coracle-images", &["coracle-error-chain", "coracle-fault", "coracle-tree"]),
+    ("coracle-images", &["coracle-any-certificate", "coracle-error-chain", "coracle-fault", "coracle-tree"]),
     ("coracle-systemd", &[]),
     ("coracle-shim", &["coracle-error-chain", "coracle-fault", "coracle-proto", "coracle-systemd"]),
     ("coracle-nri", &["coracle-open-files", "coracle-proto"]),
@@ -91,6 +92,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         "coracle-apiserver",
         &[
             "coracle-admission-policies",
+            "coracle-any-certificate",
             "coracle-audit",
             "coracle-cel",
             "coracle-connections",
@@ -122,6 +124,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     (
         "coracle-agent",
         &[
+            "coracle-any-certificate",
             "coracle-proto",
             "coracle-cni",
             "coracle-connections",

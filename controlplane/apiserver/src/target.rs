@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use coracle_any_certificate::AnyCertificate;
 use coracle_connections::PermitStream;
 use coracle_kinds::kind::by_resource;
 use http::{Request, Response};
@@ -9,8 +10,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rand::seq::IndexedRandom as _;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -37,10 +37,6 @@ pub(crate) struct TlsServer {
     /// The name in the server's certificate.
     pub(crate) name: ServerName<'static>,
 }
-
-/// Accepts every certificate, as upstream: pods have no certificates of the cluster.
-#[derive(Debug)]
-pub(crate) struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
 
 /// The address of a pod. The default port is the first port of its containers.
 pub(crate) fn pod(cache: &Cache, namespace: &str, (name, port): (&str, &str)) -> Result<Endpoint> {
@@ -185,59 +181,14 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// A TLS configuration that accepts every certificate.
+/// A TLS configuration that accepts every certificate, as upstream: pods have no certificates of the cluster.
 fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)));
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate::new(provider)));
     Ok(Arc::new(builder.with_no_client_auth()))
-}
-
-// === impl AnyCertificate ===
-
-impl AnyCertificate {
-    pub(crate) fn new(provider: Arc<rustls::crypto::CryptoProvider>) -> Self {
-        Self(provider)
-    }
-}
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 /// Sends the request and waits up to `limit` for the head of the response. The body may take longer.
