@@ -120,21 +120,20 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         dns: config.dns.is_some().then(Arc::default),
     };
     let (policies, requests) = policy_gate(&config);
-    let node = Arc::new(
-        NodeServices {
-            config,
-            client,
-            checkpoint,
-            runtime: shared,
-            runtime_name: version.runtime_name,
-            recorder,
-            pods,
-            devices,
-            evictions,
-            metrics,
-        }
-        .assemble(&agent, policies)?,
-    );
+    let runtime_name = version.runtime_name;
+    let services = NodeServices {
+        config,
+        client,
+        checkpoint,
+        runtime: shared,
+        runtime_name,
+        recorder,
+        pods,
+        devices,
+        evictions,
+        metrics,
+    };
+    let node = Arc::new(services.assemble(&agent, policies)?);
     tracing::info!(node = node.config.node_name, "agent started");
     let mut tasks = JoinSet::new();
     tasks.spawn(events.run());
