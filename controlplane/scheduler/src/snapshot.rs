@@ -16,7 +16,7 @@ use crate::hint::Changes;
 use crate::memo::{Memo, NodeInput, NodeOutcome, PodSelection};
 use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
-use crate::placed::Placed;
+use crate::placed::{Placed, RecentLabels};
 use crate::request::HostPort;
 use crate::selectors::Selectors;
 use crate::volumes::{Choice, VolumeUsage, Volumes};
@@ -78,6 +78,7 @@ pub(crate) struct Snapshot {
     pub(crate) images: Images,
     /// Index of the node at which the next search starts, if searches do not check all nodes.
     pub(crate) search_start: Cell<usize>,
+    recent_labels: RecentLabels,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
     /// The labels of each namespace.
@@ -246,7 +247,8 @@ impl Snapshot {
     /// Adds a pod to a node, and removes it from its previous node. Returns the changes that may help waiting pods: the
     /// pod is new on the node or has other labels, or it requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
-        let placed = Placed::of(pod);
+        let mut placed = Placed::of(pod);
+        self.recent_labels.share(&mut placed.labels);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
         let is_new = before.is_none_or(|before| before.labels != placed.labels);
         let is_smaller = before.is_some_and(|before| before.requests.exceeds(&placed.requests));
