@@ -34,7 +34,8 @@ pub(crate) struct NodeInfo {
     slot: usize,
     /// Increases with each change. No two states of any nodes have the same generation.
     generation: u64,
-    pods: HashMap<String, Placed>,
+    /// Boxed: the table has up to twice as many places as pods.
+    pods: HashMap<String, Box<Placed>>,
     /// Sizes of the node's images in bytes, by name. They are not part of the properties, because a new image helps no
     /// refused pod.
     pub(crate) images: HashMap<String, i64>,
@@ -114,13 +115,13 @@ impl NodeInfo {
 
     /// The pods of the node.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Placed> {
-        self.pods.values()
+        self.pods.values().map(Box::as_ref)
     }
 
     fn put(&mut self, uid: &str, placed: Placed) {
         self.requested.add(&placed.requests);
         self.weighed.add(&placed.assumed);
-        self.pods.insert(uid.to_owned(), placed);
+        self.pods.insert(uid.to_owned(), Box::new(placed));
     }
 
     fn take(&mut self, uid: &str) {
@@ -281,14 +282,14 @@ impl Snapshot {
 
     /// A pod on a node.
     pub(crate) fn placed_pod(&self, node: &str, uid: &str) -> Option<&Placed> {
-        self.nodes.get(node)?.pods.get(uid)
+        self.nodes.get(node)?.pods.get(uid).map(Box::as_ref)
     }
 
     /// The pods of a node with a lower priority, by uid.
     pub(crate) fn lower_priority_pods(&self, node: &str, priority: i32) -> Vec<(String, Placed)> {
         let pods = self.nodes.get(node).into_iter().flat_map(|info| &info.pods);
         let lower = pods.filter(|(_, placed)| placed.priority < priority);
-        lower.map(|(uid, placed)| (uid.clone(), placed.clone())).collect()
+        lower.map(|(uid, placed)| (uid.clone(), Placed::clone(placed))).collect()
     }
 
     /// The use of claims and volumes for the volume filter of a node.
