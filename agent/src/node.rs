@@ -95,6 +95,11 @@ impl NodeAgent {
         })
     }
 
+    /// The node agent that sends on this channel after each renewal of the node's lease.
+    pub(crate) fn with_pulse(self, pulse: watch::Sender<()>) -> NodeAgent {
+        NodeAgent { pulse, ..self }
+    }
+
     /// Reserves the overlay's device and route protocol number for this agent in its network namespace.
     ///
     /// # Errors

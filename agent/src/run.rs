@@ -91,7 +91,8 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let version = runtime.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
     let mut agent =
         NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network.clone())
-            .map_err(Error::Node)?;
+            .map_err(Error::Node)?
+            .with_pulse(config.heartbeats.clone());
     agent.claim_overlay().await.map_err(Error::Node)?;
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;

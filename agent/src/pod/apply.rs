@@ -153,6 +153,8 @@ impl Job {
     /// Runs the actions. Stopping and releasing continue after an error; all errors are returned.
     pub(crate) async fn run(mut self, actions: Vec<Action>) -> Result<(), Vec<ApplyError>> {
         let mut errors = Vec::new();
+        let starts = |action: &Action| matches!(action, Action::MakeSandbox { .. } | Action::Start(_));
+        let _counted = actions.iter().any(starts).then(|| self.node.recorder.pod_start());
         for action in actions {
             if let Err(error) = self.action(action).await {
                 errors.extend(error);
