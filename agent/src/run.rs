@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use coracle_proto::cri::{VersionRequest, VersionResponse};
+use futures::future::LocalBoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +32,7 @@ use crate::pod::Pods;
 use crate::pod::sync::Inputs;
 use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
-use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
+use crate::runtime::{Measured, NodeRuntime, Runtime, RuntimeError};
 use crate::server::{Access, Backend, Certificate, LogWatches, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
@@ -71,15 +72,27 @@ pub enum Error {
 ///
 /// # Errors
 /// When a part cannot start. No task runs then.
-pub async fn run<R: Runtime + Streams + ImageChanges>(
+///
+/// Boxed: the caller is in another crate, which would otherwise compile the agent's tasks.
+pub fn run(
     config: AgentConfig,
     client: kube::Client,
-    runtime: Arc<R>,
+    runtime: NodeRuntime,
+    network: PodNetwork,
+    shutdown: CancellationToken,
+) -> LocalBoxFuture<'static, Result<(), Error>> {
+    Box::pin(run_agent(config, client, runtime, network, shutdown))
+}
+
+async fn run_agent(
+    config: AgentConfig,
+    client: kube::Client,
+    runtime: NodeRuntime,
     network: PodNetwork,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let (recorder, events) = event_recorder::channel(client.clone(), &config.node_name);
-    let version = runtime.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
+    let version = runtime.calls.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
     let mut agent =
         NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network.clone())
             .map_err(Error::Node)?;
@@ -87,13 +100,13 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
     let metrics: Arc<KubeletMetrics> = Arc::default();
-    let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
+    let shared: Arc<dyn Runtime> = Arc::new(Measured::new(runtime.calls, Arc::clone(&metrics)));
     let pods = Pods::default();
     let (evictions, evicted) = pod::Evictions::new();
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
-        streams: Arc::<R>::clone(&runtime),
+        streams: runtime.streams,
         access: Arc::new(Access::new(client.clone(), &config.node_name)),
         configuration: Arc::new(configuration::shown(&config)),
         logs: LogWatches::open(),
@@ -131,7 +144,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     spawn_network_policies(&mut tasks, &node, requests);
     spawn_pod_tasks(&mut tasks, &node, agent.node(), evicted);
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
-    tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
+    tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes, agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
     tasks.spawn(server.run(Backend { cgroups: Some(node.cgroups.clone()), ..backend }, shutdown.clone()));
     end_tasks(tasks, &node, &shutdown).await;
