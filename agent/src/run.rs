@@ -70,10 +70,10 @@ pub enum Error {
 
 /// Runs the agent until `shutdown`. Pods continue to run after it.
 ///
+/// Boxed: the caller is in another crate, which would otherwise compile the agent's tasks.
+///
 /// # Errors
 /// When a part cannot start. No task runs then.
-///
-/// Boxed: the caller is in another crate, which would otherwise compile the agent's tasks.
 pub fn run(
     config: AgentConfig,
     client: kube::Client,
