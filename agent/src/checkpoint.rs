@@ -27,6 +27,7 @@ use tokio::sync::Notify;
 pub(crate) use key::{Key, Kind};
 pub(crate) use references::{TOKEN_SECONDS, account, references, runtime_class, token_key};
 
+use crate::json_file;
 use owners::Owners;
 
 /// Time during which writes are collected: a new pod changes again when its start is reported.
@@ -379,7 +380,7 @@ impl Checkpoint {
     }
 
     fn parse<T: DeserializeOwned>(&self, path: &Path, content: &[u8]) -> Option<(String, T)> {
-        let record: Result<Record<T>, _> = serde_json::from_slice(content);
+        let record: Result<Record<T>, _> = json_file::parse(content);
         match record {
             Ok(record) if record.version == VERSION => Some((record.name, record.value)),
             Ok(record) => {

@@ -22,7 +22,7 @@ pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
 /// Reads a record. An unreadable one is renamed to `*.bad` with a warning.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let content = fs::read(path).ok()?;
-    match serde_json::from_slice(&content) {
+    match parse(&content) {
         Ok(value) => Some(value),
         Err(error) => {
             tracing::warn!(%error, path = %path.display(), "renaming an unreadable record");
@@ -30,6 +30,12 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
             None
         }
     }
+}
+
+/// Parses JSON as text, like `kube`: serde compiles a type once more for JSON as bytes.
+pub(crate) fn parse<T: DeserializeOwned>(content: &[u8]) -> serde_json::Result<T> {
+    let text = std::str::from_utf8(content).map_err(<serde_json::Error as serde::de::Error>::custom)?;
+    serde_json::from_str(text)
 }
 
 /// The records in a directory, without temporary and `*.bad` files.
@@ -56,6 +62,8 @@ mod tests {
         fs::write(&path, b"[1,").unwrap();
         assert_eq!(read::<Vec<i32>>(&path), None);
         assert!(list(&dir).is_empty() && dir.join("a.bad").exists());
+        fs::write(&path, b"\"\xff\"").unwrap();
+        assert_eq!(read::<String>(&path), None, "not UTF-8");
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -28,6 +28,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use futures::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +37,11 @@ use crate::settings::Node;
 
 /// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    // Boxed: tokio has several functions that run a future, and each would contain a copy of each role.
+    block_on_boxed(Box::pin(role))
+}
+
+fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     // Two workers: the node mostly waits for the kernel, and each further thread costs memory.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coracle_proto::cri::{VersionRequest, VersionResponse};
+use futures::future::LocalBoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -35,7 +36,7 @@ use crate::pod_resources::PodResources;
 use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
 use crate::resource_managers::{ManagerInputs, ResourceManagerError, ResourceManagers};
-use crate::runtime::{ImageChanges, Measured, Runtime, RuntimeError, Streams};
+use crate::runtime::{Measured, NodeRuntime, Runtime, RuntimeError};
 use crate::server::{
     Access, Backend, Certificate, ComponentPages, LogWatches, Server, ServerConfig, ServerError,
 };
@@ -78,17 +79,29 @@ pub enum Error {
 
 /// Runs the agent until `shutdown`. Pods continue to run after it.
 ///
+/// Boxed: the caller is in another crate, which would otherwise compile the agent's tasks.
+///
 /// # Errors
 /// When a part cannot start. No task runs then.
-pub async fn run<R: Runtime + Streams + ImageChanges>(
+pub fn run(
     config: AgentConfig,
     client: kube::Client,
-    runtime: Arc<R>,
+    runtime: NodeRuntime,
+    network: PodNetwork,
+    shutdown: CancellationToken,
+) -> LocalBoxFuture<'static, Result<(), Error>> {
+    Box::pin(run_agent(config, client, runtime, network, shutdown))
+}
+
+async fn run_agent(
+    config: AgentConfig,
+    client: kube::Client,
+    runtime: NodeRuntime,
     network: PodNetwork,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let (recorder, events) = event_recorder::channel(client.clone(), &config.node_name);
-    let version = runtime.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
+    let version = runtime.calls.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
     let mut agent =
         NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network.clone())
             .map_err(Error::Node)?
@@ -97,13 +110,13 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
     let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
-    let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
+    let shared: Arc<dyn Runtime> = Arc::new(Measured::new(runtime.calls, Arc::clone(&metrics)));
     let (evictions, evicted) = pod::Evictions::new();
     let (devices, device_changes) = open_devices(&config, &agent);
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
-        streams: Arc::<R>::clone(&runtime),
+        streams: runtime.streams,
         access: Arc::new(Access::new(client.clone(), &config.node_name)),
         configuration: Arc::new(configuration::shown(&config)),
         pages: Arc::new(ComponentPages::new(config.flags.clone())),
@@ -142,7 +155,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     spawn_network_policies(&mut tasks, &node, requests);
     spawn_pod_tasks(&mut tasks, &node, &agent, [evicted, device_changes]);
-    tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
+    tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes, agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
     tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
     end_tasks(tasks, &node, &shutdown).await;

@@ -11,6 +11,8 @@ mod relist;
 mod remote;
 mod streams;
 
+use std::sync::Arc;
+
 use coracle_proto::cri::image_service_server::ImageService;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{self, ContainerEventResponse, GetEventsRequest};
@@ -212,6 +214,32 @@ impl<T: RuntimeService + ImageService> Host for InProcess<T> {
     async fn events(&self) -> Result<Events, RuntimeError> {
         let response = self.0.get_container_events(Request::new(GetEventsRequest {})).await?;
         Ok(response.into_inner().map_err(RuntimeError::from).boxed())
+    }
+}
+
+/// The container runtime of a node: its calls, streams and notifications.
+pub struct NodeRuntime {
+    pub(crate) calls: Arc<dyn Runtime>,
+    pub(crate) streams: Arc<dyn Streams>,
+    pub(crate) image_changes: Option<watch::Receiver<()>>,
+}
+
+impl NodeRuntime {
+    /// The runtime in this process.
+    #[must_use]
+    pub fn in_process(runtime: coracle_cri::Runtime) -> Self {
+        Self::of(Arc::new(InProcess(runtime)))
+    }
+
+    /// A runtime in another process.
+    #[must_use]
+    pub fn remote(runtime: Arc<Remote>) -> Self {
+        Self::of(runtime)
+    }
+
+    fn of<R: Runtime + Streams + ImageChanges>(runtime: Arc<R>) -> Self {
+        let image_changes = runtime.image_changes();
+        Self { calls: Arc::<R>::clone(&runtime), streams: runtime, image_changes }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Our own plugins: the same code runs in process, in a list with executables, and as executables.
 
+use futures::future::BoxFuture;
+
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host::Host;
@@ -21,7 +23,18 @@ pub(crate) fn claim(kind: Kind, request: &Request) -> Result<Option<Claim>, Erro
 }
 
 /// Runs the request. Only ADD has an answer.
-pub(crate) async fn run(
+///
+/// Boxed: the compiler makes a copy of an async function for each of its users, also in other crates.
+pub(crate) fn run<'a>(
+    host: &'a Host,
+    executables: &'a Executables,
+    kind: Kind,
+    request: &'a Request,
+) -> BoxFuture<'a, Result<Option<Answer>, Error>> {
+    Box::pin(run_command(host, executables, kind, request))
+}
+
+async fn run_command(
     host: &Host,
     executables: &Executables,
     kind: Kind,

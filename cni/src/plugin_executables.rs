@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::process::{Child, Command as Process};
@@ -63,8 +64,16 @@ impl Executables {
             .is_ok_and(|path| file(&path).is_some() && file(&path) == file(Path::new("/proc/self/exe")))
     }
 
-    /// Runs the plugin, or kills it after the timeout.
-    pub(crate) async fn run(&self, kind: &str, request: &Request) -> Result<Option<Answer>, Error> {
+    /// Runs the plugin, or kills it after the timeout. Boxed for the same reason as [`plugin::run`](crate::plugin::run).
+    pub(crate) fn run<'a>(
+        &'a self,
+        kind: &'a str,
+        request: &'a Request,
+    ) -> BoxFuture<'a, Result<Option<Answer>, Error>> {
+        Box::pin(self.run_process(kind, request))
+    }
+
+    async fn run_process(&self, kind: &str, request: &Request) -> Result<Option<Answer>, Error> {
         let program = self.find(kind)?;
         let failed = |source| Error::Run { kind: kind.to_owned(), source };
         let input = serde_json::to_vec(&request.conf).map_err(|error| failed(error.into()))?;

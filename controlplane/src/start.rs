@@ -13,6 +13,7 @@ use coracle_apiserver::{
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_sealing::Encryption;
 use coracle_token_signer::TokenSigner;
+use futures::future::LocalBoxFuture;
 use ipnetwork::IpNetwork;
 use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
@@ -61,9 +62,18 @@ pub struct NodeIdentity {
 
 /// Starts the control plane. When this returns, the API server accepts requests. Cancelling `shutdown` stops it.
 ///
+/// Boxed: the caller is in another crate, which would otherwise compile the tasks of the control plane.
+///
 /// # Errors
 /// [`Error`]; nothing runs then.
-pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> Result<ControlPlane, Error> {
+pub fn start(
+    config: ControlPlaneConfig,
+    shutdown: CancellationToken,
+) -> LocalBoxFuture<'static, Result<ControlPlane, Error>> {
+    Box::pin(start_parts(config, shutdown))
+}
+
+async fn start_parts(config: ControlPlaneConfig, shutdown: CancellationToken) -> Result<ControlPlane, Error> {
     // The store's lock comes first: only the process with the lock may write into the state directory.
     let Opened { store, lock, encryption } = store::open(&config).await.map_err(Error::Store)?;
     let pki = Pki::open(&config.state_dir.join("pki")).map_err(Error::Pki)?;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use coracle_proto::cri::image_service_server::ImageServiceServer;
 use coracle_proto::cri::runtime_service_server::RuntimeServiceServer;
+use futures::future::BoxFuture;
 use tokio::net::UnixListener;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -29,9 +30,19 @@ const MESSAGE_LIMIT: usize = 16 << 20;
 impl Runtime {
     /// Serves the CRI over gRPC until `shutdown`, and until calls in progress are answered. Then disconnects NRI plugins.
     ///
+    /// Boxed: the caller is in another crate, which would otherwise compile the server.
+    ///
     /// # Errors
     /// If the listener fails.
-    pub async fn serve(self, listener: UnixListener, shutdown: CancellationToken) -> Result<(), Error> {
+    pub fn serve(
+        self,
+        listener: UnixListener,
+        shutdown: CancellationToken,
+    ) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.serve_calls(listener, shutdown))
+    }
+
+    async fn serve_calls(self, listener: UnixListener, shutdown: CancellationToken) -> Result<(), Error> {
         let events = Arc::clone(&self.outbox.events);
         let stop = async move {
             shutdown.cancelled_owned().await;

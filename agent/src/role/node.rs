@@ -1,11 +1,10 @@
 //! Wiring of a node: images, network, runtime, the CRI socket and the agent. Shared by `up` and `agent`.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 
 use anyhow::Context;
 use coracle_agent::node::PodNetwork;
-use coracle_agent::runtime::InProcess;
+use coracle_agent::runtime::NodeRuntime;
 use coracle_agent::{AgentConfig, DnsConfig};
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
@@ -86,7 +85,7 @@ pub(crate) async fn run(
     let agent = coracle_agent::run(
         config,
         client,
-        Arc::new(InProcess(runtime)),
+        NodeRuntime::in_process(runtime),
         PodNetwork::Cni(network),
         shutdown.clone(),
     );

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use coracle_agent::node::PodNetwork;
-use coracle_agent::runtime::{Host, Remote, RuntimeError};
+use coracle_agent::runtime::{Host, NodeRuntime, Remote, RuntimeError};
 use coracle_cri::CgroupDriver;
 use coracle_proto::cri;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +34,7 @@ pub(crate) async fn run(
     node.overlay = None;
     let config = super::node::agent_config(&node, credentials);
     let network = PodNetwork::of_runtime(Arc::<Remote>::clone(&runtime));
+    let runtime = NodeRuntime::remote(runtime);
     coracle_agent::run(config, client, runtime, network, shutdown).await.context("the agent stopped")
 }
 

@@ -12,6 +12,7 @@ use kube::Api;
 
 use super::error::{SetUpError, VolumeError};
 use super::{Mounted, Target, host_path, local, mounts, nfs, run_blocking};
+use crate::json_file;
 
 /// The claim of a volume.
 struct Claim {
@@ -230,7 +231,7 @@ fn read(record: &Path) -> Option<PersistentVolume> {
 }
 
 fn read_strictly(record: &Path) -> io::Result<PersistentVolume> {
-    Ok(serde_json::from_slice(&std::fs::read(record)?)?)
+    Ok(json_file::parse(&std::fs::read(record)?)?)
 }
 
 /// Records a volume, unless the record has it already.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
@@ -91,8 +92,13 @@ impl Network {
         claimed.and(reconciled).and(firewall).and(bridge)
     }
 
-    /// Runs GC in process, and restores address files, firewall claims and interfaces.
-    pub(super) async fn derive(&self, state: &mut State) -> Result<(), Error> {
+    /// Runs GC in process, and restores address files, firewall claims and interfaces. Boxed like
+    /// [`plugin::run`](crate::plugin::run).
+    pub(super) fn derive<'a>(&'a self, state: &'a mut State) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.derive_all(state))
+    }
+
+    async fn derive_all(&self, state: &mut State) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = self.adopt(state).await;
         coracle_fault::point("recover.network-adopted");

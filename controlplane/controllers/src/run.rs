@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 
+use futures::future::BoxFuture;
 use kube::Client;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -163,15 +164,30 @@ struct Pool<'a> {
     workers: usize,
 }
 
+/// Reconciles one key. Boxed, so that the workers' loop is compiled once for all controllers.
+type Reconcile = dyn Fn(Arc<Context>, Key) -> BoxFuture<'static, Result<Next, Error>> + Send + Sync;
+
 /// Spawns the workers of one queue. They start after the first list of every cache.
 fn workers<F, R>(tasks: &mut JoinSet<()>, context: &Arc<Context>, pool: Pool<'_>, reconcile: F)
 where
-    F: Fn(Arc<Context>, Key) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<Context>, Key) -> R + Send + Sync + 'static,
     R: Future<Output = Result<Next, Error>> + Send + 'static,
 {
+    let boxed = move |context: Arc<Context>, key: Key| -> BoxFuture<'static, Result<Next, Error>> {
+        Box::pin(reconcile(context, key))
+    };
+    spawn_workers(tasks, context, &pool, &(Arc::new(boxed) as Arc<Reconcile>));
+}
+
+fn spawn_workers(
+    tasks: &mut JoinSet<()>,
+    context: &Arc<Context>,
+    pool: &Pool<'_>,
+    reconcile: &Arc<Reconcile>,
+) {
     let name = pool.controller;
     for _ in 0..pool.workers {
-        let (context, queue, reconcile) = (context.clone(), pool.queue.clone(), reconcile.clone());
+        let (context, queue, reconcile) = (context.clone(), pool.queue.clone(), Arc::clone(reconcile));
         tasks.spawn(async move {
             context.caches.synced().await;
             queue.work(name, |key| reconcile(context.clone(), key)).await;

@@ -7,7 +7,7 @@ use std::{
 
 use coracle_kinds::initializers;
 use coracle_store::Store;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, LocalBoxFuture};
 use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
@@ -52,9 +52,19 @@ impl Apiserver {
     /// Loads the objects and creates the default ones. Must be called within a tokio runtime. Cancelling `stopping`
     /// ends the server, after the configured delay.
     ///
+    /// Boxed: the caller is in another crate, which would otherwise compile the tasks of the server.
+    ///
     /// # Errors
     /// [`OpenError`] if the store, a key or a file cannot be used.
-    pub async fn open(
+    pub fn open(
+        config: ApiserverConfig,
+        store: Arc<dyn Store>,
+        stopping: CancellationToken,
+    ) -> LocalBoxFuture<'static, Result<Self, OpenError>> {
+        Box::pin(Self::open_parts(config, store, stopping))
+    }
+
+    async fn open_parts(
         mut config: ApiserverConfig,
         store: Arc<dyn Store>,
         stopping: CancellationToken,

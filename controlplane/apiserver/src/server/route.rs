@@ -1,6 +1,7 @@
 //! Dispatches a request to its handler by verb and path.
 
 use coracle_kinds::{Resources, kind::built_in};
+use futures::future::BoxFuture;
 use http::Method;
 
 use crate::{
@@ -32,7 +33,18 @@ pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
 }
 
 /// Runs the verb of a request for an object or a collection.
-pub(super) async fn resource(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Result<Reply> {
+///
+/// Boxed: the future of a request is generic over the type of its body. Without the box each user of such a type would
+/// compile all verbs once more.
+pub(super) fn resource<'a>(
+    call: &'a Call,
+    method: &'a Method,
+    upgrade: ClientUpgrade,
+) -> BoxFuture<'a, Result<Reply>> {
+    Box::pin(run_verb(call, method, upgrade))
+}
+
+async fn run_verb(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Result<Reply> {
     if !has_path(call) {
         return Err(ApiError::no_resource());
     }
@@ -75,8 +87,16 @@ fn has_path(call: &Call) -> bool {
     !call.kind.namespaced || !call.resource.namespace.is_empty() || has_one_of(&["list", "watch"])
 }
 
-/// Runs the verb of a request for a subresource.
-pub(super) async fn subresource(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Result<Reply> {
+/// Runs the verb of a request for a subresource. Boxed like the future of [`resource`].
+pub(super) fn subresource<'a>(
+    call: &'a Call,
+    method: &'a Method,
+    upgrade: ClientUpgrade,
+) -> BoxFuture<'a, Result<Reply>> {
+    Box::pin(run_subresource_verb(call, method, upgrade))
+}
+
+async fn run_subresource_verb(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Result<Reply> {
     let sub = call.resource.subresource.as_str();
     let row = call.kind.subresource(sub).ok_or_else(ApiError::no_resource)?;
     let verb = call.info.verb;
