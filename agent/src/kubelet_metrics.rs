@@ -18,7 +18,7 @@ use prometheus::{
 
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
-pub(crate) use resizes::{RequestedChange, ResizeMetrics, RetryTrigger};
+pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, RetryTrigger};
 use resource_managers::ManagerMetrics;
 pub(crate) use resource_managers::{Boundary, Scope};
 
@@ -555,7 +555,8 @@ mod tests {
         let metrics = KubeletMetrics::default();
         metrics.created_pod_runs(Duration::from_secs(9), Some(Duration::from_secs(4)));
         metrics.created_pod_runs(Duration::from_secs(20), None);
-        metrics.resizes.infeasible();
+        metrics.resizes.infeasible(InfeasibleReason::NodeAllocatable);
+        metrics.resizes.infeasible(InfeasibleReason::CpuManager);
         metrics.resizes.accepted_later(RetryTrigger::PodsRemoved);
         metrics.resizes.applied(true, Duration::from_millis(30));
         let text = metrics.text(&Current::default());
@@ -563,6 +564,7 @@ mod tests {
             "kubelet_pod_start_total_duration_seconds_sum 29",
             "kubelet_pod_start_sli_duration_seconds_sum 5",
             "kubelet_pod_infeasible_resizes_total{reason_detail=\"insufficient_node_allocatable\"} 1",
+            "kubelet_pod_infeasible_resizes_total{reason_detail=\"guaranteed_pod_cpu_manager_static_policy\"} 1",
             "kubelet_pod_deferred_accepted_resizes_total{retry_trigger=\"pods_removed\"} 1",
             "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"10\"} 0",
             "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"50\"} 1",
