@@ -1,7 +1,7 @@
 //! Disk usage of pods for `/stats/summary`. It is measured when a client asks and then remembered for a while, so that
 //! clients cannot keep the disk busy.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ impl DiskUsages {
     /// Measures the pods that are due, unless another task measures.
     async fn measure(&self, pods: &[Arc<Pod>]) {
         let Ok(_turn) = self.turn.try_lock() else { return };
-        self.lock().0.retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid)));
+        self.lock().keep(pods);
         for pod in pods {
             let (Some(uid), begun) = (pod.metadata.uid.as_deref(), Instant::now()) else { continue };
             if !self.lock().is_due(uid, begun) {
@@ -82,6 +82,12 @@ impl Known {
         self.0.get(uid).is_none_or(|(_, due)| now >= *due)
     }
 
+    /// Removes the measurements of all other pods.
+    fn keep(&mut self, pods: &[Arc<Pod>]) {
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        self.0.retain(|uid, _| uids.contains(uid.as_str()));
+    }
+
     /// Adds a measurement with its begin and its duration. A slow one is repeated later.
     fn add(&mut self, uid: &str, measured: Measured, (begun, took): (Instant, Duration)) {
         let due = begun + INTERVAL.max(took * MIN_INTERVAL_FACTOR);
@@ -92,6 +98,19 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_measurements_of_other_pods_are_removed() {
+        let mut known = Known::default();
+        let measured = Measured { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
+        for uid in ["u", "v"] {
+            known.add(uid, measured, (Instant::now(), Duration::ZERO));
+        }
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some("v".to_owned());
+        known.keep(&[Arc::new(pod), Arc::default()]);
+        assert_eq!(known.0.keys().collect::<Vec<_>>(), ["v"]);
+    }
 
     #[test]
     fn a_slow_measurement_is_repeated_later() {
