@@ -1,4 +1,4 @@
-//! Disk usage of pods for `/stats/summary`. It is measured when a client asks and then remembered for a while, so that
+//! Disk usage of pods for `/stats/summary`. It is measured when a client asks. The results are cached for a while, so that
 //! clients cannot keep the disk busy.
 
 use std::collections::{HashMap, HashSet};
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::{MIN_INTERVAL_FACTOR, usage};
 use crate::pod::NodeContext;
 
-/// Time to wait for a measurement. It continues after that, for the next client.
+/// Maximum time in which a client waits for measurements. They continue after that, for the next client.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Minimum interval of the measurements of a pod, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ impl DiskUsages {
     pub(crate) async fn of(&self, pods: &[Arc<Pod>]) -> HashMap<String, Measured> {
         let (own, pods) = (self.clone(), pods.to_vec());
         let measuring = tokio::spawn(async move { own.measure(&pods).await });
-        // What is known is shown also if the time is over.
+        // After a timeout, the response has the cached measurements.
         let _ = timeout(LIMIT, measuring).await;
         self.lock().0.iter().map(|(uid, (measured, _))| (uid.clone(), *measured)).collect()
     }
