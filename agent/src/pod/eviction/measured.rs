@@ -59,12 +59,16 @@ impl DiskUsages {
     async fn measure(&self, pods: &[Arc<Pod>]) {
         let Ok(_turn) = self.turn.try_lock() else { return };
         self.lock().keep(pods);
-        for pod in pods {
-            let (Some(uid), begun) = (pod.metadata.uid.as_deref(), Instant::now()) else { continue };
-            if !self.lock().is_due(uid, begun) {
-                continue;
-            }
-            let total = usage::of(&self.node, pod).await.total();
+        let due = self.lock().due(pods, Instant::now());
+        if due.is_empty() {
+            return;
+        }
+        // One list for all pods: the runtime searches all containers for each list.
+        let mut layers = usage::layers(&self.node, None).await;
+        for (uid, pod) in due {
+            let begun = Instant::now();
+            let layers = layers.remove(uid).unwrap_or_default();
+            let total = usage::with_layers(&self.node, pod, layers).await.total();
             let measured = Measured { bytes: total.bytes, inodes: total.inodes, time: Timestamp::now() };
             self.lock().add(uid, measured, (begun, begun.elapsed()));
         }
@@ -80,6 +84,12 @@ impl DiskUsages {
 impl Known {
     fn is_due(&self, uid: &str, now: Instant) -> bool {
         self.0.get(uid).is_none_or(|(_, due)| now >= *due)
+    }
+
+    /// The pods whose measurement is due, with their uids.
+    fn due<'a>(&self, pods: &'a [Arc<Pod>], now: Instant) -> Vec<(&'a str, &'a Arc<Pod>)> {
+        let all = pods.iter().filter_map(|pod| Some((pod.metadata.uid.as_deref()?, pod)));
+        all.filter(|(uid, _)| self.is_due(uid, now)).collect()
     }
 
     /// Removes the measurements of all other pods.
@@ -110,6 +120,13 @@ mod tests {
         pod.metadata.uid = Some("v".to_owned());
         known.keep(&[Arc::new(pod), Arc::default()]);
         assert_eq!(known.0.keys().collect::<Vec<_>>(), ["v"]);
+        let pods = ["u", "v"].map(|uid| {
+            let mut pod = Pod::default();
+            pod.metadata.uid = Some(uid.to_owned());
+            Arc::new(pod)
+        });
+        let due: Vec<&str> = known.due(&pods, Instant::now()).into_iter().map(|(uid, _)| uid).collect();
+        assert_eq!(due, ["u"]);
     }
 
     #[test]
