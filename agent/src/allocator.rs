@@ -64,16 +64,19 @@ pub(crate) fn choose() {
 /// Returns free memory to the kernel. Called while the process is idle.
 #[cfg(target_env = "musl")]
 pub(crate) fn collect() {
-    /// `arena.<i>.purge` with the index for all arenas (jemalloc(3)).
-    const PURGE: &std::ffi::CStr = c"arena.4096.purge";
+    /// The cache of the calling thread, then `arena.<i>.purge` with the index for all arenas (jemalloc(3)).
+    const CONTROLS: [&std::ffi::CStr; 2] = [c"thread.tcache.flush", c"arena.4096.purge"];
     if KIND.load(Ordering::Relaxed) != SERVER {
         return;
     }
-    let none = std::ptr::null_mut();
-    // SAFETY: the name is null-terminated, and this control has no input or output value.
-    let error = unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), none, std::ptr::null_mut(), none, 0) };
-    if error != 0 {
-        tracing::debug!(error, "cannot return free memory to the kernel");
+    for control in CONTROLS {
+        let none = std::ptr::null_mut();
+        // SAFETY: the name is null-terminated, and these controls have no input or output value.
+        let error =
+            unsafe { tikv_jemalloc_sys::mallctl(control.as_ptr(), none, std::ptr::null_mut(), none, 0) };
+        if error != 0 {
+            tracing::debug!(error, ?control, "cannot return free memory to the kernel");
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use coracle_cri::CgroupDriver;
 use coracle_dns::StubDomain;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
+use tokio::sync::watch;
 
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
@@ -67,6 +68,8 @@ pub struct AgentConfig {
     pub node_taints: Vec<Taint>,
     /// Lease duration in seconds. The agent renews the lease every quarter of that time.
     pub lease_seconds: u16,
+    /// The agent sends on this channel after each renewal of the lease.
+    pub heartbeats: watch::Sender<()>,
     /// Thresholds of available resources, below which the node is under pressure.
     pub eviction: EvictionThresholds,
     /// Resources reserved for the system, by name (`cpu`, `memory`, `ephemeral-storage`).

@@ -1,22 +1,39 @@
 //! Events about pods and the node, recorded by `coracle_events`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coracle_events::Event;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service};
 use kube::Client;
+use tokio::sync::watch;
 
 pub(crate) use coracle_events::{EventType as Level, MESSAGE_MAX, Sender};
 
 /// The reporting component. The agent stands for the kubelet, and `kubectl describe` shows this name.
 const COMPONENT: &str = "kubelet";
 
+/// Number of concurrent starts of pods from which on events wait: the requests that make the pods ready come first.
+const MANY_STARTS: usize = 8;
+
 /// Records events of this node. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Recorder {
     recorder: coracle_events::Recorder,
     node: Arc<str>,
+    starts: Arc<Starts>,
 }
+
+/// Counts the running starts of pods.
+#[derive(Default)]
+struct Starts {
+    running: AtomicUsize,
+    /// Whether at least [`MANY_STARTS`] are running.
+    are_many: watch::Sender<bool>,
+}
+
+/// A running start of a pod. It ends when the value is dropped.
+pub(crate) struct PodStart(Arc<Starts>);
 
 /// A container of a pod, by its name in the spec.
 #[derive(Clone, Copy)]
@@ -27,11 +44,48 @@ pub(crate) struct ContainerRef<'a> {
 
 /// A recorder and its sender, which must run for events to be sent.
 pub(crate) fn channel(client: Client, node: &str) -> (Recorder, Sender) {
-    let (recorder, sender) = coracle_events::recorder(client, node);
-    (Recorder { recorder, node: node.into() }, sender)
+    let starts = Arc::new(Starts::default());
+    let (recorder, sender) = coracle_events::yielding_recorder(client, node, starts.are_many.subscribe());
+    (Recorder { recorder, node: node.into(), starts }, sender)
 }
 
+// === impl Starts ===
+
+impl Starts {
+    /// Counts a start until the returned value is dropped.
+    fn begin(self: &Arc<Self>) -> PodStart {
+        self.running.fetch_add(1, Ordering::SeqCst);
+        self.update();
+        PodStart(Arc::clone(self))
+    }
+
+    fn update(&self) {
+        // The closure runs under the channel's lock, so the last caller sends the newest number.
+        self.are_many.send_if_modified(|are_many| {
+            let new = self.running.load(Ordering::SeqCst) >= MANY_STARTS;
+            std::mem::replace(are_many, new) != new
+        });
+    }
+}
+
+// === impl PodStart ===
+
+impl Drop for PodStart {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.update();
+    }
+}
+
+// === impl Recorder ===
+
 impl Recorder {
+    /// Counts a start of a pod until the returned value is dropped. While there are many, events wait for two seconds at
+    /// most.
+    pub(crate) fn pod_start(&self) -> PodStart {
+        self.starts.begin()
+    }
+
     /// Records an event about a pod.
     pub(crate) fn pod(&self, pod: &Pod, level: Level, reason: &'static str, message: impl Into<String>) {
         self.send(pod_reference(pod, None), level, reason, message.into());
@@ -90,4 +144,21 @@ fn pod_reference(pod: &Pod, container: Option<&str>) -> ObjectReference {
         format!("spec.{list}{{{name}}}")
     });
     ObjectReference { field_path, ..coracle_values::object::ObjectExt::object_reference(pod) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_wait_while_many_pods_start() {
+        let starts = Arc::new(Starts::default());
+        let are_many = starts.are_many.subscribe();
+        let mut running: Vec<PodStart> = (1..MANY_STARTS).map(|_| starts.begin()).collect();
+        assert!(!*are_many.borrow());
+        running.push(starts.begin());
+        assert!(*are_many.borrow());
+        running.pop();
+        assert!(!*are_many.borrow());
+    }
 }

@@ -11,6 +11,7 @@ use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::settings::{Credentials, Node};
@@ -71,7 +72,9 @@ pub(crate) async fn run(
     let streams = streams.context("cannot listen for streams on loopback")?;
     let OpenRuntime { images, network, runtime } = open(&node, Some(streams.local_addr()?)).await?;
     let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));
-    tokio::spawn(super::program_pages::release_when_idle(runtime.changes()));
+    let config = agent_config(&node, credentials);
+    let heartbeats = config.heartbeats.subscribe();
+    tokio::spawn(super::program_pages::release_when_idle(runtime.changes(), heartbeats));
     let socket = node.dirs.run.join("cri.sock");
     let listener = super::listen(&socket)?;
     let served = tokio::spawn(runtime.clone().serve(listener, shutdown.clone()));
@@ -81,7 +84,7 @@ pub(crate) async fn run(
         tokio::spawn(async move { super::control::serve(&run_dir, images, shutdown).await })
     };
     let agent = coracle_agent::run(
-        agent_config(&node, credentials),
+        config,
         client,
         Arc::new(InProcess(runtime)),
         PodNetwork::Cni(network),
@@ -125,6 +128,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         node_labels: node.labels.clone(),
         node_taints: node.taints.clone(),
         lease_seconds: node.lease_seconds,
+        heartbeats: watch::Sender::new(()),
         eviction: node.eviction,
         system_reserved: node.system_reserved.clone(),
         kube_reserved: node.kube_reserved.clone(),

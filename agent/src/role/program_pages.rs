@@ -14,6 +14,8 @@ use libc::Elf64_Phdr as Header;
 
 /// Time after which a start is complete, and after which a node without events is idle.
 const REST: Duration = Duration::from_secs(3);
+/// Time after a renewal of the lease in which the other work of a heartbeat ends.
+const HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// Releases the program's pages some time after the start.
 pub(super) async fn release_after_start() {
@@ -21,11 +23,31 @@ pub(super) async fn release_after_start() {
     release_pages();
 }
 
-/// Releases the program's pages each time the node becomes idle after changes of pods. An idle node has no timer.
-pub(super) async fn release_when_idle(mut changes: watch::Receiver<()>) {
-    while changes.changed().await.is_ok() {
-        while let Ok(Ok(())) = tokio::time::timeout(REST, changes.changed()).await {}
-        release_pages();
+/// Releases the program's pages each time the node becomes idle after changes of pods, and after each heartbeat of an idle
+/// node. An idle node has no timer between its heartbeats.
+pub(super) async fn release_when_idle(changes: watch::Receiver<()>, heartbeats: watch::Receiver<()>) {
+    when_idle(changes, heartbeats, release_pages).await;
+}
+
+async fn when_idle(
+    mut changes: watch::Receiver<()>,
+    mut heartbeats: watch::Receiver<()>,
+    mut release: impl FnMut(),
+) {
+    loop {
+        // Both arms are cancel-safe: a channel keeps what was not received. The second one is not used after the agent
+        // has ended.
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                while let Ok(Ok(())) = tokio::time::timeout(REST, changes.changed()).await {}
+            }
+            Ok(()) = heartbeats.changed() => tokio::time::sleep(HEARTBEAT).await,
+        }
+        heartbeats.mark_unchanged();
+        release();
     }
 }
 
@@ -110,6 +132,31 @@ mod tests {
         assert_eq!(of(libc::PT_GNU_RELRO, read), None);
         assert_eq!(unwritten(0, header(libc::PT_LOAD, read, 0x1000, 0x1000)), None);
         assert_eq!(unwritten(usize::MAX, header(libc::PT_LOAD, read, u64::MAX, 1)), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pages_are_released_after_changes_and_after_heartbeats_of_an_idle_node() {
+        let (changes, changed) = watch::channel(());
+        let (heartbeats, beat) = watch::channel(());
+        let (released, mut releases) = tokio::sync::mpsc::unbounded_channel();
+        let started = tokio::time::Instant::now();
+        let release = move || {
+            let _delivered = released.send(started.elapsed());
+        };
+        let waiting = tokio::spawn(when_idle(changed, beat, release));
+        tokio::task::yield_now().await;
+        changes.send_replace(());
+        tokio::time::sleep(REST / 2).await;
+        // Pods are still changing: the heartbeat alone does not release pages that are needed.
+        heartbeats.send_replace(());
+        changes.send_replace(());
+        assert!(releases.recv().await.is_some_and(|at| at >= REST / 2 * 3));
+        tokio::time::sleep(REST).await;
+        assert!(releases.try_recv().is_err());
+        heartbeats.send_replace(());
+        assert!(releases.recv().await.is_some());
+        drop((changes, heartbeats));
+        assert!(waiting.await.is_ok());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use coracle_values::object::without_managed_fields;
 use coracle_values::resource;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, VolumeProjection};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
@@ -98,6 +98,7 @@ fn shrink(pod: &mut Pod) {
         shrink_list(&mut spec.init_containers);
         for volume in spec.volumes.iter_mut().flatten() {
             if let Some(projected) = &mut volume.projected {
+                projected.sources.iter_mut().flatten().for_each(shrink_projection);
                 shrink_list(&mut projected.sources);
             }
         }
@@ -106,10 +107,23 @@ fn shrink(pod: &mut Pod) {
     }
     if let Some(status) = &mut pod.status {
         shrink_list(&mut status.conditions);
+        let inits = status.init_container_statuses.iter_mut().flatten();
+        for container in status.container_statuses.iter_mut().flatten().chain(inits) {
+            shrink_list(&mut container.volume_mounts);
+        }
         shrink_list(&mut status.container_statuses);
         shrink_list(&mut status.init_container_statuses);
         shrink_list(&mut status.host_ips);
         shrink_list(&mut status.pod_ips);
+    }
+}
+
+fn shrink_projection(source: &mut VolumeProjection) {
+    if let Some(map) = &mut source.config_map {
+        shrink_list(&mut map.items);
+    }
+    if let Some(fields) = &mut source.downward_api {
+        shrink_list(&mut fields.items);
     }
 }
 
@@ -131,9 +145,12 @@ mod tests {
             "metadata": {"name": "p", "managedFields": [{"manager": "m"}],
                 "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "n", "uid": "u"}]},
             "spec": {"containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
-                "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "m"}}]}}]},
+                "volumes": [{"name": "v", "projected": {"sources": [{
+                    "configMap": {"name": "m", "items": [{"key": "k", "path": "p"}]},
+                    "downwardAPI": {"items": [{"path": "p", "fieldRef": {"fieldPath": "metadata.name"}}]}}]}}]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}],
-                "containerStatuses": [{"name": "c", "image": "i", "imageID": "i", "ready": true, "restartCount": 0}]},
+                "containerStatuses": [{"name": "c", "image": "i", "imageID": "i", "ready": true, "restartCount": 0,
+                    "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]},
         })
         .to_string();
         // A JSON decoder does not know the length of a list in advance.
@@ -142,7 +159,11 @@ mod tests {
         let pod = pod.without_free_capacity();
         let (spec, status) = (pod.spec.as_ref().unwrap(), pod.status.as_ref().unwrap());
         let projected = spec.volumes.as_ref().unwrap()[0].projected.as_ref().unwrap();
+        let source = &projected.sources.as_ref().unwrap()[0];
         let capacities = [
+            source.config_map.as_ref().unwrap().items.as_ref().unwrap().capacity(),
+            source.downward_api.as_ref().unwrap().items.as_ref().unwrap().capacity(),
+            status.container_statuses.as_ref().unwrap()[0].volume_mounts.as_ref().unwrap().capacity(),
             spec.volumes.as_ref().unwrap().capacity(),
             projected.sources.as_ref().unwrap().capacity(),
             spec.containers[0].volume_mounts.as_ref().unwrap().capacity(),
@@ -150,7 +171,7 @@ mod tests {
             status.container_statuses.as_ref().unwrap().capacity(),
             pod.metadata.owner_references.as_ref().unwrap().capacity(),
         ];
-        assert_eq!(capacities, [1; 6]);
+        assert_eq!(capacities, [1; 9]);
         assert!(pod.metadata.managed_fields.is_none());
         assert_eq!((&pod.spec, &pod.status), (&decoded.spec, &decoded.status));
     }

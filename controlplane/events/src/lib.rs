@@ -34,7 +34,7 @@ const QUEUE_CAPACITY: usize = 1000;
 /// Capacity of the queue of a recorder whose events wait for urgent requests.
 const YIELDING_QUEUE_CAPACITY: usize = 4096;
 /// Maximum time that an event waits for urgent requests.
-const YIELD_MAX: Duration = Duration::from_secs(1);
+const YIELD_MAX: Duration = Duration::from_secs(2);
 /// Capacity of the table of sent events, for counting repeats.
 const SENT_MAX: usize = 4096;
 /// Pause before the first retry while the API server is unavailable. It doubles up to [`MAX_PAUSE`].
@@ -72,7 +72,7 @@ pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
     with_capacity(client, host, QUEUE_CAPACITY)
 }
 
-/// A recorder whose events wait while `urgent` is true, for a second at most: other requests of the client come first.
+/// A recorder whose events wait while `urgent` is true, for two seconds at most: other requests of the client come first.
 pub fn yielding_recorder(client: Client, host: &str, urgent: watch::Receiver<bool>) -> (Recorder, Sender) {
     let (recorder, sender) = with_capacity(client, host, YIELDING_QUEUE_CAPACITY);
     (recorder, Sender { urgent: Some(urgent), ..sender })
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_waits_for_urgent_requests_for_a_second_at_most() {
+    async fn an_event_waits_for_urgent_requests_for_a_limited_time() {
         let (urgent, mut receiver) = watch::channel(true);
         let start = Instant::now();
         wait_while_urgent(&mut receiver, YIELD_MAX).await;

@@ -16,7 +16,7 @@ use crate::hint::Changes;
 use crate::memo::{Memo, NodeInput, NodeOutcome, PodSelection};
 use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
-use crate::placed::Placed;
+use crate::placed::{Placed, RecentLabels};
 use crate::request::HostPort;
 use crate::selectors::Selectors;
 use crate::volumes::{Choice, VolumeUsage, Volumes};
@@ -34,7 +34,8 @@ pub(crate) struct NodeInfo {
     slot: usize,
     /// Increases with each change. No two states of any nodes have the same generation.
     generation: u64,
-    pods: HashMap<String, Placed>,
+    /// Boxed: the table has up to twice as many places as pods.
+    pods: HashMap<String, Box<Placed>>,
     /// Sizes of the node's images in bytes, by name. They are not part of the properties, because a new image helps no
     /// refused pod.
     pub(crate) images: HashMap<String, i64>,
@@ -78,6 +79,7 @@ pub(crate) struct Snapshot {
     pub(crate) images: Images,
     /// Index of the node at which the next search starts, if searches do not check all nodes.
     pub(crate) search_start: Cell<usize>,
+    recent_labels: RecentLabels,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
     /// The labels of each namespace.
@@ -113,13 +115,13 @@ impl NodeInfo {
 
     /// The pods of the node.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Placed> {
-        self.pods.values()
+        self.pods.values().map(Box::as_ref)
     }
 
     fn put(&mut self, uid: &str, placed: Placed) {
         self.requested.add(&placed.requests);
         self.weighed.add(&placed.assumed);
-        self.pods.insert(uid.to_owned(), placed);
+        self.pods.insert(uid.to_owned(), Box::new(placed));
     }
 
     fn take(&mut self, uid: &str) {
@@ -246,7 +248,8 @@ impl Snapshot {
     /// Adds a pod to a node, and removes it from its previous node. Returns the changes that may help waiting pods: the
     /// pod is new on the node or has other labels, or it requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
-        let placed = Placed::of(pod);
+        let mut placed = Placed::of(pod);
+        self.recent_labels.share(&mut placed.labels);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
         let is_new = before.is_none_or(|before| before.labels != placed.labels);
         let is_smaller = before.is_some_and(|before| before.requests.exceeds(&placed.requests));
@@ -279,14 +282,14 @@ impl Snapshot {
 
     /// A pod on a node.
     pub(crate) fn placed_pod(&self, node: &str, uid: &str) -> Option<&Placed> {
-        self.nodes.get(node)?.pods.get(uid)
+        self.nodes.get(node)?.pods.get(uid).map(Box::as_ref)
     }
 
     /// The pods of a node with a lower priority, by uid.
     pub(crate) fn lower_priority_pods(&self, node: &str, priority: i32) -> Vec<(String, Placed)> {
         let pods = self.nodes.get(node).into_iter().flat_map(|info| &info.pods);
         let lower = pods.filter(|(_, placed)| placed.priority < priority);
-        lower.map(|(uid, placed)| (uid.clone(), placed.clone())).collect()
+        lower.map(|(uid, placed)| (uid.clone(), Placed::clone(placed))).collect()
     }
 
     /// The use of claims and volumes for the volume filter of a node.

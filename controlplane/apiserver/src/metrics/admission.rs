@@ -145,7 +145,7 @@ fn flag(value: bool) -> &'static str {
 mod tests {
     use super::*;
 
-    fn call(name: &str, operation: &'static str) -> WebhookCall<'_> {
+    fn call<'a>(name: &'a str, operation: &'static str) -> WebhookCall<'a> {
         WebhookCall { name, step: Step::Validate, operation }
     }
 

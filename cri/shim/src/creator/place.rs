@@ -32,20 +32,41 @@ pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         found => return found,
     }
+    if make_in_plain_directory(root, path, kind).is_some() {
+        return kernel::open_in_root(root, path, libc::O_PATH);
+    }
     let place = without_links(root, path)?;
     match kind {
         Kind::Directory => make_plain_directories(root, &place),
         Kind::File => {
             let name = place.file_name().ok_or(ErrorKind::InvalidInput)?;
             let directory = make_plain_directories(root, place.parent().unwrap_or(Path::new("/")))?;
-            let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            match openat(&directory, name, flags, Mode::from_bits_truncate(0o644)) {
+            match make_file(&directory, name) {
                 // Another process that shares the volume may have made it first.
-                Ok(_) | Err(nix::Error::EEXIST) => kernel::open_in_root(root, path, libc::O_PATH),
+                Ok(()) | Err(nix::Error::EEXIST) => kernel::open_in_root(root, path, libc::O_PATH),
                 Err(errno) => Err(errno.into()),
             }
         }
     }
+}
+
+/// Makes a path whose last component alone is missing, if no directory above it is a link. Most mount points of an image
+/// are so. It takes a third of the system calls that resolve each component.
+fn make_in_plain_directory(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> Option<()> {
+    if path.components().any(|part| part == Component::ParentDir) {
+        return None;
+    }
+    let directory = kernel::open_plain_in_root(root, path.parent()?, DIRECTORY).ok()?;
+    let name = path.file_name()?;
+    match kind {
+        Kind::Directory => mkdirat(&directory, name, Mode::from_bits_truncate(0o755)).ok(),
+        Kind::File => make_file(&directory, name).ok(),
+    }
+}
+
+fn make_file(directory: &OwnedFd, name: &OsStr) -> nix::Result<()> {
+    let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    openat(directory, name, flags, Mode::from_bits_truncate(0o644)).map(drop)
 }
 
 /// The parent directory of the path, made if it is missing, and the last component.
@@ -174,6 +195,22 @@ mod tests {
                 let all: Vec<_> = (0..CONTAINERS).map(|_| scope.spawn(make_one)).collect();
                 all.into_iter().for_each(|one| one.join().unwrap().unwrap());
             });
+        }
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_missing_last_component_is_made_without_resolving_each_component() {
+        let root = std::env::temp_dir().join(format!("coracle-last-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("sys/fs")).unwrap();
+        std::os::unix::fs::symlink("sys", root.join("link")).unwrap();
+        std::os::unix::fs::symlink("nowhere", root.join("sys/dangling")).unwrap();
+        let open = File::open(&root).unwrap();
+        let made = |path: &str, kind| make_in_plain_directory(open.as_fd(), Path::new(path), kind).is_some();
+        assert!(made("/sys/fs/cgroup", Kind::Directory) && root.join("sys/fs/cgroup").is_dir());
+        assert!(made("/sys/file", Kind::File) && root.join("sys/file").is_file());
+        for path in ["/link/x", "/missing/x", "/sys/dangling", "/sys/fs", "/sys/../x", "/"] {
+            assert!(!made(path, Kind::Directory) && !made(path, Kind::File), "{path}");
         }
         std::fs::remove_dir_all(root).unwrap();
     }
