@@ -35,8 +35,8 @@ impl Worker {
     }
 }
 
-/// Whether a volume of the pod outlives the pod, or comes from the node or from an image. The SLI of starts does not include
-/// such pods. Source: `isStatefulPod` of the kubelet.
+/// Whether a volume of the pod outlives the pod, or comes from the node or from an image. The SLI of starts does not
+/// include such pods. Source: `isStatefulPod` of the kubelet.
 fn is_stateful(pod: &Pod) -> bool {
     let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.any(|volume| {

@@ -1,6 +1,6 @@
 //! The time of the change that endpoints follow, as an annotation. Programs measure with it how long a change takes to
-//! reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the last times of all pods. Here a
-//! comparison of the written endpoints with the existing ones shows which pods have changed. No I/O.
+//! reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the last times of all pods.
+//! Here a comparison of the written endpoints with the existing ones shows which pods have changed. No I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
