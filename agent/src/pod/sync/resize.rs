@@ -61,7 +61,9 @@ impl Sync {
         let metrics = &self.node.metrics.resizes;
         if let Some(known) = self.pending.get_mut(uid) {
             let is_new = known.pod.metadata.generation != pod.metadata.generation;
-            requested_changes(&known.pod, pod).into_iter().for_each(|change| metrics.requested(change));
+            if is_new {
+                requested_changes(&known.pod, pod).into_iter().for_each(|change| metrics.requested(change));
+            }
             known.pod = Arc::clone(pod);
             return is_new;
         }
