@@ -18,7 +18,7 @@ use prometheus::{
 
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
-pub(crate) use resizes::{RequestedChange, ResizeMetrics, RetryTrigger};
+pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, RetryTrigger};
 use resource_managers::ManagerMetrics;
 pub(crate) use resource_managers::{Boundary, Scope};
 
@@ -299,8 +299,8 @@ impl Starts {
                 ),
                 all.histogram(
                     ("pod_start_sli_duration_seconds", &POD_STARTS),
-                    "Duration in seconds from the creation of a pod until it runs, without the time to pull images and \
-                     to run init containers",
+                    "Duration in seconds from the creation of a pod without persistent volumes until it runs, without the \
+                     time to pull images and to run init containers",
                 ),
             ],
         }
@@ -385,11 +385,14 @@ impl KubeletMetrics {
         self.starts.pods.observe(after.as_secs_f64());
     }
 
-    /// Counts a pod that runs, this long after its creation. `excluded`: its pulls and init containers.
-    pub(crate) fn created_pod_runs(&self, after: Duration, excluded: Duration) {
+    /// Counts a pod that runs, this long after its creation. `excluded`: its pulls and init containers; `None`: the SLI
+    /// does not include the pod.
+    pub(crate) fn created_pod_runs(&self, after: Duration, excluded: Option<Duration>) {
         let [total, sli] = &self.starts.pods_since_creation;
         total.observe(after.as_secs_f64());
-        sli.observe(after.saturating_sub(excluded).as_secs_f64());
+        if let Some(excluded) = excluded {
+            sli.observe(after.saturating_sub(excluded).as_secs_f64());
+        }
     }
 
     /// Counts a successful image pull. `size`: bytes of the image, 0 if unknown.
@@ -550,15 +553,18 @@ mod tests {
     #[test]
     fn starts_since_the_creation_and_resizes_are_counted() {
         let metrics = KubeletMetrics::default();
-        metrics.created_pod_runs(Duration::from_secs(9), Duration::from_secs(4));
-        metrics.resizes.infeasible();
+        metrics.created_pod_runs(Duration::from_secs(9), Some(Duration::from_secs(4)));
+        metrics.created_pod_runs(Duration::from_secs(20), None);
+        metrics.resizes.infeasible(InfeasibleReason::NodeAllocatable);
+        metrics.resizes.infeasible(InfeasibleReason::CpuManager);
         metrics.resizes.accepted_later(RetryTrigger::PodsRemoved);
         metrics.resizes.applied(true, Duration::from_millis(30));
         let text = metrics.text(&Current::default());
         for line in [
-            "kubelet_pod_start_total_duration_seconds_sum 9",
+            "kubelet_pod_start_total_duration_seconds_sum 29",
             "kubelet_pod_start_sli_duration_seconds_sum 5",
             "kubelet_pod_infeasible_resizes_total{reason_detail=\"insufficient_node_allocatable\"} 1",
+            "kubelet_pod_infeasible_resizes_total{reason_detail=\"guaranteed_pod_cpu_manager_static_policy\"} 1",
             "kubelet_pod_deferred_accepted_resizes_total{retry_trigger=\"pods_removed\"} 1",
             "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"10\"} 0",
             "kubelet_pod_resize_duration_milliseconds_bucket{success=\"true\",le=\"50\"} 1",

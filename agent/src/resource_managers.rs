@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use crate::cgroup::{QosClass, qos_class};
 use crate::cpu_manager::{self, CpuManager, CpuOptions, StaticPolicy};
 use crate::device_plugins::{AlignedDevices, DevicePlugins};
-use crate::kubelet_metrics::KubeletMetrics;
+use crate::kubelet_metrics::{InfeasibleReason, KubeletMetrics};
 use crate::memory_manager::policy::{Amounts, Block, MemoryState};
 use crate::memory_manager::{self, MemoryManager};
 use crate::node::NodeFacts;
@@ -238,19 +238,24 @@ impl ResourceManagers {
         (cpus.unwrap_or_default(), memory.unwrap_or_default())
     }
 
-    /// Why a resize is infeasible beside the managers. The messages are upstream's.
-    pub(crate) fn refuse_resize(&self, pod: &Pod, allocated: &Pod) -> Option<&'static str> {
+    /// Why a resize is infeasible beside the managers: for the metrics, and a message. The messages are upstream's.
+    pub(crate) fn refuse_resize(
+        &self,
+        pod: &Pod,
+        allocated: &Pod,
+    ) -> Option<(InfeasibleReason, &'static str)> {
         let shared = self.shared.as_ref()?;
         if qos_class(pod) != QosClass::Guaranteed {
             return None;
         }
         if shared.cpu.is_some() && requests_differ(pod, allocated, "cpu") {
-            return Some("Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"");
+            let message = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
+            return Some((InfeasibleReason::CpuManager, message));
         }
         if shared.memory.is_some() && requests_differ(pod, allocated, "memory") {
-            return Some(
-                "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"",
-            );
+            let message =
+                "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"";
+            return Some((InfeasibleReason::MemoryManager, message));
         }
         None
     }

@@ -23,6 +23,17 @@ pub(crate) enum RetryTrigger {
     PodsAdded,
 }
 
+/// Why a resize is infeasible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InfeasibleReason {
+    /// It is larger than the node.
+    NodeAllocatable,
+    /// The pod may have exclusive CPUs.
+    CpuManager,
+    /// The pod may have NUMA nodes of its own.
+    MemoryManager,
+}
+
 /// Metrics of resizes.
 pub(crate) struct ResizeMetrics {
     requested: IntCounterVec,
@@ -83,9 +94,14 @@ impl ResizeMetrics {
         self.requested.with_label_values(&[change.resource, change.requirement, operation]).inc();
     }
 
-    /// Counts a resize above the resources of the node.
-    pub(crate) fn infeasible(&self) {
-        self.infeasible.with_label_values(&["insufficient_node_allocatable"]).inc();
+    /// Counts a resize that this node never accepts.
+    pub(crate) fn infeasible(&self, reason: InfeasibleReason) {
+        let reason = match reason {
+            InfeasibleReason::NodeAllocatable => "insufficient_node_allocatable",
+            InfeasibleReason::CpuManager => "guaranteed_pod_cpu_manager_static_policy",
+            InfeasibleReason::MemoryManager => "guaranteed_pod_memory_manager_static_policy",
+        };
+        self.infeasible.with_label_values(&[reason]).inc();
     }
 
     /// Counts a resize that was accepted after it was deferred.

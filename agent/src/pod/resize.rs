@@ -85,14 +85,11 @@ fn amounts(resources: Option<&ResourceRequirements>) -> [[i64; 2]; 2] {
 
 /// The resources of containers that differ between two versions of a pod.
 pub(crate) fn requested_changes(old: &Pod, new: &Pod) -> Vec<RequestedChange> {
-    let containers = |pod: &'_ Pod| {
-        let spec = pod.spec.clone().unwrap_or_default();
-        spec.init_containers.into_iter().flatten().chain(spec.containers).collect::<Vec<Container>>()
-    };
-    let before = containers(old);
+    let before: HashMap<&str, &Container> =
+        all_containers(old).map(|container| (container.name.as_str(), container)).collect();
     let mut changes = Vec::new();
-    for container in containers(new) {
-        let Some(known) = before.iter().find(|known| known.name == container.name) else { continue };
+    for container in all_containers(new) {
+        let Some(known) = before.get(container.name.as_str()) else { continue };
         let pairs = amounts(known.resources.as_ref()).into_iter().zip(amounts(container.resources.as_ref()));
         for ((old, new), resource) in pairs.zip(["cpu", "memory"]) {
             for ((old, new), requirement) in old.into_iter().zip(new).zip(["requests", "limits"]) {
@@ -102,6 +99,10 @@ pub(crate) fn requested_changes(old: &Pod, new: &Pod) -> Vec<RequestedChange> {
     }
     changes.retain(|change| change.old != change.new);
     changes
+}
+
+fn all_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
 }
 
 /// Whether the pod's cgroup or a container has other resources than the allocated ones, or is restarting to get them.

@@ -19,7 +19,7 @@ pub(crate) struct Sources {
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) file: File,
     pub(crate) problems: Vec<String>,
-    /// The text of each setting that was resolved, by its table and its name. Empty if no source has one.
+    /// The texts of the resolved settings, by table and name. The text of an unset setting is empty.
     pub(crate) resolved: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
 }
 

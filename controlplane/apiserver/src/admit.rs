@@ -209,7 +209,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Counts a step of admission when it is dropped. A cancelled step counts as rejected.
+/// A running step of admission. The metrics count it when this value is dropped. A cancelled step counts as rejected.
 struct MeasuredStep<'a> {
     metrics: &'a Metrics,
     operation: &'static str,

@@ -158,7 +158,7 @@ impl ApiError {
         self.code == 410
     }
 
-    /// Whether this is [`ApiError::future_revision`].
+    /// Whether the error is [`ApiError::future_revision`].
     pub(crate) fn is_future_revision(&self) -> bool {
         self.details["causes"][0]["reason"] == TOO_LARGE_VERSION
     }

@@ -1,7 +1,7 @@
-//! Disk usage of pods for `/stats/summary`. It is measured when a client asks and then remembered for a while, so that
+//! Disk usage of pods for `/stats/summary`. It is measured when a client asks. The results are cached for a while, so that
 //! clients cannot keep the disk busy.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::{MIN_INTERVAL_FACTOR, usage};
 use crate::pod::NodeContext;
 
-/// Time to wait for a measurement. It continues after that, for the next client.
+/// Maximum time in which a client waits for measurements. They continue after that, for the next client.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Minimum interval of the measurements of a pod, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ impl DiskUsages {
     pub(crate) async fn of(&self, pods: &[Arc<Pod>]) -> HashMap<String, Measured> {
         let (own, pods) = (self.clone(), pods.to_vec());
         let measuring = tokio::spawn(async move { own.measure(&pods).await });
-        // What is known is shown also if the time is over.
+        // After a timeout, the response has the cached measurements.
         let _ = timeout(LIMIT, measuring).await;
         self.lock().0.iter().map(|(uid, (measured, _))| (uid.clone(), *measured)).collect()
     }
@@ -58,13 +58,17 @@ impl DiskUsages {
     /// Measures the pods that are due, unless another task measures.
     async fn measure(&self, pods: &[Arc<Pod>]) {
         let Ok(_turn) = self.turn.try_lock() else { return };
-        self.lock().0.retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid)));
-        for pod in pods {
-            let (Some(uid), begun) = (pod.metadata.uid.as_deref(), Instant::now()) else { continue };
-            if !self.lock().is_due(uid, begun) {
-                continue;
-            }
-            let total = usage::of(&self.node, pod).await.total();
+        self.lock().keep(pods);
+        let due = self.lock().due(pods, Instant::now());
+        if due.is_empty() {
+            return;
+        }
+        // One list for all pods: the runtime searches all containers for each list.
+        let mut layers = usage::layers(&self.node, None).await;
+        for (uid, pod) in due {
+            let begun = Instant::now();
+            let layers = layers.remove(uid).unwrap_or_default();
+            let total = usage::with_layers(&self.node, pod, layers).await.total();
             let measured = Measured { bytes: total.bytes, inodes: total.inodes, time: Timestamp::now() };
             self.lock().add(uid, measured, (begun, begun.elapsed()));
         }
@@ -82,6 +86,18 @@ impl Known {
         self.0.get(uid).is_none_or(|(_, due)| now >= *due)
     }
 
+    /// The pods whose measurement is due, with their uids.
+    fn due<'a>(&self, pods: &'a [Arc<Pod>], now: Instant) -> Vec<(&'a str, &'a Arc<Pod>)> {
+        let all = pods.iter().filter_map(|pod| Some((pod.metadata.uid.as_deref()?, pod)));
+        all.filter(|(uid, _)| self.is_due(uid, now)).collect()
+    }
+
+    /// Removes the measurements of all other pods.
+    fn keep(&mut self, pods: &[Arc<Pod>]) {
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        self.0.retain(|uid, _| uids.contains(uid.as_str()));
+    }
+
     /// Adds a measurement with its begin and its duration. A slow one is repeated later.
     fn add(&mut self, uid: &str, measured: Measured, (begun, took): (Instant, Duration)) {
         let due = begun + INTERVAL.max(took * MIN_INTERVAL_FACTOR);
@@ -92,6 +108,26 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_measurements_of_other_pods_are_removed() {
+        let mut known = Known::default();
+        let measured = Measured { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
+        for uid in ["u", "v"] {
+            known.add(uid, measured, (Instant::now(), Duration::ZERO));
+        }
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some("v".to_owned());
+        known.keep(&[Arc::new(pod), Arc::default()]);
+        assert_eq!(known.0.keys().collect::<Vec<_>>(), ["v"]);
+        let pods = ["u", "v"].map(|uid| {
+            let mut pod = Pod::default();
+            pod.metadata.uid = Some(uid.to_owned());
+            Arc::new(pod)
+        });
+        let due: Vec<&str> = known.due(&pods, Instant::now()).into_iter().map(|(uid, _)| uid).collect();
+        assert_eq!(due, ["u"]);
+    }
 
     #[test]
     fn a_slow_measurement_is_repeated_later() {

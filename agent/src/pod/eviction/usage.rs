@@ -1,11 +1,12 @@
 //! Disk usage of pods: a walk of their directories, which follows no link and enters no mount.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coracle_proto::cri::{ContainerStatsFilter, ListContainerStatsRequest};
+use coracle_proto::cri::{ContainerStats, ContainerStatsFilter, ListContainerStatsRequest, UInt64Value};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::plan::{Disk, Usage, is_on_disk};
@@ -21,34 +22,48 @@ struct PodDirectories {
     messages: PathBuf,
 }
 
+/// Writable layers with the names of their containers.
+pub(super) type Layers = Vec<(String, Disk)>;
+
 /// The usage of one pod. Absent directories count as empty.
 pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
-    let uid = pod.metadata.uid.clone().unwrap_or_default();
-    let layers = layers(node, &uid).await;
-    let directories = PodDirectories::of(node, pod, &uid);
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let layers = layers(node, Some(uid)).await.remove(uid).unwrap_or_default();
+    with_layers(node, pod, layers).await
+}
+
+/// The usage of one pod, whose writable layers are known.
+pub(super) async fn with_layers(node: &NodeContext, pod: &Arc<Pod>, layers: Layers) -> Usage {
+    let directories = PodDirectories::of(node, pod, pod.metadata.uid.as_deref().unwrap_or_default());
     // The duration depends on the number of files, so the walk runs in a blocking thread.
     let walked = tokio::task::spawn_blocking(move || directories.measure(layers)).await;
     walked.unwrap_or_default()
 }
 
-/// Writable layers of the pod's containers by name, as the runtime counts them.
-async fn layers(node: &NodeContext, uid: &str) -> Vec<(String, Disk)> {
-    let label_selector = [(POD_UID.to_owned(), uid.to_owned())].into();
+/// Writable layers as the runtime counts them, by the uids of pods. `uid`: only those of this pod.
+pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<String, Layers> {
+    let label_selector = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())).into_iter().collect();
     let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });
-    let listed = match node.runtime.list_container_stats(ListContainerStatsRequest { filter }).await {
-        Ok(listed) => listed.stats,
+    match node.runtime.list_container_stats(ListContainerStatsRequest { filter }).await {
+        Ok(listed) => by_pod(listed.stats),
         Err(status) => {
-            tracing::warn!(uid, error = status.message(), "cannot measure the writable layers of a pod");
-            return Vec::new();
+            tracing::warn!(uid, error = status.message(), "cannot measure the writable layers of containers");
+            HashMap::new()
         }
-    };
-    let named = listed.into_iter().filter_map(|stats| {
-        let name = stats.attributes?.metadata?.name;
-        let layer = stats.writable_layer?;
-        let value = |value: Option<coracle_proto::cri::UInt64Value>| value.map_or(0, |value| value.value);
-        Some((name, Disk { bytes: value(layer.used_bytes), inodes: value(layer.inodes_used) }))
-    });
-    named.collect()
+    }
+}
+
+fn by_pod(all: Vec<ContainerStats>) -> HashMap<String, Layers> {
+    let mut pods: HashMap<String, Layers> = HashMap::new();
+    let value = |value: Option<UInt64Value>| value.map_or(0, |value| value.value);
+    for stats in all {
+        let (Some(attributes), Some(layer)) = (stats.attributes, stats.writable_layer) else { continue };
+        let uid = attributes.labels.get(POD_UID).cloned();
+        let (Some(uid), Some(metadata)) = (uid, attributes.metadata) else { continue };
+        let disk = Disk { bytes: value(layer.used_bytes), inodes: value(layer.inodes_used) };
+        pods.entry(uid).or_default().push((metadata.name, disk));
+    }
+    pods
 }
 
 // === impl PodDirectories ===
@@ -70,7 +85,7 @@ impl PodDirectories {
         }
     }
 
-    fn measure(self, layers: Vec<(String, Disk)>) -> Usage {
+    fn measure(self, layers: Layers) -> Usage {
         let mut usage = Usage::default();
         for (name, layer) in layers {
             add(&mut usage.containers, &name, layer);
@@ -119,7 +134,33 @@ fn file(path: &Path) -> Disk {
 
 #[cfg(test)]
 mod tests {
+    use coracle_proto::cri::{ContainerAttributes, ContainerMetadata, FilesystemUsage};
+
     use super::*;
+
+    #[test]
+    fn layers_belong_to_the_pods_of_their_containers() {
+        let stats = |uid: &str, name: &str, bytes: u64| {
+            let attributes = ContainerAttributes {
+                metadata: Some(ContainerMetadata { name: name.to_owned(), ..ContainerMetadata::default() }),
+                labels: [(POD_UID.to_owned(), uid.to_owned())].into(),
+                ..ContainerAttributes::default()
+            };
+            let used_bytes = Some(UInt64Value { value: bytes });
+            let layer = FilesystemUsage { used_bytes, ..FilesystemUsage::default() };
+            ContainerStats {
+                attributes: Some(attributes),
+                writable_layer: Some(layer),
+                ..ContainerStats::default()
+            }
+        };
+        let all = vec![stats("u", "a", 1), stats("v", "a", 2), stats("u", "b", 3), ContainerStats::default()];
+        let pods = by_pod(all);
+        let of = |uid: &str| -> Vec<(&str, u64)> {
+            pods[uid].iter().map(|(name, disk)| (name.as_str(), disk.bytes)).collect()
+        };
+        assert_eq!((of("u"), of("v")), (vec![("a", 1), ("b", 3)], vec![("a", 2)]));
+    }
 
     #[test]
     fn logs_layers_volumes_hosts_and_messages_count() {

@@ -35,13 +35,13 @@ pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<Conta
 
 /// Statuses of init containers and sidecars. The API server refuses a status in which an ended init container runs again
 /// although its policy does not restart it, as after the loss of the sandbox. Such a container keeps its last status
-/// until its next end. Source: `ValidateInitContainerStateTransition` of `pkg/apis/core/validation`.
+/// until its next end, but is not ready. Source: `ValidateInitContainerStateTransition` of `pkg/apis/core/validation`.
 pub(super) fn init_statuses(shape: &Shape<'_>, facts: &Facts<'_>) -> Vec<ContainerStatus> {
     let mut all = statuses(shape.inits(), facts);
     if !may_restart_all(shape.spec) {
         for (status, container) in all.iter_mut().zip(shape.inits()) {
             if let Some(old) = reported_end(shape, container, facts).filter(|_| !has_ended(status)) {
-                *status = old.clone();
+                *status = ContainerStatus { ready: status.ready, ..old.clone() };
             }
         }
     }

@@ -283,6 +283,7 @@ fn an_ended_init_container_that_runs_again_keeps_its_status_until_it_ends() {
         case.pod.status = Some(ended.clone());
         let again = case.status(6);
         assert_eq!(state(&again).running.is_none(), is_kept, "{policy} {code}");
+        assert!(!again.init_container_statuses.as_ref().unwrap()[0].ready, "{policy} {code}");
         case.last = Some(again);
         case.observed = observed(vec![container("i", 1, exited(0))]);
         let status = case.status(7);

@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::Sync;
 use crate::cgroup::resources::pod_requests;
 use crate::event_recorder::Level;
-use crate::kubelet_metrics::RetryTrigger;
+use crate::kubelet_metrics::{InfeasibleReason, RetryTrigger};
 use crate::pod::resize::allocation::{
     Candidate, check_resize, condition, differs, infeasible, with_resources,
 };
@@ -61,7 +61,9 @@ impl Sync {
         let metrics = &self.node.metrics.resizes;
         if let Some(known) = self.pending.get_mut(uid) {
             let is_new = known.pod.metadata.generation != pod.metadata.generation;
-            requested_changes(&known.pod, pod).into_iter().for_each(|change| metrics.requested(change));
+            if is_new {
+                requested_changes(&known.pod, pod).into_iter().for_each(|change| metrics.requested(change));
+            }
             known.pod = Arc::clone(pod);
             return is_new;
         }
@@ -105,9 +107,10 @@ impl Sync {
             let wake = Arc::clone(&handle.wake);
             let used = self.inputs.pods.used_by_others(&uid).requested;
             let refused = self.node.managers.refuse_resize(&pod, &old);
+            let detail = refused.map_or(InfeasibleReason::NodeAllocatable, |(detail, _)| detail);
             let checked = refused.map_or_else(
                 || check_resize(&pod, &old, (used, self.node.allocatable)),
-                |message| Err(infeasible(&pod, message)),
+                |(_, message)| Err(infeasible(&pod, message)),
             );
             match checked {
                 Ok(()) => {
@@ -135,7 +138,7 @@ impl Sync {
                         continue;
                     }
                     if reason == "Infeasible" {
-                        self.node.metrics.resizes.infeasible();
+                        self.node.metrics.resizes.infeasible(detail);
                     }
                     let event = if reason == "Infeasible" { "ResizeInfeasible" } else { "ResizeDeferred" };
                     let prefix = format!("Pod resize {reason}");

@@ -18,7 +18,8 @@ impl Worker {
             let pulls = metrics.pull_times.take(&self.uid);
             if let Some(created) = &pod.metadata.creation_timestamp {
                 let after = Duration::try_from(Timestamp::now() - created.0).unwrap_or_default();
-                metrics.created_pod_runs(after, pulls + init_time(status));
+                let excluded = (!is_stateful(pod)).then(|| pulls + init_time(status));
+                metrics.created_pod_runs(after, excluded);
             }
         }
     }
@@ -32,6 +33,19 @@ impl Worker {
             self.node.metrics.container_terminated(kind, end.exit_code, reason);
         }
     }
+}
+
+/// Whether a volume of the pod outlives the pod, or comes from the node or from an image. The SLI of starts does not
+/// include such pods. Source: `isStatefulPod` of the kubelet.
+fn is_stateful(pod: &Pod) -> bool {
+    let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.any(|volume| {
+        volume.secret.is_none()
+            && volume.config_map.is_none()
+            && volume.downward_api.is_none()
+            && volume.empty_dir.is_none()
+            && volume.projected.is_none()
+    })
 }
 
 /// The time that init containers have run. Sidecars still run and do not count.
@@ -88,6 +102,19 @@ mod tests {
             "finishedAt": "2026-01-01T00:00:03Z"}});
         assert_eq!(init_time(&status(end.clone(), end)), Duration::from_secs(3));
         assert_eq!(init_time(&status(json!({"running": {}}), json!({}))), Duration::ZERO);
+    }
+
+    #[test]
+    fn pods_with_volumes_that_outlive_them_are_stateful() {
+        let of = |volumes: serde_json::Value| {
+            is_stateful(
+                &serde_json::from_value(json!({"spec": {"containers": [], "volumes": volumes}})).unwrap(),
+            )
+        };
+        let emptied = json!({"name": "a", "emptyDir": {}});
+        assert!(!of(json!([])) && !of(json!([emptied, {"name": "b", "projected": {}}])));
+        assert!(of(json!([emptied, {"name": "b", "persistentVolumeClaim": {"claimName": "c"}}])));
+        assert!(of(json!([{"name": "b", "hostPath": {"path": "/a"}}])));
     }
 
     #[test]

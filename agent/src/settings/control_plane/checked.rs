@@ -357,6 +357,12 @@ fn etcd(
         anyhow::ensure!(!has_files, "etcd-cafile, etcd-certfile and etcd-keyfile need etcd-servers");
         return Ok(None);
     }
+    // The message does not name the server: it would show the password.
+    let has_credentials = servers.iter().any(|server| server.contains('@'));
+    anyhow::ensure!(
+        !has_credentials,
+        "etcd-servers must not contain a user: use etcd-certfile and etcd-keyfile"
+    );
     for server in &servers {
         let is_url = ["http://", "https://"].iter().any(|scheme| server.starts_with(scheme));
         anyhow::ensure!(is_url, "etcd-servers {server:?} must begin with http:// or https://");
@@ -443,6 +449,8 @@ mod tests {
         ] {
             assert!(of(server, files).is_err(), "{server}");
         }
+        let error = of("http://a:1,http://root:secret@b:1", (None, None, None)).unwrap_err().to_string();
+        assert!(error.contains("must not contain a user") && !error.contains("secret"), "{error}");
     }
 
     #[test]

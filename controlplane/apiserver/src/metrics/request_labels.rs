@@ -61,7 +61,7 @@ impl Request {
         matches!(self.verb, "GET" | "LIST") && !self.is_long
     }
 
-    /// The labels of a deprecated API. No release without one of them is known.
+    /// The labels of a deprecated API. `removed_release` is empty: the release that removes the version is not known.
     pub(super) fn deprecated_labels(&self) -> [&str; 5] {
         [&self.group, &self.version, &self.resource, &self.subresource, ""]
     }

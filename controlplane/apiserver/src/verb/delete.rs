@@ -190,7 +190,7 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
     options_from(call, &body::check(parsed, &expected, call.validation()?)?.0)
 }
 
-/// The parameters of the query in the form of DeleteOptions.
+/// The parameters of the query in the form of DeleteOptions. Source: `Convert_url_Values_To_v1_DeleteOptions`.
 fn query_options(call: &Call) -> Result<Value> {
     let query = &call.info.query;
     query.check_number("gracePeriodSeconds")?;
@@ -207,6 +207,12 @@ fn query_options(call: &Call) -> Result<Value> {
     }
     if query.has("dryRun") {
         tree["dryRun"] = query.all("dryRun").into();
+    }
+    for precondition in ["uid", "resourceVersion"] {
+        let value = query.get(precondition);
+        if !value.is_empty() {
+            tree["preconditions"][precondition] = value.into();
+        }
     }
     Ok(tree)
 }

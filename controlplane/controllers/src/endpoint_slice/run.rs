@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::endpoints::plan::is_ours;
 use crate::endpoints::trigger_time;
 use crate::error::{Error, is_namespace_terminating};
-use crate::object::{EndpointSlice, Key, ObjectExt, controller_of};
+use crate::object::{EndpointSlice, Key, ObjectExt, Pod, Service, controller_of};
 use crate::queue::{Next, Queue, pause_after};
 use crate::write::Part;
 
@@ -91,12 +91,26 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         labels.remove(HEADLESS);
     }
     let changes = pack::pack(groups, &slices);
-    let is_written = !changes.create.is_empty() || !changes.update.is_empty();
-    let trigger =
-        is_written.then(|| trigger_time::time(&service, &pods, &trigger_time::of_slices(&slices))).flatten();
+    let trigger = trigger(&service, &pods, &slices, &changes);
     let identity = Identity { owner, labels, trigger };
     apply(context, &key, &identity, changes).await?;
     Ok(pause_after(count))
+}
+
+/// The time of the change that the written slices follow. `None` if it is unknown, or if no slice is written.
+fn trigger(
+    service: &Service,
+    pods: &[Arc<Pod>],
+    slices: &[Arc<EndpointSlice>],
+    changes: &pack::Changes,
+) -> Option<String> {
+    if changes.create.is_empty() && changes.update.is_empty() {
+        return None;
+    }
+    let created = changes.create.iter().flat_map(|group| &group.endpoints);
+    let updated = changes.update.iter().flat_map(|(_, endpoints)| endpoints);
+    let written = trigger_time::of_endpoints(created.chain(updated));
+    trigger_time::time(service, pods, trigger_time::of_slices(slices).as_ref(), &written)
 }
 
 /// The owner reference and labels of all slices of an owner.

@@ -82,7 +82,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             if is_current(&known, &subsets, &labels) && is_marked_truncated(&known) == is_truncated => {}
         Some(known) => {
             let before = trigger_time::of_subsets(known.subsets.as_deref().unwrap_or_default());
-            let trigger = trigger_time::time(&service, &pods, &Some(before));
+            let written = trigger_time::of_subsets(&subsets);
+            let trigger = trigger_time::time(&service, &pods, Some(&before), &written);
             let mut metadata = json!({"labels": labels});
             // Null removes an annotation.
             if is_truncated || is_marked_truncated(&known) {
@@ -99,7 +100,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             if is_truncated {
                 endpoints["metadata"]["annotations"][OVER_CAPACITY] = TRUNCATED.into();
             }
-            if let Some(trigger) = trigger_time::time(&service, &pods, &None) {
+            let written = trigger_time::of_subsets(&subsets);
+            if let Some(trigger) = trigger_time::time(&service, &pods, None, &written) {
                 endpoints["metadata"]["annotations"][trigger_time::ANNOTATION] = trigger.into();
             }
             match writer.create(&key.namespace, endpoints).await {

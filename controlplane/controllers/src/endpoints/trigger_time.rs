@@ -1,36 +1,38 @@
 //! The time of the change that endpoints follow, as an annotation. Programs measure with it how long a change takes to
-//! reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream remembers the times of all pods; here
-//! the endpoints that exist say which pods have changed. No I/O.
+//! reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the last times of all pods.
+//! Here a comparison of the written endpoints with the existing ones shows which pods have changed. No I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EndpointSubset, ObjectReference};
+use k8s_openapi::api::discovery::v1::Endpoint;
 
-use super::plan::selects;
 use crate::object::{EndpointSlice, ObjectExt, Pod, Service};
 
 /// Annotation of Endpoints and EndpointSlices: the time of the change, as the API writes times.
 pub(crate) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// The readiness of the pods that have endpoints, by their uids. `None`: the service has no endpoints object yet.
-pub(crate) type Known<'a> = Option<HashMap<&'a str, bool>>;
+/// The readiness of the pods that have endpoints, by their uids.
+pub(crate) type Readiness<'a> = HashMap<&'a str, bool>;
 
-/// The pods of slices.
-pub(crate) fn of_slices(slices: &[Arc<EndpointSlice>]) -> Known<'_> {
-    if slices.is_empty() {
-        return None;
-    }
+/// The pods of slices. `None`: the service has no slice yet.
+pub(crate) fn of_slices(slices: &[Arc<EndpointSlice>]) -> Option<Readiness<'_>> {
     let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
-    let known = endpoints.filter_map(|endpoint| {
+    (!slices.is_empty()).then(|| of_endpoints(endpoints))
+}
+
+/// The pods of the endpoints of slices.
+pub(crate) fn of_endpoints<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Readiness<'a> {
+    let pods = endpoints.filter_map(|endpoint| {
         let is_ready = endpoint.conditions.as_ref().is_some_and(|all| all.serving == Some(true));
         Some((uid(endpoint.target_ref.as_ref())?, is_ready))
     });
-    Some(known.collect())
+    pods.collect()
 }
 
 /// The pods of Endpoints.
-pub(crate) fn of_subsets(subsets: &[EndpointSubset]) -> HashMap<&str, bool> {
+pub(crate) fn of_subsets(subsets: &[EndpointSubset]) -> Readiness<'_> {
     let known = subsets.iter().flat_map(|subset| {
         let lists = [(&subset.addresses, true), (&subset.not_ready_addresses, false)];
         lists.into_iter().flat_map(|(list, is_ready)| {
@@ -44,16 +46,23 @@ fn uid(target: Option<&ObjectReference>) -> Option<&str> {
     target?.uid.as_deref()
 }
 
-/// The earliest change that the endpoints do not have yet: of the readiness of a pod, or the creation of the service. `None`
-/// if there is none, for example if only a pod was deleted.
-pub(crate) fn time(service: &Service, pods: &[Arc<Pod>], known: &Known<'_>) -> Option<String> {
+/// The earliest change that the written endpoints have and the existing ones do not have: of the readiness of a pod, or the
+/// creation of the service. `known`: the existing endpoints; `None` if there are none yet. A pod that gets no endpoint, for
+/// example without an address, does not count. The result is `None` if there is no change, for example if only a pod was
+/// deleted.
+pub(crate) fn time(
+    service: &Service,
+    pods: &[Arc<Pod>],
+    known: Option<&Readiness<'_>>,
+    written: &Readiness<'_>,
+) -> Option<String> {
     let has_changed = |pod: &Arc<Pod>| {
-        let before = known.as_ref().and_then(|known| known.get(pod.uid()));
-        before != Some(&pod.ready_since().is_some())
+        let before = known.and_then(|known| known.get(pod.uid()));
+        written.get(pod.uid()).is_some_and(|now| before != Some(now))
     };
-    let pods = pods.iter().filter(|pod| selects(service, pod) && !pod.finished() && has_changed(pod));
+    let changes = pods.iter().filter(|pod| has_changed(pod)).filter_map(|pod| pod.readiness_changed_at());
     let created = service.metadata.creation_timestamp.as_ref().filter(|_| known.is_none());
-    let first = pods.filter_map(|pod| pod.readiness_changed_at()).chain(created.map(|time| time.0)).min()?;
+    let first = changes.chain(created.map(|time| time.0)).min()?;
     Some(first.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
 
@@ -89,7 +98,8 @@ mod tests {
     #[test]
     fn the_time_is_that_of_the_first_change() {
         let pods = [pod("a", true, 5), pod("b", true, 7), pod("c", false, 9)];
-        let of = |endpoints: Value| time(&service(), &pods, &of_slices(&slices(endpoints)));
+        let written = HashMap::from([("a", true), ("b", true), ("c", false)]);
+        let of = |endpoints: Value| time(&service(), &pods, of_slices(&slices(endpoints)).as_ref(), &written);
         let at = |second: &str| Some(format!("2026-01-02T00:00:{second}Z"));
         assert_eq!(of(json!([])), at("05"));
         assert_eq!(of(json!([endpoint("a", true), endpoint("b", false), endpoint("c", true)])), at("07"));
@@ -97,7 +107,24 @@ mod tests {
         let same =
             json!([endpoint("a", true), endpoint("b", true), endpoint("c", false), endpoint("d", true)]);
         assert_eq!(of(same), None, "only a pod is gone");
-        assert_eq!(time(&service(), &pods, &None), Some("2026-01-01T00:00:00Z".to_owned()), "a new service");
+        let created = Some("2026-01-01T00:00:00Z".to_owned());
+        assert_eq!(time(&service(), &pods, None, &written), created, "a new service");
+    }
+
+    #[test]
+    fn a_pod_without_an_endpoint_does_not_count() {
+        let pods = [pod("without-address", false, 1), pod("a", true, 5)];
+        let written = HashMap::from([("a", true)]);
+        let time = time(&service(), &pods, Some(&HashMap::new()), &written);
+        assert_eq!(time.as_deref(), Some("2026-01-02T00:00:05Z"));
+    }
+
+    #[test]
+    fn published_endpoints_of_an_unready_pod_do_not_change() {
+        let subsets = json!([{"addresses": [{"ip": "10.0.0.1", "targetRef": {"uid": "a"}}]}]);
+        let subsets: Vec<EndpointSubset> = serde_json::from_value(subsets).unwrap();
+        let known = of_subsets(&subsets);
+        assert_eq!(time(&service(), &[pod("a", false, 5)], Some(&known), &known), None);
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<Mut
     });
 }
 
-/// Reconciles one node, or all.
+/// Reconciles one node, or all. An error of one node does not prevent the writes of the others.
 pub(crate) async fn reconcile(
     context: &Context,
     state: &Mutex<ClusterSize>,
@@ -48,12 +48,15 @@ pub(crate) async fn reconcile(
     let cache = &context.caches.nodes;
     let mut nodes = if key == all() { cache.all() } else { cache.get(&key).into_iter().collect() };
     nodes.retain(|node| plan::needs(node, seconds) && !waits_for_range(context, node));
+    let mut outcome = Ok(Next::Wait);
     for node in nodes {
         let annotations = json!({plan::TTL: seconds.to_string()});
         let patch = json!({"metadata": {"uid": node.uid(), "annotations": annotations}});
-        context.writer(cache).merge(&node.key(), Part::Main, patch).await?;
+        if let Err(error) = context.writer(cache).merge(&node.key(), Part::Main, patch).await {
+            outcome = outcome.and(Err(error));
+        }
     }
-    Ok(Next::Wait)
+    outcome
 }
 
 /// Whether the node gets a pod CIDR soon. The write of the pod CIDR, for which the node waits, must not conflict with this
@@ -61,4 +64,25 @@ pub(crate) async fn reconcile(
 fn waits_for_range(context: &Context, node: &Node) -> bool {
     let assigns = !context.config.cluster_cidrs.is_empty() && context.config.selection.has("pod-cidr");
     assigns && !node.is_being_deleted() && pod_cidr::plan::ranges(node).is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_node_that_refuses_the_write_does_not_stop_the_others() {
+        let api = TestApi::new(&[]);
+        for name in ["a", "b"] {
+            let node = json!({"metadata": {"name": name, "uid": name, "resourceVersion": "7"},
+                "spec": {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"]}});
+            api.context.caches.nodes.written(serde_json::from_value(node).unwrap());
+        }
+        let outcome = reconcile(&api.context, &Mutex::default(), all()).await;
+        assert!(outcome.is_err(), "the writes are tried again");
+        let mut paths: Vec<String> = api.writes().into_iter().map(|write| write.path).collect();
+        paths.sort();
+        assert_eq!(paths, ["/api/v1/nodes/a", "/api/v1/nodes/b"]);
+    }
 }

@@ -55,6 +55,8 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
 #[tokio::test]
 async fn steps_of_admission_and_deprecated_apis_are_counted() {
     let server = Fixture::new().await;
+    let refused = server.get_as(User::new("eve", &[]), "/api/v1/namespaces/default/endpoints").await;
+    assert_eq!(refused.code, 403);
     let before = metrics(&server).await;
     let step = |text: &str, kind: &str, rejected: &str| {
         let name = "apiserver_admission_step_admission_duration_seconds_count";

@@ -115,6 +115,18 @@ async fn the_body_of_a_deletion_replaces_its_query() {
 }
 
 #[tokio::test]
+async fn the_query_of_a_deletion_has_preconditions() {
+    let server = Fixture::new().await;
+    let made = server.post(MAPS, config_map("a", json!({}))).await.body;
+    let of = |key: &str| made["metadata"][key].as_str().unwrap().to_owned();
+    let delete = async |query: &str| server.call("DELETE", &format!("{MAPS}/a?{query}"), "", None).await.code;
+    assert_eq!((delete("uid=x").await, delete("resourceVersion=1").await), (409, 409));
+    assert_eq!(server.get(&format!("{MAPS}/a")).await.code, 200);
+    let query = format!("uid={}&resourceVersion={}", of("uid"), of("resourceVersion"));
+    assert_eq!(delete(&query).await, 200);
+}
+
+#[tokio::test]
 async fn bodies_are_read_as_upstream_does() {
     let server = Fixture::new().await;
     let unnamed = server.raw("POST", MAPS, "null").await;
