@@ -51,8 +51,14 @@ struct Current {
     state: CpuState,
     /// Uid of the pod that is being allocated, and the CPUs of its init containers, which later containers may use.
     reusable: (String, CpuSet),
-    /// The CPUs that running containers have, by container id. None before the first update after a start.
-    applied: HashMap<String, CpuSet>,
+    /// The CPUs that running containers have, by pod uid and container name. A container without an entry is updated.
+    applied: HashMap<String, HashMap<String, Applied>>,
+}
+
+/// The CPUs of the last container with a name.
+struct Applied {
+    id: String,
+    cpus: CpuSet,
 }
 
 /// The state file: format 2 of the kubelet.
@@ -142,7 +148,11 @@ impl CpuManager {
         let Ok(cpus) = cpus.parse::<CpuSet>() else { return };
         let mut current = self.lock();
         let is_outdated = *current.state.cpus_of(uid, container) != cpus;
-        current.applied.insert(id.to_owned(), cpus);
+        let of_pod = current.applied.entry(uid.to_owned()).or_default();
+        // An update of the running container is newer.
+        if of_pod.get(container).is_none_or(|applied| applied.id != id) {
+            of_pod.insert(container.to_owned(), Applied { id: id.to_owned(), cpus });
+        }
         if is_outdated {
             self.changed.notify_one();
         }
@@ -171,47 +181,56 @@ impl CpuManager {
         let is_running =
             |container: &cri::Container| container.state() == cri::ContainerState::ContainerRunning;
         let running: Vec<cri::Container> = listed.into_iter().filter(is_running).collect();
-        let ids: HashSet<&str> = running.iter().map(|container| container.id.as_str()).collect();
+        let uids: HashSet<&str> = running.iter().filter_map(|container| Some(owner(container)?.0)).collect();
         // A container that has started meanwhile may not be in the list.
-        self.lock().applied.retain(|id, _| ids.contains(id.as_str()) || !known.contains(id));
+        self.lock().applied.retain(|uid, _| uids.contains(uid.as_str()) || !known.contains(uid));
         let mut succeeded = true;
         for container in &running {
             let Some(cpus) = self.due(container) else { continue };
-            succeeded &= self.update(runtime, &container.id, cpus).await;
+            succeeded &= self.update(runtime, container, cpus).await;
         }
         succeeded
     }
 
     /// The CPUs that a running container should have, if it has others. None for containers that are not of pods.
     fn due(&self, container: &cri::Container) -> Option<CpuSet> {
-        let (uid, name) = (container.labels.get(POD_UID)?, container.labels.get(CONTAINER_NAME)?);
+        let (uid, name) = owner(container)?;
         let current = self.lock();
         let cpus = current.state.cpus_of(uid, name);
-        (!cpus.is_empty() && current.applied.get(&container.id) != Some(cpus)).then(|| cpus.clone())
+        let applied = current.applied.get(uid).and_then(|of_pod| of_pod.get(name));
+        let is_applied = applied.is_some_and(|applied| applied.id == container.id && applied.cpus == *cpus);
+        (!cpus.is_empty() && !is_applied).then(|| cpus.clone())
     }
 
-    async fn update(&self, runtime: &dyn Runtime, id: &str, cpus: CpuSet) -> bool {
+    async fn update(&self, runtime: &dyn Runtime, container: &cri::Container, cpus: CpuSet) -> bool {
         let resources = cri::LinuxContainerResources { cpuset_cpus: cpus.to_string(), ..Default::default() };
         let request = cri::UpdateContainerResourcesRequest {
-            container_id: id.to_owned(),
+            container_id: container.id.clone(),
             linux: Some(resources),
             ..Default::default()
         };
         match runtime.update_container_resources(request).await {
             Ok(_updated) => {
-                self.lock().applied.insert(id.to_owned(), cpus);
+                self.updated(container, cpus);
                 true
             }
             Err(RuntimeError::NotFound(_)) => true,
             Err(error) => {
                 tracing::warn!(
-                    container = id,
+                    container = container.id,
                     error = error.message(),
                     "cannot update the CPUs of a container"
                 );
                 false
             }
         }
+    }
+
+    /// Notes the CPUs of a running container.
+    fn updated(&self, container: &cri::Container, cpus: CpuSet) {
+        let Some((uid, name)) = owner(container) else { return };
+        let applied = Applied { id: container.id.clone(), cpus };
+        self.lock().applied.entry(uid.to_owned()).or_default().insert(name.to_owned(), applied);
     }
 
     /// Assigns CPUs to a container and records them. Nothing changes after an error.
@@ -327,6 +346,7 @@ impl HintProvider for CpuManager {
 
     fn release(&self, uid: &str) {
         let mut current = self.lock();
+        current.applied.remove(uid);
         if !current.state.release(uid) {
             return;
         }
@@ -359,6 +379,11 @@ impl Current {
 /// The state file in the state directory.
 pub(crate) fn state_path(state_dir: &Path) -> PathBuf {
     state_dir.join("cpu_manager_state")
+}
+
+/// Pod uid and name of a container. None if it is not of a pod.
+fn owner(container: &cri::Container) -> Option<(&str, &str)> {
+    Some((container.labels.get(POD_UID)?.as_str(), container.labels.get(CONTAINER_NAME)?.as_str()))
 }
 
 fn uid(pod: &Pod) -> &str {
