@@ -147,14 +147,20 @@ impl ResourceManagers {
     /// run in the shared pools.
     pub(crate) fn adopt(&self, pod: &Pod) {
         let (Some(shared), Some(uid)) = (&self.shared, &pod.metadata.uid) else { return };
-        let is_known = shared.cpu.as_ref().is_some_and(|cpu| cpu.has_exclusive(uid))
-            || shared.memory.as_ref().is_some_and(|memory| memory.has(uid));
-        if is_known {
+        if self.holds(uid) {
             return;
         }
         if let Err(error) = shared.topology.adopt(pod) {
             tracing::warn!(uid, %error, "a pod of an earlier agent has no CPUs or memory of its own");
         }
+    }
+
+    /// Whether a pod has exclusive CPUs, or memory of NUMA nodes.
+    pub(crate) fn holds(&self, uid: &str) -> bool {
+        self.shared.as_ref().is_some_and(|shared| {
+            shared.cpu.as_ref().is_some_and(|cpu| cpu.has_exclusive(uid))
+                || shared.memory.as_ref().is_some_and(|memory| memory.has(uid))
+        })
     }
 
     /// Releases the resources of a pod whose containers have ended.
@@ -385,7 +391,11 @@ mod tests {
         let before = resources.clone();
         managers.pin("u", "a", &mut resources);
         assert_eq!(resources, before);
-        assert!(managers.admit(&Pod::default()).is_ok() && !managers.has_exclusive_cpus("u"));
+        assert!(
+            managers.admit(&Pod::default()).is_ok()
+                && !managers.has_exclusive_cpus("u")
+                && !managers.holds("u")
+        );
         assert!(managers.refuse_resize(&Pod::default(), &Pod::default()).is_none());
     }
 }
