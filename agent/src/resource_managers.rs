@@ -292,8 +292,21 @@ fn memory_state(
             "reserved-memory references a NUMA node {node} that does not exist on this machine"
         )));
     }
+    check_node_count(machine.nodes.len(), settings.topology.max_nodes).map_err(error)?;
     check_memory_sums(reserved, held_back(facts)).map_err(error)?;
     Ok(Some(MemoryState::new(&machine.nodes, reserved)))
+}
+
+/// Refuses a machine with more NUMA nodes than permitted: each admission visits all sets of nodes, also with the topology
+/// policy `none`.
+fn check_node_count(count: usize, max: usize) -> Result<(), String> {
+    if count <= max {
+        return Ok(());
+    }
+    Err(format!(
+        "unsupported on machines with more than {max} NUMA nodes; this one has {count}. The option \
+         max-allowable-numa-nodes of the topology manager permits more, and makes admissions slow"
+    ))
 }
 
 /// Bytes of memory that pods cannot use: the reserved amounts and the eviction threshold.
@@ -360,6 +373,13 @@ mod tests {
         assert!(check_memory_sums(&BTreeMap::new(), 0).is_err());
         let huge = BTreeMap::from([of(0, "memory", 100), of(1, "hugepages-2Mi", 50)]);
         assert!(check_memory_sums(&huge, 100).unwrap_err().contains("hugepages-2Mi"));
+    }
+
+    #[test]
+    fn memory_of_many_nodes_must_be_permitted() {
+        assert_eq!(check_node_count(8, 8), Ok(()));
+        let error = check_node_count(9, 8).unwrap_err();
+        assert!(error.contains("more than 8 NUMA nodes") && error.contains("max-allowable-numa-nodes"));
     }
 
     #[test]

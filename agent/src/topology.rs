@@ -39,7 +39,7 @@ pub struct TopologySettings {
     pub aligns_pods: bool,
     /// Whether NUMA nodes near to each other are preferred.
     pub prefers_near_nodes: bool,
-    /// Maximum NUMA nodes of a machine on which a policy other than `none` can be used.
+    /// Maximum NUMA nodes of a machine on which a policy other than `none`, or the memory manager, can be used.
     pub max_nodes: usize,
 }
 
