@@ -163,9 +163,16 @@ impl CpuManager {
         loop {
             self.changed.notified().await;
             while !self.update_containers(runtime).await {
-                tokio::time::sleep(RETRY).await;
+                self.wait_to_retry().await;
             }
         }
+    }
+
+    /// Waits for the next change, at most for the time after which failed updates are tried again: a container that cannot
+    /// be updated does not delay the updates of others.
+    async fn wait_to_retry(&self) {
+        // Cancel-safe: a notification that the dropped future has not taken is kept.
+        let _changed_or_elapsed = tokio::time::timeout(RETRY, self.changed.notified()).await;
     }
 
     /// Gives running containers the CPUs that they should have. Returns whether all updates succeeded.

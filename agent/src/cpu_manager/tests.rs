@@ -1,5 +1,6 @@
 //! Tests of the CPU manager: state file, reuse, pins.
 
+use futures::FutureExt;
 use serde_json::json;
 
 use super::assign::tests::single_socket;
@@ -155,4 +156,15 @@ fn a_container_that_was_updated_before_its_start_was_noted_is_updated_again() {
     first.updated(&container("b"), "0-3".parse().unwrap());
     first.started(("u", "b"), "b", "0-7");
     assert_eq!(first.due(&container("b")).unwrap().to_string(), "0-7");
+}
+
+#[tokio::test]
+async fn a_change_is_not_delayed_by_containers_that_cannot_be_updated() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = manager(&state_path(dir.path()));
+    // The start is a change.
+    assert!(first.wait_to_retry().now_or_never().is_some());
+    assert!(first.wait_to_retry().now_or_never().is_none());
+    allocate(&first, &pod("u", &[], &[("a", "1")]));
+    assert!(first.wait_to_retry().now_or_never().is_some());
 }
