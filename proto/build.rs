@@ -37,8 +37,9 @@ const SHOWN: [&str; 31] = [
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let services = ["cri", "shim", "node", "dra", "drahealth", "pluginregistration"]
-        .map(|name| format!("proto/{name}.proto"));
+    let services =
+        ["cri", "shim", "node", "dra", "drahealth", "pluginregistration", "deviceplugin", "podresources"]
+            .map(|name| format!("proto/{name}.proto"));
     let files = protox::compile(services, ["proto"])?;
     let text = "#[serde(serialize_with = \"crate::as_text\")]";
     let cri = tonic_prost_build::configure().field_attribute(".runtime.v1.KeyValue.value", text);

@@ -143,6 +143,16 @@ impl CpuManager {
         self.lock().state.exclusive.contains_key(uid)
     }
 
+    /// The exclusive CPUs of a container.
+    pub(crate) fn exclusive_cpus(&self, uid: &str, container: &str) -> CpuSet {
+        self.lock().state.of(uid, container).cloned().unwrap_or_default()
+    }
+
+    /// CPUs that containers can have exclusively, also those that are assigned.
+    pub(crate) fn assignable(&self) -> CpuSet {
+        self.policy.assignable()
+    }
+
     /// Notes the CPUs with which a container has started. The shared pool may have changed since its creation.
     pub(crate) fn started(&self, (uid, container): (&str, &str), id: &str, cpus: &str) {
         let Ok(cpus) = cpus.parse::<CpuSet>() else { return };

@@ -10,6 +10,7 @@
 //! unprepared after the last of them has ended. As in the kubelet (`pkg/kubelet/cm/dra`).
 
 mod claim;
+mod device_plugin;
 mod driver;
 mod drivers;
 mod health;
@@ -17,6 +18,7 @@ mod health_status;
 mod locks;
 mod record;
 mod registration;
+mod resources;
 mod slices;
 #[cfg(test)]
 mod tests;
@@ -26,18 +28,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use coracle_proto::dra;
+use coracle_proto::pod_resources::DynamicResource;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 
 use crate::api_health::{ApiHealth, is_unavailable};
 pub(crate) use claim::ClaimError;
-use driver::Caller;
-pub(crate) use driver::DriverError;
+pub(crate) use device_plugin::{DevicePluginHandler, PluginEnd, WatchedPlugin};
+pub(crate) use driver::{Caller, DriverError, Link, Version, origin};
 use drivers::Drivers;
 use health::HealthTable;
 use locks::Locks;
 use record::{Key, Record, Records};
+pub(crate) use registration::open_socket;
 
 /// Why a pod's claims are not prepared or not unprepared.
 #[derive(Debug, thiserror::Error)]
@@ -125,12 +129,14 @@ impl Dra {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Registers drivers and deletes slices of drivers that are gone, until dropped.
-    pub(crate) async fn run(self) {
+    /// Registers drivers and deletes slices of drivers that are gone, until dropped. Device plugins that register as drivers
+    /// do are given to the handler.
+    pub(crate) async fn run(self, device_plugins: Arc<dyn DevicePluginHandler>) {
         let Shared { config, client, drivers, health_of_devices, .. } = &*self.shared;
-        let plugins = (Arc::clone(drivers), Arc::clone(health_of_devices));
-        let registry = registration::Registry::new(config.registry.clone(), plugins);
-        let slices = slices::run(client.clone(), config.node.clone(), Arc::clone(drivers));
+        let (drivers, health) = (Arc::clone(drivers), Arc::clone(health_of_devices));
+        let handlers = registration::Handlers { drivers: Arc::clone(&drivers), health, device_plugins };
+        let registry = registration::Registry::new(config.registry.clone(), handlers);
+        let slices = slices::run(client.clone(), config.node.clone(), drivers);
         tokio::join!(registry.run(), slices);
     }
 
@@ -216,6 +222,11 @@ impl Dra {
     /// When a claim of the container is not prepared.
     pub(crate) fn devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, ClaimError> {
         self.shared.records.with(|records| claim::devices(pod, container, |key| records.get(key)))
+    }
+
+    /// The prepared claims of a container, for the pod resources API.
+    pub(crate) fn resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
+        self.shared.records.with(|records| resources::of_container(pod, container, |key| records.get(key)))
     }
 
     /// Unprepares the claims that only this pod uses. Does nothing if there are none.

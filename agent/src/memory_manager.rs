@@ -81,6 +81,16 @@ impl MemoryManager {
         nodes.to_string()
     }
 
+    /// The memory of a container.
+    pub(crate) fn blocks_of(&self, uid: &str, container: &str) -> Vec<Block> {
+        self.lock().state.of(uid, container).cloned().unwrap_or_default()
+    }
+
+    /// The memory that containers can have, also that which is allocated.
+    pub(crate) fn allocatable(&self) -> Vec<Block> {
+        self.lock().state.allocatable()
+    }
+
     /// Whether a container of the pod has memory of NUMA nodes.
     pub(crate) fn has(&self, uid: &str) -> bool {
         self.lock().state.blocks.contains_key(uid)

@@ -10,6 +10,7 @@
 //! as soon as they are assigned, and Ready=True follows with the next patch, at once.
 
 mod config;
+mod devices;
 mod disk;
 mod events;
 mod eviction;
@@ -44,6 +45,8 @@ pub struct NodeAgent {
     node: watch::Sender<Option<Arc<Node>>>,
     /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,
+    /// Numbers of the devices of device plugins.
+    devices: watch::Sender<DeviceCounts>,
     /// Changes at each turn of the lease's timer.
     pulse: watch::Sender<()>,
     /// Result of the network's last STATUS call.
@@ -83,6 +86,7 @@ impl NodeAgent {
             network,
             node: watch::channel(None).0,
             images: watch::channel(None).0,
+            devices: watch::channel(DeviceCounts::new()).0,
             pulse: watch::channel(()).0,
             network_status: watch::channel(Some(Ok(()))).0,
             ranges: watch::channel(Vec::new()).0,
@@ -125,6 +129,11 @@ impl NodeAgent {
     /// The sender for the images in the store.
     pub fn images(&self) -> watch::Sender<Option<Vec<ContainerImage>>> {
         self.images.clone()
+    }
+
+    /// The sender for the numbers of devices.
+    pub(crate) fn devices(&self) -> watch::Sender<DeviceCounts> {
+        self.devices.clone()
     }
 
     /// Maintains the Node object until `shutdown`, also while the API is not reachable.
@@ -198,6 +207,7 @@ pub use eviction::{EvictionThresholds, Threshold};
 pub use facts::NodeFacts;
 pub use network::PodNetwork;
 
+pub(crate) use devices::{DeviceCount, DeviceCounts};
 pub(crate) use disk::{Resource, Shortage, disk_shortage};
 pub(crate) use facts::{KUBELET_VERSION, binary, kib};
 pub(crate) use images::keep as keep_images;

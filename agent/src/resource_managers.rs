@@ -16,8 +16,9 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use crate::cgroup::{QosClass, qos_class};
 use crate::cpu_manager::{self, CpuManager, CpuOptions, StaticPolicy};
+use crate::device_plugins::{AlignedDevices, DevicePlugins};
 use crate::kubelet_metrics::KubeletMetrics;
-use crate::memory_manager::policy::{Amounts, MemoryState};
+use crate::memory_manager::policy::{Amounts, Block, MemoryState};
 use crate::memory_manager::{self, MemoryManager};
 use crate::node::NodeFacts;
 use crate::runtime::Runtime;
@@ -52,8 +53,8 @@ pub(crate) struct ManagerInputs<'a> {
     /// The directory of the state files.
     pub(crate) state_dir: &'a Path,
     pub(crate) facts: &'a NodeFacts,
-    /// Providers of other resources, such as devices. They allocate before the CPU manager, as upstream.
-    pub(crate) providers: Vec<Arc<dyn HintProvider>>,
+    /// Their devices are allocated near to CPUs and memory, if the topology manager has a policy.
+    pub(crate) devices: &'a DevicePlugins,
 }
 
 /// Why the managers cannot start.
@@ -110,7 +111,6 @@ impl ResourceManagers {
         }
         let has_topology = settings.topology.policy != TopologyPolicy::None;
         let has_managers = settings.cpu.is_some() || settings.memory.is_some() || has_topology;
-        let has_managers = has_managers || !inputs.providers.is_empty();
         if !has_managers && settings.reserved_cpus.is_none() {
             return Ok(Self::default());
         }
@@ -126,7 +126,12 @@ impl ResourceManagers {
         let memory = memory_state(settings, facts, &machine)?;
         let memory = memory.map(|empty| MemoryManager::open(empty, memory_file, Arc::clone(metrics)));
         let memory = memory.transpose().map_err(ResourceManagerError::State)?.map(Arc::new);
-        let mut providers = inputs.providers.clone();
+        let mut providers: Vec<Arc<dyn HintProvider>> = Vec::new();
+        // First, as upstream.
+        if has_topology {
+            let nodes = machine.nodes.keys().copied().collect();
+            providers.push(Arc::new(AlignedDevices::new(inputs.devices.clone(), nodes)));
+        }
         providers.extend(cpu.clone().map(|manager| manager as Arc<dyn HintProvider>));
         providers.extend(memory.clone().map(|manager| manager as Arc<dyn HintProvider>));
         let topology =
@@ -217,6 +222,26 @@ impl ResourceManagers {
         if let Some(memory) = &shared.memory {
             memory.started(uid, spec, container);
         }
+    }
+
+    /// The exclusive CPUs of a container.
+    pub(crate) fn exclusive_cpus(&self, uid: &str, container: &str) -> CpuSet {
+        let cpu = self.shared.as_ref().and_then(|shared| shared.cpu.as_ref());
+        cpu.map(|cpu| cpu.exclusive_cpus(uid, container)).unwrap_or_default()
+    }
+
+    /// The memory of a container on NUMA nodes.
+    pub(crate) fn memory_of(&self, uid: &str, container: &str) -> Vec<Block> {
+        let memory = self.shared.as_ref().and_then(|shared| shared.memory.as_ref());
+        memory.map(|memory| memory.blocks_of(uid, container)).unwrap_or_default()
+    }
+
+    /// The CPUs that containers can have exclusively, and the memory of NUMA nodes. Empty without the managers.
+    pub(crate) fn allocatable(&self) -> (CpuSet, Vec<Block>) {
+        let Some(shared) = &self.shared else { return (CpuSet::default(), Vec::new()) };
+        let cpus = shared.cpu.as_ref().map(|cpu| cpu.assignable());
+        let memory = shared.memory.as_ref().map(|memory| memory.allocatable());
+        (cpus.unwrap_or_default(), memory.unwrap_or_default())
     }
 
     /// Why a resize is infeasible beside the managers. The messages are upstream's.

@@ -1,6 +1,7 @@
 //! Starts the tasks of the agent and waits for its end.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use coracle_proto::cri::{VersionRequest, VersionResponse};
@@ -17,6 +18,7 @@ use crate::cluster_dns::ClusterDns;
 use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
 use crate::configuration;
+use crate::device_plugins::{DevicePluginConfig, DevicePlugins, sockets};
 use crate::dra::{Dra, DraConfig};
 use crate::event_recorder;
 use crate::image_gc::{Collected, ImageGc};
@@ -29,6 +31,7 @@ use crate::node_health;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
+use crate::pod_resources::PodResources;
 use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
 use crate::resource_managers::{ManagerInputs, ResourceManagerError, ResourceManagers};
@@ -92,10 +95,10 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     agent.claim_overlay().await.map_err(Error::Node)?;
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
-    let metrics: Arc<KubeletMetrics> = Arc::default();
+    let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(Arc::<R>::clone(&runtime), Arc::clone(&metrics)));
-    let pods = Pods::default();
     let (evictions, evicted) = pod::Evictions::new();
+    let (devices, device_changes) = open_devices(&config, &agent);
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
@@ -126,6 +129,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
             runtime_name: version.runtime_name,
             recorder,
             pods,
+            devices,
             evictions,
             metrics,
         }
@@ -137,8 +141,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     spawn_network_policies(&mut tasks, &node, requests);
-    spawn_pod_tasks(&mut tasks, &node, agent.node(), evicted);
-    tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
+    spawn_pod_tasks(&mut tasks, &node, &agent, [evicted, device_changes]);
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
     tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
@@ -222,11 +225,12 @@ fn spawn_service_tasks(
 fn spawn_pod_tasks(
     tasks: &mut JoinSet<()>,
     node: &Arc<pod::NodeContext>,
-    node_object: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
-    evicted: mpsc::UnboundedReceiver<String>,
+    agent: &NodeAgent,
+    [evicted, device_changes]: [mpsc::UnboundedReceiver<String>; 2],
 ) {
     let (changes, received) = mpsc::channel(256);
-    let inputs = Inputs { changes: received, node_object, pods: node.pods.clone(), evicted };
+    let (node_object, pods) = (agent.node(), node.pods.clone());
+    let inputs = Inputs { changes: received, node_object, pods, evicted, device_changes };
     let collected = Collected {
         runtime: Arc::clone(&node.runtime),
         pods: node.pods.clone(),
@@ -242,10 +246,11 @@ fn spawn_pod_tasks(
         volumes: node.config.local_volume_dir.clone(),
         pods: node.volumes.pods_dir().to_owned(),
     };
-    tasks.spawn(node.dra.clone().run());
+    spawn_device_tasks(tasks, node);
     if let Some(task) = node.managers.task(Arc::clone(&node.runtime)) {
         tasks.spawn(task);
     }
+    tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.pulse()).run());
     tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
@@ -254,6 +259,15 @@ fn spawn_pod_tasks(
     tasks.spawn(node.services.clone().run(with_slices));
     tasks.spawn(node.configs.checkpoint().clone().run());
     tasks.spawn(async move { source::apiserver::watch(client, health, &name, changes).await });
+}
+
+/// Runs the drivers and plugins of devices, and reports the devices of pods at the socket of the pod resources API.
+fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
+    tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
+    tasks.spawn(node.devices.clone().run());
+    let (pods, devices, dra) = (node.pods.clone(), node.devices.clone(), node.dra.clone());
+    let resources = PodResources { pods, devices, dra, managers: node.managers.clone() };
+    tasks.spawn(resources.serve(plugin_root(&node.config).join(sockets::POD_RESOURCES)));
 }
 
 /// Returns only after a panic of a task: the agent must not continue without one of its parts.
@@ -276,14 +290,15 @@ struct NodeServices {
     runtime_name: String,
     recorder: event_recorder::Recorder,
     pods: Pods,
+    devices: DevicePlugins,
     evictions: pod::Evictions,
     metrics: Arc<KubeletMetrics>,
 }
 
 impl NodeServices {
     fn assemble(self, agent: &NodeAgent, policies: PolicyGate) -> Result<pod::NodeContext, Error> {
-        let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions, metrics } =
-            self;
+        let (devices, metrics) = (self.devices, self.metrics);
+        let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions, .. } = self;
         let facts = agent.facts();
         let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
         let cgroups = CgroupConfig {
@@ -305,7 +320,7 @@ impl NodeServices {
             limits_swap: cgroups.limits_swap(),
         };
         let providers = providers(&config)?;
-        let managers = resource_managers(&config, &facts, &metrics)?;
+        let managers = resource_managers(&config, &facts, &devices, &metrics)?;
         Ok(pod::NodeContext {
             dra: Dra::open(
                 dra_config(&config),
@@ -313,6 +328,7 @@ impl NodeServices {
                 configs.health().clone(),
                 &facts.info.boot_id,
             ),
+            devices,
             managers,
             runtime,
             runtime_name,
@@ -364,6 +380,7 @@ fn pull_records(config: &AgentConfig) -> pod::PullRecords {
 fn resource_managers(
     config: &AgentConfig,
     facts: &NodeFacts,
+    devices: &DevicePlugins,
     metrics: &Arc<KubeletMetrics>,
 ) -> Result<ResourceManagers, Error> {
     let inputs = ManagerInputs {
@@ -371,7 +388,7 @@ fn resource_managers(
         reserved: [&config.system_reserved, &config.kube_reserved],
         state_dir: &config.state_dir,
         facts,
-        providers: Vec::new(),
+        devices,
     };
     ResourceManagers::open(&inputs, metrics).map_err(Error::ResourceManagers)
 }
@@ -382,6 +399,20 @@ fn dra_config(config: &AgentConfig) -> DraConfig {
         registry: config.plugin_registry_dir.clone(),
         records: config.state_dir.join("agent/claims"),
     }
+}
+
+/// Reads the records of devices. Also returns the uids of pods with a device whose health changes.
+fn open_devices(config: &AgentConfig, agent: &NodeAgent) -> (DevicePlugins, mpsc::UnboundedReceiver<String>) {
+    let devices = DevicePluginConfig {
+        sockets: plugin_root(config).join(sockets::DEVICE_PLUGINS),
+        records: config.state_dir.join("agent/devices"),
+    };
+    DevicePlugins::open(devices, &agent.facts().info.boot_id, agent.devices())
+}
+
+/// The directory that plugins know as the kubelet's root directory.
+fn plugin_root(config: &AgentConfig) -> &Path {
+    config.plugin_registry_dir.parent().unwrap_or(&config.state_dir)
 }
 
 async fn open_checkpoint(config: &AgentConfig) -> Result<Checkpoint, Error> {

@@ -1,7 +1,6 @@
 //! Tests of the API server and a controller in one process.
 
-use std::time::Duration;
-
+use coracle_testing::eventually_async;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use serde_json::{Value, json};
@@ -16,19 +15,6 @@ fn api(
 ) -> Api<DynamicObject> {
     let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
     Api::all_with(plane.client("admin", &["system:masters"]), &kind)
-}
-
-/// Repeats a request until its result is accepted.
-async fn until<T>(mut request: impl AsyncFnMut() -> Option<T>) -> T {
-    let repeated = async {
-        loop {
-            match request().await {
-                Some(value) => return value,
-                None => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(120), repeated).await.expect("a result in time")
 }
 
 /// A definition with the versions v1 and v2, which is stored in one of them.
@@ -78,7 +64,10 @@ async fn a_namespace_is_deleted_with_one_deletion_for_each_kind_that_it_has() {
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
     create(&maps, &map).await.unwrap();
     namespaces.delete("full", &Default::default()).await.unwrap();
-    until(async || namespaces.get_opt("full").await.ok()?.is_none().then_some(())).await;
+    eventually_async("the namespace is deleted", 20, async || {
+        namespaces.get_opt("full").await.ok()?.is_none().then_some(())
+    })
+    .await;
     let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
     let metrics = client.request_text(request).await.unwrap();
     let deletions = metrics.lines().filter(|line| {
@@ -111,11 +100,12 @@ async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
     let widgets = api(&plane, ("example.com", "v1"), ("Widget", "widgets"));
     create(&definitions, &definition("v1")).await.unwrap();
     let widget = json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}});
-    let before = until(async || create(&widgets, &widget).await).await;
+    let before =
+        eventually_async("the widget is created", 20, async || create(&widgets, &widget).await).await;
     let patch = Patch::Merge(json!({"spec": definition("v2")["spec"]}));
     definitions.patch("widgets.example.com", &PatchParams::default(), &patch).await.unwrap();
     let stored = |definition: DynamicObject| json!(definition)["status"]["storedVersions"].clone();
-    until(async || {
+    eventually_async("both versions are stored", 20, async || {
         let definition = definitions.get("widgets.example.com").await.ok()?;
         (stored(definition) == json!(["v1", "v2"])).then_some(())
     })
@@ -131,7 +121,7 @@ async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
             "metadata": {"name": name}, "spec": {"resource": {"group": "example.com", "resource": resource}}})
     };
     create(&migrations, &migration("m", "widgets")).await.unwrap();
-    let ended = until(async || {
+    let ended = eventually_async("the migration ends", 20, async || {
         let found = json!(migrations.get("m").await.ok()?);
         let has_ended = holds(&found, "Succeeded") || holds(&found, "Failed");
         (has_ended && !holds(&found, "Running")).then_some(found)
@@ -147,7 +137,10 @@ async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
     assert_eq!(stored(definitions.get("widgets.example.com").await.unwrap()), json!(["v2"]));
     // A second migration finds nothing to write.
     create(&migrations, &migration("n", "widgets")).await.unwrap();
-    until(async || holds(&json!(migrations.get("n").await.ok()?), "Succeeded").then_some(())).await;
+    eventually_async("the second migration succeeds", 20, async || {
+        holds(&json!(migrations.get("n").await.ok()?), "Succeeded").then_some(())
+    })
+    .await;
     let again = widgets.get("w").await.unwrap();
     assert_eq!(again.metadata.resource_version, after.metadata.resource_version);
     shutdown.cancel();

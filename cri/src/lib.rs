@@ -67,5 +67,6 @@ pub use error::Error;
 pub use error::checkpoint::{CheckpointError, CriuError};
 pub use runtime::{Runtime, serve_streams};
 pub use selinux::labels_containers;
+pub use server::UnixClient;
 pub use shim_client::Timeouts as ShimTimeouts;
 pub use stream::BoxBody;

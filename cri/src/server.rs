@@ -21,6 +21,7 @@ use tonic::transport::Server;
 
 use crate::error::Error;
 use crate::runtime::Runtime;
+pub use authority::Stream as UnixClient;
 
 /// Maximum bytes of a message: the limit of the kubelet.
 const MESSAGE_LIMIT: usize = 16 << 20;

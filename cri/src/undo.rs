@@ -53,7 +53,7 @@ pub(crate) struct UndoContext {
     pub(crate) nri: Nri,
 }
 
-/// The steps of a creation. If it is dropped without [`Undo::keep`], a task undoes them.
+/// The steps of a creation. If it is dropped without [`Undo::finish`], a task undoes them.
 pub(crate) struct Undo {
     /// Weak: a pending undo does not keep the runtime alive.
     context: Weak<UndoContext>,
@@ -71,14 +71,14 @@ impl Undo {
         self.steps.push(step);
     }
 
-    /// Marks the creation as complete: nothing is undone.
-    pub(crate) fn keep(mut self) {
-        self.steps.clear();
-    }
-
-    /// Undoes all steps. A failed step does not prevent the undo of the others.
-    pub(crate) async fn run(mut self) {
-        undo_steps(self.context.upgrade(), std::mem::take(&mut self.steps)).await;
+    /// Ends the creation, and returns its result. A failure undoes all steps; a failed step does not prevent the undo of
+    /// the others.
+    pub(crate) async fn finish<T, E>(mut self, result: Result<T, E>) -> Result<T, E> {
+        let steps = std::mem::take(&mut self.steps);
+        if result.is_err() {
+            undo_steps(self.context.upgrade(), steps).await;
+        }
+        result
     }
 }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use fixture::{Machine, Session, alive, ends, tests};
 use futures::StreamExt;
 use nix::sched::CloneFlags;
@@ -85,11 +86,10 @@ async fn execs_return_output_code_and_time_out(machine: &mut Machine) {
 /// Waits until a container has logged the text.
 async fn logs(machine: &Machine, id: &str, text: &str) {
     let log = machine.status(id).await.log_path;
-    let begun = Instant::now();
-    while !std::fs::read_to_string(&log).is_ok_and(|written| written.contains(text)) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{id} does not write {text:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually_async(&format!("{id} writes {text:?}"), 10, async || {
+        std::fs::read_to_string(&log).is_ok_and(|written| written.contains(text))
+    })
+    .await;
 }
 
 async fn stop_sends_the_signal_and_then_kills(machine: &mut Machine) {
@@ -226,12 +226,9 @@ async fn the_exit_code_survives_the_shim(machine: &mut Machine) {
     let shim = machine.shim_pid(&pod).await;
     machine.close_runtime().await;
     let exits = machine.path("state/sandboxes").join(&pod).join("exits");
-    let began = Instant::now();
     for id in [&ends, &hog] {
-        while std::fs::metadata(exits.join(id)).map_or(0, |written| written.len()) == 0 {
-            assert!(began.elapsed() < Duration::from_secs(60), "the shim has not recorded the exit");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let recorded = async || std::fs::metadata(exits.join(id)).is_ok_and(|written| written.len() > 0);
+        eventually_async("the shim records the exit", 10, recorded).await;
     }
     let latest =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock").as_nanos();

@@ -173,6 +173,22 @@ impl Machine {
         add_image(&self.path("registry"), &layout, &format!("library/{name}"));
     }
 
+    /// Adds an image for one other architecture to the registry: an index with `busybox`, which names the architecture.
+    ///
+    /// # Panics
+    /// When the image cannot be built.
+    pub fn push_for_architecture(&self, name: &str, architecture: &str) {
+        let [root, image, layout] = ["root", "one", "oci"].map(|kind| self.path(&format!("{name}.{kind}")));
+        fs::create_dir_all(&root).unwrap();
+        let [pack, base] =
+            ["scripts/oci-layout", "target/images/busybox"].map(|path| repository().join(path));
+        let [pack, base, root, image, out] =
+            [&pack, &base, &root, &image, &layout].map(|path| path.to_str().unwrap());
+        run(pack, &[root, image, "--base", base, "--architecture", architecture]);
+        run(pack, &["--join", out, image]);
+        add_image(&self.path("registry"), &layout, &format!("library/{name}"));
+    }
+
     /// Stops the registry server.
     pub fn stop_registry(&mut self) {
         if let Some(mut server) = self.registry.take() {

@@ -13,20 +13,28 @@ use serde_json::Value;
 pub(crate) fn add_image(storage: &Path, layout: &Path, name: &str) {
     let root = storage.join("docker/registry/v2");
     let repository = root.join("repositories").join(name);
-    let blob = |digest: &str| layout.join("blobs").join(digest.replace(':', "/"));
     let index = read(&layout.join("index.json"));
     let image = digest(&index["manifests"][0]);
-    let manifest = read(&blob(image));
-    let layers = manifest["layers"].as_array().unwrap();
-    for content in layers.iter().chain([&manifest["config"]]).map(digest) {
-        copy_blob(&blob(content), &root, content);
+    add_manifest((&root, &repository), layout, image);
+    let tag = repository.join("_manifests/tags/latest");
+    link(&tag.join("index"), image);
+    write_link(&tag.join("current"), image);
+}
+
+/// Adds the manifest of an image, or of several platforms with their images.
+fn add_manifest((root, repository): (&Path, &Path), layout: &Path, manifest_digest: &str) {
+    let blob = |digest: &str| layout.join("blobs").join(digest.replace(':', "/"));
+    let manifest = read(&blob(manifest_digest));
+    let parts = |field: &str| manifest[field].as_array().cloned().unwrap_or_default();
+    for image in &parts("manifests") {
+        add_manifest((root, repository), layout, digest(image));
+    }
+    for content in parts("layers").iter().chain(manifest.get("config")).map(digest) {
+        copy_blob(&blob(content), root, content);
         link(&repository.join("_layers"), content);
     }
-    copy_blob(&blob(image), &root, image);
-    let manifests = repository.join("_manifests");
-    link(&manifests.join("revisions"), image);
-    link(&manifests.join("tags/latest/index"), image);
-    write_link(&manifests.join("tags/latest/current"), image);
+    copy_blob(&blob(manifest_digest), root, manifest_digest);
+    link(&repository.join("_manifests/revisions"), manifest_digest);
 }
 
 fn read(path: &Path) -> Value {

@@ -11,8 +11,12 @@
 mod backup;
 #[path = "cluster/bad_input.rs"]
 mod bad_input;
+#[path = "cluster/checkpoint.rs"]
+mod checkpoint;
 #[path = "cluster/custom_resources.rs"]
 mod custom_resources;
+#[path = "cluster/device_plugins.rs"]
+mod device_plugins;
 #[path = "cluster/devices.rs"]
 mod devices;
 #[path = "cluster/disruption.rs"]
@@ -37,6 +41,8 @@ mod packages;
 mod pod_network;
 #[path = "cluster/pod_spec.rs"]
 mod pod_spec;
+#[path = "cluster/private_images.rs"]
+mod private_images;
 #[path = "cluster/rbac.rs"]
 mod rbac;
 #[path = "cluster/resize.rs"]

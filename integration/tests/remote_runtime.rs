@@ -5,9 +5,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Host, Machine, Nodes, eventually, on_a_machine};
+use coracle_integration::{Crictl, Host, Machine, Nodes, eventually, on_a_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -18,8 +18,7 @@ const REGISTRY: &str = "192.0.2.1:5005";
 /// A container runtime on a node's host.
 struct Runtime {
     process: Child,
-    /// Command prefix that enters the namespaces of the runtime.
-    enter: Vec<String>,
+    crictl: Crictl,
     dir: PathBuf,
 }
 
@@ -139,36 +138,12 @@ impl Runtime {
         let log = fs::File::create(dir.join("runtime.log")).unwrap();
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let process = command.spawn().unwrap();
-        let crictl = Machine::tool("crictl", "scripts/critest tools");
         let socket = dir.join(socket);
-        let endpoint = format!("unix://{}", socket.display());
-        let mut enter = vec!["nsenter".to_owned()];
-        let namespaces = format!("/proc/{}/ns", host.pid());
-        enter.extend([
-            format!("--net={namespaces}/net"),
-            format!("--mount={namespaces}/mnt"),
-            "--".to_owned(),
-        ]);
-        enter.extend([crictl.to_str().unwrap().to_owned(), "--timeout".to_owned(), "60s".to_owned()]);
-        enter.extend(["-r".to_owned(), endpoint.clone(), "-i".to_owned(), endpoint]);
-        let runtime = Self { process, enter, dir: dir.to_owned() };
-        eventually("the runtime", 60, || runtime.try_crictl(&["version"]).status.success().then_some(()));
+        let crictl = Crictl::on(host, &format!("unix://{}", socket.display()));
+        let runtime = Self { process, crictl, dir: dir.to_owned() };
+        let is_ready = || runtime.crictl.try_crictl(&["version"]).status.success();
+        eventually("the runtime", 60, is_ready);
         (socket, runtime)
-    }
-
-    fn try_crictl(&self, arguments: &[&str]) -> Output {
-        Command::new(&self.enter[0])
-            .args(&self.enter[1..])
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
-    }
-
-    fn crictl(&self, arguments: &[&str]) -> String {
-        let output = self.try_crictl(arguments);
-        assert!(output.status.success(), "crictl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 }
 
@@ -180,7 +155,7 @@ impl Drop for Runtime {
             eprintln!("--- the end of the runtime's log:");
             lines.iter().rev().for_each(|line| eprintln!("{line}"));
         }
-        let _ = self.try_crictl(&["rmp", "--all", "--force"]);
+        let _ = self.crictl.try_crictl(&["rmp", "--all", "--force"]);
         self.process.kill().ok();
         self.process.wait().ok();
     }
@@ -218,7 +193,7 @@ fn pods_run_on(nodes: &mut Nodes, runtime: &Runtime, name: &str) {
     let settings = nodes.agents()[0].log();
     assert!(settings.contains("another container runtime runs the pods"), "{settings}");
     nodes.kubectl(&["delete", "pods", "--all"]);
-    eventually("all to be removed", 60, || runtime.crictl(&["pods", "-q"]).is_empty().then_some(()));
+    eventually("all to be removed", 60, || runtime.crictl.crictl(&["pods", "-q"]).is_empty());
 }
 
 /// Init containers, a secret in the environment, HTTP and exec probes, exec, logs and port-forward.

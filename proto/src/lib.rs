@@ -28,6 +28,16 @@ pub mod dra_health {
     tonic::include_proto!("v1alpha1");
 }
 
+/// Device plugins (`v1beta1`): their registration at the node, and the node's calls.
+pub mod device_plugin {
+    tonic::include_proto!("v1beta1");
+}
+
+/// The pod resources API of a node (`v1`).
+pub mod pod_resources {
+    tonic::include_proto!("v1");
+}
+
 /// Registration of plugins at the node.
 pub mod plugin_registration {
     tonic::include_proto!("pluginregistration");

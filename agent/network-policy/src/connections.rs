@@ -51,6 +51,7 @@ pub fn mark_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Res
             }
             Err(error) => first = first.and(Err(error)),
         }
+        coracle_fault::point("policies.marked");
     }
     first.map(|()| counts)
 }

@@ -142,7 +142,9 @@ impl Enforcer {
 
     fn commit(&mut self, transaction: Transaction<'_>) -> Result<(), Error> {
         let committed = self.channel.commit(transaction.finish());
-        committed.map_err(|source| Error::Commit { table: self.table.clone(), source })
+        committed.map_err(|source| Error::Commit { table: self.table.clone(), source })?;
+        coracle_fault::point("policies.committed");
+        Ok(())
     }
 }
 

@@ -7,7 +7,8 @@
 )]
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
@@ -43,10 +44,7 @@ impl Pod {
         let thread = receiver.recv().unwrap();
         ip(&format!("link add pod{number} type veth peer name eth0 netns {thread}"));
         ip(&format!("link set pod{number} master bridge0 up"));
-        let pod = Self {
-            ips: [IpAddr::from([10, 42, 0, number]), format!("fd42::{number:x}").parse().unwrap()],
-            jobs,
-        };
+        let pod = Self { ips: ips(number), jobs };
         let [v4, v6] = pod.ips;
         pod.within(move || {
             ip("link set lo up");
@@ -79,13 +77,22 @@ impl Pod {
     }
 
     fn facts(&self, namespace: &str, app: &str) -> PodFacts {
-        let uid = self.ips[0].to_string();
-        let ips: Vec<_> = self.ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
-        let ports = json!([{"name": "web", "containerPort": 7000, "protocol": "UDP"}]);
-        let pod = json!({"metadata": {"uid": uid, "namespace": namespace, "labels": {"app": app}},
-            "spec": {"nodeName": "here", "containers": [{"name": "c", "ports": ports}]}, "status": {"podIPs": ips}});
-        PodFacts::of(&serde_json::from_value(pod).unwrap(), "here").unwrap()
+        facts(self.ips, namespace, app)
     }
+}
+
+/// The addresses of a pod.
+fn ips(number: u8) -> [IpAddr; 2] {
+    [IpAddr::from([10, 42, 0, number]), format!("fd42::{number:x}").parse().unwrap()]
+}
+
+fn facts(ips: [IpAddr; 2], namespace: &str, app: &str) -> PodFacts {
+    let uid = ips[0].to_string();
+    let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
+    let ports = json!([{"name": "web", "containerPort": 7000, "protocol": "UDP"}]);
+    let pod = json!({"metadata": {"uid": uid, "namespace": namespace, "labels": {"app": app}},
+        "spec": {"nodeName": "here", "containers": [{"name": "c", "ports": ports}]}, "status": {"podIPs": ips}});
+    PodFacts::of(&serde_json::from_value(pod).unwrap(), "here").unwrap()
 }
 
 fn policy(name: &str, spec: Value) -> NetworkPolicy {
@@ -270,6 +277,112 @@ fn open_connections_end_with_their_permission_and_others_stay() {
             assert_eq!(mark_connections(&model, None).unwrap().forbidden, 0);
             assert_eq!((kept.works(), forbidden.works()), ([true, true], [true, true]));
         }
+        enforcer.remove().unwrap();
+    });
+}
+
+/// Set in the process that plays the agent of a test.
+const AGENT: &str = "CORACLE_TEST_AGENT";
+
+/// Runs a test of this program again in the network namespace of the caller, as an agent that is killed at a fault
+/// point.
+fn run_until_killed(test: &str, point: &str) {
+    let mut agent = Command::new(std::env::current_exe().unwrap());
+    agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());
+    let status = agent.stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} was not reached: {status}");
+}
+
+/// An agent that starts when a policy without effect exists. It adds one that allows connections of friends to `web`.
+fn restrict_web() {
+    let (mut model, mut enforcer) = start(&unrelated());
+    model.put_policy(&for_friends());
+    let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
+    mark_connections(&model, Some(&of)).unwrap();
+}
+
+fn unrelated() -> NetworkPolicy {
+    policy("unrelated", json!({"podSelector": {"matchLabels": {"app": "nothing"}}}))
+}
+
+fn for_friends() -> NetworkPolicy {
+    let from = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
+    policy("allow", json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": from}))
+}
+
+/// The start of an agent: the table is replaced and all connections are checked.
+fn start(policy: &NetworkPolicy) -> (Model, Enforcer) {
+    let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
+    for (number, app) in [(2, "web"), (3, "friend"), (4, "other")] {
+        model.put_pod(facts(ips(number), "n", app));
+    }
+    model.put_policy(policy);
+    enforcer.replace(&mut model).unwrap();
+    mark_connections(&model, None).unwrap();
+    (model, enforcer)
+}
+
+#[test]
+fn the_next_agent_completes_what_a_killed_one_began() {
+    if std::env::var_os(AGENT).is_some() {
+        return restrict_web();
+    }
+    alone(|| {
+        let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
+        // The first passes are in the replacement of the table and in the check of all connections, which lists each
+        // family.
+        for (point, is_restricted) in [
+            ("policies.committed:1", false),
+            ("policies.marked:1", false),
+            ("policies.committed:2", true),
+            ("policies.marked:3", true),
+            ("policies.marked:4", true),
+        ] {
+            // The kernel tracks connections while a table needs that.
+            start(&unrelated());
+            let kept = Connection::open(&friend, &web, 0);
+            let forbidden = Connection::open(&other, &web, 0);
+            run_until_killed("the_next_agent_completes_what_a_killed_one_began", point);
+            assert_eq!(other.reaches(&web, 7000), [!is_restricted; 2], "a new connection after {point}");
+            assert_eq!(friend.reaches(&web, 7000), [true, true], "{point}");
+            start(&for_friends());
+            assert_eq!(forbidden.works(), [false, false], "an open connection after {point}");
+            assert_eq!(kept.works(), [true, true], "{point}");
+            assert_eq!(other.reaches(&web, 7000), [false, false], "{point}");
+        }
+        Enforcer::open("test-policies").unwrap().remove().unwrap();
+    });
+}
+
+#[test]
+fn blocks_of_any_number_and_size_hold_at_their_ends() {
+    const EXCEPTIONS: u32 = 20_000;
+    alone(|| {
+        let (web, near, far) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(254));
+        let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
+        [(&web, "web"), (&near, "near"), (&far, "far")]
+            .iter()
+            .for_each(|(pod, app)| model.put_pod(pod.facts("n", app)));
+        // Every second address of a range, which cannot be joined to larger blocks, and the addresses of a pod.
+        let every_second = (0..EXCEPTIONS).map(|number| std::net::Ipv4Addr::from(0x0b00_0000 + 2 * number));
+        let mut v4: Vec<String> = every_second.map(|address| format!("{address}/32")).collect();
+        v4.push(format!("{}/32", near.ips[0]));
+        let v6 = [format!("{}/128", near.ips[1])];
+        let all = json!([{"ipBlock": {"cidr": "0.0.0.0/0", "except": v4}}, {"ipBlock": {"cidr": "::/0", "except": v6}}]);
+        let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": all}]});
+        model.put_policy(&policy("blocks", spec));
+        enforcer.replace(&mut model).unwrap();
+        assert_eq!(near.reaches(&web, 7000), [false, false], "an exception");
+        assert_eq!(far.reaches(&web, 7000), [true, true]);
+        // Blocks that overlap and repeat each other allow as much as their union.
+        let blocks =
+            ["10.42.0.3/32", "10.42.0.2/31", "10.42.0.3/32", "10.42.0.0/25", "fd42::3/128", "fd42::/127"];
+        let blocks: Vec<_> = blocks.iter().map(|cidr| json!({"ipBlock": {"cidr": cidr}})).collect();
+        let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": blocks}]});
+        model.put_policy(&policy("blocks", spec));
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(near.reaches(&web, 7000), [true, true]);
+        assert_eq!(far.reaches(&web, 7000), [false, false]);
         enforcer.remove().unwrap();
     });
 }

@@ -46,6 +46,7 @@ pub(crate) fn delete_stale(channel: &mut Channel, changed: &Changed) -> io::Resu
             targets.is_some_and(|targets| !targets.contains(&answering))
         };
         first = first.and(delete_flows(channel, is_ipv4, protocol, &numbers, stale).map(drop));
+        coracle_fault::point("services.flows-deleted");
     }
     first
 }

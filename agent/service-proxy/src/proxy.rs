@@ -147,6 +147,7 @@ impl Proxy {
     fn commit(&mut self, transaction: Transaction<'_>, flows: &Changed) -> Result<(), Error> {
         let committed = self.channel.commit(transaction.finish());
         committed.map_err(|source| Error::Commit { table: self.table.clone(), source })?;
+        coracle_fault::point("services.committed");
         self.is_unknown = false;
         if let Err(error) = flows::delete_stale(&mut self.channel, flows) {
             tracing::warn!(

@@ -9,7 +9,8 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -357,5 +358,65 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
         assert_eq!(answers("10.43.0.5:80", 3), ["a"]);
         assert_eq!(answers("10.43.0.7:80", 3), ["a"], "what changed meanwhile is in effect");
         assert_eq!(ask(&mut kept), "a");
+    });
+}
+
+/// Set in the process that plays the agent of a test.
+const AGENT: &str = "CORACLE_TEST_AGENT";
+
+/// Runs a test of this program again in the network namespace of the caller, as an agent that is killed at a fault
+/// point.
+fn run_until_killed(test: &str, point: &str) {
+    let mut agent = Command::new(std::env::current_exe().unwrap());
+    agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());
+    let status = agent.stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} was not reached: {status}");
+}
+
+#[test]
+fn the_next_agent_completes_what_a_killed_one_began() {
+    let udp = || json!({"clusterIP": "10.43.0.5", "ports": [{"port": 53, "protocol": "UDP"}]});
+    let with = move |endpoint: &str| {
+        [state("u", udp(), &[endpoint], 53), state("t", tcp("10.43.0.6"), &[endpoint], 8080)]
+    };
+    if std::env::var_os(AGENT).is_some() {
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), with("10.42.0.2")).unwrap();
+        proxy.change(with("10.42.0.3")).unwrap();
+        return;
+    }
+    alone(move || {
+        let server = |address: &'static str, name| {
+            serve(address, 8080, name);
+            let socket = UdpSocket::bind((address, 53)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            socket
+        };
+        let (one, two) = (server("10.42.0.2", "a"), server("10.42.0.3", "b"));
+        let start = |endpoint| {
+            let mut proxy = Proxy::open(TABLE, node()).unwrap();
+            proxy.replace(node(), with(endpoint)).unwrap();
+        };
+        // The first pass of each point is in the replacement of the table, the second one in the change.
+        for (point, left) in [
+            ("services.committed:1", "a"),
+            ("services.flows-deleted:1", "a"),
+            ("services.committed:2", "b"),
+            ("services.flows-deleted:2", "b"),
+        ] {
+            start("10.42.0.2");
+            let client = UdpSocket::bind("10.42.0.1:0").unwrap();
+            client.connect("10.43.0.5:53").unwrap();
+            client.send(b"1").unwrap();
+            let mut buffer = [0; 8];
+            one.recv(&mut buffer).unwrap();
+            run_until_killed("the_next_agent_completes_what_a_killed_one_began", point);
+            assert_eq!(answers("10.43.0.6:80", 3), [left], "the table after {point}");
+            start("10.42.0.3");
+            assert_eq!(answers("10.43.0.6:80", 3), ["b"], "{point}");
+            client.send(b"2").unwrap();
+            two.recv(&mut buffer).unwrap_or_else(|error| panic!("a stale flow after {point}: {error}"));
+            assert_eq!(buffer[0], b'2');
+        }
     });
 }

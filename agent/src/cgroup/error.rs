@@ -7,7 +7,9 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// No cgroup hierarchy is mounted.
-    #[error("no cgroup hierarchy is mounted")]
+    #[error(
+        "no cgroup hierarchy is mounted; mount one, for example with `mount -t cgroup2 cgroup2 /sys/fs/cgroup`"
+    )]
     NoHierarchy,
     /// A cgroup cannot be created.
     #[error("cannot create cgroup {path}")]

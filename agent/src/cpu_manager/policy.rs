@@ -145,6 +145,11 @@ impl StaticPolicy {
         state.shared.difference(&self.reserved)
     }
 
+    /// CPUs that containers can have exclusively, also those that are assigned.
+    pub(crate) fn assignable(&self) -> CpuSet {
+        self.topology.all().difference(&self.reserved)
+    }
+
     pub(crate) fn topology(&self) -> &CpuTopology {
         &self.topology
     }

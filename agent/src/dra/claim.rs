@@ -116,7 +116,10 @@ fn is_file_name(uid: &str) -> bool {
 }
 
 /// The claims that a container uses, each with the requests whose devices it gets. An empty request means all of them.
-fn requests(pod: &Pod, container: &Container) -> Result<BTreeMap<String, Vec<String>>, ClaimError> {
+pub(super) fn requests(
+    pod: &Pod,
+    container: &Container,
+) -> Result<BTreeMap<String, Vec<String>>, ClaimError> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for claim in container.resources.iter().flat_map(|resources| resources.claims.iter().flatten()) {
         if let Some(used) = resolve(pod, &claim.name)? {

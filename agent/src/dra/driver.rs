@@ -56,20 +56,20 @@ pub(crate) enum DriverError {
 
 /// Version of a driver's service. The messages of both are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(crate) enum Version {
     V1,
     V1Beta1,
 }
 
 /// An open connection. It is closed when this value is dropped.
-pub(super) struct Link {
+pub(crate) struct Link {
     sender: SendRequest<Body>,
     running: AbortOnDropHandle<()>,
 }
 
 /// Sends requests on a connection. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
+pub(crate) struct Caller {
     sender: SendRequest<Body>,
     version: Version,
 }
@@ -92,7 +92,7 @@ impl Version {
 
 impl Link {
     /// Connects to an opened socket (`O_PATH`).
-    pub(super) async fn open(socket: &OwnedFd) -> io::Result<Self> {
+    pub(crate) async fn open(socket: &OwnedFd) -> io::Result<Self> {
         // Connects to the opened file itself: its name may refer to another file meanwhile.
         let stream = UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await?;
         let mut connecting = http2::Builder::new(TokioExecutor::new());
@@ -108,12 +108,12 @@ impl Link {
     }
 
     /// A sender of requests.
-    pub(super) fn caller(&self, version: Version) -> Caller {
+    pub(crate) fn caller(&self, version: Version) -> Caller {
         Caller { sender: self.sender.clone(), version }
     }
 
     /// Waits until the peer closes the connection.
-    pub(super) async fn closed(&mut self) {
+    pub(crate) async fn closed(&mut self) {
         let _ended = (&mut self.running).await;
     }
 }
@@ -179,7 +179,7 @@ impl Caller {
 }
 
 /// The scheme and host of requests. A unix socket has neither.
-pub(super) fn origin() -> Uri {
+pub(crate) fn origin() -> Uri {
     Uri::from_static("http://localhost")
 }
 

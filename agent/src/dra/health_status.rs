@@ -10,10 +10,6 @@ use super::claim::{is_for, resolve};
 use super::health::{Device as DeviceId, DeviceHealth};
 use super::record::{Device, Key, Record};
 
-#[allow(
-    dead_code,
-    reason = "for the task that writes the status of pods, beside the health of device plugins"
-)]
 impl Dra {
     /// Reports the health of the pod's devices in the statuses of its containers, except init containers, as upstream.
     pub(crate) fn report_health(&self, pod: &Pod, status: &mut PodStatus) {

@@ -1,4 +1,4 @@
-//! Registration of drivers: each has a socket in the registration directory or in a directory below it, as for the
+//! Registration of drivers and device plugins: each has a socket in the registration directory or in a directory below it, as for the
 //! kubelet's plugin watcher.
 //!
 //! A task for each socket asks the plugin for its driver and endpoint, connects to the endpoint, and waits until that
@@ -24,6 +24,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
+use super::device_plugin::{DevicePluginHandler, PluginEnd, WatchedPlugin};
 use super::driver::{Caller, Link, Version, origin};
 use super::drivers::{Drivers, Registered};
 use super::health::HealthTable;
@@ -60,7 +61,7 @@ pub(super) enum RegistrationError {
     Late { call: &'static str },
     #[error("{call}: {message}")]
     Call { call: &'static str, message: String },
-    #[error("no handler for plugins of the type {0:?}: this node supports DRAPlugin only")]
+    #[error("no handler for plugins of the type {0:?}: this node supports DRAPlugin and DevicePlugin")]
     Type(String),
     #[error("{0:?} is not the name of a driver")]
     Name(String),
@@ -70,14 +71,29 @@ pub(super) enum RegistrationError {
     Endpoint { driver: String, endpoint: String },
     #[error("driver {driver}: another plugin has registered the endpoint {endpoint}")]
     Taken { driver: String, endpoint: PathBuf },
+    #[error("{0}")]
+    DevicePlugin(String),
 }
 
 /// The registration directory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Registry {
     dir: PathBuf,
-    drivers: Arc<Drivers>,
-    health: Arc<HealthTable>,
+    handlers: Handlers,
+}
+
+/// The parts of the agent that get the plugins.
+#[derive(Clone)]
+pub(super) struct Handlers {
+    pub(super) drivers: Arc<Drivers>,
+    pub(super) health: Arc<HealthTable>,
+    pub(super) device_plugins: Arc<dyn DevicePluginHandler>,
+}
+
+/// A registered plugin.
+enum Accepted {
+    Driver(Registered, Link),
+    DevicePlugin(PluginEnd),
 }
 
 /// The content of the registration directory.
@@ -95,8 +111,8 @@ type Identity = (u64, i64, i64);
 // === impl Registry ===
 
 impl Registry {
-    pub(super) fn new(dir: PathBuf, (drivers, health): (Arc<Drivers>, Arc<HealthTable>)) -> Self {
-        Self { dir, drivers, health }
+    pub(super) fn new(dir: PathBuf, handlers: Handlers) -> Self {
+        Self { dir, handlers }
     }
 
     /// Registers the plugins of the sockets in the directory, until dropped.
@@ -152,12 +168,14 @@ impl Registry {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.register(&socket).await {
-                Ok((registered, mut link)) => {
+                Ok(Accepted::Driver(registered, mut link)) => {
                     self.follow(&registered, &mut link).await;
                     drop(registered);
                     tracing::info!(socket = %socket.display(), "the connection to a driver has ended");
                     pause = FIRST_PAUSE;
                 }
+                // The pause grows: another plugin may have registered for the resource.
+                Ok(Accepted::DevicePlugin(ended)) => ended.await,
                 Err(error) => {
                     let error = chain(&error);
                     tracing::warn!(error, socket = %socket.display(), "cannot register a plugin");
@@ -172,7 +190,7 @@ impl Registry {
     async fn follow(&self, registered: &Registered, link: &mut Link) {
         let caller = link.caller(Version::V1);
         let health = async {
-            self.health.follow(registered.driver(), &caller).await;
+            self.handlers.health.follow(registered.driver(), &caller).await;
             std::future::pending::<()>().await;
         };
         tokio::select! {
@@ -181,7 +199,7 @@ impl Registry {
         }
     }
 
-    async fn register(&self, name: &OsStr) -> Result<(Registered, Link), RegistrationError> {
+    async fn register(&self, name: &OsStr) -> Result<Accepted, RegistrationError> {
         let path = self.dir.join(name);
         let socket = open_socket(&self.dir, Path::new(name));
         let link = connect(&path, socket).await?;
@@ -198,43 +216,74 @@ impl Registry {
         result
     }
 
-    /// Checks a plugin, connects to its endpoint and adds it to the table.
-    async fn accept(
+    /// Checks a plugin, connects to its endpoint and registers it.
+    async fn accept(&self, socket: &Path, info: api::PluginInfo) -> Result<Accepted, RegistrationError> {
+        match info.r#type.as_str() {
+            "DRAPlugin" => self.accept_driver(socket, info).await,
+            "DevicePlugin" => self.accept_device_plugin(socket, info).await,
+            other => Err(RegistrationError::Type(shown(other))),
+        }
+    }
+
+    async fn accept_driver(
         &self,
         socket: &Path,
         info: api::PluginInfo,
-    ) -> Result<(Registered, Link), RegistrationError> {
-        let shown = |text: &str| printable(text, MESSAGE_MAX / 8);
-        if info.r#type != "DRAPlugin" {
-            return Err(RegistrationError::Type(shown(&info.r#type)));
-        }
-        let driver = info.name;
-        if driver.len() > DRIVER_NAME_MAX || !dns1123_subdomain(&driver).is_empty() {
-            return Err(RegistrationError::Name(shown(&driver)));
+    ) -> Result<Accepted, RegistrationError> {
+        let driver = info.name.as_str();
+        if driver.len() > DRIVER_NAME_MAX || !dns1123_subdomain(driver).is_empty() {
+            return Err(RegistrationError::Name(shown(driver)));
         }
         let version = Version::newest(&info.supported_versions);
-        let version = version.ok_or_else(|| RegistrationError::Services(driver.clone()))?;
+        let version = version.ok_or_else(|| RegistrationError::Services(driver.to_owned()))?;
+        let (endpoint, link) = self.connect_endpoint(socket, &info).await?;
+        let caller: Caller = link.caller(version);
+        let Some(registered) = self.handlers.drivers.add(driver, endpoint, caller) else {
+            let (driver, endpoint) = (driver.to_owned(), endpoint.to_owned());
+            return Err(RegistrationError::Taken { driver, endpoint });
+        };
+        tracing::info!(driver, endpoint = %endpoint.display(), ?version, "driver registered");
+        Ok(Accepted::Driver(registered, link))
+    }
+
+    async fn accept_device_plugin(
+        &self,
+        socket: &Path,
+        info: api::PluginInfo,
+    ) -> Result<Accepted, RegistrationError> {
+        let (_, link) = self.connect_endpoint(socket, &info).await?;
+        let plugin = WatchedPlugin { resource: info.name, versions: info.supported_versions, link };
+        let registered = self.handlers.device_plugins.register_watched(plugin).await;
+        registered.map(Accepted::DevicePlugin).map_err(RegistrationError::DevicePlugin)
+    }
+
+    /// Connects to the endpoint of a plugin. Without one, the plugin serves at its registration socket.
+    async fn connect_endpoint<'a>(
+        &self,
+        socket: &'a Path,
+        info: &'a api::PluginInfo,
+    ) -> Result<(&'a Path, Link), RegistrationError> {
         let base = self.dir.parent().unwrap_or(Path::new("/"));
         let endpoint = if info.endpoint.is_empty() { socket } else { Path::new(&info.endpoint) };
         if !endpoint.is_absolute() {
-            return Err(RegistrationError::Endpoint { driver, endpoint: shown(&info.endpoint) });
+            let (driver, endpoint) = (shown(&info.name), shown(&info.endpoint));
+            return Err(RegistrationError::Endpoint { driver, endpoint });
         }
         let opened = match endpoint.strip_prefix(base) {
             Ok(inside) => open_socket(base, inside),
             Err(_outside) => open_foreign(endpoint),
         };
-        let link = connect(endpoint, opened).await?;
-        let caller: Caller = link.caller(version);
-        let Some(registered) = self.drivers.add(&driver, endpoint, caller) else {
-            return Err(RegistrationError::Taken { driver, endpoint: endpoint.to_owned() });
-        };
-        tracing::info!(driver, endpoint = %endpoint.display(), ?version, "driver registered");
-        Ok((registered, link))
+        Ok((endpoint, connect(endpoint, opened).await?))
     }
 }
 
+/// A text of a plugin in messages.
+fn shown(text: &str) -> String {
+    printable(text, MESSAGE_MAX / 8)
+}
+
 /// Opens a socket below a directory. No symlink is followed, so a plugin cannot lead the node to another socket.
-fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
     let base = open(base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let socket = openat2(&base, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), within)?;

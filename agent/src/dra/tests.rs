@@ -172,6 +172,21 @@ impl DraResourceHealth for UnhealthyDevice {
     }
 }
 
+/// Accepts the device plugins of one resource.
+struct DevicePlugins;
+
+impl DevicePluginHandler for DevicePlugins {
+    fn register_watched(&self, plugin: WatchedPlugin) -> BoxFuture<'static, Result<PluginEnd, String>> {
+        let WatchedPlugin { resource, versions, mut link } = plugin;
+        let result = if (resource.as_str(), versions.as_slice()) == ("x.io/a", &["v1beta1".to_owned()][..]) {
+            Ok(async move { link.closed().await }.boxed())
+        } else {
+            Err(format!("no plugin of {resource}"))
+        };
+        std::future::ready(result).boxed()
+    }
+}
+
 /// A node with its directories.
 struct Node {
     dir: tempfile::TempDir,
@@ -198,7 +213,7 @@ impl Node {
             records: self.path("claims"),
         };
         let dra = Dra::open(config, self.server.client(), ApiHealth::default(), boot);
-        let running = AbortOnDropHandle::new(tokio::spawn(dra.clone().run()));
+        let running = AbortOnDropHandle::new(tokio::spawn(dra.clone().run(Arc::new(DevicePlugins))));
         (dra, running)
     }
 
@@ -385,7 +400,8 @@ async fn a_plugin_of_another_kind_or_with_a_foreign_endpoint_is_refused_with_the
     let (_dra, _running) = node.agent("boot");
     let up = node.path("plugins/../../socket").to_string_lossy().into_owned();
     for (change, expected) in [
-        (json!({"type": "CSIPlugin"}), "supports DRAPlugin only"),
+        (json!({"type": "CSIPlugin"}), "supports DRAPlugin and DevicePlugin"),
+        (json!({"type": "DevicePlugin"}), "no plugin of gpu.example.com"),
         (json!({"name": "../x"}), "is not the name of a driver"),
         (json!({"versions": ["v1alpha4.Node"]}), "none of the plugin's services"),
         (json!({"endpoint": "plugins/gpu.sock"}), "is not an absolute path"),
@@ -404,6 +420,21 @@ async fn a_plugin_of_another_kind_or_with_a_foreign_endpoint_is_refused_with_the
         let status = notified(&plugin).await;
         assert!(!status.plugin_registered && status.error.contains(expected), "{}", status.error);
     }
+}
+
+#[tokio::test]
+async fn device_plugins_are_given_to_their_handler() {
+    let node = Node::new();
+    let (_dra, _running) = node.agent("boot");
+    let info = registration_api::PluginInfo {
+        r#type: "DevicePlugin".to_owned(),
+        name: "x.io/a".to_owned(),
+        supported_versions: vec!["v1beta1".to_owned()],
+        ..node.info()
+    };
+    let (plugin, _serving) = node.driver(info);
+    let status = notified(&plugin).await;
+    assert!(status.plugin_registered, "{}", status.error);
 }
 
 #[tokio::test]

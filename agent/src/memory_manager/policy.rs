@@ -76,6 +76,16 @@ impl Block {
     pub(crate) fn nodes(&self) -> NumaMask {
         self.numa_affinity
     }
+
+    /// Name of the resource: memory, or huge pages of one size.
+    pub(crate) fn resource(&self) -> &str {
+        &self.resource
+    }
+
+    /// Bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
 }
 
 // === impl MemoryTable ===
@@ -198,6 +208,18 @@ impl MemoryState {
                 .memory_map
                 .keys()
                 .all(|name| is_same_table(name) && of_group(self, name) == of_group(other, name))
+    }
+
+    /// The memory that containers can have, also that which is allocated. One block for each NUMA node and resource.
+    pub(crate) fn allocatable(&self) -> Vec<Block> {
+        let blocks = self.nodes.iter().flat_map(|(node, memory)| {
+            memory.memory_map.iter().map(|(resource, table)| Block {
+                numa_affinity: NumaMask::of([*node]),
+                resource: resource.clone(),
+                size: table.allocatable,
+            })
+        });
+        blocks.filter(|block| block.size > 0).collect()
     }
 
     /// The blocks of a container.

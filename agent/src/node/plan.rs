@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
 use super::config::NodeConfig;
+use super::devices::{self, DeviceCounts};
 use super::facts::{self, NodeFacts};
 use crate::overlay::{self, State};
 
@@ -43,6 +44,8 @@ pub(super) struct CurrentState {
     pub(super) pressure: Pressure,
     /// Images in the store. None: not listed yet.
     pub(super) images: Option<Vec<ContainerImage>>,
+    /// Numbers of the devices of device plugins.
+    pub(super) devices: DeviceCounts,
     pub(super) now: Timestamp,
 }
 
@@ -209,10 +212,13 @@ fn status(
     // resource is allocatable.
     let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
     let others = held.allocatable.iter().flatten().filter(|(name, _)| !is_extended(name));
+    let mut capacity = with_others(&facts.capacity, held.capacity.iter().flatten());
+    let mut allocatable = with_others(&facts.allocatable, others.chain(extended));
+    devices::add(&current_state.devices, &mut capacity, &mut allocatable);
     NodeStatus {
         addresses: Some(addresses),
-        capacity: Some(with_others(&facts.capacity, held.capacity.iter().flatten())),
-        allocatable: Some(with_others(&facts.allocatable, others.chain(extended))),
+        capacity: Some(capacity),
+        allocatable: Some(allocatable),
         conditions: Some(conditions(current_state, held)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }),
@@ -353,6 +359,7 @@ fn are_equal_except_times(a: &NodeCondition, b: &NodeCondition) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::EvictionThresholds;
+    use super::super::devices::DeviceCount;
     use super::*;
 
     fn config() -> NodeConfig {
@@ -393,6 +400,7 @@ mod tests {
             overlay: State::default(),
             pressure: Pressure::default(),
             images: None,
+            devices: DeviceCounts::new(),
             now: Timestamp::from_second(second).expect("time"),
         }
     }
@@ -429,6 +437,26 @@ mod tests {
         status.allocatable.get_or_insert_default().remove(&dongles);
         status.capacity.get_or_insert_default().insert("hugepages-3Mi".to_owned(), Quantity("0".to_owned()));
         assert_eq!(patched(&node), None, "resources of others are not written again and again");
+    }
+
+    #[test]
+    fn devices_of_plugins_replace_the_numbers_in_the_status() {
+        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let name = "example.com/dongle".to_owned();
+        let status = node.status.as_mut().expect("status");
+        status.capacity.get_or_insert_default().insert(name.clone(), Quantity("4".to_owned()));
+        status.allocatable.get_or_insert_default().insert(name.clone(), Quantity("4".to_owned()));
+        let mut state = current_state(Ok(()), 1);
+        state.devices.insert(name.clone(), DeviceCount { capacity: 3, allocatable: 2 });
+        let capacity = json!({"cpu": "2", "example.com/dongle": "3"});
+        let allocatable = json!({"cpu": "2", "example.com/dongle": "2"});
+        let expected = json!({"status": {"capacity": capacity, "allocatable": allocatable}});
+        assert_eq!(status_patch(&config(), &facts(), &state, &node), Some(expected));
+        // The plugin did not come back: as upstream, the resource stays with zero devices.
+        state.devices.insert(name.clone(), DeviceCount::default());
+        let patch = status_patch(&config(), &facts(), &state, &node).expect("a patch");
+        assert_eq!(patch["status"]["capacity"][&name], "0");
+        assert_eq!(patch["status"]["allocatable"][&name], "0");
     }
 
     #[test]

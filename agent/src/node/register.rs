@@ -45,7 +45,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
     let changes = watch_object(api.clone(), &agent.config.name).default_backoff();
     let mut changes = std::pin::pin!(changes);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
-    let mut overlay = agent.overlay_state.subscribe();
+    let (mut overlay, mut devices) = (agent.overlay_state.subscribe(), agent.devices.subscribe());
     let (mut pulse, mut network) = (agent.pulse.subscribe(), agent.network_status.subscribe());
     loop {
         let result = tokio::select! {
@@ -59,6 +59,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
             _ = pulse.changed() => update(agent, &api).await,
             _ = network.changed() => update(agent, &api).await,
             _ = images.changed() => update(agent, &api).await,
+            _ = devices.changed() => update(agent, &api).await,
             _ = ips.changed() => update(agent, &api).await,
             _ = overlay.changed() => update(agent, &api).await,
         };
@@ -170,6 +171,7 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
         overlay: agent.overlay_state.borrow().clone(),
         pressure: pressure(&agent.config.state_dir, &agent.config.eviction),
         images: agent.images.borrow().clone(),
+        devices: agent.devices.borrow().clone(),
         now: Timestamp::now(),
     }
 }

@@ -13,7 +13,7 @@ mod system;
 pub(crate) mod unsupported;
 
 use super::state::Verdict;
-pub(crate) use facts::{Facts, HostPort, UsedResources, rejection_event};
+pub(crate) use facts::{Facts, HostPort, UsedResources, devices_unavailable, rejection_event};
 pub(crate) use fit::extended_requests;
 pub(crate) use ports::host_ports;
 

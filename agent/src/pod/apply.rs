@@ -24,7 +24,7 @@ use super::NodeContext;
 use super::plan::Action;
 use super::pull::PullTask;
 use super::removed::RemovedContainers;
-use super::state::{Failed, ObservedPod, Waiting};
+use super::state::{Failed, ObservedPod, Verdict, Waiting};
 use crate::bounded;
 use crate::runtime::RuntimeError;
 use crate::volume::Volumes;
@@ -82,7 +82,9 @@ pub(crate) enum Report {
     ResizeFailed {
         message: String,
     },
-    /// The volumes and cgroup of an ended pod are released.
+    /// The node does not have the devices that the pod requests.
+    Rejected(Verdict),
+    /// The volumes, devices and cgroup of an ended pod are released.
     Released,
     /// The pod is removed; its worker ends.
     Finished,
@@ -165,7 +167,13 @@ impl Job {
     async fn action(&mut self, action: Action) -> Result<(), Vec<ApplyError>> {
         match action {
             Action::Prepare => self.prepare().await,
-            Action::MakeSandbox { attempt, first } => self.make_sandbox(attempt, &first).await,
+            Action::MakeSandbox { attempt, first } => {
+                if self.allocate_devices().await {
+                    self.make_sandbox(attempt, &first).await
+                } else {
+                    Ok(())
+                }
+            }
             Action::Start(containers) => self.start_all(containers).await,
             Action::RestartAll { others, triggers } => self.restart_all(&others, &triggers).await,
             Action::Stop { id, name, grace, why } => self.stop_one(&id, &name, grace, &why).await,

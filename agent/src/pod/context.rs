@@ -17,6 +17,7 @@ use crate::cgroup::resources::Amount;
 use crate::cgroup::{Cgroups, Machine};
 use crate::config::AgentConfig;
 use crate::config_cache::ConfigCache;
+use crate::device_plugins::DevicePlugins;
 use crate::dra::Dra;
 use crate::event_recorder::Recorder;
 use crate::image_gc_trigger::Trigger;
@@ -42,6 +43,7 @@ pub(crate) struct NodeContext {
     pub(crate) cgroups: Cgroups,
     pub(crate) volumes: VolumeContext,
     pub(crate) dra: Dra,
+    pub(crate) devices: DevicePlugins,
     pub(crate) managers: ResourceManagers,
     pub(crate) machine: Machine,
     /// Resources that pods may use.

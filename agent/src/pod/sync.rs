@@ -34,6 +34,8 @@ pub(crate) struct Inputs {
     pub(crate) pods: Pods,
     /// The uids of evicted pods.
     pub(crate) evicted: mpsc::UnboundedReceiver<String>,
+    /// The uids of pods with a device whose health has changed.
+    pub(crate) device_changes: mpsc::UnboundedReceiver<String>,
 }
 
 struct Handle {
@@ -76,6 +78,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
     for pod in stored {
         sync.change(PodChange::Stored(Arc::new(pod)));
     }
+    let dra = sync.node.dra.clone();
     loop {
         // All arms are cancel-safe: channels keep what is not received, a joined task is joined once.
         tokio::select! {
@@ -85,6 +88,10 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
             },
             Some(woken) = wakes.recv() => sync.wake(&woken),
             Some(evicted) = sync.inputs.evicted.recv() => sync.wake(&WakeRequest::Pod(evicted)),
+            Some(uid) = sync.inputs.device_changes.recv() => sync.wake(&WakeRequest::Pod(uid)),
+            uids = dra.next_health_changes() => {
+                uids.into_iter().for_each(|uid| sync.wake(&WakeRequest::Pod(uid)));
+            }
             Some(ended) = sync.workers.join_next() => sync.ended(ended),
         }
     }
@@ -186,10 +193,14 @@ impl Sync {
         }
         let node_object = self.inputs.node_object.borrow().clone();
         let pods = &self.inputs.pods;
-        let extended = pods.extended_by_others(uid, admit::extended_requests(pod).into_keys());
+        let names = admit::extended_requests(pod).into_keys();
+        let (managed, summed): (Vec<String>, Vec<String>) =
+            names.partition(|name| self.node.devices.manages(name));
+        let extended = pods.extended_by_others(uid, summed);
         let facts = admit::Facts {
             pod,
             used: admit::UsedResources { extended, ..pods.used_by_others(uid) },
+            managed,
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,

@@ -430,13 +430,16 @@ impl Worker {
             finished: !self.observed.alive()
                 && self.has_ended(desired, plan)
                 && !self.node.dra.holds(&self.uid)
+                && !self.node.devices.holds(&self.uid)
                 && (is_over || !self.node.managers.holds(&self.uid)),
         };
         // The final status of an ended pod is in the API already, and its containers here may have been removed.
         if is_over && facts.finished {
             return;
         }
-        let status = status::status(&facts);
+        let mut status = status::status(&facts);
+        self.node.devices.report_health(&self.uid, &mut status);
+        self.node.dra.report_health(pod, &mut status);
         self.count_start(pod, &status);
         self.count_terminations(&api, &status);
         let is_attached = self.observed.sandbox().is_some_and(|sandbox| !sandbox.ips.is_empty());

@@ -98,6 +98,8 @@ async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow:
     for dir in [&node.dirs.state, &node.dirs.run] {
         note("volumes", unmount_below(dir));
     }
+    let sockets = coracle_agent::remove_plugin_sockets(&node.plugin_registry_dir);
+    note("sockets of device plugins", sockets.map_err(Into::into));
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if removes_data {

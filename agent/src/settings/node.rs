@@ -35,7 +35,8 @@ settings! {
     pod_log_dir: PathBuf = default "/var/log/pods", "DIR";
     /// Directory of local volumes: each claim of the storage class local-path gets a subdirectory. Only root can enter it.
     local_volume_dir: Option<PathBuf> = unset "local-volumes in the state directory", "DIR";
-    /// Directory in which drivers of dynamic resource allocation register, each by a socket.
+    /// Directory in which drivers of dynamic resource allocation register, each by a socket. Device plugins have the directory
+    /// device-plugins beside it.
     plugin_registry_dir: Option<PathBuf>
         = unset "/var/lib/kubelet/plugins_registry, or plugins_registry in a state directory that is not the default", "DIR";
     /// Cgroup that contains kubepods.

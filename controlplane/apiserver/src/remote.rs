@@ -9,6 +9,7 @@ mod kubeconfig;
 use std::{path::Path, path::PathBuf, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use coracle_error_chain::chain;
 use http::{StatusCode, header};
 use reqwest::{Client, redirect};
 use serde_json::Value;
@@ -110,7 +111,7 @@ impl Remote {
     }
 
     async fn attempt(&self, text: bytes::Bytes) -> Result<Vec<u8>, Failure> {
-        let failed = |error: reqwest::Error| Failure { reason: with_causes(&error), is_temporary: true };
+        let failed = |error: reqwest::Error| Failure { reason: chain(&error), is_temporary: true };
         let mut request = self
             .http
             .post(&self.url)
@@ -136,17 +137,6 @@ impl Remote {
         }
         Ok(body)
     }
-}
-
-/// An error with its causes in one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 // === impl Credential ===

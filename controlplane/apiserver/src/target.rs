@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use coracle_any_certificate::AnyCertificate;
 use coracle_connections::PermitStream;
 use coracle_kinds::kind::by_resource;
 use http::{Request, Response};
@@ -9,8 +10,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rand::seq::IndexedRandom as _;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -31,9 +31,12 @@ pub(crate) struct Endpoint {
     port: u16,
 }
 
-/// Accepts every certificate, as upstream: pods have no certificates of the cluster.
-#[derive(Debug)]
-pub(crate) struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
+/// How a server is reached over TLS.
+pub(crate) struct TlsServer {
+    pub(crate) config: Arc<rustls::ClientConfig>,
+    /// The name in the server's certificate.
+    pub(crate) name: ServerName<'static>,
+}
 
 /// The address of a pod. The default port is the first port of its containers.
 pub(crate) fn pod(cache: &Cache, namespace: &str, (name, port): (&str, &str)) -> Result<Endpoint> {
@@ -137,8 +140,9 @@ impl Endpoint {
         if !is_tls {
             return exchange(stream, request, (&target, limit)).await;
         }
-        let tls = any_certificate().map_err(ApiError::internal)?;
-        self.send_tls(stream, (tls, ServerName::from(self.address)), request, limit).await
+        let config = any_certificate().map_err(ApiError::internal)?;
+        let server = TlsServer { config, name: ServerName::from(self.address) };
+        self.send_tls(stream, server, request, limit).await
     }
 
     /// Connects to the address.
@@ -157,15 +161,15 @@ impl Endpoint {
     pub(crate) async fn send_tls(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        (tls, name): (Arc<rustls::ClientConfig>, ServerName<'static>),
+        server: TlsServer,
         request: Request<Full<bytes::Bytes>>,
         limit: Duration,
     ) -> Result<Response<Incoming>> {
         let failed = |error: &dyn std::fmt::Display| {
             ApiError::unavailable(format!("error trying to reach service: tls: {error}"))
         };
-        let connecting =
-            tokio::time::timeout(CONNECT_TIMEOUT, TlsConnector::from(tls).connect(name, stream)).await;
+        let connecting = TlsConnector::from(server.config).connect(server.name, stream);
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
         exchange(stream, request, (&self.to_string(), limit)).await
     }
@@ -177,59 +181,14 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// A TLS configuration that accepts every certificate.
+/// A TLS configuration that accepts every certificate, as upstream: pods have no certificates of the cluster.
 fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)));
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate::new(provider)));
     Ok(Arc::new(builder.with_no_client_auth()))
-}
-
-// === impl AnyCertificate ===
-
-impl AnyCertificate {
-    pub(crate) fn new(provider: Arc<rustls::crypto::CryptoProvider>) -> Self {
-        Self(provider)
-    }
-}
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 /// Sends the request and waits up to `limit` for the head of the response. The body may take longer.

@@ -182,7 +182,8 @@ pub(crate) async fn update(
         // Earlier versions of this server stored fields that the canonical form omits.
         kind.strategy().canonical(&mut old);
         let new = offload::run(is_large, || change(&old))?;
-        let (new, reserved) = prepared(call, (part, writer), (&old, is_large), new).await?;
+        let old_object = OldObject { value: &old, is_large };
+        let (new, reserved) = prepared(call, (part, writer), old_object, new).await?;
         // An object that is stored in another API version, or encrypted with an earlier key, is written again, even if
         // nothing changes.
         let is_current = current.api_version() == kind.stored_as().api_version();
@@ -226,14 +227,23 @@ fn drop_scheduling_group(call: &Call, object: &mut Value, old: Option<&Value>) {
     }
 }
 
+/// The current state of an object that is updated.
+#[derive(Clone, Copy)]
+struct OldObject<'a> {
+    value: &'a Value,
+    /// Whether the object or the request's body is large.
+    is_large: bool,
+}
+
 /// Strategy, admission and validation of an update. Large objects are processed off the async workers. Allocated
 /// addresses and ports are held until the commit.
 async fn prepared(
     call: &Call,
     (part, writer): (Part, Writer),
-    (old, is_large): (&Value, bool),
+    old: OldObject<'_>,
     mut new: Value,
 ) -> Result<(Value, Reservations)> {
+    let OldObject { value: old, is_large } = old;
     let kind = &*call.kind;
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));

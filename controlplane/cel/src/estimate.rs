@@ -69,6 +69,14 @@ struct Local<'a> {
     entries: Option<Entries>,
 }
 
+/// The parts of `cel.bind`.
+struct Binding<'a> {
+    name: &'a str,
+    value: &'a Expr,
+    body: &'a Expr,
+    optional: Option<OptionalMap>,
+}
+
 // === impl Estimator ===
 
 impl<'a> Estimator<'a> {
@@ -86,7 +94,9 @@ impl<'a> Estimator<'a> {
                 self.computed(expr, cost, None)
             }
             Kind::Comprehension(inner) => self.comprehension(expr, inner),
-            Kind::Bind { name, value, body, optional } => self.bind(expr, (name, value, body), *optional),
+            Kind::Bind { name, value, body, optional } => {
+                self.bind(expr, Binding { name, value, body, optional: *optional })
+            }
         }
     }
 
@@ -209,12 +219,8 @@ impl<'a> Estimator<'a> {
 
     /// `cel.bind`, which upstream expands to a loop over an empty list. For `optMap` it expands to
     /// `value.hasValue() ? optional.of(cel.bind(name, value.value(), body)) : optional.none()`.
-    fn bind(
-        &mut self,
-        expr: &'a Expr,
-        (name, value, body): (&'a str, &'a Expr, &'a Expr),
-        optional: Option<OptionalMap>,
-    ) -> Part<'a> {
+    fn bind(&mut self, expr: &'a Expr, binding: Binding<'a>) -> Part<'a> {
+        let Binding { name, value, body, optional } = binding;
         let value = self.part(value);
         let base = self.locals.len();
         match optional {

@@ -7,6 +7,8 @@ mod two_variables;
 use cel::common::ast::{EntryExpr, Expr as Ast, IdedExpr, LiteralValue, SourceInfo, StructExpr};
 use cel::parser::Parser;
 
+use two_variables::MacroCall;
+
 /// Maximum length of an expression in bytes.
 const MAX_LENGTH: usize = 16 * 1024;
 
@@ -207,20 +209,21 @@ impl Converter<'_> {
         else {
             return Ok(None);
         };
-        let Some(macro_) = two_variables::find(&call.func_name, rest.len()) else { return Ok(None) };
+        let Some(kind) = two_variables::find(&call.func_name, rest.len()) else { return Ok(None) };
         let name = |expr: &IdedExpr| match &expr.expr {
             Ast::Ident(name) => Ok(Box::<str>::from(name.as_str())),
             _ => Err(format!("argument of {}() must be a simple name", call.func_name)),
         };
-        let variables = (name(first)?, name(second)?);
-        if variables.0 == variables.1 {
+        let (first, second) = (name(first)?, name(second)?);
+        if first == second {
             return Err(format!("the variables of {}() must have different names", call.func_name));
         }
         // The expansion nests the arguments three levels deeper.
         let inner = |expr: &IdedExpr| self.expr(expr, depth + 4);
         let args = rest.iter().map(inner).collect::<Result<Vec<_>, _>>()?;
         let at = self.info.offset_for(id).map_or(0, |(start, _)| start);
-        Ok(two_variables::expand(macro_, self.expr(target, depth + 1)?, variables, (args, at)))
+        let range = self.expr(target, depth + 1)?;
+        Ok(two_variables::expand(MacroCall { kind, range, first, second, args, at }))
     }
 
     /// The macro `sortBy`, which the parser leaves as a call.

@@ -202,16 +202,9 @@ impl ApiKind {
         key: &Key,
         params: &DeleteParams,
     ) -> Result<(), Error> {
-        let failed = self.failed("delete", key);
         let request = self.requests(&key.namespace).delete(&key.name, params);
-        let request = match request.map_err(kube::Error::BuildRequest) {
-            Ok(request) => request,
-            Err(error) => return Err(failed(error)),
-        };
-        match client.request_text(request).await {
-            Err(error) if !is_not_found(&error) => Err(failed(error)),
-            Ok(_) | Err(_) => Ok(()),
-        }
+        let request = request.map_err(kube::Error::BuildRequest).map_err(self.failed("delete", key))?;
+        unless_absent(client.request_text(request).await).map_err(self.failed("delete", key))
     }
 
     /// Deletes all objects in a namespace.
@@ -231,17 +224,18 @@ impl ApiKind {
 
     /// Applies a merge patch to an object. An object that does not exist is not an error.
     pub(crate) async fn merge(&self, client: &Client, key: &Key, patch: Value) -> Result<(), Error> {
-        let failed = self.failed("patch", key);
         let request =
             self.requests(&key.namespace).patch(&key.name, &PatchParams::default(), &Patch::Merge(patch));
-        let request = match request.map_err(kube::Error::BuildRequest) {
-            Ok(request) => request,
-            Err(error) => return Err(failed(error)),
-        };
-        match client.request_text(request).await {
-            Err(error) if !is_not_found(&error) => Err(failed(error)),
-            Ok(_) | Err(_) => Ok(()),
-        }
+        let request = request.map_err(kube::Error::BuildRequest).map_err(self.failed("patch", key))?;
+        unless_absent(client.request_text(request).await).map_err(self.failed("patch", key))
+    }
+}
+
+/// The result of a change of an object. An object that does not exist is not an error.
+fn unless_absent(result: Result<String, kube::Error>) -> Result<(), kube::Error> {
+    match result {
+        Err(error) if !is_not_found(&error) => Err(error),
+        Ok(_) | Err(_) => Ok(()),
     }
 }
 

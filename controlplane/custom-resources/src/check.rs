@@ -6,7 +6,7 @@
 
 mod number;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::format;
 use crate::schema::{Additional, Checks, Schema};
@@ -66,6 +66,12 @@ impl Outcome {
     }
 }
 
+/// A list or an object, and the old state at the same place.
+struct Compared<'a, T: ?Sized> {
+    value: &'a T,
+    old: Option<&'a Value>,
+}
+
 impl Checker<'_> {
     /// Subtracts `count` times `each` from the remaining work. Returns false if none is left.
     fn charge(&mut self, count: usize, each: usize) -> bool {
@@ -98,8 +104,10 @@ impl Checker<'_> {
         match value {
             Value::String(text) => self.check_text(text, schema, path, &mut outcome),
             Value::Number(number) => number::check(self, number, schema, path, &mut outcome),
-            Value::Array(list) => self.check_list((list, old), schema, path, &mut outcome),
-            Value::Object(_) => self.check_object((value, old), schema, path, &mut outcome),
+            Value::Array(list) => {
+                self.check_list(Compared { value: list.as_slice(), old }, schema, path, &mut outcome)
+            }
+            Value::Object(map) => self.check_object(Compared { value: map, old }, schema, path, &mut outcome),
             _ => {}
         }
         self.check_enum(value, schema, path, &mut outcome);
@@ -177,11 +185,12 @@ impl Checker<'_> {
 
     fn check_list(
         &mut self,
-        (list, old): (&[Value], Option<&Value>),
+        compared: Compared<'_, [Value]>,
         schema: &Schema,
         path: &str,
         outcome: &mut Outcome,
     ) {
+        let Compared { value: list, old } = compared;
         if let Some(item) = schema.item() {
             let index = OldItems::new(old, schema);
             for (position, inner) in list.iter().enumerate() {
@@ -220,12 +229,12 @@ impl Checker<'_> {
 
     fn check_object(
         &mut self,
-        (value, old): (&Value, Option<&Value>),
+        compared: Compared<'_, Map<String, Value>>,
         schema: &Schema,
         path: &str,
         outcome: &mut Outcome,
     ) {
-        let Value::Object(map) = value else { return };
+        let Compared { value: map, old } = compared;
         self.charge(map.len(), 20);
         if let Some(checks) = &schema.checks {
             self.check_counts(map.len(), checks, path, outcome);

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::definition::{Definition, Scale, Version};
 use crate::json_path::JsonPath;
-use crate::rules::Rules;
+use crate::rules::{Rules, State};
 use crate::schema::{Schema, SchemaError};
 use crate::violation::{Path, Violations};
 use crate::{TooManyDefaults, check, default, embedded, list_type, prune, types};
@@ -88,7 +88,7 @@ impl CustomResource {
         self.validate_scale(object, violations);
         embedded::validate(object, &self.schema, violations);
         self.validate_lists(object, old, violations);
-        self.validate_rules((object, old), violations);
+        self.validate_rules(State { value: object, old }, violations);
     }
 
     /// Validates an update of `/status`.
@@ -103,7 +103,8 @@ impl CustomResource {
         if let (Some((status, schema)), Some(rules)) = (parts, rules)
             && !blocked(violations)
         {
-            rules.evaluate((status, old.get("status")), schema, &Path::root("status"), violations);
+            let state = State { value: status, old: old.get("status") };
+            rules.evaluate(state, schema, &Path::root("status"), violations);
         }
     }
 
@@ -124,14 +125,14 @@ impl CustomResource {
         violations.append(found);
     }
 
-    fn validate_rules(&self, (object, old): (&Value, Option<&Value>), violations: &mut Violations) {
+    fn validate_rules(&self, state: State<'_>, violations: &mut Violations) {
         let Some(rules) = &self.rules else { return };
         if blocked(violations) {
             let detail = "some validation rules were not checked because the object was invalid; correct the existing \
                           errors to complete validation";
             violations.invalid(&Path::default(), &Value::Null, detail);
         } else {
-            rules.evaluate((object, old), &self.schema, &Path::default(), violations);
+            rules.evaluate(state, &self.schema, &Path::default(), violations);
         }
     }
 

@@ -21,6 +21,13 @@ const MAX_COST: u64 = 10_000_000;
 /// Maximum length of the result of a messageExpression in bytes.
 const MAX_MESSAGE: usize = 5 * 1024;
 
+/// The new and the old state of an object, or of a part of it.
+#[derive(Clone, Copy)]
+pub(crate) struct State<'a> {
+    pub(crate) value: &'a Value,
+    pub(crate) old: Option<&'a Value>,
+}
+
 /// The compiled rules of a schema node and of those below it.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
@@ -98,17 +105,11 @@ impl Rules {
         })
     }
 
-    /// Evaluates the rules of an object. `at` is the path of the object; empty for a whole resource.
-    pub(crate) fn evaluate(
-        &self,
-        (object, old): (&Value, Option<&Value>),
-        schema: &Schema,
-        at: &Path,
-        violations: &mut Violations,
-    ) {
+    /// Evaluates the rules for the state of an object. `at` is the path of the object; empty for a whole resource.
+    pub(crate) fn evaluate(&self, state: State<'_>, schema: &Schema, at: &Path, violations: &mut Violations) {
         let mut run = Run { budget: MAX_COST, violations };
         // If the budget is used up, a violation says so.
-        let _ = run.node((self, schema), (object, old), at, false);
+        let _ = run.node(self, schema, Part { state, path: at, unchanged: false });
     }
 
     /// The rules of a property.
@@ -141,6 +142,21 @@ impl Rule {
     }
 }
 
+/// A part of an object.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    state: State<'a>,
+    path: &'a Path,
+    /// Whether an enclosing part is unchanged.
+    unchanged: bool,
+}
+
+impl<'a> Part<'a> {
+    fn new(value: &'a Value, old: Option<&'a Value>, path: &'a Path, unchanged: bool) -> Self {
+        Self { state: State { value, old }, path, unchanged }
+    }
+}
+
 struct Run<'a> {
     budget: u64,
     violations: &'a mut Violations,
@@ -150,13 +166,8 @@ struct Run<'a> {
 struct CostLimitExceeded;
 
 impl Run<'_> {
-    fn node(
-        &mut self,
-        (rules, schema): (&Rules, &Schema),
-        (value, old): (&Value, Option<&Value>),
-        path: &Path,
-        unchanged: bool,
-    ) -> Result<(), CostLimitExceeded> {
+    fn node(&mut self, rules: &Rules, schema: &Schema, part: Part<'_>) -> Result<(), CostLimitExceeded> {
+        let Part { state: State { value, old }, path, unchanged } = part;
         if value.is_null() {
             return Ok(());
         }
@@ -165,7 +176,7 @@ impl Run<'_> {
         let unchanged = unchanged || old == Some(value);
         if let Some(kind) = &rules.kind {
             for rule in &rules.rules {
-                self.rule((rule, kind, schema), (value, old), path, unchanged)?;
+                self.rule(rule, kind, schema, Part::new(value, old, path, unchanged))?;
             }
         }
         match value {
@@ -176,7 +187,7 @@ impl Run<'_> {
                     let before = known
                         .as_ref()
                         .and_then(|known| known.get(&key_of(inner, &schema.list_keys)).copied());
-                    self.node((below, item), (inner, before), &path.index(index), unchanged)?;
+                    self.node(below, item, Part::new(inner, before, &path.index(index), unchanged))?;
                 }
             }
             Value::Object(map) => {
@@ -185,11 +196,11 @@ impl Run<'_> {
                     if let (Some(below), Some(property)) =
                         (rules.properties.get(name.as_str()), schema.properties.get(name.as_str()))
                     {
-                        self.node((below, property), (inner, before), &path.field(name), unchanged)?;
+                        self.node(below, property, Part::new(inner, before, &path.field(name), unchanged))?;
                     } else if let (Some(below), Some(additional)) =
                         (&rules.additional, schema.additional_schema())
                     {
-                        self.node((below, additional), (inner, before), &path.key(name), unchanged)?;
+                        self.node(below, additional, Part::new(inner, before, &path.key(name), unchanged))?;
                     }
                 }
             }
@@ -200,11 +211,12 @@ impl Run<'_> {
 
     fn rule(
         &mut self,
-        (rule, kind, schema): (&Rule, &Type, &Schema),
-        (value, old): (&Value, Option<&Value>),
-        path: &Path,
-        unchanged: bool,
+        rule: &Rule,
+        kind: &Type,
+        schema: &Schema,
+        part: Part<'_>,
     ) -> Result<(), CostLimitExceeded> {
+        let Part { state: State { value, old }, path, unchanged } = part;
         let shown = Value::from(&*schema.kind);
         let program = match &rule.program {
             Ok(program) => program,
@@ -239,12 +251,12 @@ impl Run<'_> {
         if unchanged && !rule.uses_old {
             return Ok(());
         }
-        let detail = match self.message(rule, &variables, (path, &shown))? {
+        let detail = match self.message(rule, &variables, path, &shown)? {
             Some(text) => text,
             None if rule.text.message.is_empty() => format!("failed rule: {}", rule.name()),
             None => rule.name().to_owned(),
         };
-        self.report(rule, path, (value, schema), &detail);
+        self.report(rule, schema, part, &detail);
         Ok(())
     }
 
@@ -290,7 +302,8 @@ impl Run<'_> {
         &mut self,
         rule: &Rule,
         variables: &[(&str, Cel<'_>)],
-        (path, shown): (&Path, &Value),
+        path: &Path,
+        shown: &Value,
     ) -> Result<Option<String>, CostLimitExceeded> {
         let Some(program) = &rule.message else { return Ok(None) };
         let (result, cost) = program.evaluate(variables);
@@ -307,7 +320,8 @@ impl Run<'_> {
         Ok(usable.then(|| text.to_owned()))
     }
 
-    fn report(&mut self, rule: &Rule, path: &Path, (value, schema): (&Value, &Schema), detail: &str) {
+    fn report(&mut self, rule: &Rule, schema: &Schema, part: Part<'_>, detail: &str) {
+        let Part { state: State { value, .. }, path, .. } = part;
         let path = match &rule.field {
             Some(field) => path.field(field),
             None => path.clone(),
@@ -343,7 +357,7 @@ mod tests {
         let schema = Schema::parse(schema).unwrap();
         let mut violations = Violations::default();
         if let Some(rules) = Rules::compile(&schema) {
-            rules.evaluate((object, old), &schema, &Path::default(), &mut violations);
+            rules.evaluate(State { value: object, old }, &schema, &Path::default(), &mut violations);
         }
         violations.as_slice().iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
     }
@@ -408,7 +422,9 @@ mod tests {
         for budget in 0..100 {
             let mut violations = Violations::default();
             let mut run = Run { budget, violations: &mut violations };
-            let _ = run.node((&rules, &schema), (&object, None), &Path::default(), false);
+            let state = State { value: &object, old: None };
+            let path = Path::default();
+            let _ = run.node(&rules, &schema, Part { state, path: &path, unchanged: false });
             assert_eq!(violations.len(), 1, "budget {budget}");
         }
     }

@@ -106,19 +106,35 @@ fn children(schema: &Schema, path: &Path, context: &Context, root: bool, violati
 }
 
 fn collection_types(schema: &Schema, path: &Path, violations: &mut Violations) {
-    collection_type(schema, &schema.map_type, ("object", "x-kubernetes-map-type"), (path, violations));
-    collection_type(schema, &schema.list_type, ("array", "x-kubernetes-list-type"), (path, violations));
+    let map = Extension {
+        field: "x-kubernetes-map-type",
+        value: schema.map_type.as_deref(),
+        kind: "object",
+        known: &["atomic", "granular"],
+    };
+    let list = Extension {
+        field: "x-kubernetes-list-type",
+        value: schema.list_type.as_deref(),
+        kind: "array",
+        known: &["atomic", "set", "map"],
+    };
+    collection_type(schema, map, path, violations);
+    collection_type(schema, list, path, violations);
     set_items(schema, path, violations);
 }
 
-/// Checks the value of an extension that only one type may have.
-fn collection_type(
-    schema: &Schema,
-    value: &Option<Box<str>>,
-    (kind, field): (&str, &str),
-    (path, violations): (&Path, &mut Violations),
-) {
-    let known: &[&str] = if kind == "object" { &["atomic", "granular"] } else { &["atomic", "set", "map"] };
+/// An extension of a schema that only one type may have.
+struct Extension<'a> {
+    field: &'a str,
+    value: Option<&'a str>,
+    /// The type.
+    kind: &'a str,
+    /// The values that it may have.
+    known: &'a [&'a str],
+}
+
+fn collection_type(schema: &Schema, extension: Extension<'_>, path: &Path, violations: &mut Violations) {
+    let Extension { field, value, kind, known } = extension;
     if let Some(value) = value {
         let detail = format!("must be {kind} if {field} is specified");
         if schema.kind.is_empty() {
@@ -126,9 +142,9 @@ fn collection_type(
         } else if &*schema.kind != kind {
             violations.invalid(&path.field("type"), &(&*schema.kind).into(), &detail);
         }
-        if !known.contains(&&**value) {
+        if !known.contains(&value) {
             let known: Vec<String> = known.iter().map(|word| (*word).to_owned()).collect();
-            violations.unsupported(&path.field(field), &(&**value).into(), &known);
+            violations.unsupported(&path.field(field), &value.into(), &known);
         }
     }
 }

@@ -146,7 +146,8 @@ pub(crate) async fn preemption(
     for one in extenders.iter().filter(|one| one.extender.is_interested(pod)) {
         let Some(verb) = one.extender.preempt.as_deref().filter(|_| !found.is_empty()) else { continue };
         let pods = if one.extender.knows_nodes { HashMap::new() } else { victims(client, &found).await? };
-        let result = call_preemption(one, verb, (&objects.pod, &pods), (&found, removable)).await;
+        let request = PreemptionRequest { pod: &objects.pod, pods: &pods, found: &found, removable };
+        let result = call_preemption(one, verb, request).await;
         match result {
             Ok(chosen) => found = chosen,
             Err(error) if one.extender.ignorable => {
@@ -158,12 +159,24 @@ pub(crate) async fn preemption(
     Ok(found)
 }
 
+/// What an extender decides about.
+#[derive(Clone, Copy)]
+struct PreemptionRequest<'a> {
+    pod: &'a Value,
+    /// The victims by uid, for an extender that does not know the nodes.
+    pods: &'a HashMap<String, Value>,
+    /// The nodes that the scheduler found, with their victims.
+    found: &'a [Preemption],
+    /// The pods of lower priority on each node.
+    removable: &'a BTreeMap<String, Vec<Victim>>,
+}
+
 async fn call_preemption(
     remote: &Remote,
     verb: &str,
-    (pod, pods): (&Value, &HashMap<String, Value>),
-    (found, removable): (&[Preemption], &BTreeMap<String, Vec<Victim>>),
+    request: PreemptionRequest<'_>,
 ) -> Result<Vec<Preemption>, RequestError> {
+    let PreemptionRequest { pod, pods, found, removable } = request;
     let violations = |one: &Preemption| one.victims.iter().filter(|victim| victim.violates).count();
     let whole = |one: &Preemption| Victims {
         pods: one.victims.iter().filter_map(|victim| pods.get(&victim.uid)).collect(),

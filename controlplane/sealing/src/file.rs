@@ -2,8 +2,8 @@
 
 use std::{
     fs::{File, OpenOptions, Permissions},
-    io::{self, ErrorKind, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    io::{self, ErrorKind, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -11,7 +11,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use nix::fcntl::OFlag;
 use ring::rand::{SecureRandom, SystemRandom};
 
-use crate::Error;
+use crate::{Error, private_file};
 
 /// Bytes of an AES-256 key.
 pub(crate) const KEY_SIZE: usize = 32;
@@ -28,25 +28,11 @@ pub(crate) struct Line {
 
 /// Reads the key file; `None` if there is none.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<Line>>, Error> {
-    let failed = |source| Error::Read { path: path.to_owned(), source };
-    // NONBLOCK, because opening a FIFO at this path would otherwise block the start.
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(failed)?,
-    };
-    let metadata = file.metadata().map_err(failed)?;
-    let user = nix::unistd::geteuid().as_raw();
-    let mode = metadata.mode() & 0o7777;
-    if !metadata.is_file() || mode & 0o077 != 0 || metadata.uid() != user {
-        return Err(Error::Exposed { path: path.to_owned(), mode, owner: metadata.uid(), user });
+    match private_file::read(path, OFlag::O_NOFOLLOW, MAX_FILE) {
+        Err(Error::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+        Ok(text) => parse(path, &text).map(Some),
     }
-    let mut text = String::new();
-    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(failed(io::Error::new(ErrorKind::FileTooLarge, "larger than 64 KiB")));
-    }
-    parse(path, &text).map(Some)
 }
 
 /// Creates the key file with one random key. If another process creates it at the same time, its file stays.

@@ -17,6 +17,7 @@
 mod encryption;
 mod file;
 mod keys;
+mod private_file;
 
 use std::path::PathBuf;
 

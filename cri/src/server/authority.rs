@@ -1,11 +1,13 @@
-//! Accepts the `:authority` of gRPC clients that are built on the C core (Python, C++, Ruby).
+//! Accepts the `:authority` of gRPC clients that send the path of a Unix socket.
 //!
-//! They send the percent-encoded path of the socket. RFC 9110 allows no percent sign in a host, so the HTTP library
+//! Clients that are built on the C core (Python, C++, Ruby) and Go's clients of older device plugins send the path,
+//! most of them percent-encoded. RFC 9110 allows neither a percent sign nor a slash in a host, so the HTTP library
 //! resets the stream with PROTOCOL_ERROR. Servers in other languages accept it, and no server of a Unix socket uses the
-//! value. So percent signs are replaced by hyphens before the library reads them.
+//! value. So these characters are replaced before the library reads them.
 //!
 //! The bytes are changed in place: no frame and no entry of the HPACK table changes its size, and nothing is buffered.
-//! Huffman-coded values are not changed: the C core sends this header plain.
+//! The C core sends the header plain, Go's clients with the Huffman code, in which the replaced characters have codes
+//! of the same length.
 
 mod hpack;
 
@@ -31,7 +33,7 @@ const PRIORITY: u8 = 0x20;
 
 /// A client's connection.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub struct Stream {
     inner: UnixStream,
     frames: Frames,
 }
@@ -66,7 +68,8 @@ enum Part {
 // === impl Stream ===
 
 impl Stream {
-    pub(super) fn new(inner: UnixStream) -> Self {
+    /// Accepts the requests of a client.
+    pub fn new(inner: UnixStream) -> Self {
         Self { inner, frames: Frames::new() }
     }
 }

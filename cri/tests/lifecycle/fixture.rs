@@ -12,7 +12,7 @@ use coracle_images::{Images, ImagesConfig};
 use coracle_integration::end_cgroup;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use coracle_testing::{Suite, Test};
+use coracle_testing::{Suite, Test, eventually_async};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use sha2::{Digest, Sha256};
@@ -21,9 +21,6 @@ use tonic::{Request, Status};
 
 /// The only image: busybox.
 pub(crate) const IMAGE: &str = "registry.test/busybox:latest";
-
-/// A timeout that even a slow machine does not reach.
-const LONG: Duration = Duration::from_secs(120);
 
 /// The `main` of a test program: arguments, and the machine that all tests share.
 pub(crate) struct Session {
@@ -375,15 +372,11 @@ impl Machine {
     }
 
     pub(crate) async fn wait_exited(&self, id: &str) -> cri::ContainerStatus {
-        let begun = Instant::now();
-        loop {
+        eventually_async(&format!("container {id} ends"), 20, async || {
             let status = self.status(id).await;
-            if status.state == i32::from(cri::ContainerState::ContainerExited) {
-                return status;
-            }
-            assert!(begun.elapsed() < LONG, "container {id} does not end");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            (status.state == i32::from(cri::ContainerState::ContainerExited)).then_some(status)
+        })
+        .await
     }
 
     pub(crate) async fn pid(&self, id: &str) -> i32 {
@@ -477,11 +470,7 @@ pub(crate) fn container_config(name: &str, command: &[&str]) -> cri::ContainerCo
 /// Waits until a killed process has ended. Its cgroup is empty slightly earlier.
 #[allow(dead_code, reason = "only some of the test programs kill processes")]
 pub(crate) async fn ends(pid: i32) {
-    let begun = Instant::now();
-    while alive(pid) {
-        assert!(begun.elapsed() < LONG, "{pid} does not end");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_async(&format!("process {pid} ends"), 20, async || !alive(pid)).await;
 }
 
 /// Whether a process still has memory, and so may still run.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_nri::connection::{CallError, Connection, Service};
 use coracle_nri::mux;
@@ -13,6 +13,7 @@ use coracle_proto::nri::{
     UpdateContainersRequest, UpdateContainersResponse,
 };
 use coracle_proto::ttrpc::{Request, Status};
+use coracle_testing::eventually_async;
 use futures::future::BoxFuture;
 use prost::Message;
 use tokio::net::UnixStream;
@@ -219,11 +220,10 @@ impl Plugin {
 
     /// Waits for a call of this method about a pod or container.
     pub(crate) async fn hears(&self, id: &str, method: &str) {
-        let begun = Instant::now();
-        while !self.methods_of(id).iter().any(|heard| heard == method) {
-            assert!(begun.elapsed() < LONG, "no call of {method} for {id}: {:?}", self.methods_of(id));
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually_async(&format!("a call of {method} for {id}"), 10, async || {
+            self.methods_of(id).iter().any(|heard| heard == method)
+        })
+        .await;
     }
 
     /// Disconnects, and gives the runtime 50 ms to notice it.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use tokio::time::timeout;
 use tonic::{Code, Request};
 
@@ -164,11 +165,7 @@ pub(crate) async fn deadlines_leave_nothing(machine: &mut Machine) {
     assert!(late > 0);
     // A closed server has received every call, so that the restart finds no call in progress.
     wire.close().await;
-    let begun = Instant::now();
-    while is_listed(machine, "late").await {
-        assert!(begun.elapsed() < LONG, "the call is not undone");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually_async("the call is undone", 20, async || !is_listed(machine, "late").await).await;
     machine.restart(Duration::ZERO).await;
 }
 
@@ -180,16 +177,12 @@ pub(crate) async fn a_cancelled_exec_is_killed(machine: &mut Machine) {
         String::from_utf8_lossy(&answer.stdout).into_owned()
     };
     let seen = async |wanted: &[&str]| {
-        let begun = Instant::now();
-        loop {
+        eventually_async(&format!("{wanted:?} run"), 20, async || {
             let now = processes().await;
             let runs = ["sleep 997", "sleep 996"].into_iter().filter(|command| now.contains(command));
-            if runs.eq(wanted.iter().copied()) {
-                return now;
-            }
-            assert!(begun.elapsed() < LONG, "{wanted:?} in {now}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            runs.eq(wanted.iter().copied()).then_some(now)
+        })
+        .await
     };
     tokio::select! {
         ended = machine.exec(&id, &["sh", "-c", "sleep 997 & sleep 996"], 0) => panic!("it ended: {ended:?}"),

@@ -9,16 +9,14 @@ use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use tonic::{Code, Request, Status};
 
-use crate::checkpoint_pod::goes_on;
+use crate::checkpoint_pod::{count, goes_on};
 use crate::fixture::Machine;
 
 pub(crate) async fn a_checkpointed_container_continues(machine: &mut Machine) {
     let pod = machine.pod("checkpoint").await;
     let script = "echo begun; echo mine > /mine; rm /bin/true; i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.1; done";
     let id = machine.run(&pod, "c", &["sh", "-c", script]).await;
-    while machine.exec(&id, &["cat", "/count"], 0).await.expect("exec").exit_code != 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    count(machine, &id).await;
     let location = machine.path("checkpoint.tar");
     for location in ["", "relative.tar", "/"] {
         let error = checkpoint(machine, &id, Path::new(location)).await.expect_err("no place");

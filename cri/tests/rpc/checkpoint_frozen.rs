@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use tonic::Request;
 
 use crate::checkpoint_pod::{count, empty_directory, goes_on, names, pod};
@@ -69,13 +70,7 @@ pub(crate) async fn nothing_is_left(machine: &Machine, id: &str, output: &Path) 
         left.extend(names(&layer(machine, id)).into_iter().filter(|name| name.starts_with("checkpoint")));
         left
     };
-    for _ in 0..1200 {
-        if left().is_empty() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("left: {:?}", left());
+    eventually_async("nothing is left of the checkpoint", 10, async || left().is_empty()).await;
 }
 
 pub(crate) async fn containers_that_a_dead_runtime_froze_continue(machine: &mut Machine) {

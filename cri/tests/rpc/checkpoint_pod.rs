@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use tonic::{Code, Request, Status};
 
 use crate::checkpoint::works;
@@ -78,24 +79,17 @@ pub(crate) async fn pod(machine: &Machine, name: &str) -> (String, Vec<String>) 
 }
 
 pub(crate) async fn count(machine: &Machine, id: &str) -> u32 {
-    let begun = Instant::now();
-    loop {
+    eventually_async(&format!("{id} counts"), 20, async || {
         let read = machine.exec(id, &["cat", "/count"], 0).await.expect("exec");
-        if let Ok(count) = String::from_utf8_lossy(&read.stdout).trim().parse() {
-            return count;
-        }
-        assert!(begun.elapsed() < LONG, "{id} does not count");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        String::from_utf8_lossy(&read.stdout).trim().parse::<u32>().ok()
+    })
+    .await
 }
 
 pub(crate) async fn goes_on(machine: &Machine, id: &str) {
     let before = count(machine, id).await;
-    let begun = Instant::now();
-    while count(machine, id).await <= before {
-        assert!(begun.elapsed() < LONG, "the counter of {id} stops at {before}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let what = format!("the counter of {id} is above {before}");
+    eventually_async(&what, 20, async || count(machine, id).await > before).await;
 }
 
 pub(crate) async fn checkpoint(
@@ -297,11 +291,10 @@ async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, lat
     assert!(said.contains(&address), "/etc/hosts does not have {address}: {said}");
     for (name, words) in [("counter", "stdout F count "), ("talker", "stdout F said ")] {
         let log = machine.path("logs/restored").join(name).join("0.log");
-        let begun = Instant::now();
-        while !std::fs::read_to_string(&log).unwrap_or_default().contains(words) {
-            assert!(begun.elapsed() < LONG, "{name} writes no log: {:?}", std::fs::read_to_string(&log));
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        eventually_async(&format!("{name} writes {words:?}"), 20, async || {
+            std::fs::read_to_string(&log).unwrap_or_default().contains(words)
+        })
+        .await;
     }
     is_in_its_cgroups(machine, &pod, &ids[0]).await;
     // The restored process is a child of the shim, so a restart of the runtime does not affect it.

@@ -1,9 +1,10 @@
 //! Connections between a runtime and a shim that break while both processes live.
 
 use std::os::fd::{BorrowedFd, RawFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_proto::cri;
+use coracle_testing::eventually_async;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{Shutdown, SockType, getsockopt, shutdown, sockopt};
 use nix::unistd::Pid;
@@ -32,14 +33,6 @@ fn cut(shim: i32) {
     assert!(ended > 0, "there is no connection");
 }
 
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds().await {
-        assert!(begun.elapsed() < LONG, "{what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
 async fn is_ready(machine: &Machine, pod: &str) -> bool {
     machine.sandbox(pod).await.state == i32::from(cri::PodSandboxState::SandboxReady)
 }
@@ -63,14 +56,17 @@ pub(crate) async fn the_runtime_reconnects_after_a_broken_connection(machine: &m
     let command = machine.exec(&stays, &exec, 0);
     let cutting = async {
         // The command counts as running when its process is visible in the container.
-        until("the command runs", async || {
+        eventually_async("the command runs", 20, async || {
             let seen = machine.exec(&stays, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
             String::from_utf8_lossy(&seen).contains("/tmp/go")
         })
         .await;
         for _ in 0..3 {
             cut(shim);
-            until("execs work again", async || machine.exec(&stays, &["true"], 60).await.is_ok()).await;
+            eventually_async("execs work again", 20, async || {
+                machine.exec(&stays, &["true"], 60).await.is_ok()
+            })
+            .await;
             assert!(is_ready(machine, &pod).await);
         }
         machine.exec(&stays, &["touch", "/tmp/go"], 60).await.expect("exec");
@@ -98,7 +94,7 @@ pub(crate) async fn a_pod_is_stopped_while_its_connection_is_cut(machine: &mut M
     kill(Pid::from_raw(shim), Signal::SIGSTOP).expect("stop");
     cut(shim);
     timeout(LONG, machine.remove_pod(&pod)).await.expect("it is stopped and removed");
-    until("the shim is gone", async || !crate::fixture::alive(shim)).await;
+    eventually_async("the shim is gone", 20, async || !crate::fixture::alive(shim)).await;
     assert_eq!(machine.traces().await, before);
 }
 

@@ -8,7 +8,7 @@ use cri::ContainerEventType::{ContainerDeletedEvent, ContainerStartedEvent, Cont
 use futures::{Stream, StreamExt};
 use tonic::{Request, Status};
 
-use crate::fixture::{Machine, alive};
+use crate::fixture::Machine;
 use crate::wire::Wire;
 
 type ReceivedEvent = Result<cri::ContainerEventResponse, Status>;
@@ -89,11 +89,7 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
     // One after the other.
     for pid in pids {
         std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").expect("write");
-        let begun = std::time::Instant::now();
-        while alive(pid) {
-            assert!(begun.elapsed() < Duration::from_secs(120), "process {pid} does not end");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        crate::fixture::ends(pid).await;
     }
     // The shim drains the containers' outputs.
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -3,6 +3,7 @@
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use futures::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status};
 
@@ -137,9 +138,10 @@ pub(crate) async fn a_log_is_reopened_while_its_container_runs(machine: &mut Mac
         .run(&pod, "c", &["sh", "-c", "echo one; while [ ! -e /go ]; do sleep 0.05; done; echo two"])
         .await;
     let log = machine.status(&id).await.log_path;
-    while !std::fs::read_to_string(&log).unwrap_or_default().contains("one") {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    eventually_async("the container writes", 20, async || {
+        std::fs::read_to_string(&log).unwrap_or_default().contains("one")
+    })
+    .await;
     let old = format!("{log}.old");
     std::fs::rename(&log, &old).expect("rotate");
     let reopen = || Request::new(cri::ReopenContainerLogRequest { container_id: id.clone() });

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use futures::future::join_all;
 use futures::{SinkExt, StreamExt};
 use tokio::net::TcpStream;
@@ -28,14 +29,6 @@ const LATE: Duration = Duration::from_secs(8);
 /// 100; fewer on an emulated machine, which is slow and sets `EXECS`.
 fn many() -> u32 {
     if std::env::var_os("EXECS").is_some() { 25 } else { 100 }
-}
-
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds().await {
-        assert!(begun.elapsed() < LONG, "{what}");
-        sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// Descriptors and threads of a process.
@@ -69,8 +62,10 @@ async fn at_rest(pid: i32) -> ProcessResources {
 /// Waits until the descriptors are as before, and the threads as before except for blocking ones.
 async fn nothing_stays(before: [ProcessResources; 2], pids: [i32; 2]) {
     for (before, pid) in before.into_iter().zip(pids) {
-        until("descriptors are closed", async || ProcessResources::of(pid).descriptors <= before.descriptors)
-            .await;
+        eventually_async("descriptors are closed", 20, async || {
+            ProcessResources::of(pid).descriptors <= before.descriptors
+        })
+        .await;
         assert!(ProcessResources::of(pid).threads <= before.threads + 20, "{:?}", ProcessResources::of(pid));
     }
 }
@@ -145,8 +140,10 @@ pub(crate) async fn a_hundred_concurrent_forwards_do_not_mix_their_streams(machi
     let pod = machine.pod("many-forwards").await;
     let id = machine.run(&pod, "c", &["nc", "-ll", "-p", "8080", "-e", "cat"]).await;
     let look = ["grep", ":1F90 ", "/proc/net/tcp", "/proc/net/tcp6"];
-    until("the server listens", async || machine.exec(&id, &look, 0).await.expect("exec").exit_code == 0)
-        .await;
+    eventually_async("the server listens", 20, async || {
+        machine.exec(&id, &look, 0).await.expect("exec").exit_code == 0
+    })
+    .await;
     let streams = Streams::open(machine).await;
     let pids = [nix::unistd::getpid().as_raw(), machine.shim_pid(&pod).await];
     let before = [at_rest(pids[0]).await, at_rest(pids[1]).await];
@@ -199,7 +196,7 @@ pub(crate) async fn a_slow_client_gets_the_complete_output(machine: &mut Machine
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let streams = Streams::open(machine).await;
     let client = exec(machine, &streams, &id, &["sh", "-c", WRITES_MORE_THAN_IS_READ]).await;
-    until("the command ends", async || {
+    eventually_async("the command ends", 20, async || {
         machine.exec(&id, &["test", "-e", "/tmp/over"], 0).await.expect("exec").exit_code == 0
     })
     .await;
@@ -230,18 +227,18 @@ pub(crate) async fn a_client_that_does_not_read_does_not_block_the_container(mac
     let attach = cri::AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
     let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
     let client = streams.connect(&url, "v5.channel.k8s.io").await;
-    until("the shim has the client's connection", async || {
+    eventually_async("the shim has the client's connection", 20, async || {
         ProcessResources::of(pids[1]).descriptors > before[1].descriptors
     })
     .await;
     machine.exec(&id, &["touch", "/tmp/go"], 0).await.expect("exec");
-    until("the container writes all", async || {
+    eventually_async("the container writes all", 20, async || {
         machine.exec(&id, &["test", "-e", "/tmp/done"], 0).await.expect("exec").exit_code == 0
     })
     .await;
     let log = machine.status(&id).await.log_path;
     let text = "x".repeat(99);
-    until("the log has all", async || logged(&log).get(&text).copied() == Some(LINES)).await;
+    eventually_async("the log has all", 20, async || logged(&log).get(&text).copied() == Some(LINES)).await;
     // A late reader gets the beginning of the output, and then the error that it was too slow.
     let heard = timeout(LONG, exchange(client, &[])).await.expect("it ends");
     let whole = heard[1].lines().filter(|line| *line == text).count();
@@ -290,9 +287,9 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     machine.close_runtime().await;
     let written = || proc_number(shim, "io", "wchar:");
     // The first files make allocations that are kept.
-    until("the container writes", async || written() > 10 * SIZE).await;
+    eventually_async("the container writes", 20, async || written() > 10 * SIZE).await;
     let (first, memory) = (written(), proc_number(shim, "status", "VmRSS:"));
-    until("the container continues to write", async || written() > first + 40 * SIZE).await;
+    eventually_async("the container continues to write", 20, async || written() > first + 40 * SIZE).await;
     let now = proc_number(shim, "status", "VmRSS:");
     println!("  {memory} kB, {now} kB after {} MB", (written() - first) >> 20);
     assert!(now <= memory + 1024, "{memory} and {now} kB");

@@ -4,11 +4,12 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_proto::cri;
 use coracle_proto::shim::error::Kind;
 use coracle_proto::shim::{Error, Event, Packet, Reply, packet, reply};
+use coracle_testing::{eventually, eventually_async};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, recv,
@@ -18,22 +19,11 @@ use prost::Message as _;
 
 use crate::fixture::{Machine, alive};
 
-/// A timeout that even a slow machine does not reach.
-const LONG: Duration = Duration::from_secs(120);
-
 /// A field of a later version: number 1000, a string.
 const UNKNOWN: [u8; 7] = [0xc2, 0x3e, 4, b'm', b'o', b'r', b'e'];
 
 async fn runs(machine: &Machine, id: &str) {
     assert_eq!(machine.exec(id, &["true"], 60).await.expect("exec").exit_code, 0);
-}
-
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds().await {
-        assert!(begun.elapsed() < LONG, "{what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// A runtime that cannot read a record does not start, and does not touch the pod.
@@ -90,11 +80,7 @@ impl ReplacedSocket {
             .spawn()
             .expect("a stand-in");
         let place = Self { path, aside, process };
-        let begun = Instant::now();
-        while !place.path.exists() {
-            assert!(begun.elapsed() < LONG, "the stand-in does not listen");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually("the stand-in listens", 20, || place.path.exists());
         place
     }
 }
@@ -292,7 +278,7 @@ pub(crate) async fn a_pod_outlives_its_executable(machine: &mut Machine) {
     let second = machine.run(&pod, "second", &["sh", "-c", "echo here; exec sleep 1000"]).await;
     runs(machine, &second).await;
     let log = machine.status(&second).await.log_path;
-    until("the container writes", async || {
+    eventually_async("the container writes", 20, async || {
         std::fs::read_to_string(&log).is_ok_and(|log| log.contains("here"))
     })
     .await;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use tonic::Request;
 
 use crate::fixture::Machine;
@@ -19,27 +20,20 @@ const MAY_BE_ABSENT: [&str; 4] = ["_blkio_", "_hugetlb_", "_pressure_", "_fs_"];
 /// Starts a container, and waits until it listens on port 99. In /proc/net/tcp, 0063 is the port and 0A the state LISTEN.
 async fn start_listening(machine: &Machine, id: &str) {
     machine.start(id).await;
-    let begun = Instant::now();
     let look = ["grep", "-qs", ":0063 .* 0A ", "/proc/net/tcp", "/proc/net/tcp6"];
-    while machine.exec(id, &look, 0).await.expect("exec").exit_code != 0 {
-        assert!(begun.elapsed() < LONG, "nothing listens on the port");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let listens = async || machine.exec(id, &look, 0).await.expect("exec").exit_code == 0;
+    eventually_async("the container listens", 20, listens).await;
 }
 
 /// Waits until containers use at least `bytes`. An expensive measurement is cached for longer.
 async fn grown(machine: &Machine, bytes: u64) -> cri::ImageFsInfoResponse {
-    let begun = Instant::now();
-    loop {
+    eventually_async(&format!("containers use {bytes} bytes"), 20, async || {
         let request = Request::new(cri::ImageFsInfoRequest {});
         let info = machine.runtime.image_fs_info(request).await.expect("info").into_inner();
         let used = info.container_filesystems[0].used_bytes.as_ref().expect("bytes").value;
-        if used >= bytes {
-            return info;
-        }
-        assert!(begun.elapsed() < LONG, "{used} of {bytes}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+        (used >= bytes).then_some(info)
+    })
+    .await
 }
 
 pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machine) {

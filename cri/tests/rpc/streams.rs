@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use futures::{SinkExt, StreamExt};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -15,19 +16,13 @@ use crate::client::Streams;
 use crate::fixture::Machine;
 use crate::spdy::Spdy;
 
-/// A timeout that even a slow machine does not reach.
-const LONG: Duration = Duration::from_secs(120);
-
 /// A pod where each connection to a port is served by a script.
 async fn serving(machine: &Machine, name: &str, script: &str) -> String {
     let pod = machine.pod(name).await;
     let id = machine.run(&pod, "c", &["nc", "-ll", "-p", "8080", "-e", "sh", "-c", script]).await;
-    let begun = Instant::now();
     let look = ["grep", ":1F90 ", "/proc/net/tcp", "/proc/net/tcp6"];
-    while machine.exec(&id, &look, 0).await.expect("exec").exit_code != 0 {
-        assert!(begun.elapsed() < Duration::from_secs(120), "the server does not listen");
-        sleep(Duration::from_millis(20)).await;
-    }
+    let listens = async || machine.exec(&id, &look, 0).await.expect("exec").exit_code == 0;
+    eventually_async("the server listens", 20, listens).await;
     pod
 }
 
@@ -86,17 +81,10 @@ pub(crate) async fn a_disconnected_client_leaves_no_connection(machine: &mut Mac
         let data = client.open_port(1 + 4 * id, 8080).await;
         client.write(data, b"hello", false).await;
     }
-    let begun = Instant::now();
-    while descriptors() < before + 12 {
-        assert!(begun.elapsed() < LONG, "descriptors of ten connections, each with both ends here");
-        sleep(Duration::from_millis(20)).await;
-    }
+    let all = "descriptors of ten connections, each with both ends here";
+    eventually_async(all, 20, async || descriptors() >= before + 12).await;
     drop(client);
-    let gone = Instant::now();
-    while descriptors() > before {
-        assert!(gone.elapsed() < Duration::from_secs(60), "{} of {before}", descriptors());
-        sleep(Duration::from_millis(50)).await;
-    }
+    eventually_async("the descriptors are closed", 10, async || descriptors() <= before).await;
     machine.remove_pod(&pod).await;
 }
 
@@ -118,11 +106,7 @@ pub(crate) async fn a_client_that_is_gone_is_noticed_while_its_command_does_not_
     // the connection arrives behind it.
     client.send(Message::Binary(vec![0; 150 << 10].into())).await.expect("send");
     drop(client);
-    let gone = Instant::now();
-    while descriptors() > before {
-        assert!(gone.elapsed() < LONG, "{} of {before}", descriptors());
-        sleep(Duration::from_millis(50)).await;
-    }
+    eventually_async("the descriptors are closed", 20, async || descriptors() <= before).await;
     machine.remove_pod(&pod).await;
 }
 
@@ -161,15 +145,11 @@ pub(crate) async fn an_idle_stream_is_closed(machine: &mut Machine) {
     assert!(quiet.elapsed() >= limit * 3 / 4 && quiet.elapsed() < limit * 6, "{:?}", quiet.elapsed());
     drop(shell);
     // No descriptor is kept: the command's input is closed, and so the command ends.
-    let closed = Instant::now();
-    loop {
+    eventually_async("the command ends and the descriptors are closed", 10, async || {
         let processes = machine.exec(&id, &["ps"], 0).await.expect("exec").stdout;
-        if descriptors() <= before && !String::from_utf8_lossy(&processes).contains(" cat") {
-            break;
-        }
-        assert!(closed.elapsed() < Duration::from_secs(60), "{} of {before}", descriptors());
-        sleep(Duration::from_millis(50)).await;
-    }
+        descriptors() <= before && !String::from_utf8_lossy(&processes).contains(" cat")
+    })
+    .await;
     drop(streams);
     machine.restart(Duration::ZERO).await;
     machine.remove_pod(&pod).await;

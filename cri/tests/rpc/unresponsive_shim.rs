@@ -1,11 +1,12 @@
 //! Shims that live but do not respond: here stopped, otherwise frozen or blocked in the kernel.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_cri::ShimTimeouts;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::eventually_async;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
@@ -40,14 +41,6 @@ async fn is_ready(machine: &Machine, pod: &str) -> bool {
 
 async fn remove(machine: &Machine, pod: &str) {
     timeout(LONG, machine.remove_pod(pod)).await.expect("it is stopped and removed");
-}
-
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds().await {
-        assert!(begun.elapsed() < LONG, "{what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// An argument of `sleep` that is unique on the machine.
@@ -110,13 +103,13 @@ pub(crate) async fn a_pod_is_ready_again_when_its_shim_responds(machine: &mut Ma
     restart(machine).await;
     assert!(!is_ready(machine, &pod).await);
     send(shim, Signal::SIGCONT);
-    until("the pod of the shim is ready again", async || is_ready(machine, &pod).await).await;
+    eventually_async("the pod of the shim is ready again", 20, async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
     assert_eq!(machine.exec(&stays, &["true"], 0).await.expect("exec").exit_code, 0);
     // Its end is noticed like that of any other shim.
     send(shim, Signal::SIGKILL);
     assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
-    until("the pod of the shim is not ready", async || !is_ready(machine, &pod).await).await;
+    eventually_async("the pod of the shim is not ready", 20, async || !is_ready(machine, &pod).await).await;
     machine.remove_pod(&pod).await;
     // A shim that dies without responding again.
     machine.restart(Duration::ZERO).await;
@@ -157,14 +150,15 @@ pub(crate) async fn a_command_whose_client_disconnects_before_its_start_is_kille
         tokio::time::sleep(Duration::from_millis(wait)).await;
         drop(client);
         // The server has closed its end of the connection too: a command that starts before that would not be killed.
-        until("the client is gone", async || descriptors() <= open).await;
+        eventually_async("the client is gone", 20, async || descriptors() <= open).await;
         send(shim, Signal::SIGCONT);
         // Other execs run after it.
         for _ in 0..3 {
             assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
         }
-        until("the command of the exec is killed", async || running(&command).is_empty()).await;
-        until("the descriptors of the exec are closed", async || descriptors() <= open).await;
+        eventually_async("the command of the exec is killed", 20, async || running(&command).is_empty())
+            .await;
+        eventually_async("the descriptors of the exec are closed", 20, async || descriptors() <= open).await;
     }
     drop(streams);
     machine.remove_pod(&pod).await;
@@ -183,7 +177,7 @@ pub(crate) async fn an_unresponsive_shim_blocks_no_call(machine: &mut Machine) {
     // A command that exceeds its timeout is killed with its descendants, even if the shim cannot report its end.
     let command = long(7);
     let wedge = async {
-        until("the command runs", async || !running(&command).is_empty()).await;
+        eventually_async("the command runs", 20, async || !running(&command).is_empty()).await;
         send(shim, Signal::SIGSTOP);
     };
     let script = format!("sleep 1; sleep {command} & sleep {command}; true");
@@ -194,7 +188,7 @@ pub(crate) async fn an_unresponsive_shim_blocks_no_call(machine: &mut Machine) {
         late.expect("it returns").expect_err("the exec exceeds its timeout").code(),
         Code::DeadlineExceeded
     );
-    until("the command is killed", async || running(&command).is_empty()).await;
+    eventually_async("the command is killed", 20, async || running(&command).is_empty()).await;
     let silent = |result: Result<(), Status>| {
         let status = result.expect_err("it does not answer");
         assert!(status.message().contains("does not answer"), "{status}");
@@ -211,9 +205,10 @@ pub(crate) async fn an_unresponsive_shim_blocks_no_call(machine: &mut Machine) {
     // The first process of a namespace remains a zombie until all others in it are reaped.
     assert!(!has_memory(pids[0]) && has_memory(pids[1]));
     remove(machine, &pod).await;
-    until("everything is removed", async || ![shim, pids[0], pids[1]].into_iter().any(alive)).await;
+    eventually_async("everything is removed", 20, async || ![shim, pids[0], pids[1]].into_iter().any(alive))
+        .await;
     // A partly made container is undone when the undo is retried.
-    until("nothing is left", async || machine.traces().await == before).await;
+    eventually_async("nothing is left", 20, async || machine.traces().await == before).await;
     machine.restart(Duration::ZERO).await;
 }
 
@@ -234,8 +229,8 @@ pub(crate) async fn a_command_that_starts_after_its_timeout_is_killed(machine: &
     send(shim, Signal::SIGCONT);
     // Twice, because the process may start during the check.
     for _ in 0..2 {
-        until("the shim works", async || machine.exec(&id, &["true"], 60).await.is_ok()).await;
-        until("the command is ended", async || running(&command).is_empty()).await;
+        eventually_async("the shim works", 20, async || machine.exec(&id, &["true"], 60).await.is_ok()).await;
+        eventually_async("the command is ended", 20, async || running(&command).is_empty()).await;
     }
     let processes = machine.exec(&id, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
     assert!(!String::from_utf8_lossy(&processes).contains(&command));
@@ -271,7 +266,7 @@ pub(crate) async fn the_runtime_retries_a_shim_with_a_full_backlog(machine: &mut
     };
     tokio::join!(machine.open_runtime(), wakes);
     assert!(alive(pid), "the shim was killed");
-    until("the pod of the shim is ready", async || is_ready(machine, &pod).await).await;
+    eventually_async("the pod of the shim is ready", 20, async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
 }
@@ -290,7 +285,7 @@ pub(crate) async fn a_shim_that_does_not_become_ready_is_killed(machine: &mut Ma
     let refused = timeout(LONG, machine.try_pod("never", |_| {})).await.expect("it returns");
     let refused = refused.expect_err("it is not ready");
     assert!(refused.message().contains("not ready within"), "{refused}");
-    until("the shim is killed", async || running(&argument).is_empty()).await;
+    eventually_async("the shim is killed", 20, async || running(&argument).is_empty()).await;
     machine.restart(Duration::ZERO).await;
     assert_eq!(machine.traces().await, before);
 }
@@ -313,8 +308,10 @@ pub(crate) async fn a_container_without_a_record_is_killed(machine: &mut Machine
     );
     std::fs::write(record, "{").expect("torn");
     machine.open_runtime().await;
-    until("the container without a record is killed", async || !alive(pid) && running(&argument).is_empty())
-        .await;
+    eventually_async("the container without a record is killed", 20, async || {
+        !alive(pid) && running(&argument).is_empty()
+    })
+    .await;
     assert_eq!(machine.exec(&stays, &["true"], 60).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
     assert_eq!(machine.traces().await, before);

@@ -1,9 +1,16 @@
-//! Invalid input is rejected with an error in Kubernetes' format and leaves no partial state.
+//! Invalid input is rejected with an error in Kubernetes' format and leaves no partial state. A machine that cannot
+//! be a node gets one sentence with the remedy.
 
 use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
 
 use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use nix::libc;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 
 fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
     on_a_machine(|machine| {
@@ -92,6 +99,33 @@ fn image_errors_end_in_back_off_with_their_reason() {
 }
 
 #[test]
+fn an_image_for_another_processor_is_refused_with_both_names() {
+    with_cluster(|machine, cluster| {
+        let (own, other) = if cfg!(target_arch = "x86_64") { ("amd64", "arm64") } else { ("arm64", "amd64") };
+        machine.push_for_architecture("foreign", other);
+        let says = format!("no image for linux/{own} (available: linux/{other}");
+        cluster.kubectl(&["run", "foreign", "--image=foreign"]);
+        waits_for(cluster, "foreign", "ImagePullBackOff");
+        event(cluster, "Failed", &says);
+        let places = ["state", "run"].map(|name| machine.path(name).to_str().unwrap().to_owned());
+        let pull = ["image", "pull", "foreign", "--state-dir", &places[0], "--run-dir", &places[1]];
+        let output = Command::new(Machine::coracle()).args(pull).output().unwrap();
+        one_sentence(&output, &["foreign", &says, "use one that is built for this machine"]);
+
+        // An image with a wrong label: its program is for s390x (ELF: big endian, machine 22).
+        let root = machine.path("s390x");
+        fs::create_dir(&root).unwrap();
+        let mut program = [b"\x7fELF\x02\x02\x01".as_slice(), &[0; 57]].concat();
+        program[16..20].copy_from_slice(&[0, 2, 0, 22]);
+        fs::write(root.join("program"), program).unwrap();
+        fs::set_permissions(root.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
+        machine.push_root("mislabelled", &root, &[]);
+        cluster.kubectl(&["run", "mislabelled", "--image=mislabelled", "--command", "--", "/program"]);
+        event(cluster, "Failed", "exec \"/program\": exec format error");
+    });
+}
+
+#[test]
 fn container_errors_have_the_states_and_reasons_of_kubernetes() {
     with_cluster(|_, cluster| {
         cluster.kubectl(&["run", "nocommand", "--image=busybox", "--command", "--", "/no/such"]);
@@ -145,22 +179,17 @@ fn unauthenticated_and_unauthorized_requests_are_rejected() {
     });
 }
 
-fn up(machine: &Machine, more: &[&str]) -> Output {
+/// Arguments of `coracle up` with the directories of the machine.
+fn arguments(machine: &Machine) -> Vec<String> {
+    let directories = [("--state-dir", "state"), ("--run-dir", "run"), ("--pod-log-dir", "logs")];
     let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
-    Command::new(Machine::coracle())
-        .args([
-            "up",
-            "--state-dir",
-            &path("state"),
-            "--run-dir",
-            &path("run"),
-            "--pod-log-dir",
-            &path("logs"),
-        ])
-        .args(["--cgroup-root", &format!("/{}", machine.name())])
-        .args(more)
-        .output()
-        .unwrap()
+    let flags = directories.into_iter().flat_map(|(flag, name)| [flag.to_owned(), path(name)]);
+    let cgroup = ["--cgroup-root".to_owned(), format!("/{}", machine.name())];
+    ["up".to_owned()].into_iter().chain(flags).chain(cgroup).collect()
+}
+
+fn up(machine: &Machine, more: &[&str]) -> Output {
+    Command::new(Machine::coracle()).args(arguments(machine)).args(more).output().unwrap()
 }
 
 /// Asserts a failure with one line on standard error that contains all of `says`.
@@ -183,7 +212,10 @@ fn a_failed_start_reports_the_cause_and_leaves_nothing() {
         drop(taken);
         let file = machine.path("wrong.toml");
         fs::write(&file, "[node]\nbrigde = \"x\"\n").unwrap();
-        one_sentence(&up(machine, &["--config", file.to_str().unwrap()]), &["wrong.toml", "brigde"]);
+        one_sentence(
+            &up(machine, &["--config", file.to_str().unwrap()]),
+            &["wrong.toml", "brigde", "did you mean bridge?"],
+        );
         for (cidr, says) in [
             ("10.42.0.0/28", ["cluster-cidr 10.42.0.0/28 is smaller", "a /24 (node-cidr-mask-size-ipv4)"]),
             ("fd42::/72", ["cluster-cidr fd42::/72 is smaller", "a /64 (node-cidr-mask-size-ipv6)"]),
@@ -200,6 +232,85 @@ fn a_failed_start_reports_the_cause_and_leaves_nothing() {
 }
 
 #[test]
+fn a_full_disk_is_reported_with_the_remedy() {
+    on_a_machine(|machine| {
+        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).unwrap();
+        let (none, state) = (None::<&str>, machine.path("state"));
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        fs::create_dir(&state).unwrap();
+        mount(Some("tmpfs"), &state, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
+        // Without any room, and with room for the keys but not for the store.
+        for free in [0, 24 << 10] {
+            let path = state.join("fill");
+            let mut file = fs::File::create(&path).unwrap();
+            while file.write_all(&[7; 4096]).is_ok() {}
+            file.set_len(file.metadata().unwrap().len() - free).unwrap();
+            one_sentence(&up(machine, &[]), &["cannot", "No space left on device", "free disk space"]);
+        }
+    });
+}
+
+/// A kernel without nftables: the socket of netfilter fails. A process with this filter cannot remove it (seccomp(2)).
+#[allow(unsafe_code, reason = "the child sets its own filter before it executes the program")]
+fn without_nftables(command: &mut Command) -> &mut Command {
+    const NETFILTER: u32 = 12;
+    let line = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let load = |offset| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
+    let unless = |value, jf| line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, jf, value);
+    let end = |result| line(libc::BPF_RET | libc::BPF_K, 0, 0, result);
+    let number = |value: i64| u32::try_from(value).unwrap();
+    // The number of the system call, and the lower halves of its first and third arguments.
+    let mut program = [
+        load(0),
+        unless(number(libc::SYS_socket), 5),
+        load(16),
+        unless(number(libc::AF_NETLINK.into()), 3),
+        load(32),
+        unless(NETFILTER, 1),
+        end(libc::SECCOMP_RET_ERRNO | number(libc::EPROTONOSUPPORT.into())),
+        end(libc::SECCOMP_RET_ALLOW),
+    ];
+    let set = move || {
+        let filter = libc::sock_fprog { len: 8, filter: program.as_mut_ptr() };
+        // SAFETY: prctl(2) reads the program, which lives in this closure.
+        let done = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0
+            // SAFETY: as above.
+            && unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) } == 0;
+        done.then_some(()).ok_or_else(std::io::Error::last_os_error)
+    };
+    // SAFETY: the closure makes system calls only.
+    unsafe { command.pre_exec(set) }
+}
+
+#[test]
+fn a_missing_feature_of_the_kernel_is_named_with_the_remedy() {
+    on_a_machine(|machine| {
+        let mut up = Command::new(Machine::coracle());
+        let output = without_nftables(up.args(arguments(machine))).output().unwrap();
+        one_sentence(
+            &output,
+            &["cannot open the pod network", "nftables", "`coracle check` lists missing features"],
+        );
+        let mut check = Command::new(Machine::coracle());
+        let output = without_nftables(check.arg("check").args(&arguments(machine)[1..5])).output().unwrap();
+        let report = String::from_utf8_lossy(&output.stdout);
+        let missing = "MISSING  bridge, veth and nftables (nat, maps, fib): cannot ";
+        assert!(!output.status.success() && report.contains(missing), "{report}");
+        assert!(report.contains("The node cannot start without it.\n"), "{report}");
+
+        let unmount =
+            "awk '$3 ~ /^cgroup/ {print $2}' /proc/mounts | sort -r | xargs -n1 umount -l && exec \"$@\"";
+        let mut without_cgroups = Command::new("unshare");
+        without_cgroups.args(["--mount", "sh", "-c", unmount, "sh"]).arg(Machine::coracle());
+        let output = without_cgroups.args(arguments(machine)).output().unwrap();
+        one_sentence(
+            &output,
+            &["cannot prepare the cgroups of pods", "no cgroup hierarchy is mounted; mount one"],
+        );
+    });
+}
+
+#[test]
 fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
     on_a_machine(|machine| {
         let ip = |arguments: &[&str]| {
@@ -210,7 +321,14 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
         ip(&["link", "add", "theirs0", "address", "0a:00:00:00:00:01", "type", "bridge"]);
         ip(&["addr", "add", "192.0.2.1/24", "dev", "theirs0"]);
         ip(&["link", "set", "theirs0", "up"]);
-        let before = ip(&["addr"]);
+        // Without the uplink: the kernel may report its carrier later.
+        let state = || {
+            let links = ip(&["-o", "link", "show"]);
+            let names: Vec<String> =
+                links.lines().filter_map(|line| Some(line.split(": ").nth(1)?.to_owned())).collect();
+            (names, ip(&["addr", "show", "dev", "theirs0"]))
+        };
+        let before = state();
         let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
         let listen = format!("unix://{}", path("cri.sock"));
         let places =
@@ -225,14 +343,14 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
             &output,
             &["theirs0 exists and was not made by coracle", "--bridge", "ip link delete theirs0"],
         );
-        assert_eq!(ip(&["addr"]), before);
+        assert_eq!(state(), before);
         let down = Command::new(Machine::coracle())
             .args(["down", "--state-dir", &path("state"), "--run-dir", &path("run")])
             .args(&places)
             .output()
             .unwrap();
         assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
-        assert_eq!(ip(&["addr"]), before);
+        assert_eq!(state(), before);
     });
 }
 

@@ -158,6 +158,22 @@ fn local_clusters_run_side_by_side_and_leave_nothing() {
     });
 }
 
+#[test]
+fn twenty_clusters_in_a_row_leave_nothing() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let clusters = Clusters::of(machine);
+        let name = format!("t{}r", std::process::id());
+        for number in 1..=20 {
+            clusters.run(&["create", &name, "--nodes", &(number % 3 + 1).to_string()]);
+            clusters.run(&["delete", &name]);
+            assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new(), "cluster {number}");
+            assert_eq!(cgroups(&name), Vec::<PathBuf>::new(), "cluster {number}");
+            assert!(!clusters.state.exists() && !clusters.run.exists(), "cluster {number}");
+        }
+    });
+}
+
 fn contexts(clusters: &Clusters) -> String {
     let kubectl = Kubectl::new(clusters.kubeconfig.clone());
     let output = kubectl.try_kubectl(&["config", "view", "-o", "json"]);

@@ -63,6 +63,7 @@ fn volumes_environment_and_devices_have_the_specified_values() {
         cluster.kubectl(&["patch", "configmap", "settings", "-p", r#"{"data":{"colour":"red"}}"#]);
         eventually("the volume to have the new value", 10, || read("cat /settings/colour") == "red");
         crate::devices::a_pod_gets_the_device_of_its_claim(machine, cluster);
+        crate::device_plugins::a_pod_gets_the_device_of_a_plugin(machine, cluster);
     });
 }
 

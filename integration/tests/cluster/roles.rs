@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// A process that is killed when it is dropped.
 struct Role(Child);
@@ -202,6 +204,38 @@ fn every_role_has_help_and_preflight_checks_name_the_cause() {
         let report = said(&output);
         assert!(report.contains("ok       overlayfs\n"), "{report}");
         assert!(report.contains("ok       bridge, veth and nftables"), "{report}");
+    });
+}
+
+/// The table of `docs/command-line.md`.
+#[test]
+fn exit_statuses_are_the_documented_ones() {
+    for (arguments, status) in [
+        (&["version"][..], 0),
+        (&["up", "--nonsense"], 2),
+        (&["nonsense"], 2),
+        (&["image", "rm"], 2),
+        (&["image", "import", "/no/such"], 1),
+    ] {
+        let output = coracle(arguments);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {output:?}");
+    }
+    let wrong = Command::new(Machine::coracle()).arg("up").env("CORACLE_MAX_PODS", "many").output().unwrap();
+    let errors = String::from_utf8_lossy(&wrong.stderr);
+    assert_eq!(wrong.status.code(), Some(1), "{errors}");
+    assert!(errors.lines().count() == 1 && errors.contains("CORACLE_MAX_PODS"), "{errors}");
+    on_a_machine(|machine| {
+        let [state, run] = ["state", "run"].map(|name| machine.path(name).to_str().unwrap().to_owned());
+        let arguments = ["controlplane", "--state-dir", &state, "--run-dir", &run].map(str::to_owned);
+        for signal in [Signal::SIGTERM, Signal::SIGINT] {
+            let log = machine.path(&format!("{signal}.log"));
+            let mut plane = Role::start(machine, &format!("{signal}.log"), &arguments);
+            eventually("the API server", 30, || {
+                std::fs::read_to_string(&log).is_ok_and(|log| log.contains("the API server is ready"))
+            });
+            kill(Pid::from_raw(i32::try_from(plane.0.id()).unwrap()), signal).unwrap();
+            assert_eq!(plane.0.wait().unwrap().code(), Some(0), "{signal}");
+        }
     });
 }
 

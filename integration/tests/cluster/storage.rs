@@ -77,3 +77,58 @@ fn a_stateful_set_keeps_its_data_until_its_claim_is_deleted() {
         });
     });
 }
+
+/// A pod that runs as long as its volume is mounted.
+fn user_of(claim: &str) -> Value {
+    let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": claim}});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": claim},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container], "volumes": [volume]}})
+}
+
+fn claim(name: &str, class: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": {
+        "storageClassName": class, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "16Mi"}}}})
+}
+
+#[test]
+fn pods_wait_for_a_dead_provisioner_and_others_do_not() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        let class = |name: &str, mode: &str| {
+            json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+                "provisioner": "example.com/dead", "volumeBindingMode": mode})
+        };
+        let of_class = |name: &str, class: &str| [claim(name, class), user_of(name)];
+        let objects = [
+            &[class("at-once", "Immediate"), class("with-pod", "WaitForFirstConsumer")][..],
+            &of_class("early", "at-once"),
+            &of_class("late", "with-pod"),
+            &of_class("other", "local-path"),
+        ];
+        cluster.apply(&objects.concat().iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
+        cluster.kubectl(&["wait", "pod/other", "--for=condition=Ready", "--timeout=120s"]);
+        for name in ["early", "late"] {
+            eventually(&format!("an event of {name}"), 60, || {
+                cluster
+                    .kubectl(&["describe", "pvc", name])
+                    .contains("the external provisioner 'example.com/dead'")
+            });
+            assert_eq!(cluster.get(&["pod", name])["status"]["phase"], "Pending");
+        }
+        let selected = &cluster.get(&["pvc", "late"])["metadata"]["annotations"];
+        assert_eq!(selected["volume.kubernetes.io/selected-node"], "node-1", "{selected}");
+
+        // A pod and its claim can be deleted while they wait. The next provisioner serves the other one.
+        cluster.kubectl(&["delete", "pod/early", "pvc/early", "--timeout=120s"]);
+        let uid = &cluster.get(&["pvc", "late"])["metadata"]["uid"];
+        let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "v"}, "spec": {
+            "capacity": {"storage": "16Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "with-pod",
+            "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": machine.path("volume"), "type": "DirectoryOrCreate"},
+            "claimRef": {"namespace": "default", "name": "late", "uid": uid}}});
+        cluster.apply(&volume.to_string());
+        cluster.kubectl(&["wait", "pod/late", "--for=condition=Ready", "--timeout=120s"]);
+    });
+}

@@ -186,3 +186,35 @@ fn replication_controller(cluster: &Cluster) {
     eventually("two ready pods", 60, || cluster.get(&["rc", "rc"])["status"]["readyReplicas"] == 2);
     cluster.kubectl(&["delete", "rc/rc"]);
 }
+
+/// Circles of two and of three config maps.
+#[test]
+fn objects_that_own_each_other_are_deleted_with_one_of_them() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        let own = |dependent: &str, owner: &str| {
+            let uid = &cluster.get(&["configmap", owner])["metadata"]["uid"];
+            let owners = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": owner, "uid": uid,
+                "controller": true, "blockOwnerDeletion": true}]);
+            let patch = json!({"metadata": {"ownerReferences": owners}}).to_string();
+            cluster.kubectl(&["patch", "configmap", dependent, "--type=merge", "-p", &patch]);
+        };
+        let circles = [&["a", "b"][..], &["c", "d", "e"]];
+        for circle in circles {
+            for name in circle {
+                cluster.kubectl(&["create", "configmap", name]);
+            }
+            for (at, name) in circle.iter().enumerate() {
+                own(name, circle[(at + 1) % circle.len()]);
+            }
+        }
+        cluster.kubectl(&["create", "configmap", "kept"]);
+        cluster.kubectl(&["delete", "configmap", "a", "--cascade=foreground", "--timeout=60s"]);
+        cluster.kubectl(&["delete", "configmap", "c", "--cascade=background", "--timeout=60s"]);
+        eventually("only objects outside of the circles", 60, || {
+            let names = cluster.kubectl(&["get", "configmaps", "-o", "jsonpath={.items[*].metadata.name}"]);
+            names == "kept kube-root-ca.crt"
+        });
+    });
+}

@@ -3,13 +3,14 @@
 #[path = "api_load/client.rs"]
 mod client;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
-use coracle_integration::{eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::json;
 
-use client::{ADMIN, EVE, Http2, Plane, raise_descriptors};
+use client::{ADMIN, Address, EVE, Http2, Plane, raise_descriptors};
 
 /// The beginning of a request whose body never arrives.
 fn unfinished_post() -> String {
@@ -86,6 +87,29 @@ fn idle_connections_leave_descriptors_for_other_clients() {
         assert!(open < 512, "{open} descriptors are open");
         let lines = plane.log_lines();
         assert!(lines < 50, "{lines} lines in the log");
+    });
+}
+
+/// Finding B12: each connection without TLS and each unknown token wrote a line to the log.
+#[test]
+fn anonymous_clients_write_few_lines_to_the_log() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        let address = Address::of(machine);
+        let before = cluster.log().lines().count();
+        for _ in 0..300 {
+            // The server may have closed the connection already.
+            for port in [6443, 10250] {
+                address.try_tcp(port).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").ok();
+            }
+            let (code, _) =
+                address.send("authorization: Bearer unknown", ("GET", "/api"), "application/json", "");
+            assert!([401, 429].contains(&code), "{code}");
+        }
+        let log = cluster.log();
+        let lines: Vec<&str> = log.lines().skip(before).collect();
+        assert!(lines.len() < 60, "{} lines:\n{}", lines.len(), lines.join("\n"));
     });
 }
 
@@ -175,6 +199,62 @@ fn unfinished_requests_of_one_user_do_not_block_other_users() {
         assert_eq!(plane.send(other, ("POST", path), "application/json", review).0, 201);
         assert_eq!(plane.get(EVE, "/version").0, 200);
         assert_eq!(client::status(&mut unfinished[109]), 429);
+    });
+}
+
+/// Sends a text, then a byte of `rest` each second, until the server closes the connection. Returns the seconds until
+/// then, or `None` after `patience`.
+fn seconds_until_closed(
+    mut connection: client::Tls,
+    first: &str,
+    rest: &str,
+    patience: Duration,
+) -> Option<u64> {
+    connection.sock.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let (begun, mut rest) = (Instant::now(), rest.bytes());
+    let mut sent = connection.write_all(first.as_bytes()).and_then(|()| connection.flush());
+    while begun.elapsed() < patience {
+        let is_open = match connection.read(&mut [0; 4096]) {
+            Ok(count) => count > 0,
+            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        };
+        if sent.is_err() || !is_open {
+            return Some(begun.elapsed().as_secs());
+        }
+        sent = rest
+            .next()
+            .map_or(Ok(()), |byte| connection.write_all(&[byte]).and_then(|()| connection.flush()));
+    }
+    None
+}
+
+/// Finding B8: connections stayed open for ever that sent nothing after the handshake, or a byte each second.
+#[test]
+fn silent_and_slow_clients_lose_their_connections() {
+    // The API server waits 32 s for a header and 90 s for a request.
+    const PATIENCE: Duration = Duration::from_secs(240);
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let slow = "x".repeat(1000);
+        let clients = [
+            ("silent", &[][..], String::new(), ""),
+            ("silent HTTP/2", &[&b"h2"[..]], String::new(), ""),
+            ("idle after a response", &[], format!("GET /version HTTP/1.1\r\nhost: a\r\n{EVE}\r\n\r\n"), ""),
+            ("slow header", &[], "GET /version HTTP/1.1\r\nhost: a\r\nx: ".to_owned(), &slow),
+            ("slow body", &[], unfinished_post(), &slow),
+        ];
+        std::thread::scope(|scope| {
+            let waiting = clients.map(|(name, protocols, first, rest)| {
+                let connection = plane.address().connect(protocols);
+                (name, scope.spawn(move || seconds_until_closed(connection, &first, rest, PATIENCE)))
+            });
+            for (name, thread) in waiting {
+                let seconds = thread.join().unwrap();
+                eprintln!("{name}: closed after {seconds:?} s");
+                assert!(seconds.is_some(), "the connection of a client is open: {name}");
+            }
+        });
+        assert_eq!(plane.get(EVE, "/version").0, 200);
     });
 }
 

@@ -113,3 +113,34 @@ fn the_outputs_of_many_commands_at_once_take_bounded_memory() {
         });
     });
 }
+
+/// The largest resident memory of a process until now, in bytes.
+fn memory_peak(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// Finding B11: the agent read files of the container whole.
+#[test]
+fn files_of_any_size_in_a_container_take_bounded_memory_of_the_node() {
+    with_cluster(|cluster| {
+        let before = memory_peak(cluster.pid());
+        // The files have holes, so that they take no space on the disk.
+        let script =
+            "truncate -s 2G /etc/hosts /etc/passwd /etc/group /dev/termination-log && sleep 8 && exit 3";
+        create(cluster, "large", script, &json!({}), &json!({}));
+        // Each exec looks for the home directory of its user in /etc/passwd.
+        eventually("an exec", 60, || {
+            cluster.try_kubectl(&["exec", "large", "--", "test", "-s", "/etc/passwd"]).status.success()
+        });
+        let status = eventually("a second run", 60, || {
+            let status = cluster.get(&["pod", "large"])["status"]["containerStatuses"][0].clone();
+            (status["restartCount"].as_u64() > Some(0)).then_some(status)
+        });
+        let message = status["lastState"]["terminated"]["message"].as_str().unwrap_or_default();
+        assert!(message.len() <= 4096, "a message of {} bytes", message.len());
+        let grown = memory_peak(cluster.pid()) - before;
+        assert!(grown < 100 << 20, "the node took {grown} bytes more");
+    });
+}

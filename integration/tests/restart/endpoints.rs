@@ -1,9 +1,10 @@
 //! Services and DNS of a node while what they depend on does not answer: the control plane, or another resolver.
 
 use std::fs;
-use std::net::UdpSocket;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_integration::{Nodes, eventually, inside, on_a_machine};
 use serde_json::{Value, json};
@@ -81,6 +82,12 @@ fn addresses(client: u32, name: &str) -> usize {
     output.lines().filter(|line| line.starts_with("Address") && line.contains("10.42.")).count()
 }
 
+/// Time without the control plane. `CORACLE_AWAY_SECONDS` sets it, for example to an hour.
+fn time_away() -> Duration {
+    let seconds = std::env::var("CORACLE_AWAY_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(0))
+}
+
 #[test]
 fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
     on_a_machine(|machine| {
@@ -98,10 +105,17 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
         };
         have("both endpoints", &["one", "two"]);
         nodes.stop_plane();
-        fs::remove_file(&ready).unwrap();
-        have("the other endpoint alone", &["two"]);
-        fs::write(&ready, "").unwrap();
-        have("both endpoints again", &["one", "two"]);
+        let begun = Instant::now();
+        loop {
+            fs::remove_file(&ready).unwrap();
+            have("the other endpoint alone", &["two"]);
+            fs::write(&ready, "").unwrap();
+            have("both endpoints again", &["one", "two"]);
+            if begun.elapsed() >= time_away() {
+                break;
+            }
+            std::thread::sleep(Duration::from_secs(20));
+        }
         // The API learns of the last failure only later, and what the node knows stays until then.
         fs::remove_file(&ready).unwrap();
         have("the other endpoint alone, again", &["two"]);
@@ -163,5 +177,39 @@ fn a_resolver_that_hangs_leaves_names_of_the_cluster_to_others() {
             });
         });
         hanging.recv(&mut [0; 512]).expect("the resolver was queried");
+    });
+}
+
+/// Whether cluster DNS replies to a query by UDP and by TCP. A TCP connection succeeds for every client that has a
+/// route.
+fn replies() -> [bool; 2] {
+    let question = query(1, "web.default.svc.cluster.local");
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+    socket.connect((DNS, 53)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    socket.send(&question).unwrap();
+    let by_udp = socket.recv(&mut [0; 512]).is_ok();
+    let address: SocketAddr = format!("{DNS}:53").parse().unwrap();
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let length = u16::try_from(question.len()).unwrap().to_be_bytes();
+    stream.write_all(&[&length[..], &question].concat()).ok();
+    [by_udp, stream.read(&mut [0; 512]).is_ok_and(|count| count > 0)]
+}
+
+#[test]
+fn cluster_dns_replies_to_pods_and_the_node_only() {
+    on_a_machine(|machine| {
+        let nodes = Nodes::up(machine, CIDRS, 1);
+        create(&nodes, &[client(), service("web", None)]);
+        let node = &nodes.agents()[0];
+        inside(process(&nodes, "client"), || {
+            eventually("the replies to a pod", 20, || replies() == [true, true]);
+        });
+        assert_eq!(inside(node.pid(), replies), [true, true], "a process of the node");
+        // A client that forges its address would have the replies sent to a victim.
+        let route = ["route", "add", &format!("{DNS}/32"), "via", &node.host().address()].map(str::to_owned);
+        assert!(Command::new("ip").args(route).status().unwrap().success());
+        assert_eq!(replies(), [false, false], "another machine");
     });
 }

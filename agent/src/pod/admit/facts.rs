@@ -12,6 +12,9 @@ pub(crate) struct Facts<'a> {
     pub(crate) pod: &'a Pod,
     /// Resources that other pods hold.
     pub(crate) used: UsedResources,
+    /// Extended resources of device plugins. Their devices are allocated after the admission, which fails if they do
+    /// not suffice.
+    pub(crate) managed: Vec<String>,
     /// The Node object, once known.
     pub(crate) node: Option<&'a Node>,
     pub(crate) max_pods: usize,
@@ -74,6 +77,13 @@ pub(crate) fn rejection_event(verdict: &Verdict) -> (&'static str, &str) {
     let other = if verdict.reason.starts_with(OUT_OF) { OUT_OF_EXTENDED } else { "FailedAdmission" };
     let reason = REASONS.into_iter().find(|reason| *reason == verdict.reason).unwrap_or(other);
     (reason, verdict.message.strip_prefix(PREFIX).unwrap_or(&verdict.message))
+}
+
+/// The rejection of a pod whose devices cannot be allocated. Reason and message are upstream's (`GetPodAdmitResult` of
+/// `pkg/kubelet/cm/admission`).
+pub(crate) fn devices_unavailable(reason: &str) -> Verdict {
+    let message = format!("{PREFIX}Allocate failed due to {reason}, which is unexpected");
+    refuse("UnexpectedAdmissionError", message)
 }
 
 /// A rejection with this reason and message.

@@ -24,7 +24,8 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
         fits(name, requested.into(), used.into(), capacity.into())?;
     }
     let allocatable = facts.node.and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-    for (name, requested) in extended_requests(facts.pod) {
+    let summed = extended_requests(facts.pod).into_iter().filter(|(name, _)| !facts.managed.contains(name));
+    for (name, requested) in summed {
         // As upstream, a resource that the node does not have is ignored: it may belong to the cluster.
         let Some(capacity) = allocatable.and_then(|all| all.get(&name)) else { continue };
         let used = facts.used.extended.get(&name).copied().unwrap_or_default();

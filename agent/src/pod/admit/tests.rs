@@ -25,7 +25,8 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
     }
     let node: Node = serde_json::from_value(node).unwrap();
     let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
-    let facts = Facts { pod: &pod(wanted), used, node: Some(&node), max_pods: 2, allocatable };
+    let managed = vec!["x.io/managed".to_owned()];
+    let facts = Facts { pod: &pod(wanted), used, managed, node: Some(&node), max_pods: 2, allocatable };
     admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 
@@ -49,6 +50,9 @@ fn extended_resources_of_the_node_are_limited() {
     assert_eq!(decide(gpus("2"), &[], node()), "admitted");
     assert_eq!(decide(gpus("1"), &[gpus("1")], node()), "admitted");
     assert_eq!(decide(gpus("2"), &[gpus("1")], node()), "OutOfx.io/gpu");
+    let node = json!({"status": {"allocatable": {"x.io/managed": "0"}}});
+    let managed = json!({"containers": [{"name": "c", "resources": {"requests": {"x.io/managed": "1"}}}]});
+    assert_eq!(decide(managed, &[], node), "admitted", "the allocation of devices decides");
     // A node without the resource ignores it, as upstream.
     assert_eq!(decide(gpus("9"), &[], json!({})), "admitted");
     let verdict = Verdict { reason: "OutOfx.io/gpu".to_owned(), message: "m".to_owned() };
@@ -117,9 +121,15 @@ fn the_event_of_a_rejection_has_its_reason_and_message() {
     let rejected = |spec: serde_json::Value| {
         let pod = pod(spec);
         let used = UsedResources::default();
-        let facts = Facts { pod: &pod, used, node: None, max_pods: 9, allocatable: Amount::default() };
+        let (managed, allocatable) = (Vec::new(), Amount::default());
+        let facts = Facts { pod: &pod, used, managed, node: None, max_pods: 9, allocatable };
         admit(&facts).unwrap_err()
     };
+    let devices =
+        devices_unavailable("requested number of devices unavailable for x.io/a. Requested: 1, Available: 0");
+    let message = "Allocate failed due to requested number of devices unavailable for x.io/a. Requested: 1, \
+                   Available: 0, which is unexpected";
+    assert_eq!(rejection_event(&devices), ("UnexpectedAdmissionError", message));
     let mut windows = plain();
     windows["os"] = json!({"name": "windows"});
     let sysctl =

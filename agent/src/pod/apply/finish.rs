@@ -5,8 +5,8 @@ use crate::pod::config::sandbox::log_dir_name;
 use crate::volume;
 
 impl Job {
-    /// Releases claims, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay readable until
-    /// its object is deleted.
+    /// Releases claims, devices, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay readable
+    /// until its object is deleted.
     pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
         let errors = self.free().await;
         if errors.is_empty() {
@@ -42,6 +42,7 @@ impl Job {
 
     async fn free(&self) -> Vec<ApplyError> {
         let mut errors = Vec::new();
+        self.node.devices.release(&self.uid).await;
         let unprepared = self.node.dra.unprepare(&self.uid).await;
         errors.extend(unprepared.map_err(ApplyError::Claims).err());
         let unmounted = volume::unmount_all(&self.node.volumes, &self.uid).await;

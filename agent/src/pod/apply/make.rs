@@ -7,7 +7,9 @@ use coracle_proto::cri;
 
 use super::{ApplyError, Job, Report, SandboxConfig};
 use crate::checkpoint::runtime_class;
+use crate::device_plugins::DeviceError;
 use crate::event_recorder::Level;
+use crate::pod::admit;
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
 use crate::pod::resize::is_unfinished;
@@ -51,6 +53,23 @@ impl Job {
                 self.report(Report::NotPrepared(VOLUMES));
             }
         }
+    }
+
+    /// Allocates the pod's devices. Returns false if the pod must not start now.
+    pub(super) async fn allocate_devices(&self) -> bool {
+        let allocating = self.node.devices.allocate(&self.pod);
+        let message = match self.interrupt.run_until_cancelled(allocating).await {
+            Some(Ok(())) => return true,
+            None => return false,
+            Some(Err(DeviceError::Reject(reason))) => {
+                self.report(Report::Rejected(admit::devices_unavailable(&reason)));
+                return false;
+            }
+            Some(Err(error)) => format!("Failed to allocate devices: {}", chain(&error)),
+        };
+        self.node.recorder.pod(&self.pod, Level::Warning, "FailedAllocateDevices", message);
+        self.report(Report::NotPrepared(SANDBOX));
+        false
     }
 
     /// Creates the next sandbox while volumes are mounted and the first images are pulled. Pulls may take longer than

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use coracle_error_chain::chain;
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::Container;
 
@@ -10,6 +11,7 @@ use super::mounts::RuntimeMounts;
 use super::start_queue::StartQueue;
 use super::{ApplyError, Job, Report};
 use crate::cgroup::{CgroupError, CgroupParent, container_resources};
+use crate::device_plugins::DeviceOptions;
 use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::admit::{containers, unsupported};
 use crate::pod::config::{container as container_config, files, hostname};
@@ -33,6 +35,14 @@ impl NotStarted {
     fn new(reason: &str, message: impl ToString, failed: Failed) -> Self {
         Self { waiting: Waiting { reason: reason.to_owned(), message: message.to_string() }, failed }
     }
+}
+
+/// The variables of a container with those of its devices. Its own variables take precedence.
+fn with_device_env(devices: BTreeMap<String, String>, own: Vec<(String, String)>) -> Vec<(String, String)> {
+    let is_own = |name: &String| own.iter().any(|(known, _)| known == name);
+    let mut all: Vec<_> = devices.into_iter().filter(|(name, _)| !is_own(name)).collect();
+    all.extend(own);
+    all
 }
 
 /// The kind of a container for the metrics.
@@ -202,7 +212,9 @@ impl Job {
             images: self.image_volumes(container).await?,
             recursive_read_only: self.recursive_read_only(container).await?,
         };
-        let mut mounts = self.volume_mounts(container, &env, &runtime).await.map_err(NotStarted::config)?;
+        let volumes = self.volume_mounts(container, &env, &runtime).await.map_err(NotStarted::config)?;
+        let devices = self.device_options(container).await?;
+        let mut mounts = [devices.mounts, volumes].concat();
         self.own_files(shape, container, attempt, &mut mounts).map_err(NotStarted::config)?;
         if let Some(users) = users {
             // Files on the node keep the ids that they have without a user namespace.
@@ -210,19 +222,27 @@ impl Job {
                 (mount.uid_mappings, mount.gid_mappings) = (vec![users], vec![users]);
             }
         }
-        let devices = self.node.dra.devices(&self.pod, container).map_err(NotStarted::config)?;
+        let claimed = self.node.dra.devices(&self.pod, container).map_err(NotStarted::config)?;
         let mut resources = container_resources(&self.pod, container, self.node.machine);
         self.node.managers.pin(&self.uid, &container.name, &mut resources);
         let parts = container_config::Parts {
             attempt,
             image_id: image.id,
-            env,
+            env: with_device_env(devices.env, env),
             mounts,
             resources,
             security,
-            devices,
+            devices: devices.devices,
+            cdi_devices: devices.cdi.into_iter().chain(claimed).collect(),
+            annotations: devices.annotations,
         };
         container_config::config(&self.pod, container, parts).map_err(NotStarted::config)
+    }
+
+    /// The changes of the container's configuration for its devices.
+    async fn device_options(&self, container: &Container) -> Result<DeviceOptions, NotStarted> {
+        let options = self.node.devices.container_options(&self.pod, container).await;
+        options.map_err(|error| NotStarted::config(chain(&error)))
     }
 
     /// Checks an ephemeral container, which was added after the pod's admission.

@@ -19,8 +19,12 @@ pub(crate) struct Parts {
     pub(crate) mounts: Vec<cri::Mount>,
     pub(crate) resources: cri::LinuxContainerResources,
     pub(crate) security: cri::LinuxContainerSecurityContext,
+    /// Devices of the node that it gets.
+    pub(crate) devices: Vec<cri::Device>,
     /// CDI ids of its devices.
-    pub(crate) devices: Vec<String>,
+    pub(crate) cdi_devices: Vec<String>,
+    /// Annotations of its devices. Annotations of the agent take precedence.
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 /// The configuration of a container.
@@ -51,9 +55,14 @@ pub(crate) fn config(
             .map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into_bytes() })
             .collect(),
         mounts: parts.mounts,
-        cdi_devices: parts.devices.into_iter().map(|name| cri::CdiDevice { name }).collect(),
+        devices: parts.devices,
+        cdi_devices: parts.cdi_devices.into_iter().map(|name| cri::CdiDevice { name }).collect(),
         labels,
-        annotations: annotations(pod, container, parts.attempt),
+        annotations: parts
+            .annotations
+            .into_iter()
+            .chain(annotations(pod, container, parts.attempt))
+            .collect(),
         log_path: format!("{}/{}.log", container.name, parts.attempt),
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),

@@ -1,5 +1,5 @@
-//! Pods of an earlier agent, found in the runtime, the cgroup tree, the pod directories and the records of claims. Each
-//! is adopted by the desired pod of its uid, or ended like a deleted one.
+//! Pods of an earlier agent, found in the runtime, the cgroup tree, the pod directories and the records of claims and
+//! devices. Each is adopted by the desired pod of its uid, or ended like a deleted one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::pod::NodeContext;
 use crate::pod::config::{GRACE, POD_UID};
 
-/// All pods that have sandboxes, cgroups, directories or claims on the node, with the metadata in their labels.
+/// All pods that have sandboxes, cgroups, directories, claims or devices on the node, with the metadata in their
+/// labels.
 pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     let mut found: HashMap<String, Arc<Pod>> = HashMap::new();
     let left = node.cgroups.pods().into_iter().chain(node.volumes.pods()).chain(node.dra.pods());
-    for uid in left {
+    for uid in left.chain(node.devices.pods()) {
         found.insert(uid.clone(), Arc::new(pod_without_record(&uid, None)));
     }
     let sandboxes = node.runtime.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None }).await;

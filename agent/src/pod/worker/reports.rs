@@ -6,11 +6,12 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{StatusChange, Worker};
 use crate::event_recorder::{ContainerRef, Level};
+use crate::pod::admit;
 use crate::pod::apply::Report;
 use crate::pod::plan::{Action, Plan};
 use crate::pod::probe::Finding;
 use crate::pod::restart::{self, stops::Stops};
-use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape, VOLUMES};
+use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape, VOLUMES, Verdict};
 use crate::volume;
 
 impl Worker {
@@ -58,9 +59,21 @@ impl Worker {
                     resize.in_progress.as_ref().is_some_and(|p| p.generation > generation);
             }
             Report::ResizeFailed { message } => self.resize_failed(message),
+            Report::Rejected(verdict) => self.reject(verdict),
             Report::Released => self.state.released = true,
             Report::Finished => self.finish(),
         }
+    }
+
+    /// Rejects the pod: its devices cannot be allocated.
+    fn reject(&mut self, verdict: Verdict) {
+        if self.state.verdict.is_some() {
+            return;
+        }
+        let (reason, message) = admit::rejection_event(&verdict);
+        self.node.metrics.rejected(reason);
+        self.node.recorder.pod(self.desired.borrow().pod(), Level::Warning, reason, message);
+        self.state.verdict = Some(verdict);
     }
 
     fn started(&mut self, container: &str, crashed: Option<Timestamp>, now: Timestamp) {

@@ -22,6 +22,13 @@ const IGNORED: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "por
 #[derive(Default)]
 pub(super) struct PodSecurity(pub(super) PodSecurityConfig);
 
+/// Metadata and spec of a pod or of a pod template.
+#[derive(Clone, Copy)]
+struct PodParts<'a> {
+    metadata: &'a Value,
+    spec: &'a Value,
+}
+
 #[async_trait]
 impl Admit for PodSecurity {
     async fn validate(
@@ -38,7 +45,7 @@ impl Admit for PodSecurity {
             ("", "pods") => self.pod(admission, attributes, object),
             (group, plural) => match pod_security::template(group, plural, object) {
                 Some((metadata, spec)) if attributes.subresource.is_empty() => {
-                    self.evaluate(admission, attributes, (metadata, spec), false)
+                    self.evaluate(admission, attributes, PodParts { metadata, spec }, false)
                 }
                 _ => Ok(()),
             },
@@ -55,7 +62,8 @@ impl PodSecurity {
         if IGNORED.contains(&attributes.subresource) || is_same() {
             return Ok(());
         }
-        self.evaluate(admission, attributes, (&pod["metadata"], &pod["spec"]), true)
+        let parts = PodParts { metadata: &pod["metadata"], spec: &pod["spec"] };
+        self.evaluate(admission, attributes, parts, true)
     }
 
     /// Checks a pod or a template. Only pods are rejected. A template causes only a warning, because its pods are
@@ -64,9 +72,10 @@ impl PodSecurity {
         &self,
         admission: &Admission,
         attributes: &Attributes<'_>,
-        (metadata, spec): (&Value, &Value),
+        parts: PodParts<'_>,
         enforce: bool,
     ) -> Result<()> {
+        let PodParts { metadata, spec } = parts;
         if let Some(reason) = self.exemption(attributes, spec) {
             tracing::debug!(
                 namespace = attributes.namespace,

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use coracle_any_certificate::AnyCertificate;
 use rustls::{client::danger::ServerCertVerifier, crypto::CryptoProvider};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::Value;
 
-use crate::{bundle_verifier::BundleVerifier, target::AnyCertificate};
+use crate::bundle_verifier::BundleVerifier;
 
 /// The client identity of this server for aggregated servers, in PEM.
 #[derive(Clone, Default)]

@@ -15,7 +15,7 @@ use crate::{
     authn::User,
     cache::Cache,
     error::{ApiError, Result},
-    target,
+    target::{self, TlsServer},
 };
 
 /// Maximum bytes of a discovery document.
@@ -92,14 +92,15 @@ impl Forwarder {
     ) -> Result<http::Response<Incoming>> {
         identify(request.headers_mut(), user)?;
         let (namespace, name, port) = &remote.service;
-        let tls = remote.tls.clone().map_err(ApiError::unavailable)?;
+        let config = remote.tls.clone().map_err(ApiError::unavailable)?;
         let endpoint = target::service(&self.cache, (namespace, name), &port.to_string())?;
         let host = format!("{name}.{namespace}.svc");
-        let server = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
+        let server_name = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
+        let server = TlsServer { config, name: server_name };
         let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
         request.headers_mut().insert(header::HOST, host);
         let stream = PermitStream::new(endpoint.connect().await?, permit);
-        endpoint.send_tls(stream, (tls, server), request, self.timeout).await
+        endpoint.send_tls(stream, server, request, self.timeout).await
     }
 }
 

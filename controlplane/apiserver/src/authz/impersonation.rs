@@ -37,19 +37,27 @@ pub(crate) async fn user(
     let caller = Caller { authorizers, cache, user: &user };
     let account = account(&wanted.name);
     match account {
-        Some((namespace, account)) => caller.may(("", "serviceaccounts", ""), (namespace, account)).await?,
-        None => caller.may(("", "users", ""), ("", &wanted.name)).await?,
+        Some((namespace, name)) => {
+            let account = Target { resource: "serviceaccounts", namespace, name, ..Target::default() };
+            caller.may(account).await?;
+        }
+        None => {
+            caller.may(Target { resource: "users", name: &wanted.name, ..Target::default() }).await?;
+        }
     }
     for group in &wanted.groups {
-        caller.may(("", "groups", ""), ("", group)).await?;
+        caller.may(Target { resource: "groups", name: group, ..Target::default() }).await?;
     }
     for (key, values) in &wanted.extra {
         for value in values {
-            caller.may((GROUP, "userextras", key), ("", value)).await?;
+            let extra =
+                Target { group: GROUP, resource: "userextras", subresource: key, ..Target::default() };
+            caller.may(Target { name: value, ..extra }).await?;
         }
     }
     if !wanted.uid.is_empty() {
-        caller.may((GROUP, "uids", ""), ("", &wanted.uid)).await?;
+        let uid = Target { group: GROUP, resource: "uids", name: &wanted.uid, ..Target::default() };
+        caller.may(uid).await?;
     }
     if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
         wanted.groups =
@@ -126,19 +134,26 @@ struct Caller<'a> {
     user: &'a User,
 }
 
+/// What is impersonated, as a resource of the API.
+#[derive(Default)]
+struct Target<'a> {
+    group: &'a str,
+    resource: &'a str,
+    subresource: &'a str,
+    namespace: &'a str,
+    name: &'a str,
+}
+
 impl Caller<'_> {
-    async fn may(
-        &self,
-        (group, resource, subresource): (&str, &str, &str),
-        (namespace, name): (&str, &str),
-    ) -> Result<()> {
+    /// Checks the permission to impersonate the target.
+    async fn may(&self, target: Target<'_>) -> Result<()> {
         let resource = ResourceInfo {
-            group: group.to_owned(),
+            group: target.group.to_owned(),
             version: "v1".to_owned(),
-            namespace: namespace.to_owned(),
-            resource: resource.to_owned(),
-            subresource: subresource.to_owned(),
-            name: name.to_owned(),
+            namespace: target.namespace.to_owned(),
+            resource: target.resource.to_owned(),
+            subresource: target.subresource.to_owned(),
+            name: target.name.to_owned(),
             ..ResourceInfo::default()
         };
         self.authorizers.authorize_also(self.cache, self.user, "impersonate", resource).await

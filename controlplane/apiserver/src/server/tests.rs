@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_store::{Embedded, EmbeddedOptions, Store};
+use coracle_testing::eventually_async;
 use http_body_util::{BodyExt as _, Full};
 use rcgen::KeyPair;
 use serde_json::{Value, json};

@@ -29,13 +29,21 @@ pub(super) fn find(name: &str, arguments: usize) -> Option<Macro> {
     })
 }
 
-/// The loop of a macro. The arguments are the optional filter and the expression.
-pub(super) fn expand(
-    kind: Macro,
-    range: Expr,
-    (first, second): (Box<str>, Box<str>),
-    (mut args, at): (Vec<Expr>, u32),
-) -> Option<Kind> {
+/// The call of a macro.
+pub(super) struct MacroCall {
+    pub(super) kind: Macro,
+    pub(super) range: Expr,
+    pub(super) first: Box<str>,
+    pub(super) second: Box<str>,
+    /// The optional filter and the expression.
+    pub(super) args: Vec<Expr>,
+    /// Its position in the source.
+    pub(super) at: u32,
+}
+
+/// The loop of a macro.
+pub(super) fn expand(call: MacroCall) -> Option<Kind> {
+    let MacroCall { kind, range, first, second, mut args, at } = call;
     let node = |kind: Kind| Expr { kind, at };
     let literal = |value: Literal| node(Kind::Literal(value));
     let result = || node(Kind::Ident(RESULT.into()));

@@ -149,8 +149,8 @@ mod tests {
         let all = slice("all", None, 1, taints("NoExecute"));
         let other = slice("b", Some("other"), 9, taints("NoExecute"));
         let newer = slice("c", Some("n"), 2, json!([]));
-        assert_eq!(ends(&[all.clone()], "x", json!([])), Some(600));
-        assert_eq!(ends(&[other.clone()], "x", json!([])), None, "another node has the slice");
+        assert_eq!(ends(std::slice::from_ref(&all), "x", json!([])), Some(600));
+        assert_eq!(ends(std::slice::from_ref(&other), "x", json!([])), None, "another node has the slice");
         assert_eq!(ends(&[all, other, newer], "x", json!([])), None, "the taint is of an earlier generation");
     }
 

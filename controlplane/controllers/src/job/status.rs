@@ -147,7 +147,7 @@ fn end(
         Verdict::Succeeds { reason, message } => ("SuccessCriteriaMet", "Complete", reason, message),
     };
     let status = &mut update.status;
-    set(status, interim, true, (reason, message), observed.now);
+    set(status, Condition { type_: interim, is_true: true, reason, message }, observed.now);
     let open = lists.succeeded.is_some() || lists.failed.is_some();
     if open || active > 0 || observed.terminating() > 0 {
         return;
@@ -155,7 +155,7 @@ fn end(
     if status.start_time.is_none() {
         status.start_time = Some(Time(seconds(observed.now)));
     }
-    set(status, last, true, (reason, message), observed.now);
+    set(status, Condition { type_: last, is_true: true, reason, message }, observed.now);
     update.events.push(match verdict {
         Verdict::Fails { .. } => Event::warning(known_reason(reason), message.clone()),
         Verdict::Succeeds { .. } => {
@@ -180,19 +180,34 @@ fn suspend(observed: &ObservedJob<'_>, suspended: bool, update: &mut Update) {
     let status = &mut update.status;
     let was = observed.job.has("Suspended");
     if suspended && !was {
-        set(status, "Suspended", true, ("JobSuspended", "Job suspended"), observed.now);
+        set(status, SUSPENDED, observed.now);
         update.events.push(Event::normal("Suspended", "Job suspended".to_owned()));
     } else if was && !suspended {
-        set(status, "Suspended", false, ("JobResumed", "Job resumed"), observed.now);
+        set(status, RESUMED, observed.now);
         // The start time of a resumed job is the time of its resumption.
         status.start_time = Some(Time(seconds(observed.now)));
         update.events.push(Event::normal("Resumed", "Job resumed".to_owned()));
     }
 }
 
+/// A condition of a job without its times.
+#[derive(Clone, Copy)]
+struct Condition<'a> {
+    type_: &'a str,
+    is_true: bool,
+    reason: &'a str,
+    message: &'a str,
+}
+
+const SUSPENDED: Condition<'static> =
+    Condition { type_: "Suspended", is_true: true, reason: "JobSuspended", message: "Job suspended" };
+const RESUMED: Condition<'static> =
+    Condition { type_: "Suspended", is_true: false, reason: "JobResumed", message: "Job resumed" };
+
 /// Sets a condition. A condition with the same status stays as it is.
-fn set(status: &mut JobStatus, type_: &str, is: bool, why: (&str, &str), now: Timestamp) {
-    let value = if is { "True" } else { "False" };
+fn set(status: &mut JobStatus, condition: Condition<'_>, now: Timestamp) {
+    let Condition { type_, is_true, reason, message } = condition;
+    let value = if is_true { "True" } else { "False" };
     let conditions = status.conditions.get_or_insert_default();
     if conditions.iter().any(|condition| condition.type_ == type_ && condition.status == value) {
         return;
@@ -201,8 +216,8 @@ fn set(status: &mut JobStatus, type_: &str, is: bool, why: (&str, &str), now: Ti
     conditions.push(JobCondition {
         type_: type_.to_owned(),
         status: value.to_owned(),
-        reason: Some(why.0.to_owned()),
-        message: Some(why.1.to_owned()),
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
         last_probe_time: Some(Time(seconds(now))),
         last_transition_time: Some(Time(seconds(now))),
     });

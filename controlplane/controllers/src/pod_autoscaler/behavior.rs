@@ -66,6 +66,15 @@ const TOO_FAST_UP: (&str, &str) =
 const TOO_FAST_DOWN: (&str, &str) =
     ("ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate");
 
+/// Stabilization windows in seconds.
+#[derive(Clone, Copy)]
+struct Windows {
+    up: i32,
+    down: i32,
+    /// Whether the autoscaler has a behavior.
+    has_behavior: bool,
+}
+
 // === impl History ===
 
 impl History {
@@ -89,7 +98,8 @@ impl History {
             }
             None => (Rules::up(None), Rules::down(None)),
         };
-        let recommended = self.stabilize((up.window, down.window), behavior.is_some(), range, now);
+        let windows = Windows { up: up.window, down: down.window, has_behavior: behavior.is_some() };
+        let recommended = self.stabilize(windows, range, now);
         let is_limited = recommended != range.desired;
         let why = match (is_limited, range.desired >= range.current && behavior.is_some()) {
             (false, _) => READY,
@@ -106,7 +116,8 @@ impl History {
         Normalized { stabilized, limited }
     }
 
-    fn stabilize(&mut self, (up, down): (i32, i32), has_behavior: bool, range: Range, now: Timestamp) -> i32 {
+    fn stabilize(&mut self, windows: Windows, range: Range, now: Timestamp) -> i32 {
+        let Windows { up, down, has_behavior } = windows;
         let desired = range.desired;
         let within = |window: i32| recent(&self.recommendations, window, now).map(|(_, replicas)| *replicas);
         let lowest = within(up).min().unwrap_or(desired).min(desired);

@@ -121,21 +121,26 @@ impl QueueMetrics {
         let all: Vec<Reading> = self.lock().iter().map(|(name, meter)| meter.read(name, now)).collect();
         let mut text = String::new();
         let longest = |one: &Reading| seconds(one.running.iter().max().copied().unwrap_or_default());
-        push(&mut text, ("depth", "gauge", "Current depth of workqueue"), &all, |one| one.depth.to_string());
+        let head = Head { name: "depth", kind: "gauge", help: "Current depth of workqueue" };
+        push(&mut text, head, &all, |one| one.depth.to_string());
         let help = "Total number of adds handled by workqueue";
-        push(&mut text, ("adds_total", "counter", help), &all, |one| one.adds.to_string());
+        push(&mut text, Head { name: "adds_total", kind: "counter", help }, &all, |one| one.adds.to_string());
         let help = "Total number of retries handled by workqueue";
-        push(&mut text, ("retries_total", "counter", help), &all, |one| one.retries.to_string());
-        let help = "How many seconds of work has done that is in progress and hasn't been observed by work_duration.";
-        push(&mut text, ("unfinished_work_seconds", "gauge", help), &all, |one| {
-            seconds(one.running.iter().sum())
+        push(&mut text, Head { name: "retries_total", kind: "counter", help }, &all, |one| {
+            one.retries.to_string()
         });
+        let help = "How many seconds of work has done that is in progress and hasn't been observed by work_duration.";
+        let head = Head { name: "unfinished_work_seconds", kind: "gauge", help };
+        push(&mut text, head, &all, |one| seconds(one.running.iter().sum()));
         let help = "How many seconds has the longest running processor for workqueue been running.";
-        push(&mut text, ("longest_running_processor_seconds", "gauge", help), &all, longest);
+        let head = Head { name: "longest_running_processor_seconds", kind: "gauge", help };
+        push(&mut text, head, &all, longest);
         let help = "How long in seconds an item stays in workqueue before being requested.";
-        push_histograms(&mut text, ("queue_duration_seconds", help), &all, |one| &one.waits);
+        let head = Head { name: "queue_duration_seconds", kind: "histogram", help };
+        push_histograms(&mut text, head, &all, |one| &one.waits);
         let help = "How long in seconds processing an item from workqueue takes.";
-        push_histograms(&mut text, ("work_duration_seconds", help), &all, |one| &one.works);
+        let head = Head { name: "work_duration_seconds", kind: "histogram", help };
+        push_histograms(&mut text, head, &all, |one| &one.works);
         text
     }
 }
@@ -144,29 +149,39 @@ fn seconds(duration: Duration) -> String {
     duration.as_secs_f64().to_string()
 }
 
-fn push_head(text: &mut String, (name, kind, help): (&str, &str, &str)) {
+/// The lines above the values of a metric. The name has no prefix.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    name: &'a str,
+    kind: &'a str,
+    help: &'a str,
+}
+
+fn push_head(text: &mut String, head: Head<'_>) {
+    let Head { name, kind, help } = head;
     // Writing to memory cannot fail.
     let _ = writeln!(text, "# HELP workqueue_{name} {help}\n# TYPE workqueue_{name} {kind}");
 }
 
-fn push(text: &mut String, head: (&str, &str, &str), all: &[Reading], value: impl Fn(&Reading) -> String) {
+fn push(text: &mut String, head: Head<'_>, all: &[Reading], value: impl Fn(&Reading) -> String) {
     if !all.is_empty() {
         push_head(text, head);
     }
     for one in all {
-        let _ = writeln!(text, "workqueue_{}{{name=\"{}\"}} {}", head.0, one.name, value(one));
+        let _ = writeln!(text, "workqueue_{}{{name=\"{}\"}} {}", head.name, one.name, value(one));
     }
 }
 
 fn push_histograms(
     text: &mut String,
-    (metric, help): (&str, &str),
+    head: Head<'_>,
     all: &[Reading],
     histogram: impl Fn(&Reading) -> &Histogram,
 ) {
     if !all.is_empty() {
-        push_head(text, (metric, "histogram", help));
+        push_head(text, head);
     }
+    let metric = head.name;
     for one in all {
         let (name, found) = (&one.name, histogram(one));
         for ((_, bound), count) in BUCKETS.iter().zip(found.buckets) {

@@ -17,8 +17,11 @@ pub(super) const CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 pub(super) struct Classes {
     by_name: HashMap<String, Class>,
     /// The classes with this `extendedResourceName`, in the order of precedence: the newest class first, then by name.
-    by_resource: HashMap<String, BTreeSet<(Reverse<Option<Timestamp>>, String)>>,
+    by_resource: HashMap<String, BTreeSet<Rank>>,
 }
+
+/// Time of creation and name of a class.
+type Rank = (Reverse<Option<Timestamp>>, String);
 
 // === impl Classes ===
 
@@ -69,7 +72,7 @@ impl Classes {
     }
 }
 
-fn rank(class: &Class) -> (Reverse<Option<Timestamp>>, String) {
+fn rank(class: &Class) -> Rank {
     let created = class.metadata.creation_timestamp.as_ref().map(|time| time.0);
     (Reverse(created), class.name().to_owned())
 }

@@ -620,32 +620,10 @@ fn only_changes_that_can_help_are_reported() {
     assert_eq!(changes(), DeviceChanges::default(), "the slice is the same");
 }
 
-#[tokio::test]
-async fn a_claim_is_created_for_extended_resources_and_deleted_if_the_pod_is_not_bound() {
-    let devices = devices();
-    let class = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}});
-    devices.apply(|state| state.put_class(serde_json::from_value::<Class>(class).unwrap()));
-    put(&devices, claim("one", exactly(json!({}))));
-    let container = json!({"name": "a", "resources": {"requests": {"example.com/gpu": "2"}}});
-    let pod = fixture::pod("p", json!({"containers": [container]}));
-    assert_eq!(reason(&devices, &pod, "c"), "cannot allocate all claims");
-    assert_eq!(reason(&devices, &pod, "a"), "");
-    let reserved = devices.reserve(&devices.of_pod(&pod).unwrap(), &properties("a")).unwrap();
-    assert_eq!(
-        reason(
-            &devices,
-            &fixture::pod(
-                "q",
-                json!({"resourceClaims": [
-        {"name": "c", "resourceClaimName": "one"}]})
-            ),
-            "a"
-        ),
-        "cannot allocate all claims"
-    );
+/// An API server with one claim, and its log of methods and last parts of paths.
+fn server_with_one_claim() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let (log, stored) = (requests.clone(), Arc::new(Mutex::new(json!({}))));
-    // An API server with one claim. It refuses the second change of a pod.
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
         let (log, stored) = (log.clone(), stored.clone());
         async move {
@@ -674,9 +652,27 @@ async fn a_claim_is_created_for_extended_resources_and_deleted_if_the_pod_is_not
         }
     });
     let client = kube::Client::new(service, "d");
+    (client, requests)
+}
+
+#[tokio::test]
+async fn a_claim_is_created_for_extended_resources_and_deleted_if_the_pod_is_not_bound() {
+    let devices = devices();
+    let class = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}});
+    devices.apply(|state| state.put_class(serde_json::from_value::<Class>(class).unwrap()));
+    put(&devices, claim("one", exactly(json!({}))));
+    let container = json!({"name": "a", "resources": {"requests": {"example.com/gpu": "2"}}});
+    let pod = fixture::pod("p", json!({"containers": [container]}));
+    assert_eq!(reason(&devices, &pod, "c"), "cannot allocate all claims");
+    assert_eq!(reason(&devices, &pod, "a"), "");
+    let reserved = devices.reserve(&devices.of_pod(&pod).unwrap(), &properties("a")).unwrap();
+    let claims = json!([{"name": "c", "resourceClaimName": "one"}]);
+    let other = fixture::pod("q", json!({"resourceClaims": claims}));
+    assert_eq!(reason(&devices, &other, "a"), "cannot allocate all claims");
+    let (client, log) = server_with_one_claim();
     let keys = bind::bind(&client, &devices, &pod, &reserved).await.unwrap();
     assert_eq!(keys, [Key::new("d", "x")]);
-    let requests = || std::mem::take(&mut *requests.lock().unwrap());
+    let requests = || std::mem::take(&mut *log.lock().unwrap());
     assert_eq!(requests(), ["POST resourceclaims", "PATCH x", "PATCH status", "PATCH status"]);
     {
         let mut state = devices.lock();

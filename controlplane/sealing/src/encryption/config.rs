@@ -2,9 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    fs::OpenOptions,
-    io::Read as _,
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -19,7 +16,7 @@ use super::{
     kms::{Kms, KmsSettings},
     provider::{Provider, Scheme},
 };
-use crate::Error;
+use crate::{Error, private_file};
 
 /// Maximum bytes of the file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -82,7 +79,7 @@ struct KmsEntry {
 
 /// Parses the file. Plugins of `former` with the same settings are reused.
 pub(super) fn load(path: &Path, former: &[Rule]) -> Result<Vec<Rule>, Error> {
-    let text = read(path)?;
+    let text = private_file::read(path, OFlag::empty(), MAX_FILE_BYTES)?;
     let invalid = |reason: String| Error::Configuration { path: path.to_owned(), reason };
     let file: File = serde_yaml_ng::from_str(&text).map_err(|error| invalid(error.to_string()))?;
     if file.api_version != "apiserver.config.k8s.io/v1" || file.kind != "EncryptionConfiguration" {
@@ -254,24 +251,5 @@ impl Pattern {
             }
             _ => Err(format!("resources: {text:?} must be in lower case")),
         }
-    }
-}
-
-/// Reads the file. It must belong to this user, and other users must have no access to it, as for a key file.
-fn read(path: &Path) -> Result<String, Error> {
-    let failed = |source| Error::Read { path: path.to_owned(), source };
-    let file =
-        OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    let user = nix::unistd::geteuid().as_raw();
-    let mode = metadata.mode() & 0o7777;
-    if !metadata.is_file() || mode & 0o077 != 0 || metadata.uid() != user {
-        return Err(Error::Exposed { path: path.to_owned(), mode, owner: metadata.uid(), user });
-    }
-    let mut text = String::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    match text.len() as u64 > MAX_FILE_BYTES {
-        true => Err(failed(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "larger than 1 MiB"))),
-        false => Ok(text),
     }
 }

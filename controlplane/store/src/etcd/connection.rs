@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use coracle_error_chain::chain;
 use tokio::sync::watch;
 use tonic::{
     Code, Response, Status,
@@ -273,16 +274,6 @@ pub(super) fn error_text(status: &Status) -> String {
         Some(source) => format!("{}: {}", status.message(), chain(source)),
         None => status.message().to_owned(),
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -63,6 +63,12 @@ struct Attempt<'a> {
     saved: Option<Saved>,
 }
 
+/// Where the bytes of a layer come from: first from an earlier attempt, then from the registry.
+struct LayerSource<'a, 'b> {
+    blob: &'a mut Blob<'b>,
+    saved: Option<Saved>,
+}
+
 /// The unpacking thread's end of the channel.
 struct PieceReader {
     pieces: mpsc::Receiver<Piece>,
@@ -233,7 +239,8 @@ impl Pull {
         let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool, is_alone };
         let algorithm = expected.algorithm();
         let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits, algorithm));
-        let sent = self.send(blob, (turn, saved), &sender, reported).await;
+        let source = LayerSource { blob: &mut *blob, saved };
+        let sent = self.send(source, turn, &sender, reported).await;
         if matches!(sent, Err(PullError::Registry(RegistryError::Digest { .. }))) {
             let _receiver_gone = sender.send(Piece::Wrong).await;
         }
@@ -256,11 +263,12 @@ impl Pull {
     /// count, so that each turn makes progress.
     async fn send(
         &self,
-        blob: &mut Blob<'_>,
-        (turn, saved): (&Turn, Option<Saved>),
+        source: LayerSource<'_, '_>,
+        turn: &Turn,
         sender: &mpsc::Sender<Piece>,
         reported: &mut u64,
     ) -> Result<(), PullError> {
+        let LayerSource { blob, saved } = source;
         let arrived = match saved {
             Some(saved) => send_saved(saved, blob, sender).await?,
             None => 0,

@@ -16,6 +16,8 @@ mod remove;
 mod resume;
 mod stall;
 
+use coracle_testing::eventually_async;
+
 use crate::digest::Digest;
 use crate::fixture::{
     ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, attributes, gzip, layer, random_bytes, zstd,
@@ -44,15 +46,6 @@ async fn opened(config: &ImagesConfig) -> Images {
     }
 }
 
-/// Waits for a condition.
-async fn until(condition: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < LONG, "it did not happen");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 fn big_image() -> TestImage {
     TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(3 << 20)))])
 }
@@ -64,11 +57,10 @@ fn entries(path: &Path) -> usize {
 /// Waits until nothing of a failed pull is left: aborted threads may need a moment.
 async fn nothing_left(root: &Path) {
     let images = root.join("images");
-    let begun = Instant::now();
-    while ["layers", "partial", "rubbish", "manifests"].iter().any(|d| entries(&images.join(d)) > 0) {
-        assert!(begun.elapsed() < LONG, "a failed pull left something in {}", images.display());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually_async("nothing of a failed pull is left", 10, async || {
+        ["layers", "partial", "rubbish", "manifests"].iter().all(|d| entries(&images.join(d)) == 0)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,7 +82,8 @@ async fn layers_with_large_zstd_windows_need_the_only_permit() {
         let (images, name) = (images.clone(), registry.name("a/other:v1"));
         async move { images.pull(&name, None, None).await }
     });
-    until(|| images.inner.large_window.held_and_waiting() == (1, 1)).await;
+    let waits = async || images.inner.large_window.held_and_waiting() == (1, 1);
+    eventually_async("one pull has the permit and one waits", 10, waits).await;
     assert!(images.pull(&registry.name("a/small:v1"), None, None).await.is_ok());
     assert!(!other.is_finished());
     drop(held);
@@ -116,7 +109,8 @@ async fn slow_registries_of_two_owners_do_not_stop_the_pulls_of_a_third() {
         let (images, name) = (images.clone(), slow.name(&format!("slow{number}")));
         pulls.spawn(async move { images.pull_for(owner, &name, None, None).await });
     }
-    until(|| matches!(images.inner.fetch_slots.held_and_waiting(), (8, 1..))).await;
+    let waits = async || matches!(images.inner.fetch_slots.held_and_waiting(), (8, 1..));
+    eventually_async("all slots are held and a pull waits", 10, waits).await;
     registry.push("good", "latest", &big_image()).await;
     let name = registry.name("good");
     let good = tokio::time::timeout(LONG, images.pull_for("c", &name, None, None)).await;
@@ -360,11 +354,7 @@ async fn a_moved_tag_leaves_the_old_image_and_held_layers_stay() {
     images.remove(&first.id).await.unwrap();
     assert!(images.get(&first.id).is_none() && first.layers[0].join("hello").is_file());
     drop(held);
-    let begun = Instant::now();
-    while first.layers[0].exists() {
-        assert!(begun.elapsed() < LONG, "the image is not held any more");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_async("the layer is removed", 10, async || !first.layers[0].exists()).await;
     assert!(images.hold(&first.id).is_err());
     assert_eq!(images.list().len(), 1);
 }

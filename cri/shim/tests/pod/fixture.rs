@@ -5,9 +5,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use coracle_proto::shim::{CreateContainer, Event, Exit, Overlay, SandboxConfig};
+use coracle_testing::eventually_async;
 use futures::StreamExt as _;
 use futures::channel::mpsc::UnboundedReceiver;
 use serde_json::{Value, json};
@@ -285,11 +286,7 @@ pub(crate) fn spec(shim: i32, cgroup: &str, script: &str) -> Value {
 }
 
 pub(crate) async fn until(mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !happened() {
-        assert!(Instant::now() < deadline, "the condition did not become true");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async("the condition", 20, async || happened()).await;
 }
 
 fn mounts() -> BTreeSet<String> {

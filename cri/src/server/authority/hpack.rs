@@ -22,7 +22,7 @@ enum State {
     /// The first byte of a string's length.
     Length { of: Text },
     /// A string.
-    Text { left: usize, of: Text, at: usize, plain: bool },
+    Text { left: usize, of: Text, at: usize, coding: Coding },
     /// The block is invalid. The HTTP library will report it.
     Lost,
 }
@@ -50,6 +50,19 @@ enum Text {
     },
 }
 
+/// Coding of a string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coding {
+    Plain,
+    /// Bits of a Huffman code that is not complete.
+    Huffman {
+        code: u8,
+        bits: u8,
+    },
+    /// A Huffman code of more than eight bits has begun, or the padding. The rest of the string is not changed.
+    Unknown,
+}
+
 // === impl Block ===
 
 impl Block {
@@ -71,10 +84,10 @@ impl Block {
             State::Length { of } => {
                 self.state = integer(byte, 0x7f, IntegerKind::Length { of, plain: byte & 0x80 == 0 });
             }
-            State::Text { left, of, at, plain } => {
+            State::Text { left, of, at, coding } => {
                 let taken = left.min(bytes.len());
-                let of = text(&mut bytes[..taken], of, at, plain);
-                self.state = text_state(left - taken, of, at + taken, plain);
+                let (of, coding) = text(&mut bytes[..taken], of, at, coding);
+                self.state = text_state(left - taken, of, at + taken, coding);
                 return taken;
             }
         }
@@ -118,31 +131,82 @@ fn known(value: usize, of: IntegerKind) -> State {
         IntegerKind::Name if value == 0 => State::Length { of: Text::Name { matches: true } },
         IntegerKind::Name => State::Length { of: Text::Value { is_authority: value == INDEX } },
         IntegerKind::Length { of: Text::Name { .. }, plain } => {
-            text_state(value, Text::Name { matches: plain && value == NAME.len() }, 0, plain)
+            text_state(value, Text::Name { matches: plain && value == NAME.len() }, 0, Coding::of(plain))
         }
-        IntegerKind::Length { of, plain } => text_state(value, of, 0, plain),
+        IntegerKind::Length { of, plain } => text_state(value, of, 0, Coding::of(plain)),
+    }
+}
+
+// === impl Coding ===
+
+impl Coding {
+    fn of(plain: bool) -> Self {
+        if plain { Self::Plain } else { Self::Huffman { code: 0, bits: 0 } }
+    }
+
+    /// Processes a byte of an authority. Percent signs and slashes are changed, bit by bit: the next byte may not have
+    /// been received. The codes of other characters stay, and no code changes its length (RFC 7541, appendix B).
+    fn process(&mut self, byte: &mut u8) {
+        match self {
+            Self::Plain if matches!(*byte, b'%' | b'/') => *byte = b'-',
+            Self::Plain | Self::Unknown => {}
+            Self::Huffman { .. } => {
+                for place in (0..8).rev() {
+                    *byte |= self.process_bit((*byte >> place) & 1) << place;
+                }
+            }
+        }
+    }
+
+    /// Processes a bit of a Huffman code. Returns 1 if the bit must be set.
+    fn process_bit(&mut self, bit: u8) -> u8 {
+        let Self::Huffman { code, bits } = self else { return 0 };
+        let mut set = 0;
+        (*code, *bits) = (*code << 1 | bit, *bits + 1);
+        match (*bits, *code) {
+            // The begin of a space and of a percent sign. With the bit set, it is that of a hyphen and of a full stop.
+            (5, 0b01010) => set = 1,
+            // A slash becomes the digit 3.
+            (6, 0b011000) => set = 1,
+            _ => {}
+        }
+        *code |= set;
+        let is_complete = match *bits {
+            5 => *code <= 0b01001,
+            6 => *code <= 0b101101,
+            7 => *code <= 0b1111011,
+            8 => *code <= 0b11111101,
+            _ => false,
+        };
+        if is_complete {
+            (*code, *bits) = (0, 0);
+        } else if *bits == 8 {
+            *self = Self::Unknown;
+        }
+        set
     }
 }
 
 /// Processes bytes of a string. Changes the bytes of an authority.
-fn text(bytes: &mut [u8], of: Text, at: usize, plain: bool) -> Text {
+fn text(bytes: &mut [u8], of: Text, at: usize, mut coding: Coding) -> (Text, Coding) {
     match of {
         Text::Name { matches } => {
-            Text::Name { matches: matches && NAME.get(at..).is_some_and(|name| name.starts_with(bytes)) }
+            let matches = matches && NAME.get(at..).is_some_and(|name| name.starts_with(bytes));
+            (Text::Name { matches }, coding)
         }
         Text::Value { is_authority } => {
-            if is_authority && plain {
-                bytes.iter_mut().filter(|byte| **byte == b'%').for_each(|byte| *byte = b'-');
+            if is_authority {
+                bytes.iter_mut().for_each(|byte| coding.process(byte));
             }
-            of
+            (of, coding)
         }
     }
 }
 
 /// The state after a string's bytes: a value follows a name, a representation follows a value.
-fn text_state(left: usize, of: Text, at: usize, plain: bool) -> State {
+fn text_state(left: usize, of: Text, at: usize, coding: Coding) -> State {
     match of {
-        _ if left > 0 => State::Text { left, of, at, plain },
+        _ if left > 0 => State::Text { left, of, at, coding },
         Text::Name { matches } => State::Length { of: Text::Value { is_authority: matches } },
         Text::Value { .. } => State::Begin,
     }

@@ -61,6 +61,59 @@ fn only_authorities_are_changed_in_every_representation() {
     }
 }
 
+/// The Huffman code of a text (RFC 7541, appendix B), for the characters of paths.
+fn huffman(text: &str) -> Vec<u8> {
+    let mut bits = String::new();
+    for byte in text.bytes() {
+        bits += match byte {
+            b'%' => "010101",
+            b'/' => "011000",
+            b'-' => "010110",
+            b'.' => "010111",
+            b'2' => "00010",
+            b'3' => "011001",
+            b'F' => "1100001",
+            b'c' => "00100",
+            b'k' => "1110101",
+            b'n' => "101010",
+            b'o' => "00111",
+            b'r' => "101100",
+            b's' => "01000",
+            b'u' => "101101",
+            b'x' => "1111001",
+            b'X' => "11111100",
+            b'~' => "1111111111101",
+            other => panic!("no code for {other}"),
+        };
+    }
+    bits += &"1".repeat(bits.len().next_multiple_of(8) - bits.len());
+    let bytes = bits.as_bytes().chunks(8).map(|byte| std::str::from_utf8(byte).unwrap());
+    let coded: Vec<u8> = bytes.map(|byte| u8::from_str_radix(byte, 2).unwrap()).collect();
+    [&[0x80 | u8::try_from(coded.len()).unwrap()], &*coded].concat()
+}
+
+#[test]
+fn authorities_with_the_huffman_code_are_changed_in_place() {
+    for (sent, expected) in [
+        ("%2Frun%2Fx.sock", ".2Frun.2Fx.sock"),
+        ("/run/x.sock", "3run3x.sock"),
+        ("XX%x%", "XX.x."),
+        // The parser does not know codes of more than eight bits.
+        ("%~%", ".~%"),
+        ("sock", "sock"),
+    ] {
+        let at =
+            |text: &str| [PREFACE_TEXT, &frame(1, 4, &block(&[&[0x41], &*huffman(text)].concat()))].concat();
+        assert_eq!(passed(&at(sent)), at(expected), "{sent}");
+    }
+}
+
+#[test]
+fn slashes_of_plain_authorities_are_changed() {
+    let at = |path: &str| [PREFACE_TEXT, &frame(1, 4, &block(&[&[0x41], &*text(path)].concat()))].concat();
+    assert_eq!(passed(&at("/run/x.sock")), at("-run-x.sock"));
+}
+
 fn check(authority: &[u8]) {
     let block = block(authority);
     let headers =

@@ -92,16 +92,8 @@ impl ContainerService {
         request: ContainerRequest,
     ) -> Result<(), Error> {
         let mut undo = Undo::new(&self.undo);
-        match self.create(sandbox, request, &mut undo).await {
-            Ok(()) => {
-                undo.keep();
-                Ok(())
-            }
-            Err(error) => {
-                undo.run().await;
-                Err(error)
-            }
-        }
+        let created = self.create(sandbox, request, &mut undo).await;
+        undo.finish(created).await
     }
 
     async fn create(

@@ -60,16 +60,8 @@ impl SandboxService {
         let record = SandboxRecord::new(&id, config, request.runtime_handler, now());
         let record = SandboxRecord { restoring, ..record };
         let mut undo = Undo::new(&self.undo);
-        match self.run(record, &mut undo).await {
-            Ok(()) => {
-                undo.keep();
-                Ok(())
-            }
-            Err(error) => {
-                undo.run().await;
-                Err(error)
-            }
-        }
+        let started = self.run(record, &mut undo).await;
+        undo.finish(started).await
     }
 
     async fn run(&self, mut record: SandboxRecord, undo: &mut Undo) -> Result<(), Error> {

@@ -95,20 +95,27 @@ fn cve_2025_4563_a_mirror_pod_references_nothing() {
         let claim = json!({"name": "d", "resourceClaimName": "c"});
         let template = json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}});
         let ephemeral = json!({"name": "v", "ephemeral": {"volumeClaimTemplate": template}});
-        for field in [
-            json!({"volumes": [secret]}),
-            json!({"volumes": [ephemeral]}),
-            json!({"resourceClaims": [claim]}),
-            json!({"serviceAccountName": "default"}),
-        ] {
+        let mirror = |field: serde_json::Value| {
             let mut pod: serde_json::Value =
                 serde_json::from_str(&sleeper("mirror", &json!({"nodeName": "node-1"}), &json!({}))).unwrap();
             pod["spec"].as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
             pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
             pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Node", "name": "node-1",
                 "uid": uid, "controller": true}]);
-            denied(cluster, &NODE, &pod.to_string());
+            pod.to_string()
+        };
+        for field in [
+            json!({"volumes": [secret]}),
+            json!({"volumes": [ephemeral]}),
+            json!({"resourceClaims": [claim]}),
+            json!({"serviceAccountName": "default"}),
+        ] {
+            denied(cluster, &NODE, &mirror(field));
         }
+        // The same pod without references is accepted.
+        let create = [&["create", "-f", "-"][..], &NODE].concat();
+        let output = cluster.kubectl_of("1.37", &create, &mirror(json!({})));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     });
 }
 
@@ -116,6 +123,12 @@ fn cve_2025_4563_a_mirror_pod_references_nothing() {
 #[test]
 fn cve_2022_3294_the_proxy_of_a_node_reaches_no_other_address() {
     on_a_cluster(|_, cluster| {
+        for node in ["node-1", "https:node-1:10250"] {
+            assert_eq!(
+                cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{node}/proxy/healthz")]),
+                "ok"
+            );
+        }
         for node in ["https:node-1:6443", "https:127.0.0.1:6443", "http:localhost:5005"] {
             let path = format!("/api/v1/nodes/{node}/proxy/v2/");
             let output = cluster.try_kubectl(&["get", "--raw", &path]);

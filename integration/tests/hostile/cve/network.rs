@@ -50,8 +50,11 @@ fn cve_2020_10749_the_bridge_ignores_router_advertisements() {
     on_a_cluster(|_, cluster| {
         run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({})));
         let differs = |setting, prefix: &str, expected: &str| {
-            let all = settings("ipv6", setting).into_iter();
-            all.filter(|(name, value)| name.starts_with(prefix) && value != expected).collect::<Vec<_>>()
+            let mut all = settings("ipv6", setting);
+            all.retain(|(name, _)| name.starts_with(prefix));
+            assert!(!all.is_empty(), "there is no interface {prefix}*");
+            all.retain(|(_, value)| value != expected);
+            all
         };
         assert_eq!(differs("accept_ra", "coracle", "0"), []);
         // The ports of pods have no IPv6 at all.
@@ -65,6 +68,7 @@ fn cve_2020_15257_no_socket_of_the_node_is_abstract() {
     on_a_cluster(|_, cluster| {
         run_pod(cluster, "p", &sleeper("p", &json!({"hostNetwork": true}), &json!({})));
         let sockets = sh(cluster, "p", "cat /proc/net/unix");
+        assert!(sockets.contains("cri.sock"), "the pod does not see the sockets of the node: {sockets}");
         let abstract_ones = sockets.lines().filter(|line| line.contains(" @"));
         assert_eq!(abstract_ones.collect::<Vec<_>>(), Vec::<&str>::new());
     });

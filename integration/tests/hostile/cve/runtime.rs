@@ -144,14 +144,18 @@ fn cve_2025_0750_a_log_path_does_not_leave_its_directory() {
             "log_directory": path("logs/pod"), "linux": {}});
         fs::write(path("pod.json"), pod.to_string()).unwrap();
         let sandbox = cri.crictl(&["runp", &path("pod.json")]);
-        for log in ["../escaped.log", "a/../../escaped.log", &path("escaped.log")] {
+        for log in ["inside.log", "../escaped.log", "a/../../escaped.log", &path("escaped.log")] {
             let container = json!({"metadata": {"name": "c"}, "image": {"image": image}, "log_path": log,
                 "command": ["sh", "-c", "echo line; sleep 1000"], "linux": {}});
             fs::write(path("c.json"), container.to_string()).unwrap();
             let output = cri.try_crictl(&["create", &sandbox, &path("c.json"), &path("pod.json")]);
+            assert!(output.status.success() || log != "inside.log", "{output:?}");
             if output.status.success() {
                 let id = String::from_utf8(output.stdout).unwrap();
                 let _ = cri.try_crictl(&["start", id.trim()]);
+                if log == "inside.log" {
+                    eventually("the log", 10, || machine.path("logs/pod/inside.log").exists());
+                }
                 let _ = cri.try_crictl(&["rm", "-f", id.trim()]);
             }
             assert!(

@@ -236,14 +236,10 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
     assert_eq!(server.merge("/api/v1/namespaces/default/serviceaccounts/default", named).await.code, 200);
     let reply = server.api.handle(request(), None).await;
     assert!(reply.headers()["warning"].to_str().unwrap().contains("auto-generated secret-based tokens"));
-    let mut used = server.get(path).await.body;
-    for _ in 0..200 {
-        if used["metadata"]["labels"].is_object() {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        used = server.get(path).await.body;
-    }
+    let used = eventually_async("the token has a label", 10, async || {
+        Some(server.get(path).await.body).filter(|used| used["metadata"]["labels"].is_object())
+    })
+    .await;
     let day = used["metadata"]["labels"]["kubernetes.io/legacy-token-last-used"].as_str().expect("a day");
     assert!(day.len() == 10 && *jiff::Timestamp::now().to_string() >= *day, "{day}");
     let version = used["metadata"]["resourceVersion"].clone();
@@ -324,9 +320,7 @@ async fn a_changed_configuration_of_authentication_is_used_and_an_invalid_one_is
             let body = api.handle(request, Some(admin())).await.into_body();
             String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap()
         };
-        while !metrics().await.lines().any(|own| own == line) {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+        eventually_async(&line, 10, async || metrics().await.lines().any(|own| own == line)).await;
     };
     assert_eq!(code().await, 401);
     write("anonymous: {enabled: true, conditions: [{path: /livez}]}");

@@ -8,14 +8,12 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 impl Fixture {
     /// Waits until the condition Available has a reason.
     async fn until_available_is(&self, name: &str, reason: &str) -> Value {
-        for _ in 0..10_000 {
+        eventually_async(&format!("{name} is {reason}"), 10, async || {
             let found = self.get(&format!("{API_SERVICES}/{name}")).await.body;
-            if found["status"]["conditions"][0]["reason"] == reason {
-                return found["status"]["conditions"][0].clone();
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        panic!("{}", self.get(API_SERVICES).await.body);
+            let condition = &found["status"]["conditions"][0];
+            (condition["reason"] == reason).then(|| condition.clone())
+        })
+        .await
     }
 }
 
@@ -33,13 +31,10 @@ async fn group_versions_of_this_server_are_registered_and_available() {
     assert_eq!(server.post(crds, crd).await.code, 201);
     server.until_available_is("v1.example.com", "Local").await;
     assert_eq!(server.delete(&format!("{crds}/things.example.com"), json!({})).await.code, 200);
-    for _ in 0..10_000 {
-        if server.get(&format!("{API_SERVICES}/v1.example.com")).await.code == 404 {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    panic!("the API service of a removed definition stays");
+    eventually_async("the API service of a removed definition goes", 10, async || {
+        server.get(&format!("{API_SERVICES}/v1.example.com")).await.code == 404
+    })
+    .await;
 }
 
 #[tokio::test]

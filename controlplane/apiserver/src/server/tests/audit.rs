@@ -21,17 +21,15 @@ async fn with_rules(rules: &str) -> Fixture {
 
 /// The first events of a path, once there are that many.
 async fn events(server: &Fixture, path: &str, count: usize) -> Vec<Value> {
-    loop {
+    eventually_async(&format!("{count} events of {path}"), 10, async || {
         let text = fs::read_to_string(server.directory.path().join("audit.log")).unwrap();
         // The last line may be incomplete.
         let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let found: Vec<Value> =
             lines.filter(|event| event["requestURI"].as_str().unwrap().starts_with(path)).collect();
-        if found.len() >= count {
-            return found;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+        (found.len() >= count).then_some(found)
+    })
+    .await
 }
 
 #[tokio::test]

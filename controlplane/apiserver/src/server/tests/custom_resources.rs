@@ -30,14 +30,7 @@ fn definition(plural: &str, kind: &str) -> Value {
 }
 
 async fn until(server: &Fixture, path: &str, holds: impl Fn(&Value) -> bool) -> Value {
-    for _ in 0..1000 {
-        let body = server.get(path).await.body;
-        if holds(&body) {
-            return body;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    panic!("{path}: {}", server.get(path).await.body);
+    eventually_async(path, 10, async || Some(server.get(path).await.body).filter(|body| holds(body))).await
 }
 
 fn is_true(definition: &Value, condition: &str) -> bool {

@@ -25,16 +25,6 @@ async fn uid(server: &Fixture, path: &str) -> String {
     server.get(path).await.body["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
-async fn until(holds: impl AsyncFn() -> bool) {
-    for _ in 0..10_000 {
-        if holds().await {
-            return;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-    }
-    panic!("the condition does not hold");
-}
-
 #[tokio::test]
 async fn requests_are_classified_by_the_impersonated_user() {
     let server = Fixture::new().await;
@@ -52,13 +42,13 @@ async fn requests_are_classified_by_the_impersonated_user() {
         body["status"]["conditions"][0]["status"].as_str().unwrap_or_default().to_owned()
     };
     assert_eq!(server.post(SCHEMAS, schema).await.code, 201);
-    until(async || dangling().await == "True").await;
+    eventually_async("the reference dangles", 10, async || dangling().await == "True").await;
     // Without its level a schema matches nothing.
     let default = uid(&server, &format!("{SCHEMAS}/global-default")).await;
     assert_eq!(classified(&send(&server, "eve", "/api/v1/nodes").await)[0], default);
     let made = server.post(LEVELS, level).await;
     assert_eq!(made.code, 201, "{}", made.body);
-    until(async || dangling().await == "False").await;
+    eventually_async("the reference is complete", 10, async || dangling().await == "False").await;
     let own = [uid(&server, &format!("{SCHEMAS}/own")).await, uid(&server, &format!("{LEVELS}/own")).await];
     // The level has no seat.
     let refused = send(&server, "eve", "/api/v1/nodes").await;
@@ -88,11 +78,12 @@ async fn mandatory_objects_come_back() {
     let path = format!("{LEVELS}/catch-all");
     let first = uid(&server, &path).await;
     server.delete(&path, json!({})).await;
-    until(async || {
+    eventually_async("the level is created again", 10, async || {
         let found = server.get(&path).await;
         found.code == 200 && found.body["metadata"]["uid"] != first.as_str()
     })
     .await;
     server.merge(&path, json!({"spec": {"limited": {"nominalConcurrencyShares": 90}}})).await;
-    until(async || server.get(&path).await.body["spec"]["limited"]["nominalConcurrencyShares"] == 5).await;
+    let shares = async || server.get(&path).await.body["spec"]["limited"]["nominalConcurrencyShares"].clone();
+    eventually_async("the shares are 5", 10, async || shares().await == 5).await;
 }

@@ -20,14 +20,10 @@ async fn make(server: &Fixture, policy: Value) -> String {
 
 /// Waits until the status of a policy holds. Returns the policy.
 async fn until(server: &Fixture, path: &str, holds: impl Fn(&Value) -> bool) -> Value {
-    for _ in 0..1000 {
-        let body = server.get(path).await.body;
-        if holds(&body["status"]) {
-            return body;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{path}: {}", server.get(path).await.body);
+    eventually_async(path, 10, async || {
+        Some(server.get(path).await.body).filter(|body| holds(&body["status"]))
+    })
+    .await
 }
 
 fn observes(generation: i64) -> impl Fn(&Value) -> bool {

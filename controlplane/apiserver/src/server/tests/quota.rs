@@ -15,13 +15,10 @@ impl Fixture {
     /// Waits until the status has this amount in use.
     async fn until_used(&self, quota: &str, name: &str, amount: &str) {
         let path = format!("{QUOTAS}/{quota}");
-        for _ in 0..10_000 {
-            if self.get(&path).await.body["status"]["used"][name] == amount {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        panic!("{}", self.get(&path).await.body["status"]);
+        eventually_async(&format!("{amount} of {name} are used"), 10, async || {
+            self.get(&path).await.body["status"]["used"][name] == amount
+        })
+        .await;
     }
 }
 

@@ -235,7 +235,5 @@ async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
     };
     assert_eq!(running().await, "1");
     drop(socket);
-    while running().await != "0" {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_async("no watch runs", 10, async || running().await == "0").await;
 }

@@ -1,0 +1,462 @@
+//! Device plugins: programs that offer devices of the node as extended resources.
+//!
+//! ```text
+//! plugin ──Register──► registration ──► table ◄── allocate, release ◄── workers of pods
+//!    ▲                                    │ ▲            │
+//!    └── Allocate, PreStartContainer ◄────┼─┼────────────┘
+//!                                         │ └── records of pods (durable)
+//!           status of the Node ◄──────────┘
+//! ```
+//! The plugin lists its devices with their health, the node reports their numbers, and a pod gets devices before its
+//! sandbox is made. They are recorded before its containers start, and freed after they have ended. As in the kubelet
+//! (`pkg/kubelet/cm/devicemanager`), with two differences: a plugin that does not answer cannot delay other pods, and a
+//! pod that had devices before a reboot waits for them instead of failing. Without plugins there is one listening
+//! socket.
+
+mod choose;
+mod edits;
+mod plugin;
+mod record;
+mod registration;
+mod requests;
+pub(crate) mod sockets;
+mod table;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_error_chain::chain;
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
+use tokio::sync::{mpsc, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::dra::Link;
+use crate::node::DeviceCounts;
+use choose::Want;
+pub(crate) use edits::DeviceOptions;
+use plugin::{Plugin, PluginError};
+use record::Records;
+use registration::Connected;
+use requests::{Numbers, Request};
+use table::{Place, Refusal, Step, Table};
+pub(crate) use topology::AlignedDevices;
+
+/// Time in which the plugin of a resource must come back, as in the kubelet (`endpointStopGracePeriod`).
+const GRACE: Duration = Duration::from_secs(300);
+/// Minimum time between two lists of a plugin: a list can cause a write of the Node's status.
+const LIST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Maximum plugins that have registered and are not followed yet.
+const CONNECTED_MAX: usize = 16;
+
+/// Settings of device plugins.
+#[derive(Clone, Debug)]
+pub(crate) struct DevicePluginConfig {
+    /// Directory of the plugins' sockets and of the registration socket.
+    pub(crate) sockets: PathBuf,
+    /// Directory of records.
+    pub(crate) records: PathBuf,
+}
+
+/// Why a pod does not get its devices.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeviceError {
+    /// The pod must be rejected. The message is upstream's.
+    #[error("{0}")]
+    Reject(String),
+    /// The devices may be available later.
+    #[error("{0}")]
+    Wait(String),
+    #[error("cannot write the record of the pod's devices")]
+    Record(#[source] io::Error),
+}
+
+/// The devices of one resource, with the NUMA nodes of each.
+pub(crate) type ResourceDevices = (String, BTreeMap<String, Vec<i64>>);
+
+/// Device plugins of this node. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct DevicePlugins {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: DevicePluginConfig,
+    records: Records,
+    /// Identifies the boot: plugins are called again after a reboot.
+    boot: String,
+    state: Mutex<State>,
+    /// Numbers of devices, for the Node's status.
+    counts: watch::Sender<DeviceCounts>,
+    /// The uids of pods with a device whose health has changed.
+    changed: mpsc::UnboundedSender<String>,
+    /// Registered plugins, for the task that follows them.
+    connected: mpsc::Sender<Connected>,
+    /// Taken by that task.
+    received: Mutex<Option<mpsc::Receiver<Connected>>>,
+}
+
+#[derive(Default)]
+struct State {
+    table: Table,
+    /// Connected plugins by resource, with the numbers of their registrations.
+    plugins: HashMap<String, (u64, Plugin)>,
+    /// The uids of pods whose records do not have all their devices.
+    unsaved: HashSet<String>,
+}
+
+// === impl DevicePlugins ===
+
+impl DevicePlugins {
+    /// Reads the records. Also returns the uids of pods with a device whose health changes.
+    pub(crate) fn open(
+        config: DevicePluginConfig,
+        boot: &str,
+        counts: watch::Sender<DeviceCounts>,
+    ) -> (Self, mpsc::UnboundedReceiver<String>) {
+        let records = Records::new(config.records.clone());
+        let mut state = State::default();
+        for name in records.resources() {
+            state.table.restore_resource(&name);
+        }
+        for pod in records.pods() {
+            state.table.restore_pod(pod);
+        }
+        counts.send_replace(state.table.counts());
+        let (changed, changes) = mpsc::unbounded_channel();
+        let (connected, received) = mpsc::channel(CONNECTED_MAX);
+        let shared = Shared {
+            config,
+            records,
+            boot: boot.to_owned(),
+            state: Mutex::new(state),
+            counts,
+            changed,
+            connected,
+            received: Mutex::new(Some(received)),
+        };
+        (Self { shared: Arc::new(shared) }, changes)
+    }
+
+    /// Registers plugins and follows their devices, until dropped. A second call does nothing.
+    pub(crate) async fn run(self) {
+        let received = self.shared.received.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut plugins) = received else { return };
+        let serving = registration::serve(self.clone());
+        let following = async {
+            // One task for each resource. A new registration ends the task of the earlier one.
+            let mut tasks: HashMap<String, AbortOnDropHandle<()>> = HashMap::new();
+            let restored = self.state().table.names();
+            for name in restored {
+                let expiring = self.clone().expire(name.clone(), 0);
+                tasks.insert(name, AbortOnDropHandle::new(tokio::spawn(expiring)));
+            }
+            while let Some(connected) = plugins.recv().await {
+                let name = connected.name.clone();
+                let following = self.clone().follow(connected);
+                tasks.insert(name, AbortOnDropHandle::new(tokio::spawn(following)));
+            }
+        };
+        tokio::join!(serving, following);
+    }
+
+    /// Adds a connected plugin to the table. The caller must follow it.
+    fn add(&self, name: &str, plugin: Plugin, link: Link) -> Connected {
+        let mut state = self.state();
+        let is_new = !state.table.names().iter().any(|known| known == name);
+        let number = state.table.connect(name);
+        state.plugins.insert(name.to_owned(), (number, plugin.clone()));
+        Connected { name: name.to_owned(), is_new, number, plugin, link, ended: None }
+    }
+
+    /// Follows the lists of a plugin until it ends, and removes its devices if it does not come back.
+    async fn follow(self, connected: Connected) {
+        let Connected { name, is_new, number, plugin, link, ended } = connected;
+        if is_new {
+            self.names_changed().await;
+        }
+        let error = match self.read_lists(&name, number, &plugin).await {
+            Ok(()) => "the plugin ended the list of its devices".to_owned(),
+            Err(error) => chain(&error),
+        };
+        drop((link, ended));
+        let is_current = {
+            let mut state = self.state();
+            let is_current = state.table.disconnect(&name, number);
+            if is_current {
+                state.plugins.remove(&name);
+            }
+            is_current
+        };
+        if is_current {
+            tracing::warn!(resource = name, error, "a device plugin has ended");
+            self.publish();
+            self.expire(name, number).await;
+        }
+    }
+
+    async fn read_lists(&self, name: &str, number: u64, plugin: &Plugin) -> Result<(), PluginError> {
+        let mut lists = plugin.watch().await?;
+        while let Some(list) = lists.message().await.map_err(|status| plugin::rpc(&status))? {
+            let devices = plugin::listed(list)?;
+            tracing::debug!(resource = name, devices = devices.len(), "devices listed");
+            let changed = self.state().table.list(name, number, devices);
+            let Some(changed) = changed else { return Ok(()) };
+            self.publish();
+            for uid in changed {
+                // Without pod sync the agent ends.
+                let _ = self.shared.changed.send(uid);
+            }
+            tokio::time::sleep(LIST_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Removes the devices of a resource after the grace period, if no plugin has registered since.
+    async fn expire(self, name: String, number: u64) {
+        tokio::time::sleep(GRACE).await;
+        self.state().table.expire(&name, number);
+        self.names_changed().await;
+    }
+
+    /// Records the names of the resources, and publishes the numbers of devices.
+    async fn names_changed(&self) {
+        self.publish();
+        let this = self.clone();
+        let names = move || this.state().table.names();
+        let shared = Arc::clone(&self.shared);
+        if let Err(error) = blocking(move || shared.records.save_resources(names)).await {
+            tracing::warn!(%error, "cannot record the resources of device plugins");
+        }
+    }
+
+    fn publish(&self) {
+        self.shared.counts.send_if_modified(|held| {
+            let counts = self.state().table.counts();
+            let is_changed = *held != counts;
+            *held = counts;
+            is_changed
+        });
+    }
+
+    /// Whether the number of this resource's devices is checked here, and not by the admission's sums.
+    pub(crate) fn manages(&self, resource: &str) -> bool {
+        self.state().table.manages(resource)
+    }
+
+    /// Allocates the devices of all containers of a pod. A pod without devices costs nothing.
+    ///
+    /// # Errors
+    /// Of the first container that does not get its devices. Devices that it got in this call are freed.
+    pub(crate) async fn allocate(&self, pod: &Pod) -> Result<(), DeviceError> {
+        if self.state().table.is_empty() {
+            return Ok(());
+        }
+        let requests = requests::of_pod(pod);
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        if requests.is_empty() {
+            return Ok(());
+        }
+        match self.allocate_all(uid, &requests).await {
+            Ok(()) if !self.state().unsaved.contains(uid) => Ok(()),
+            Ok(()) => self.save(uid).await.map_err(DeviceError::Record),
+            Err(refusal) => {
+                self.state().table.cancel(uid);
+                Err(match refusal {
+                    Refusal::Reject(message) => DeviceError::Reject(message),
+                    Refusal::Wait(message) => DeviceError::Wait(message),
+                })
+            }
+        }
+    }
+
+    async fn allocate_all(&self, uid: &str, requests: &[Request]) -> Result<(), Refusal> {
+        for request in requests {
+            let place = Place { uid, container: &request.container };
+            for (resource, count) in &request.numbers {
+                if self.manages(resource) {
+                    let reusable = self.state().table.reusable(place, resource, requests);
+                    let want = Want { resource: resource.clone(), count: *count, reusable, affinity: None };
+                    self.allocate_one(place, &want).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates devices of one resource to a container.
+    async fn allocate_one(&self, place: Place<'_>, want: &Want) -> Result<(), Refusal> {
+        let name = &want.resource;
+        let step = self.state().table.step(place, want, &self.shared.boot)?;
+        let (ids, is_again) = match step {
+            Step::Done => return Ok(()),
+            Step::Call(ids) => {
+                let given = self.state().table.given(place, name).is_some_and(|given| given.edits.is_some());
+                (ids, given)
+            }
+            Step::Choose(choice) => {
+                let preferred = match (self.plugin(name).filter(|plugin| plugin.prefers), choice.question()) {
+                    (Some(plugin), Some((available, included))) => {
+                        let preferred = plugin.preferred(available, included, want.count).await;
+                        preferred.map_err(|error| {
+                            let error = chain(&error);
+                            let call = "device plugin GetPreferredAllocation rpc failed with err:";
+                            Refusal::Reject(format!("{call} {error}"))
+                        })?
+                    }
+                    _ => Vec::new(),
+                };
+                let ids = self.state().table.reserve(place, want, &preferred)?;
+                (ids, false)
+            }
+        };
+        let refuse: fn(String) -> Refusal = if is_again { Refusal::Wait } else { Refusal::Reject };
+        let Some(plugin) = self.plugin(name) else {
+            return Err(refuse(format!("unknown Device Plugin {name}")));
+        };
+        tracing::debug!(
+            uid = place.uid,
+            container = place.container,
+            resource = name,
+            ?ids,
+            "allocating devices"
+        );
+        let edits = plugin.allocate(ids).await.map_err(|error| refuse(chain(&error)))?;
+        let mut state = self.state();
+        if !state.table.answer(place, name, edits, &self.shared.boot) {
+            return Err(Refusal::Wait("the pod has ended".to_owned()));
+        }
+        state.unsaved.insert(place.uid.to_owned());
+        Ok(())
+    }
+
+    /// The changes of a container's configuration for its devices. Calls PreStartContainer of the plugins that require
+    /// it.
+    ///
+    /// # Errors
+    /// When the container does not get its devices, or a plugin refuses its start.
+    pub(crate) async fn container_options(
+        &self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<DeviceOptions, DeviceError> {
+        let mut options = DeviceOptions::default();
+        let numbers = requests::of_container(pod, container);
+        if numbers.is_empty() || self.state().table.is_empty() {
+            return Ok(options);
+        }
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let place = Place { uid, container: &container.name };
+        if self.lacks(place, &numbers) {
+            // The pod started before the plugin registered.
+            self.allocate(pod).await?;
+        }
+        for resource in numbers.keys() {
+            let given = self.state().table.given(place, resource).cloned();
+            let Some((given, edits)) = given.and_then(|given| Some((given.devices, given.edits?))) else {
+                continue;
+            };
+            if let Some(plugin) = self.plugin(resource).filter(|plugin| plugin.starts) {
+                let started = plugin.pre_start(given.into_keys().collect()).await;
+                started.map_err(|error| {
+                    let call = "device plugin PreStartContainer rpc failed with err:";
+                    DeviceError::Wait(format!("{call} {}", chain(&error)))
+                })?;
+            }
+            options.add(&edits);
+        }
+        Ok(options)
+    }
+
+    /// Whether a container has no devices of a resource that it requests.
+    fn lacks(&self, place: Place<'_>, numbers: &Numbers) -> bool {
+        let state = self.state();
+        let is_given =
+            |resource: &str| state.table.given(place, resource).is_some_and(|given| given.edits.is_some());
+        numbers.keys().any(|resource| state.table.manages(resource) && !is_given(resource))
+    }
+
+    /// Frees the devices of a pod. Its containers must have ended.
+    pub(crate) async fn release(&self, uid: &str) {
+        let had = {
+            let mut state = self.state();
+            state.unsaved.remove(uid);
+            state.table.remove(uid).is_some()
+        };
+        if had && let Err(error) = self.save(uid).await {
+            // The next start of the agent removes the record.
+            tracing::warn!(%error, uid, "cannot remove the record of a pod's devices");
+        }
+    }
+
+    /// Whether the pod has devices. Its end must not be reported before.
+    pub(crate) fn holds(&self, uid: &str) -> bool {
+        self.state().table.pod(uid).is_some()
+    }
+
+    /// The uids of all pods with devices.
+    pub(crate) fn pods(&self) -> Vec<String> {
+        self.state().table.pods()
+    }
+
+    /// Reports the health of the pod's devices in the statuses of its containers, except init containers, as upstream.
+    pub(crate) fn report_health(&self, uid: &str, status: &mut PodStatus) {
+        let state = self.state();
+        if state.table.pod(uid).is_none() {
+            return;
+        }
+        for container in status.container_statuses.iter_mut().flatten() {
+            let health = state.table.health(Place { uid, container: &container.name });
+            if !health.is_empty() {
+                let reported = container.allocated_resources_status.get_or_insert_default();
+                reported.retain(|old| health.iter().all(|new| new.name != old.name));
+                reported.extend(health);
+            }
+        }
+    }
+
+    /// The devices of a container, by resource.
+    pub(crate) fn of_container(&self, uid: &str, container: &str) -> Vec<ResourceDevices> {
+        let state = self.state();
+        let pod = state.table.pod(uid).and_then(|pod| pod.containers.get(container));
+        pod.into_iter().flatten().map(|(name, given)| (name.clone(), given.devices.clone())).collect()
+    }
+
+    /// All healthy devices, by resource.
+    pub(crate) fn allocatable(&self) -> Vec<ResourceDevices> {
+        self.state().table.allocatable().into_iter().collect()
+    }
+
+    fn plugin(&self, resource: &str) -> Option<Plugin> {
+        self.state().plugins.get(resource).map(|(_, plugin)| plugin.clone())
+    }
+
+    /// Writes or removes the record of a pod, as the table has it.
+    async fn save(&self, uid: &str) -> io::Result<()> {
+        let (this, uid) = (self.clone(), uid.to_owned());
+        let save = move || {
+            // A failed write is due again. A later change is noted again.
+            this.state().unsaved.remove(&uid);
+            let saved = this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned());
+            if saved.is_err() && this.holds(&uid) {
+                this.state().unsaved.insert(uid);
+            }
+            saved
+        };
+        blocking(save).await
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}

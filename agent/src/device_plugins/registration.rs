@@ -1,0 +1,181 @@
+//! The registration socket: plugins register themselves, as at a kubelet.
+
+use std::path::Path;
+
+use coracle_cri::UnixClient;
+use coracle_error_chain::chain;
+use coracle_events::{MESSAGE_MAX, printable};
+use coracle_proto::device_plugin as api;
+use coracle_proto::device_plugin::registration_server::{Registration, RegistrationServer};
+use coracle_values::names::qualified_name;
+use futures::future::{BoxFuture, FutureExt, TryFutureExt};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status};
+
+use super::plugin::{self, Plugin};
+use super::{DevicePlugins, sockets};
+use crate::dra::{DevicePluginHandler, Link, PluginEnd, WatchedPlugin};
+use crate::node::is_extended;
+
+/// The supported version of the API.
+const VERSION: &str = "v1beta1";
+/// Maximum bytes of a registration.
+const REQUEST_MAX: usize = 16 << 10;
+/// Maximum resources of plugins. Each has a connection and a task.
+const RESOURCES_MAX: usize = 256;
+/// Maximum calls at a time of one client.
+const CALLS_MAX: usize = 8;
+
+/// A registered plugin, whose devices are not known yet.
+pub(super) struct Connected {
+    pub(super) name: String,
+    /// Whether the node did not have the resource before.
+    pub(super) is_new: bool,
+    /// Number of the registration.
+    pub(super) number: u64,
+    pub(super) plugin: Plugin,
+    pub(super) link: Link,
+    /// Dropped when the plugin has ended.
+    pub(super) ended: Option<oneshot::Sender<()>>,
+}
+
+/// The service at the socket.
+struct Service(DevicePlugins);
+
+/// Serves the registration socket until dropped. Without it no plugin can register; pods without devices are not
+/// affected.
+pub(super) async fn serve(plugins: DevicePlugins) {
+    let dir = plugins.shared.config.sockets.clone();
+    let listener = match sockets::remove_all(&dir).and_then(|()| sockets::listen(&dir)) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(%error, dir = %dir.display(), "cannot listen for device plugins");
+            return std::future::pending().await;
+        }
+    };
+    let service = RegistrationServer::new(Service(plugins));
+    let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(UnixClient::new));
+    let served = Server::builder()
+        .concurrency_limit_per_connection(CALLS_MAX)
+        .add_service(service.max_decoding_message_size(REQUEST_MAX))
+        .serve_with_incoming(incoming)
+        .await;
+    if let Err(error) = served {
+        tracing::warn!(error = chain(&error), "cannot serve the registration of device plugins");
+    }
+    std::future::pending().await
+}
+
+#[tonic::async_trait]
+impl Registration for Service {
+    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
+        let request = request.into_inner();
+        let place = self.0.place().await?;
+        let registered = self.0.accept(&request).await;
+        let connected = registered.inspect_err(|status| {
+            let (resource, error) = (shown(&request.resource_name), status.message());
+            tracing::warn!(resource, error, "cannot register a device plugin");
+        })?;
+        place.send(connected);
+        Ok(Response::new(api::Empty {}))
+    }
+}
+
+impl DevicePluginHandler for DevicePlugins {
+    fn register_watched(&self, plugin: WatchedPlugin) -> BoxFuture<'static, Result<PluginEnd, String>> {
+        let this = self.clone();
+        let registered = async move { this.accept_watched(plugin).await };
+        registered.map_err(|status| status.message().to_owned()).boxed()
+    }
+}
+
+impl DevicePlugins {
+    /// A place for a plugin in the queue of the task that follows plugins. It must be taken before the plugin is added: a
+    /// client that disconnects must not leave a plugin that is not followed.
+    async fn place(&self) -> Result<mpsc::Permit<'_, Connected>, Status> {
+        let place = self.shared.connected.reserve().await;
+        place.map_err(|_closed| Status::unavailable("the node is stopping"))
+    }
+
+    /// Checks a registration, connects to the plugin and adds it to the table.
+    async fn accept(&self, request: &api::RegisterRequest) -> Result<Connected, Status> {
+        if request.version != VERSION {
+            let version = shown(&request.version);
+            let supported = format!("Supported version is [{VERSION:?}]");
+            let message =
+                format!("requested API version {version:?} is not supported by kubelet. {supported}");
+            return Err(Status::new(Code::Unknown, message));
+        }
+        self.check_name(&request.resource_name)?;
+        let link = plugin::connect(&self.shared.config.sockets, Path::new(&request.endpoint)).await;
+        let link = link.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
+        self.open_plugin(&request.resource_name, link).await
+    }
+
+    /// Checks a plugin of the registration directory, and adds it to the table.
+    async fn accept_watched(&self, watched: WatchedPlugin) -> Result<PluginEnd, Status> {
+        let WatchedPlugin { resource, versions, link } = watched;
+        if !versions.iter().any(|version| version == VERSION) {
+            let versions = shown(&versions.join(" "));
+            let message =
+                format!("manager version, {VERSION}, is not among plugin supported versions [{versions}]");
+            return Err(Status::new(Code::Unknown, message));
+        }
+        self.check_name(&resource)?;
+        let place = self.place().await?;
+        let connected = self.open_plugin(&resource, link).await?;
+        let (sender, ended) = oneshot::channel();
+        place.send(Connected { ended: Some(sender), ..connected });
+        Ok(ended.map(drop).boxed())
+    }
+
+    /// Checks the name of a resource, and that there is room for it.
+    fn check_name(&self, name: &str) -> Result<(), Status> {
+        if !is_valid(name) {
+            let message = format!("the ResourceName {:?} is invalid", shown(name));
+            return Err(Status::new(Code::Unknown, message));
+        }
+        let state = self.state();
+        if !state.table.has(name) && state.table.len() >= RESOURCES_MAX {
+            let message = format!("this node supports at most {RESOURCES_MAX} resources of device plugins");
+            return Err(Status::resource_exhausted(message));
+        }
+        Ok(())
+    }
+
+    /// Asks a connected plugin for its options, and adds it to the table.
+    async fn open_plugin(&self, name: &str, link: Link) -> Result<Connected, Status> {
+        let plugin = Plugin::open(&link).await;
+        let plugin = plugin.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
+        tracing::info!(resource = name, "device plugin registered");
+        Ok(self.add(name, plugin, link))
+    }
+}
+
+/// Whether a plugin can have a resource of this name. As upstream, the name must also be valid in a quota.
+fn is_valid(name: &str) -> bool {
+    is_extended(name) && qualified_name(&format!("requests.{name}")).is_empty()
+}
+
+/// A text of a plugin in messages.
+fn shown(text: &str) -> String {
+    printable(text, MESSAGE_MAX / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_extended_resources_that_a_quota_can_name_are_valid() {
+        assert!(is_valid("example.com/resource"));
+        for name in
+            ["resource", "kubernetes.io/x", "x.kubernetes.io/y", "requests.x.io/a", "x.io/", "x.io/a b"]
+        {
+            assert!(!is_valid(name), "{name}");
+        }
+    }
+}

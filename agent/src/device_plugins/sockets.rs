@@ -1,0 +1,107 @@
+//! Sockets of the node for plugins and monitoring agents, below the kubelet's directory.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use tokio::net::UnixListener;
+
+/// Name of the socket in its directory, as the kubelet's.
+const NAME: &str = "kubelet.sock";
+/// Directories below the kubelet's directory: of plugins, and of the pod resources API.
+pub(crate) const DEVICE_PLUGINS: &str = "device-plugins";
+pub(crate) const POD_RESOURCES: &str = "pod-resources";
+/// Maximum files that are examined in the directory.
+const FILES_MAX: usize = 4096;
+
+/// Listens on the socket `kubelet.sock` in a directory, which is created if it is absent. Only the node's user can
+/// connect.
+///
+/// # Errors
+/// Also if other users can write the directory: they could replace the socket.
+pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
+    // The mode of the kubelet's directories.
+    DirBuilder::new().recursive(true).mode(0o750).create(dir)?;
+    check_owner(dir)?;
+    let path = dir.join(NAME);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Removes all sockets in the directory. As with a kubelet, plugins notice that, and register again. An absent
+/// directory has no sockets.
+pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    check_owner(dir)?;
+    for entry in entries.take(FILES_MAX).flatten() {
+        // Of the entry itself: symlinks are not followed.
+        if entry.file_type().is_ok_and(|found| found.is_socket()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the sockets of the node and of device plugins beside the registration directory of drivers, and their
+/// directories if these are empty then.
+///
+/// # Errors
+/// As readdir(3) and unlink(2).
+pub fn remove(registry: &Path) -> io::Result<()> {
+    let Some(root) = registry.parent() else { return Ok(()) };
+    for dir in [DEVICE_PLUGINS, POD_RESOURCES].map(|name| root.join(name)) {
+        remove_all(&dir)?;
+        // A directory with other files stays.
+        let _ = fs::remove_dir(dir);
+    }
+    let _ = fs::remove_dir(root);
+    Ok(())
+}
+
+fn check_owner(dir: &Path) -> io::Result<()> {
+    let found = fs::metadata(dir)?;
+    if found.mode() & 0o022 != 0 || found.uid() != rustix::process::geteuid().as_raw() {
+        let message = "the directory must belong to the node's user and be writable for that user only";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_private_and_replaces_that_of_an_earlier_agent() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a/device-plugins");
+        assert!(remove_all(&dir).is_ok());
+        let first = listen(&dir).unwrap();
+        drop(first);
+        let _second = listen(&dir).unwrap();
+        assert_eq!(fs::metadata(dir.join(NAME)).unwrap().mode() & 0o777, 0o600);
+        fs::write(dir.join("file"), "").unwrap();
+        let _plugin = UnixListener::bind(dir.join("plugin.sock")).unwrap();
+        remove_all(&dir).unwrap();
+        let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["file"]);
+        let registry = root.path().join("a/plugins_registry");
+        remove(&registry).unwrap();
+        assert!(dir.exists(), "it has a file");
+        fs::remove_file(dir.join("file")).unwrap();
+        remove(&registry).unwrap();
+        assert!(!root.path().join("a").exists());
+        let _third = listen(&dir).unwrap();
+        fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(listen(&dir).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+}

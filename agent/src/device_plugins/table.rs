@@ -1,0 +1,567 @@
+//! Resources of device plugins, and the devices that pods have. Pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use k8s_openapi::api::core::v1::{ResourceHealth, ResourceStatus};
+use serde::{Deserialize, Serialize};
+
+use super::choose::{Choice, DeviceHint, Devices, Supply, Want, hints};
+use super::edits::Edits;
+use super::requests::Request;
+use crate::node::{DeviceCount, DeviceCounts};
+
+/// Maximum devices of a container's resource in the status of the pod, whose size the API server limits.
+const HEALTH_MAX: usize = 1000;
+
+/// A device in the list of a plugin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Device {
+    pub(super) is_healthy: bool,
+    /// Its NUMA nodes.
+    pub(super) nodes: Vec<i64>,
+}
+
+/// The devices of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PodDevices {
+    pub(super) uid: String,
+    /// By container and resource.
+    pub(super) containers: BTreeMap<String, BTreeMap<String, Given>>,
+}
+
+/// Devices of one resource that a container has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Given {
+    pub(super) devices: Devices,
+    /// The plugin's answer. None: the plugin has not answered yet.
+    pub(super) edits: Option<Edits>,
+    /// The boot in which the plugin answered.
+    pub(super) boot: String,
+}
+
+/// A container of a pod.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) uid: &'a str,
+    pub(super) container: &'a str,
+}
+
+/// The next step of an allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing: the container has its devices.
+    Done,
+    /// The container has these devices, and the plugin must be called for them.
+    Call(Vec<String>),
+    /// Devices must be chosen.
+    Choose(Choice),
+}
+
+/// Why a container does not get its devices. The messages are upstream's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The pod is rejected.
+    Reject(String),
+    /// The devices that the container had before the reboot are not available yet.
+    Wait(String),
+}
+
+/// All resources and pods.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    resources: BTreeMap<String, Resource>,
+    pods: HashMap<String, PodDevices>,
+    /// The uid of the pod that has a device, by resource and device.
+    used: BTreeMap<String, HashMap<String, String>>,
+    /// Number of the last registration.
+    last: u64,
+}
+
+/// A resource of a plugin.
+#[derive(Debug, Default)]
+struct Resource {
+    devices: BTreeMap<String, Device>,
+    /// Whether the plugin is connected and has listed its devices. Otherwise no device is allocatable.
+    is_listed: bool,
+    /// Whether the plugin did not come back within the grace period. The node reports no device then.
+    is_removed: bool,
+    /// Number of the plugin's registration.
+    number: u64,
+}
+
+// === impl Table ===
+
+impl Table {
+    /// Adds a resource of an earlier agent, whose plugin is not connected yet.
+    pub(super) fn restore_resource(&mut self, name: &str) {
+        self.resources.entry(name.to_owned()).or_default();
+    }
+
+    /// Adds the devices of a pod, of an earlier agent.
+    pub(super) fn restore_pod(&mut self, pod: PodDevices) {
+        for (resource, given) in pod.containers.values().flatten() {
+            let used = self.used.entry(resource.clone()).or_default();
+            used.extend(given.devices.keys().map(|id| (id.clone(), pod.uid.clone())));
+        }
+        self.pods.insert(pod.uid.clone(), pod);
+    }
+
+    /// Registers the plugin of a resource. The number identifies the registration. The devices of its earlier plugin
+    /// stay until the new one lists its own.
+    pub(super) fn connect(&mut self, name: &str) -> u64 {
+        self.last += 1;
+        let resource = self.resources.entry(name.to_owned()).or_default();
+        (resource.number, resource.is_removed) = (self.last, false);
+        self.last
+    }
+
+    /// Replaces the devices of a resource. Returns the uids of pods with a device whose health has changed. None:
+    /// another plugin has registered for the resource.
+    pub(super) fn list(
+        &mut self,
+        name: &str,
+        number: u64,
+        devices: BTreeMap<String, Device>,
+    ) -> Option<BTreeSet<String>> {
+        let resource = self.resources.get_mut(name).filter(|resource| resource.number == number)?;
+        let before = std::mem::replace(&mut resource.devices, devices);
+        resource.is_listed = true;
+        let Some(used) = self.used.get(name) else { return Some(BTreeSet::new()) };
+        // A device that the plugin does not list counts as healthy, as upstream.
+        let health = |list: &BTreeMap<String, Device>, id: &str| list.get(id).is_none_or(|d| d.is_healthy);
+        let is_changed = |id: &str| health(&before, id) != health(&resource.devices, id);
+        Some(used.iter().filter(|(id, _)| is_changed(id)).map(|(_, uid)| uid.clone()).collect())
+    }
+
+    /// The plugin of a resource has ended: its devices are not allocatable. Returns whether it was the current plugin.
+    pub(super) fn disconnect(&mut self, name: &str, number: u64) -> bool {
+        let resource = self.resources.get_mut(name).filter(|resource| resource.number == number);
+        resource.map(|resource| resource.is_listed = false).is_some()
+    }
+
+    /// Ends the grace period of a resource, if no plugin has registered since.
+    pub(super) fn expire(&mut self, name: &str, number: u64) {
+        let resource = self.resources.get_mut(name);
+        if let Some(resource) = resource.filter(|r| r.number == number && !r.is_listed) {
+            resource.is_removed = true;
+            resource.devices.clear();
+        }
+    }
+
+    /// The resources that the node has, without those whose plugin did not come back.
+    pub(super) fn names(&self) -> Vec<String> {
+        let present = self.resources.iter().filter(|(_, resource)| !resource.is_removed);
+        present.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Number of resources, with removed ones.
+    pub(super) fn len(&self) -> usize {
+        self.resources.len()
+    }
+
+    /// Whether there is a resource of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.resources.contains_key(name)
+    }
+
+    /// Numbers of devices. As in the kubelet, a resource whose plugin did not come back has zero devices: this
+    /// distinguishes it from resources of the cluster, which the node does not report.
+    pub(super) fn counts(&self) -> DeviceCounts {
+        let count = |resource: &Resource| {
+            let allocatable = resource.healthy().count();
+            DeviceCount { capacity: resource.devices.len(), allocatable }
+        };
+        self.resources.iter().map(|(name, resource)| (name.clone(), count(resource))).collect()
+    }
+
+    /// Whether devices of the resource are allocated here.
+    pub(super) fn manages(&self, name: &str) -> bool {
+        self.resources.get(name).is_some_and(|resource| !resource.is_removed) || self.used.contains_key(name)
+    }
+
+    /// Whether there is neither a resource nor a pod with devices.
+    pub(super) fn is_empty(&self) -> bool {
+        self.resources.is_empty() && self.pods.is_empty()
+    }
+
+    /// The next step of an allocation.
+    ///
+    /// # Errors
+    /// When the devices are not available.
+    pub(super) fn step(&self, place: Place<'_>, want: &Want, boot: &str) -> Result<Step, Refusal> {
+        let Want { resource: name, count, .. } = want;
+        let present = self.resources.get(name).filter(|resource| !resource.is_removed);
+        let Some(given) = self.given(place, name) else {
+            let Some(resource) = present else {
+                return Err(Refusal::Reject(format!("cannot allocate unregistered device {name}")));
+            };
+            if resource.healthy().next().is_none() {
+                let message = "no healthy devices present; cannot allocate unhealthy devices";
+                return Err(Refusal::Reject(format!("{message} {name}")));
+            }
+            return Choice::begin(want, &self.free(name)).map(Step::Choose).map_err(Refusal::Reject);
+        };
+        if given.devices.len() != *count {
+            let Place { uid, container } = place;
+            let before = given.devices.len();
+            return Err(Refusal::Reject(format!(
+                "pod {uid:?} container {container:?} changed request for resource {name:?} from {before} to {count}"
+            )));
+        }
+        if given.edits.is_some() && given.boot == boot {
+            return Ok(Step::Done);
+        }
+        let is_available = |id: &String| {
+            present.is_some_and(|r| r.is_listed && r.devices.get(id).is_some_and(|device| device.is_healthy))
+        };
+        if given.devices.keys().all(is_available) {
+            return Ok(Step::Call(given.devices.keys().cloned().collect()));
+        }
+        let message = "previously allocated devices are no longer healthy; cannot allocate unhealthy devices";
+        Err(Refusal::Wait(format!("{message} {name}")))
+    }
+
+    /// Devices of a container's predecessors that it can have: the pod's init containers that end before it starts,
+    /// unless a later container has taken them.
+    pub(super) fn reusable(
+        &self,
+        place: Place<'_>,
+        resource: &str,
+        requests: &[Request],
+    ) -> BTreeSet<String> {
+        let before = requests.iter().take_while(|request| request.container != place.container);
+        let mut reusable = BTreeSet::new();
+        for request in before {
+            if reusable.is_empty() && !request.ends_first {
+                continue;
+            }
+            let place = Place { container: &request.container, ..place };
+            let ids = self.given(place, resource).into_iter().flat_map(|given| given.devices.keys());
+            for id in ids {
+                if request.ends_first {
+                    reusable.insert(id.clone());
+                } else {
+                    reusable.remove(id);
+                }
+            }
+        }
+        reusable
+    }
+
+    /// Allocates devices to a container. The plugin must be called for them.
+    ///
+    /// # Errors
+    /// When other pods have taken the devices meanwhile.
+    pub(super) fn reserve(
+        &mut self,
+        place: Place<'_>,
+        want: &Want,
+        preferred: &[String],
+    ) -> Result<Vec<String>, Refusal> {
+        let choice = Choice::begin(want, &self.free(&want.resource)).map_err(Refusal::Reject)?;
+        let ids: Vec<String> = choice.finish(preferred).into_iter().collect();
+        let known = self.resources.get(&want.resource);
+        let nodes = |id: &String| {
+            known.and_then(|resource| resource.devices.get(id)).map(|d| d.nodes.clone()).unwrap_or_default()
+        };
+        let devices: Devices = ids.iter().map(|id| (id.clone(), nodes(id))).collect();
+        let used = self.used.entry(want.resource.clone()).or_default();
+        used.extend(ids.iter().map(|id| (id.clone(), place.uid.to_owned())));
+        let pod = self.pods.entry(place.uid.to_owned()).or_default();
+        pod.uid = place.uid.to_owned();
+        let given = Given { devices, ..Given::default() };
+        let container = pod.containers.entry(place.container.to_owned()).or_default();
+        container.insert(want.resource.clone(), given);
+        Ok(ids)
+    }
+
+    /// Stores the plugin's answer for devices that a container has. Returns false if the pod was released meanwhile.
+    pub(super) fn answer(&mut self, place: Place<'_>, resource: &str, edits: Edits, boot: &str) -> bool {
+        let pod = self.pods.get_mut(place.uid);
+        let container = pod.and_then(|pod| pod.containers.get_mut(place.container));
+        let Some(given) = container.and_then(|container| container.get_mut(resource)) else { return false };
+        (given.edits, given.boot) = (Some(edits), boot.to_owned());
+        true
+    }
+
+    /// Frees devices of a pod for which the plugin has not answered.
+    pub(super) fn cancel(&mut self, uid: &str) {
+        let Some(mut pod) = self.remove(uid) else { return };
+        for container in pod.containers.values_mut() {
+            container.retain(|_, given| given.edits.is_some());
+        }
+        pod.containers.retain(|_, resources| !resources.is_empty());
+        if !pod.containers.is_empty() {
+            self.restore_pod(pod);
+        }
+    }
+
+    /// Frees the devices of a pod. None: the pod has none.
+    pub(super) fn remove(&mut self, uid: &str) -> Option<PodDevices> {
+        let pod = self.pods.remove(uid)?;
+        for (resource, given) in pod.containers.values().flatten() {
+            let Some(used) = self.used.get_mut(resource) else { continue };
+            for id in given.devices.keys() {
+                used.remove(id);
+            }
+            if used.is_empty() {
+                self.used.remove(resource);
+            }
+        }
+        Some(pod)
+    }
+
+    /// The devices of a pod.
+    pub(super) fn pod(&self, uid: &str) -> Option<&PodDevices> {
+        self.pods.get(uid)
+    }
+
+    /// The uids of all pods with devices.
+    pub(super) fn pods(&self) -> Vec<String> {
+        self.pods.keys().cloned().collect()
+    }
+
+    /// The devices of one resource that a container has.
+    pub(super) fn given(&self, place: Place<'_>, resource: &str) -> Option<&Given> {
+        self.pods.get(place.uid)?.containers.get(place.container)?.get(resource)
+    }
+
+    /// The health of a container's devices, for its status. Of many devices, only the unhealthy ones are reported.
+    pub(super) fn health(&self, place: Place<'_>) -> Vec<ResourceStatus> {
+        let container = self.pods.get(place.uid).and_then(|pod| pod.containers.get(place.container));
+        let one = |(name, given): (&String, &Given)| {
+            let known = self.resources.get(name);
+            let device = |id: &String| known.and_then(|resource| resource.devices.get(id));
+            let is_short = given.devices.len() <= HEALTH_MAX;
+            let all = given.devices.keys().map(|id| (id, device(id).is_none_or(|device| device.is_healthy)));
+            let shown = all.filter(|(_, is_healthy)| is_short || !is_healthy).take(HEALTH_MAX);
+            let resources = shown.map(|(id, is_healthy)| {
+                let health = if is_healthy { "Healthy" } else { "Unhealthy" };
+                ResourceHealth {
+                    health: Some(health.to_owned()),
+                    resource_id: id.clone(),
+                    ..ResourceHealth::default()
+                }
+            });
+            ResourceStatus { name: name.clone(), resources: Some(resources.collect()) }
+        };
+        container.into_iter().flatten().map(one).collect()
+    }
+
+    /// All healthy devices, by resource.
+    pub(super) fn allocatable(&self) -> BTreeMap<String, Devices> {
+        let devices = |resource: &Resource| resource.healthy().map(own).collect();
+        self.resources.iter().map(|(name, resource)| (name.clone(), devices(resource))).collect()
+    }
+
+    /// Topology hints for a container's request on a machine with these NUMA nodes. None: no preference.
+    pub(super) fn hints(&self, place: Place<'_>, want: &Want, machine: &[u32]) -> Option<Vec<DeviceHint>> {
+        let all: Devices = self.resources.get(&want.resource)?.devices.iter().map(own).collect();
+        let none = BTreeSet::new();
+        let supply = match self.given(place, &want.resource) {
+            // As upstream: the container keeps its devices.
+            Some(given) => Supply { all: &all, free: &given.devices, reusable: &none },
+            None => {
+                let free = self.free(&want.resource);
+                return hints(
+                    want.count,
+                    machine,
+                    Supply { all: &all, free: &free, reusable: &want.reusable },
+                );
+            }
+        };
+        hints(want.count, machine, supply)
+    }
+
+    /// Topology hints for a number of devices of a pod, which keeps those that it has.
+    pub(super) fn pod_hints(
+        &self,
+        uid: &str,
+        resource: &str,
+        (count, machine): (usize, &[u32]),
+    ) -> Option<Vec<DeviceHint>> {
+        let all: Devices = self.resources.get(resource)?.devices.iter().map(own).collect();
+        let mut free = self.free(resource);
+        let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
+        for given in containers.filter_map(|resources| resources.get(resource)) {
+            free.extend(given.devices.clone());
+        }
+        hints(count, machine, Supply { all: &all, free: &free, reusable: &BTreeSet::new() })
+    }
+
+    /// The healthy devices of a resource that no pod has.
+    fn free(&self, name: &str) -> Devices {
+        let used = self.used.get(name);
+        let is_free = |id: &String| used.is_none_or(|used| !used.contains_key(id));
+        let healthy = self.resources.get(name).into_iter().flat_map(Resource::healthy);
+        healthy.filter(|(id, _)| is_free(id)).map(own).collect()
+    }
+}
+
+// === impl Resource ===
+
+impl Resource {
+    fn healthy(&self) -> impl Iterator<Item = (&String, &Device)> {
+        self.devices.iter().filter(move |(_, device)| self.is_listed && device.is_healthy)
+    }
+}
+
+fn own((id, device): (&String, &Device)) -> (String, Vec<i64>) {
+    (id.clone(), device.nodes.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "x.io/a";
+
+    fn devices(list: &[(&str, bool)]) -> BTreeMap<String, Device> {
+        let device = |is_healthy| Device { is_healthy, nodes: vec![0] };
+        list.iter().map(|(id, is_healthy)| ((*id).to_owned(), device(*is_healthy))).collect()
+    }
+
+    fn want(count: usize) -> Want {
+        Want { resource: NAME.to_owned(), count, ..Want::default() }
+    }
+
+    fn at<'a>(uid: &'a str, container: &'a str) -> Place<'a> {
+        Place { uid, container }
+    }
+
+    /// A table with these devices.
+    fn table(list: &[(&str, bool)]) -> (Table, u64) {
+        let mut table = Table::default();
+        let number = table.connect(NAME);
+        table.list(NAME, number, devices(list)).unwrap();
+        (table, number)
+    }
+
+    fn count(table: &Table) -> (usize, usize) {
+        let count = table.counts()[NAME];
+        (count.capacity, count.allocatable)
+    }
+
+    fn give(table: &mut Table, place: Place<'_>, count: usize) -> Vec<String> {
+        let ids = table.reserve(place, &want(count), &[]).unwrap();
+        assert!(table.answer(place, NAME, Edits::default(), "boot"));
+        ids
+    }
+
+    #[test]
+    fn capacity_counts_all_devices_and_allocatable_the_healthy_ones_of_a_connected_plugin() {
+        let (mut table, number) = table(&[("a", true), ("b", false)]);
+        assert_eq!(count(&table), (2, 1));
+        assert!(table.disconnect(NAME, number));
+        assert_eq!(count(&table), (2, 0));
+        table.expire(NAME, number);
+        assert_eq!(count(&table), (0, 0));
+        assert!(!table.manages(NAME) && table.names().is_empty() && table.has(NAME));
+        let again = table.connect(NAME);
+        assert!(table.manages(NAME) && !table.disconnect(NAME, number));
+        assert_eq!(table.list(NAME, number, devices(&[])), None, "of an earlier plugin");
+        table.list(NAME, again, devices(&[("c", true)])).unwrap();
+        table.expire(NAME, again);
+        assert_eq!(count(&table), (1, 1), "the plugin is connected");
+    }
+
+    #[test]
+    fn a_device_belongs_to_one_pod() {
+        let (mut table, _) = table(&[("a", true), ("b", true), ("c", false)]);
+        let first = give(&mut table, at("p", "c"), 1);
+        assert_eq!(table.step(at("p", "c"), &want(1), "boot"), Ok(Step::Done));
+        let second = give(&mut table, at("q", "c"), 1);
+        assert_ne!(first, second);
+        let text = "requested number of devices unavailable for x.io/a. Requested: 1, Available: 0";
+        let refused = Err(Refusal::Reject(text.to_owned()));
+        assert_eq!(table.step(at("r", "c"), &want(1), "boot"), refused);
+        assert!(table.remove("p").is_some() && table.remove("p").is_none());
+        assert_eq!(table.reserve(at("r", "c"), &want(1), &[]), Ok(first));
+        table.cancel("r");
+        assert_eq!(table.pods(), ["q"], "the plugin has not answered for the devices of r");
+    }
+
+    #[test]
+    fn requests_without_devices_are_rejected_with_the_messages_of_the_kubelet() {
+        let (mut table, number) = table(&[("a", true)]);
+        let step = |table: &Table, name: &str, count| {
+            let want = Want { resource: name.to_owned(), ..want(count) };
+            table.step(at("p", "c"), &want, "boot").unwrap_err()
+        };
+        let rejected = |text: &str| Refusal::Reject(text.to_owned());
+        assert_eq!(step(&table, "x.io/b", 1), rejected("cannot allocate unregistered device x.io/b"));
+        give(&mut table, at("p", "c"), 1);
+        let changed = "pod \"p\" container \"c\" changed request for resource \"x.io/a\" from 1 to 2";
+        assert_eq!(step(&table, NAME, 2), rejected(changed));
+        table.remove("p");
+        table.disconnect(NAME, number);
+        let none = "no healthy devices present; cannot allocate unhealthy devices x.io/a";
+        assert_eq!(step(&table, NAME, 1), rejected(none));
+    }
+
+    #[test]
+    fn after_a_reboot_a_pod_waits_for_its_devices_and_the_plugin_is_called_again() {
+        let (mut before, _) = table(&[("a", true), ("b", true)]);
+        let ids = give(&mut before, at("p", "c"), 1);
+        let mut after = Table::default();
+        after.restore_resource(NAME);
+        after.restore_pod(before.pod("p").unwrap().clone());
+        let step = |table: &Table| table.step(at("p", "c"), &want(1), "next");
+        assert!(matches!(step(&after), Err(Refusal::Wait(_))));
+        assert_eq!(count(&after), (0, 0));
+        let number = after.connect(NAME);
+        after.list(NAME, number, devices(&[("a", true), ("b", true)])).unwrap();
+        assert_eq!(step(&after), Ok(Step::Call(ids)));
+        assert_eq!(after.free(NAME).len(), 1);
+        assert!(after.answer(at("p", "c"), NAME, Edits::default(), "next"));
+        assert_eq!(step(&after), Ok(Step::Done));
+    }
+
+    #[test]
+    fn of_many_devices_only_the_unhealthy_ones_are_in_the_status() {
+        let ids: Vec<String> = (0..=HEALTH_MAX).map(|number| format!("{number:04}")).collect();
+        let listed = |is_healthy| ids.iter().map(|id| (id.as_str(), is_healthy)).collect::<Vec<_>>();
+        let (mut table, number) = table(&listed(true));
+        let count = |table: &Table| table.health(at("p", "c"))[0].resources.as_ref().unwrap().len();
+        give(&mut table, at("p", "c"), HEALTH_MAX);
+        assert_eq!(count(&table), HEALTH_MAX);
+        table.remove("p");
+        give(&mut table, at("p", "c"), HEALTH_MAX + 1);
+        assert_eq!(count(&table), 0);
+        table.list(NAME, number, devices(&listed(false))).unwrap();
+        assert_eq!(count(&table), HEALTH_MAX);
+    }
+
+    #[test]
+    fn a_pod_keeps_its_devices_in_its_topology_hints() {
+        let (mut table, _) = table(&[("a", true), ("b", true)]);
+        let hint = Some(vec![DeviceHint { nodes: 0b1, preferred: true }]);
+        assert_eq!(table.pod_hints("p", NAME, (2, &[0])), hint);
+        give(&mut table, at("p", "c"), 2);
+        assert_eq!(table.pod_hints("p", NAME, (2, &[0])), hint);
+        assert_eq!(table.hints(at("p", "c"), &want(2), &[0]), hint);
+        assert_eq!(table.pod_hints("q", NAME, (1, &[0])), Some(Vec::new()));
+        assert_eq!(table.pod_hints("q", "x.io/other", (1, &[0])), None);
+    }
+
+    #[test]
+    fn changes_of_health_are_reported_to_the_pods_that_have_the_device() {
+        let (mut table, number) = table(&[("a", true), ("b", true)]);
+        let id = give(&mut table, at("p", "c"), 1).remove(0);
+        let health = |table: &Table| {
+            let status = table.health(at("p", "c")).remove(0);
+            let resource = status.resources.unwrap().remove(0);
+            assert_eq!((status.name.as_str(), &resource.resource_id), (NAME, &id));
+            resource.health.unwrap()
+        };
+        assert_eq!(health(&table), "Healthy");
+        let list = |ok| devices(&[(id.as_str(), ok), ("z", false)]);
+        let changed = table.list(NAME, number, list(false)).unwrap();
+        assert_eq!(changed, BTreeSet::from(["p".to_owned()]));
+        assert_eq!(health(&table), "Unhealthy");
+        assert!(table.list(NAME, number, list(false)).unwrap().is_empty());
+        assert_eq!(table.list(NAME, number, devices(&[])).unwrap().len(), 1);
+        assert_eq!(health(&table), "Healthy");
+        assert!(table.health(at("p", "other")).is_empty());
+    }
+}

@@ -1,0 +1,127 @@
+//! Devices near to NUMA nodes, for the topology manager: hints, and reservations at the admission of a pod.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::DevicePlugins;
+use super::choose::{DeviceHint, Want};
+use super::requests;
+use super::table::{Place, Refusal, Step};
+use crate::topology::numa_mask::NumaMask;
+use crate::topology::{AllocationError, Hint, HintProvider, Hints};
+
+/// Device plugins as a provider of topology hints.
+pub(crate) struct AlignedDevices {
+    plugins: DevicePlugins,
+    /// NUMA nodes of the machine.
+    machine: Vec<u32>,
+}
+
+// === impl AlignedDevices ===
+
+impl AlignedDevices {
+    /// Devices on a machine with these NUMA nodes.
+    pub(crate) fn new(plugins: DevicePlugins, machine: Vec<u32>) -> Self {
+        Self { plugins, machine }
+    }
+}
+
+impl HintProvider for AlignedDevices {
+    fn container_hints(&self, pod: &Pod, container: &Container) -> Hints {
+        converted(self.plugins.hints(pod, container, &self.machine))
+    }
+
+    fn pod_hints(&self, pod: &Pod) -> Hints {
+        converted(self.plugins.pod_hints(pod, &self.machine))
+    }
+
+    fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError> {
+        // Without an affinity the plugin may choose the devices, before the pod's sandbox is made.
+        let Some(nodes) = affinity.nodes else { return Ok(()) };
+        let mask = nodes.nodes().fold(0, |mask, node| mask | (1_u64 << node));
+        self.plugins.reserve(pod, container, Some(mask)).map_err(AllocationError::Unexpected)
+    }
+
+    fn release(&self, uid: &str) {
+        self.plugins.cancel(uid);
+    }
+
+    fn retain(&self, keep: &dyn Fn(&str) -> bool) {
+        let pods = self.plugins.pods();
+        pods.iter().filter(|uid| !keep(uid)).for_each(|uid| self.plugins.cancel(uid));
+    }
+}
+
+fn converted(hints: BTreeMap<String, Vec<DeviceHint>>) -> Hints {
+    let nodes = |mask: u64| NumaMask::of((0..64).filter(move |node| mask & (1_u64 << node) != 0));
+    let one = |hint: DeviceHint| Hint { nodes: Some(nodes(hint.nodes)), preferred: hint.preferred };
+    hints.into_iter().map(|(name, hints)| (name, hints.into_iter().map(one).collect())).collect()
+}
+
+// === impl DevicePlugins ===
+
+impl DevicePlugins {
+    /// Reserves the devices of one container near to NUMA nodes (bit n of the affinity is node n), if it has none. The
+    /// pod gets them by [`Self::allocate`], without asking the plugin for its preference.
+    ///
+    /// # Errors
+    /// When there are too few devices. The message is upstream's.
+    fn reserve(&self, pod: &Pod, container: &Container, affinity: Option<u64>) -> Result<(), String> {
+        let (uid, requests) = (pod.metadata.uid.as_deref().unwrap_or_default(), requests::of_pod(pod));
+        let place = Place { uid, container: &container.name };
+        let mut state = self.state();
+        for (resource, count) in requests::of_container(pod, container) {
+            if !state.table.manages(&resource) {
+                continue;
+            }
+            let reusable = state.table.reusable(place, &resource, &requests);
+            let want = Want { resource, count, reusable, affinity };
+            let step = state.table.step(place, &want, &self.shared.boot);
+            let reserved = match step {
+                Ok(Step::Choose(_)) => state.table.reserve(place, &want, &[]).map(drop),
+                Ok(Step::Done | Step::Call(_)) => Ok(()),
+                Err(refusal) => Err(refusal),
+            };
+            match reserved {
+                // The allocation waits for the devices of the earlier boot.
+                Ok(()) | Err(Refusal::Wait(_)) => {}
+                Err(Refusal::Reject(message)) => return Err(message),
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the devices of a pod that [`Self::reserve`] has reserved.
+    fn cancel(&self, uid: &str) {
+        self.state().table.cancel(uid);
+    }
+
+    /// Topology hints for the devices of a container, by resource, on a machine with these NUMA nodes. Resources whose
+    /// devices have no topology are left out: every node is as good. An empty list: the devices do not suffice.
+    fn hints(&self, pod: &Pod, container: &Container, machine: &[u32]) -> BTreeMap<String, Vec<DeviceHint>> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let place = Place { uid, container: &container.name };
+        let state = self.state();
+        let requests = requests::of_pod(pod);
+        let numbers = requests::of_container(pod, container).into_iter();
+        let hints = numbers.filter_map(|(resource, count)| {
+            let reusable = state.table.reusable(place, &resource, &requests);
+            let want = Want { resource: resource.clone(), count, reusable, affinity: None };
+            Some((resource, state.table.hints(place, &want, machine)?))
+        });
+        hints.collect()
+    }
+
+    /// Topology hints for the devices of all containers of a pod, as of [`Self::hints`].
+    fn pod_hints(&self, pod: &Pod, machine: &[u32]) -> BTreeMap<String, Vec<DeviceHint>> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let state = self.state();
+        let numbers = requests::at_once(&requests::of_pod(pod)).into_iter();
+        let hints = numbers.filter_map(|(resource, count)| {
+            let found = state.table.pod_hints(uid, &resource, (count, machine))?;
+            Some((resource, found))
+        });
+        hints.collect()
+    }
+}
