@@ -49,6 +49,8 @@ pub(crate) struct CpuManager {
 #[derive(Default)]
 struct Current {
     state: CpuState,
+    /// Whether the state differs from the state file.
+    is_changed: bool,
     /// Uid of the pod that is being allocated, and the CPUs of its init containers, which later containers may use.
     reusable: (String, CpuSet),
     /// The CPUs that running containers have, by pod uid and container name. A container without an entry is updated.
@@ -250,7 +252,7 @@ impl CpuManager {
         self.lock().applied.entry(uid.to_owned()).or_default().insert(name.to_owned(), applied);
     }
 
-    /// Assigns CPUs to a container and records them. Nothing changes after an error.
+    /// Assigns CPUs to a container. Nothing changes after an error.
     fn assign(
         &self,
         current: &mut Current,
@@ -258,11 +260,10 @@ impl CpuManager {
         count: usize,
         affinity: Hint,
     ) -> Result<CpuSet, AllocationError> {
-        let mut state = current.state.clone();
-        let cpus = self.policy.assign(&mut state, count, affinity.nodes, &current.reusable.1)?;
+        let state = &mut current.state;
+        let cpus = self.policy.assign(state, count, affinity.nodes, &current.reusable.1)?;
         state.exclusive.entry(uid.to_owned()).or_default().insert(container.to_owned(), cpus.clone());
-        self.write(&state).map_err(|error| AllocationError::Unexpected(error.to_string()))?;
-        current.state = state;
+        current.is_changed = true;
         self.report(&current.state);
         self.changed.notify_one();
         if self.policy.is_in_one_cache(&cpus) {
@@ -271,8 +272,9 @@ impl CpuManager {
         Ok(cpus)
     }
 
-    fn write(&self, state: &CpuState) -> Result<(), StateFileError> {
-        let written = state_file::write(&self.file, &StateFile::of(state));
+    fn write(&self, current: &mut Current) -> Result<(), StateFileError> {
+        let written = state_file::write(&self.file, &StateFile::of(&current.state));
+        current.is_changed = written.is_err();
         written.inspect_err(|error| {
             let error = error as &dyn std::error::Error;
             tracing::warn!(error, "cannot record exclusive CPUs");
@@ -361,6 +363,14 @@ impl HintProvider for CpuManager {
         Ok(())
     }
 
+    fn record(&self, uid: &str) -> Result<(), AllocationError> {
+        let mut current = self.lock();
+        if !current.is_changed || !current.state.exclusive.contains_key(uid) {
+            return Ok(());
+        }
+        self.write(&mut current).map_err(|error| AllocationError::Unexpected(error.to_string()))
+    }
+
     fn release(&self, uid: &str) {
         let mut current = self.lock();
         current.applied.remove(uid);
@@ -371,7 +381,7 @@ impl HintProvider for CpuManager {
             current.reusable = Default::default();
         }
         // Without a record the next start finds CPUs of a pod that is gone, and releases them.
-        let _logged = self.write(&current.state);
+        let _logged = self.write(&mut current);
         self.report(&current.state);
         self.changed.notify_one();
     }

@@ -52,8 +52,13 @@ pub(crate) trait HintProvider: Send + Sync {
     fn pod_hints(&self, pod: &Pod) -> Hints;
 
     /// Allocates the resources of a container, on the nodes of the affinity if possible. Succeeds at once if they are
-    /// allocated already.
+    /// allocated already. The allocation may be lost by a crash until [`Self::record`] returns.
     fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError>;
+
+    /// Writes the allocations of a pod to the disk, once for all its containers. Succeeds at once if it has none.
+    fn record(&self, _uid: &str) -> Result<(), AllocationError> {
+        Ok(())
+    }
 
     /// Releases all resources of a pod. Succeeds if it has none.
     fn release(&self, uid: &str);
@@ -169,9 +174,10 @@ impl TopologyManager {
     /// When the policy does not admit the pod, or a provider cannot allocate. Nothing stays allocated then.
     pub(crate) fn admit(&self, pod: &Pod) -> Result<(), AllocationError> {
         let begun = Instant::now();
-        let admitted = self.allocate(pod);
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let admitted = self.allocate(pod).and_then(|()| self.record(uid));
         if admitted.is_err() {
-            self.release(pod.metadata.uid.as_deref().unwrap_or_default());
+            self.release(uid);
         }
         self.metrics.topology_admission(begun.elapsed(), admitted.is_ok());
         admitted
@@ -182,7 +188,8 @@ impl TopologyManager {
     /// # Errors
     /// As [`Self::admit`], but what was allocated stays allocated.
     pub(crate) fn adopt(&self, pod: &Pod) -> Result<(), AllocationError> {
-        self.allocate(pod)
+        let allocated = self.allocate(pod);
+        self.record(pod.metadata.uid.as_deref().unwrap_or_default()).and(allocated)
     }
 
     /// Releases all resources of a pod.
@@ -193,6 +200,10 @@ impl TopologyManager {
     /// Releases the resources of pods that are not on this node any more.
     pub(crate) fn retain(&self, keep: &dyn Fn(&str) -> bool) {
         self.providers.iter().for_each(|provider| provider.retain(keep));
+    }
+
+    fn record(&self, uid: &str) -> Result<(), AllocationError> {
+        self.providers.iter().try_for_each(|provider| provider.record(uid))
     }
 
     fn allocate(&self, pod: &Pod) -> Result<(), AllocationError> {
@@ -304,6 +315,11 @@ mod tests {
             }
         }
 
+        fn record(&self, uid: &str) -> Result<(), AllocationError> {
+            self.calls.lock().unwrap().push(format!("record {uid}"));
+            if self.refuses == Some("record") { Err(AllocationError::Affinity) } else { Ok(()) }
+        }
+
         fn release(&self, uid: &str) {
             self.calls.lock().unwrap().push(format!("release {uid}"));
         }
@@ -340,10 +356,10 @@ mod tests {
     fn containers_are_allocated_with_the_merged_affinity() {
         for aligns_pods in [true, false] {
             let found = admitted(TopologyPolicy::Restricted, aligns_pods, (&[(1, true)], None));
-            assert_eq!(found, (Ok(()), vec!["i Some([1])".to_owned(), "a Some([1])".to_owned()]));
+            assert_eq!((found.0, found.1.join(",")), (Ok(()), "i Some([1]),a Some([1]),record u".to_owned()));
         }
         let found = admitted(TopologyPolicy::None, true, (&[(1, true)], None));
-        assert_eq!(found, (Ok(()), vec!["i None".to_owned(), "a None".to_owned()]));
+        assert_eq!((found.0, found.1.join(",")), (Ok(()), "i None,a None,record u".to_owned()));
     }
 
     #[test]
@@ -353,6 +369,8 @@ mod tests {
         let (rejected, calls) = admitted(TopologyPolicy::BestEffort, false, (&[(1, false)], Some("a")));
         assert_eq!(rejected.unwrap_err().reason(), "UnexpectedAdmissionError");
         assert_eq!(calls.join(","), "i Some([1]),a Some([1]),release u");
+        let (rejected, calls) = admitted(TopologyPolicy::None, false, (&[], Some("record")));
+        assert!(rejected.is_err() && calls.join(",") == "i None,a None,record u,release u", "{calls:?}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ fn allocate(manager: &CpuManager, pod: &Pod) {
     for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
         manager.allocate(pod, container, Hint::default()).unwrap();
     }
+    manager.record(pod.metadata.uid.as_deref().unwrap()).unwrap();
 }
 
 fn cpus(manager: &CpuManager, uid: &str, container: &str) -> String {

@@ -27,6 +27,7 @@ fn allocate(manager: &MemoryManager, pod: &Pod) {
         let hints = manager.container_hints(pod, container);
         manager.allocate(pod, container, hints["memory"][0]).unwrap();
     }
+    manager.record("u").unwrap();
 }
 
 #[test]
@@ -50,6 +51,25 @@ fn memory_survives_a_restart_and_is_released() {
     assert_eq!((second.nodes_of("u", "i"), second.nodes_of("u", "a")), (String::new(), "0".to_owned()));
     second.retain(&|_| false);
     assert!(!second.has("u") && !manager(&file).has("u"));
+}
+
+#[test]
+fn a_pod_is_recorded_once_for_all_its_containers() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = state_path(dir.path());
+    let (first, pod) = (manager(&file), pod("1Gi"));
+    let spec = pod.spec.as_ref().unwrap();
+    first.allocate(&pod, &spec.containers[0], Hint::default()).unwrap();
+    assert!(!manager(&file).has("u"));
+    first.record("v").unwrap();
+    assert!(!manager(&file).has("u"), "another pod has no memory of nodes");
+    // A directory in place of the file: it cannot be written.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    assert!(first.record("u").is_err() && first.record("v").is_ok());
+    std::fs::remove_dir(&file).unwrap();
+    first.record("u").unwrap();
+    assert!(manager(&file).has("u"));
 }
 
 #[test]
