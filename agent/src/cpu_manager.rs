@@ -114,6 +114,8 @@ impl CpuManager {
                 state
             }
         };
+        metrics.create_alignments(Scope::Container, Boundary::PhysicalCpu, [true, false]);
+        metrics.create_alignments(Scope::Container, Boundary::UncoreCache, [true]);
         let current = Mutex::new(Current { state, ..Current::default() });
         let manager = Self { policy, file, current, changed: Notify::new(), metrics };
         manager.report(&manager.lock().state);

@@ -160,6 +160,11 @@ impl TopologyManager {
         if settings.prefers_near_nodes && nodes.values().any(|node| node.distances.is_empty()) {
             return Err("the kernel does not report the distances of NUMA nodes".to_owned());
         }
+        if settings.policy != TopologyPolicy::None {
+            for scope in [Scope::Container, Scope::Pod] {
+                metrics.create_alignments(scope, Boundary::NumaNode, [true, false]);
+            }
+        }
         let distances = nodes.iter().map(|(number, node)| (*number, node.distances.clone())).collect();
         let nodes = NumaNodes {
             all: NumaMask::of(nodes.keys().copied()),
