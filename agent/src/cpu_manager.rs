@@ -373,6 +373,10 @@ impl HintProvider for CpuManager {
         self.write(&mut current).map_err(|error| AllocationError::Unexpected(error.to_string()))
     }
 
+    fn holds(&self, uid: &str) -> bool {
+        self.has_exclusive(uid)
+    }
+
     fn release(&self, uid: &str) {
         let mut current = self.lock();
         current.applied.remove(uid);

@@ -94,11 +94,6 @@ impl MemoryManager {
         self.lock().state.allocatable()
     }
 
-    /// Whether a container of the pod has memory of NUMA nodes.
-    pub(crate) fn has(&self, uid: &str) -> bool {
-        self.lock().state.blocks.contains_key(uid)
-    }
-
     /// Releases the memory of the init containers before a container that has started: they have ended. Ephemeral
     /// containers start at any time.
     pub(crate) fn started(&self, uid: &str, spec: &PodSpec, container: &str) {
@@ -179,6 +174,10 @@ impl HintProvider for MemoryManager {
             return Ok(());
         }
         self.write(&mut current).map_err(|error| AllocationError::Unexpected(error.to_string()))
+    }
+
+    fn holds(&self, uid: &str) -> bool {
+        self.lock().state.blocks.contains_key(uid)
     }
 
     fn release(&self, uid: &str) {

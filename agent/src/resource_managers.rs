@@ -152,9 +152,6 @@ impl ResourceManagers {
     /// run in the shared pools.
     pub(crate) fn adopt(&self, pod: &Pod) {
         let (Some(shared), Some(uid)) = (&self.shared, &pod.metadata.uid) else { return };
-        if self.holds(uid) {
-            return;
-        }
         if let Err(error) = shared.topology.adopt(pod) {
             tracing::warn!(uid, %error, "a pod of an earlier agent has no CPUs or memory of its own");
         }
@@ -163,8 +160,8 @@ impl ResourceManagers {
     /// Whether a pod has exclusive CPUs, or memory of NUMA nodes.
     pub(crate) fn holds(&self, uid: &str) -> bool {
         self.shared.as_ref().is_some_and(|shared| {
-            shared.cpu.as_ref().is_some_and(|cpu| cpu.has_exclusive(uid))
-                || shared.memory.as_ref().is_some_and(|memory| memory.has(uid))
+            shared.cpu.as_ref().is_some_and(|cpu| cpu.holds(uid))
+                || shared.memory.as_ref().is_some_and(|memory| memory.holds(uid))
         })
     }
 

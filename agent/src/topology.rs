@@ -60,6 +60,11 @@ pub(crate) trait HintProvider: Send + Sync {
         Ok(())
     }
 
+    /// Whether resources of a pod are on record. They are not allocated again for a pod that an earlier agent admitted.
+    fn holds(&self, _uid: &str) -> bool {
+        false
+    }
+
     /// Releases all resources of a pod. Succeeds if it has none.
     fn release(&self, uid: &str);
 
@@ -180,7 +185,8 @@ impl TopologyManager {
     pub(crate) fn admit(&self, pod: &Pod) -> Result<(), AllocationError> {
         let begun = Instant::now();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let admitted = self.allocate(pod).and_then(|()| self.record(uid));
+        let all: Vec<_> = self.providers.iter().collect();
+        let admitted = self.allocate(pod, &all).and_then(|()| self.record(uid));
         if admitted.is_err() {
             self.release(uid);
         }
@@ -188,13 +194,16 @@ impl TopologyManager {
         admitted
     }
 
-    /// Allocates the resources of a pod that an earlier agent admitted and that may be running.
+    /// Allocates the resources of a pod that an earlier agent admitted and that may be running, by the providers which have
+    /// no record of it: they were enabled later.
     ///
     /// # Errors
     /// As [`Self::admit`], but what was allocated stays allocated.
     pub(crate) fn adopt(&self, pod: &Pod) -> Result<(), AllocationError> {
-        let allocated = self.allocate(pod);
-        self.record(pod.metadata.uid.as_deref().unwrap_or_default()).and(allocated)
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let others: Vec<_> = self.providers.iter().filter(|provider| !provider.holds(uid)).collect();
+        let allocated = self.allocate(pod, &others);
+        self.record(uid).and(allocated)
     }
 
     /// Releases all resources of a pod.
@@ -211,7 +220,7 @@ impl TopologyManager {
         self.providers.iter().try_for_each(|provider| provider.record(uid))
     }
 
-    fn allocate(&self, pod: &Pod) -> Result<(), AllocationError> {
+    fn allocate(&self, pod: &Pod, providers: &[&Arc<dyn HintProvider>]) -> Result<(), AllocationError> {
         let Some(spec) = &pod.spec else { return Ok(()) };
         let whole_pod = if self.aligns_pods() { Some(self.pod_affinity(pod)?) } else { None };
         for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
@@ -219,7 +228,7 @@ impl TopologyManager {
                 Some(affinity) => affinity,
                 None => self.container_affinity(pod, container)?,
             };
-            for provider in &self.providers {
+            for provider in providers {
                 provider.allocate(pod, container, affinity)?;
             }
             if !self.aligns_pods() {
@@ -299,6 +308,7 @@ mod tests {
     struct Provider {
         hints: Hints,
         refuses: Option<&'static str>,
+        holds: bool,
         calls: Mutex<Vec<String>>,
     }
 
@@ -325,6 +335,10 @@ mod tests {
             if self.refuses == Some("record") { Err(AllocationError::Affinity) } else { Ok(()) }
         }
 
+        fn holds(&self, _uid: &str) -> bool {
+            self.holds
+        }
+
         fn release(&self, uid: &str) {
             self.calls.lock().unwrap().push(format!("release {uid}"));
         }
@@ -347,7 +361,7 @@ mod tests {
             preferred: *preferred,
         };
         let hints = BTreeMap::from([("cpu".to_owned(), hints.iter().map(hint).collect())]);
-        let provider = Arc::new(Provider { hints, refuses, calls: Mutex::default() });
+        let provider = Arc::new(Provider { hints, refuses, holds: false, calls: Mutex::default() });
         let settings = TopologySettings { policy, aligns_pods, ..TopologySettings::default() };
         let nodes = BTreeMap::from([(0, NumaNode::default()), (1, NumaNode::default())]);
         let manager =
@@ -376,6 +390,20 @@ mod tests {
         assert_eq!(calls.join(","), "i Some([1]),a Some([1]),release u");
         let (rejected, calls) = admitted(TopologyPolicy::None, false, (&[], Some("record")));
         assert!(rejected.is_err() && calls.join(",") == "i None,a None,record u,release u", "{calls:?}");
+    }
+
+    #[test]
+    fn a_provider_that_was_enabled_later_adopts_the_pod() {
+        let provider =
+            |holds| Arc::new(Provider { hints: Hints::new(), refuses: None, holds, calls: Mutex::default() });
+        let (old, new) = (provider(true), provider(false));
+        let providers: Vec<Arc<dyn HintProvider>> =
+            vec![Arc::<Provider>::clone(&old), Arc::<Provider>::clone(&new)];
+        let nodes = BTreeMap::from([(0, NumaNode::default())]);
+        let manager = TopologyManager::new(TopologySettings::default(), &nodes, providers, Arc::default());
+        manager.unwrap().adopt(&pod()).unwrap();
+        assert_eq!(old.calls.lock().unwrap().join(","), "record u");
+        assert_eq!(new.calls.lock().unwrap().join(","), "i None,a None,record u");
     }
 
     #[test]
