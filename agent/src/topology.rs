@@ -201,7 +201,14 @@ impl TopologyManager {
     /// As [`Self::admit`], but what was allocated stays allocated.
     pub(crate) fn adopt(&self, pod: &Pod) -> Result<(), AllocationError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let others: Vec<_> = self.providers.iter().filter(|provider| !provider.holds(uid)).collect();
+        let ignores_hints = self.settings.policy == TopologyPolicy::None;
+        let is_missing = |provider: &&Arc<dyn HintProvider>| {
+            !provider.holds(uid) && (ignores_hints || requests(pod, &***provider))
+        };
+        let others: Vec<_> = self.providers.iter().filter(is_missing).collect();
+        if others.is_empty() {
+            return Ok(());
+        }
         let allocated = self.allocate(pod, &others);
         self.record(uid).and(allocated)
     }
@@ -272,6 +279,13 @@ impl TopologyManager {
             self.metrics.aligned(scope, Boundary::NumaNode, succeeded);
         }
     }
+}
+
+/// Whether a container of the pod requests resources of a provider that are near to NUMA nodes.
+fn requests(pod: &Pod, provider: &dyn HintProvider) -> bool {
+    let spec = pod.spec.iter();
+    let mut all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    all.any(|container| !provider.container_hints(pod, container).is_empty())
 }
 
 /// Whether an init container ends before the main containers start.
@@ -394,16 +408,21 @@ mod tests {
 
     #[test]
     fn a_provider_that_was_enabled_later_adopts_the_pod() {
-        let provider =
-            |holds| Arc::new(Provider { hints: Hints::new(), refuses: None, holds, calls: Mutex::default() });
-        let (old, new) = (provider(true), provider(false));
-        let providers: Vec<Arc<dyn HintProvider>> =
-            vec![Arc::<Provider>::clone(&old), Arc::<Provider>::clone(&new)];
+        let provider = |holds, names: &[&str]| {
+            let hints = names.iter().map(|name| ((*name).to_owned(), vec![Hint::default()])).collect();
+            Arc::new(Provider { hints, refuses: None, holds, calls: Mutex::default() })
+        };
+        let (old, new, unused) =
+            (provider(true, &["cpu"]), provider(false, &["memory"]), provider(false, &[]));
+        let clone = |provider: &Arc<Provider>| -> Arc<dyn HintProvider> { Arc::<Provider>::clone(provider) };
+        let providers = vec![clone(&old), clone(&new), clone(&unused)];
         let nodes = BTreeMap::from([(0, NumaNode::default())]);
-        let manager = TopologyManager::new(TopologySettings::default(), &nodes, providers, Arc::default());
+        let settings = TopologySettings { policy: TopologyPolicy::BestEffort, ..TopologySettings::default() };
+        let manager = TopologyManager::new(settings, &nodes, providers, Arc::default());
         manager.unwrap().adopt(&pod()).unwrap();
         assert_eq!(old.calls.lock().unwrap().join(","), "record u");
-        assert_eq!(new.calls.lock().unwrap().join(","), "i None,a None,record u");
+        assert_eq!(new.calls.lock().unwrap().join(","), "i Some([0]),a Some([0]),record u");
+        assert_eq!(unused.calls.lock().unwrap().join(","), "record u");
     }
 
     #[test]
