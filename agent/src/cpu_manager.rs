@@ -49,10 +49,18 @@ pub(crate) struct CpuManager {
 #[derive(Default)]
 struct Current {
     state: CpuState,
+    /// Whether the state differs from the state file.
+    is_changed: bool,
     /// Uid of the pod that is being allocated, and the CPUs of its init containers, which later containers may use.
     reusable: (String, CpuSet),
-    /// The CPUs that running containers have, by container id. None before the first update after a start.
-    applied: HashMap<String, CpuSet>,
+    /// The CPUs that running containers have, by pod uid and container name. A container without an entry is updated.
+    applied: HashMap<String, HashMap<String, Applied>>,
+}
+
+/// The CPUs of the last container with a name.
+struct Applied {
+    id: String,
+    cpus: CpuSet,
 }
 
 /// The state file: format 2 of the kubelet.
@@ -106,6 +114,8 @@ impl CpuManager {
                 state
             }
         };
+        metrics.create_alignments(Scope::Container, Boundary::PhysicalCpu, [true, false]);
+        metrics.create_alignments(Scope::Container, Boundary::UncoreCache, [true]);
         let current = Mutex::new(Current { state, ..Current::default() });
         let manager = Self { policy, file, current, changed: Notify::new(), metrics };
         manager.report(&manager.lock().state);
@@ -152,7 +162,11 @@ impl CpuManager {
         let Ok(cpus) = cpus.parse::<CpuSet>() else { return };
         let mut current = self.lock();
         let is_outdated = *current.state.cpus_of(uid, container) != cpus;
-        current.applied.insert(id.to_owned(), cpus);
+        let of_pod = current.applied.entry(uid.to_owned()).or_default();
+        // An update of the running container is newer.
+        if of_pod.get(container).is_none_or(|applied| applied.id != id) {
+            of_pod.insert(container.to_owned(), Applied { id: id.to_owned(), cpus });
+        }
         if is_outdated {
             self.changed.notify_one();
         }
@@ -163,9 +177,16 @@ impl CpuManager {
         loop {
             self.changed.notified().await;
             while !self.update_containers(runtime).await {
-                tokio::time::sleep(RETRY).await;
+                self.wait_to_retry().await;
             }
         }
+    }
+
+    /// Waits for the next change, at most for the time after which failed updates are tried again: a container that cannot
+    /// be updated does not delay the updates of others.
+    async fn wait_to_retry(&self) {
+        // Cancel-safe: a notification that the dropped future has not taken is kept.
+        let _changed_or_elapsed = tokio::time::timeout(RETRY, self.changed.notified()).await;
     }
 
     /// Gives running containers the CPUs that they should have. Returns whether all updates succeeded.
@@ -181,41 +202,43 @@ impl CpuManager {
         let is_running =
             |container: &cri::Container| container.state() == cri::ContainerState::ContainerRunning;
         let running: Vec<cri::Container> = listed.into_iter().filter(is_running).collect();
-        let ids: HashSet<&str> = running.iter().map(|container| container.id.as_str()).collect();
+        let uids: HashSet<&str> = running.iter().filter_map(|container| Some(owner(container)?.0)).collect();
         // A container that has started meanwhile may not be in the list.
-        self.lock().applied.retain(|id, _| ids.contains(id.as_str()) || !known.contains(id));
+        self.lock().applied.retain(|uid, _| uids.contains(uid.as_str()) || !known.contains(uid));
         let mut succeeded = true;
         for container in &running {
             let Some(cpus) = self.due(container) else { continue };
-            succeeded &= self.update(runtime, &container.id, cpus).await;
+            succeeded &= self.update(runtime, container, cpus).await;
         }
         succeeded
     }
 
     /// The CPUs that a running container should have, if it has others. None for containers that are not of pods.
     fn due(&self, container: &cri::Container) -> Option<CpuSet> {
-        let (uid, name) = (container.labels.get(POD_UID)?, container.labels.get(CONTAINER_NAME)?);
+        let (uid, name) = owner(container)?;
         let current = self.lock();
         let cpus = current.state.cpus_of(uid, name);
-        (!cpus.is_empty() && current.applied.get(&container.id) != Some(cpus)).then(|| cpus.clone())
+        let applied = current.applied.get(uid).and_then(|of_pod| of_pod.get(name));
+        let is_applied = applied.is_some_and(|applied| applied.id == container.id && applied.cpus == *cpus);
+        (!cpus.is_empty() && !is_applied).then(|| cpus.clone())
     }
 
-    async fn update(&self, runtime: &dyn Runtime, id: &str, cpus: CpuSet) -> bool {
+    async fn update(&self, runtime: &dyn Runtime, container: &cri::Container, cpus: CpuSet) -> bool {
         let resources = cri::LinuxContainerResources { cpuset_cpus: cpus.to_string(), ..Default::default() };
         let request = cri::UpdateContainerResourcesRequest {
-            container_id: id.to_owned(),
+            container_id: container.id.clone(),
             linux: Some(resources),
             ..Default::default()
         };
         match runtime.update_container_resources(request).await {
             Ok(_updated) => {
-                self.lock().applied.insert(id.to_owned(), cpus);
+                self.updated(container, cpus);
                 true
             }
             Err(RuntimeError::NotFound(_)) => true,
             Err(error) => {
                 tracing::warn!(
-                    container = id,
+                    container = container.id,
                     error = error.message(),
                     "cannot update the CPUs of a container"
                 );
@@ -224,7 +247,14 @@ impl CpuManager {
         }
     }
 
-    /// Assigns CPUs to a container and records them. Nothing changes after an error.
+    /// Notes the CPUs of a running container.
+    fn updated(&self, container: &cri::Container, cpus: CpuSet) {
+        let Some((uid, name)) = owner(container) else { return };
+        let applied = Applied { id: container.id.clone(), cpus };
+        self.lock().applied.entry(uid.to_owned()).or_default().insert(name.to_owned(), applied);
+    }
+
+    /// Assigns CPUs to a container. Nothing changes after an error.
     fn assign(
         &self,
         current: &mut Current,
@@ -232,11 +262,10 @@ impl CpuManager {
         count: usize,
         affinity: Hint,
     ) -> Result<CpuSet, AllocationError> {
-        let mut state = current.state.clone();
-        let cpus = self.policy.assign(&mut state, count, affinity.nodes, &current.reusable.1)?;
+        let state = &mut current.state;
+        let cpus = self.policy.assign(state, count, affinity.nodes, &current.reusable.1)?;
         state.exclusive.entry(uid.to_owned()).or_default().insert(container.to_owned(), cpus.clone());
-        self.write(&state).map_err(|error| AllocationError::Unexpected(error.to_string()))?;
-        current.state = state;
+        current.is_changed = true;
         self.report(&current.state);
         self.changed.notify_one();
         if self.policy.is_in_one_cache(&cpus) {
@@ -245,8 +274,9 @@ impl CpuManager {
         Ok(cpus)
     }
 
-    fn write(&self, state: &CpuState) -> Result<(), StateFileError> {
-        let written = state_file::write(&self.file, &StateFile::of(state));
+    fn write(&self, current: &mut Current) -> Result<(), StateFileError> {
+        let written = state_file::write(&self.file, &StateFile::of(&current.state));
+        current.is_changed = written.is_err();
         written.inspect_err(|error| {
             let error = error as &dyn std::error::Error;
             tracing::warn!(error, "cannot record exclusive CPUs");
@@ -335,8 +365,21 @@ impl HintProvider for CpuManager {
         Ok(())
     }
 
+    fn record(&self, uid: &str) -> Result<(), AllocationError> {
+        let mut current = self.lock();
+        if !current.is_changed || !current.state.exclusive.contains_key(uid) {
+            return Ok(());
+        }
+        self.write(&mut current).map_err(|error| AllocationError::Unexpected(error.to_string()))
+    }
+
+    fn holds(&self, uid: &str) -> bool {
+        self.has_exclusive(uid)
+    }
+
     fn release(&self, uid: &str) {
         let mut current = self.lock();
+        current.applied.remove(uid);
         if !current.state.release(uid) {
             return;
         }
@@ -344,7 +387,7 @@ impl HintProvider for CpuManager {
             current.reusable = Default::default();
         }
         // Without a record the next start finds CPUs of a pod that is gone, and releases them.
-        let _logged = self.write(&current.state);
+        let _logged = self.write(&mut current);
         self.report(&current.state);
         self.changed.notify_one();
     }
@@ -369,6 +412,11 @@ impl Current {
 /// The state file in the state directory.
 pub(crate) fn state_path(state_dir: &Path) -> PathBuf {
     state_dir.join("cpu_manager_state")
+}
+
+/// Pod uid and name of a container. None if it is not of a pod.
+fn owner(container: &cri::Container) -> Option<(&str, &str)> {
+    Some((container.labels.get(POD_UID)?.as_str(), container.labels.get(CONTAINER_NAME)?.as_str()))
 }
 
 fn uid(pod: &Pod) -> &str {

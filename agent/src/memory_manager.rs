@@ -29,6 +29,8 @@ pub(crate) struct MemoryManager {
 
 struct Current {
     state: MemoryState,
+    /// Whether the state differs from the state file.
+    is_changed: bool,
     /// Memory of the init containers of the pod that is being allocated.
     reusable: Reusable,
 }
@@ -70,7 +72,8 @@ impl MemoryManager {
                 empty
             }
         };
-        Ok(Self { file, current: Mutex::new(Current { state, reusable: Reusable::default() }), metrics })
+        let current = Current { state, is_changed: false, reusable: Reusable::default() };
+        Ok(Self { file, current: Mutex::new(current), metrics })
     }
 
     /// The NUMA nodes of a container's memory, in the kernel's list format. Empty for any nodes.
@@ -91,11 +94,6 @@ impl MemoryManager {
         self.lock().state.allocatable()
     }
 
-    /// Whether a container of the pod has memory of NUMA nodes.
-    pub(crate) fn has(&self, uid: &str) -> bool {
-        self.lock().state.blocks.contains_key(uid)
-    }
-
     /// Releases the memory of the init containers before a container that has started: they have ended. Ephemeral
     /// containers start at any time.
     pub(crate) fn started(&self, uid: &str, spec: &PodSpec, container: &str) {
@@ -111,38 +109,17 @@ impl MemoryManager {
             is_changed |= current.state.release_container(uid, name);
         }
         if is_changed {
-            self.record(&current.state);
+            let _logged = self.write(&mut current);
         }
     }
 
-    /// Allocates memory and records it. Nothing changes after an error.
-    fn assign(
-        &self,
-        current: &mut Current,
-        (uid, spec): (&str, &PodSpec),
-        container: &Container,
-        affinity: Hint,
-    ) -> Result<Vec<Block>, AllocationError> {
-        let unexpected = AllocationError::Unexpected;
-        let requested = requested(container).map_err(unexpected)?;
-        let none = Reusable::default();
-        let reusable = if current.reusable.uid == uid { &current.reusable } else { &none };
-        let mut state = current.state.clone();
-        let blocks = state.allocate(&requested, affinity, reusable).map_err(unexpected)?;
-        state.store(uid, spec, &container.name, blocks.clone());
-        write(&self.file, &state).map_err(|error| unexpected(error.to_string()))?;
-        current.state = state;
-        Ok(blocks)
-    }
-
-    /// Records a state. Without a record the next start finds memory of a pod that is gone, and releases it.
-    fn record(&self, state: &MemoryState) {
-        if let Err(error) = write(&self.file, state) {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "cannot record the memory of containers"
-            );
-        }
+    fn write(&self, current: &mut Current) -> Result<(), StateFileError> {
+        let written = write(&self.file, &current.state);
+        current.is_changed = written.is_err();
+        written.inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot record the memory of containers");
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Current> {
@@ -182,7 +159,7 @@ impl HintProvider for MemoryManager {
         let known = current.state.of(uid, &container.name).cloned();
         let allocated = match known {
             Some(blocks) => Ok(blocks),
-            None => self.assign(&mut current, (uid, spec), container, affinity),
+            None => current.assign((uid, spec), container, affinity),
         };
         self.metrics.memory_pinned(allocated.is_ok());
         let blocks = allocated?;
@@ -191,19 +168,53 @@ impl HintProvider for MemoryManager {
         Ok(())
     }
 
+    fn record(&self, uid: &str) -> Result<(), AllocationError> {
+        let mut current = self.lock();
+        if !current.is_changed || !current.state.blocks.contains_key(uid) {
+            return Ok(());
+        }
+        self.write(&mut current).map_err(|error| AllocationError::Unexpected(error.to_string()))
+    }
+
+    fn holds(&self, uid: &str) -> bool {
+        self.lock().state.blocks.contains_key(uid)
+    }
+
     fn release(&self, uid: &str) {
         let mut current = self.lock();
         if current.reusable.uid == uid {
             current.reusable = Reusable::default();
         }
         if current.state.release(uid) {
-            self.record(&current.state);
+            // Without a record the next start finds memory of a pod that is gone, and releases it.
+            let _logged = self.write(&mut current);
         }
     }
 
     fn retain(&self, keep: &dyn Fn(&str) -> bool) {
         let stale: Vec<String> = self.lock().state.blocks.keys().filter(|uid| !keep(uid)).cloned().collect();
         stale.iter().for_each(|uid| self.release(uid));
+    }
+}
+
+// === impl Current ===
+
+impl Current {
+    /// Allocates memory. Nothing changes after an error.
+    fn assign(
+        &mut self,
+        (uid, spec): (&str, &PodSpec),
+        container: &Container,
+        affinity: Hint,
+    ) -> Result<Vec<Block>, AllocationError> {
+        let unexpected = AllocationError::Unexpected;
+        let requested = requested(container).map_err(unexpected)?;
+        let none = Reusable::default();
+        let reusable = if self.reusable.uid == uid { &self.reusable } else { &none };
+        let blocks = self.state.allocate(&requested, affinity, reusable).map_err(unexpected)?;
+        self.state.store(uid, spec, &container.name, blocks.clone());
+        self.is_changed = true;
+        Ok(blocks)
     }
 }
 

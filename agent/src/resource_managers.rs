@@ -152,14 +152,17 @@ impl ResourceManagers {
     /// run in the shared pools.
     pub(crate) fn adopt(&self, pod: &Pod) {
         let (Some(shared), Some(uid)) = (&self.shared, &pod.metadata.uid) else { return };
-        let is_known = shared.cpu.as_ref().is_some_and(|cpu| cpu.has_exclusive(uid))
-            || shared.memory.as_ref().is_some_and(|memory| memory.has(uid));
-        if is_known {
-            return;
-        }
         if let Err(error) = shared.topology.adopt(pod) {
             tracing::warn!(uid, %error, "a pod of an earlier agent has no CPUs or memory of its own");
         }
+    }
+
+    /// Whether a pod has exclusive CPUs, or memory of NUMA nodes.
+    pub(crate) fn holds(&self, uid: &str) -> bool {
+        self.shared.as_ref().is_some_and(|shared| {
+            shared.cpu.as_ref().is_some_and(|cpu| cpu.holds(uid))
+                || shared.memory.as_ref().is_some_and(|memory| memory.holds(uid))
+        })
     }
 
     /// Releases the resources of a pod whose containers have ended.
@@ -316,8 +319,21 @@ fn memory_state(
             "reserved-memory references a NUMA node {node} that does not exist on this machine"
         )));
     }
+    check_node_count(machine.nodes.len(), settings.topology.max_nodes).map_err(error)?;
     check_memory_sums(reserved, held_back(facts)).map_err(error)?;
     Ok(Some(MemoryState::new(&machine.nodes, reserved)))
+}
+
+/// Refuses a machine with more NUMA nodes than permitted: each admission visits all sets of nodes, also with the topology
+/// policy `none`.
+fn check_node_count(count: usize, max: usize) -> Result<(), String> {
+    if count <= max {
+        return Ok(());
+    }
+    Err(format!(
+        "unsupported on machines with more than {max} NUMA nodes; this one has {count}. The option \
+         max-allowable-numa-nodes of the topology manager permits more, and makes admissions slow"
+    ))
 }
 
 /// Bytes of memory that pods cannot use: the reserved amounts and the eviction threshold.
@@ -387,6 +403,13 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_many_nodes_must_be_permitted() {
+        assert_eq!(check_node_count(8, 8), Ok(()));
+        let error = check_node_count(9, 8).unwrap_err();
+        assert!(error.contains("more than 8 NUMA nodes") && error.contains("max-allowable-numa-nodes"));
+    }
+
+    #[test]
     fn reserved_cpus_must_be_online() {
         let set = |text: &str| text.parse::<CpuSet>().unwrap();
         assert!(
@@ -415,7 +438,11 @@ mod tests {
         let before = resources.clone();
         managers.pin("u", "a", &mut resources);
         assert_eq!(resources, before);
-        assert!(managers.admit(&Pod::default()).is_ok() && !managers.has_exclusive_cpus("u"));
+        assert!(
+            managers.admit(&Pod::default()).is_ok()
+                && !managers.has_exclusive_cpus("u")
+                && !managers.holds("u")
+        );
         assert!(managers.refuse_resize(&Pod::default(), &Pod::default()).is_none());
     }
 }

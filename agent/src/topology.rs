@@ -39,7 +39,7 @@ pub struct TopologySettings {
     pub aligns_pods: bool,
     /// Whether NUMA nodes near to each other are preferred.
     pub prefers_near_nodes: bool,
-    /// Maximum NUMA nodes of a machine on which a policy other than `none` can be used.
+    /// Maximum NUMA nodes of a machine on which a policy other than `none`, or the memory manager, can be used.
     pub max_nodes: usize,
 }
 
@@ -52,8 +52,18 @@ pub(crate) trait HintProvider: Send + Sync {
     fn pod_hints(&self, pod: &Pod) -> Hints;
 
     /// Allocates the resources of a container, on the nodes of the affinity if possible. Succeeds at once if they are
-    /// allocated already.
+    /// allocated already. The allocation may be lost by a crash until [`Self::record`] returns.
     fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError>;
+
+    /// Writes the allocations of a pod to the disk, once for all its containers. Succeeds at once if it has none.
+    fn record(&self, _uid: &str) -> Result<(), AllocationError> {
+        Ok(())
+    }
+
+    /// Whether resources of a pod are on record. They are not allocated again for a pod that an earlier agent admitted.
+    fn holds(&self, _uid: &str) -> bool {
+        false
+    }
 
     /// Releases all resources of a pod. Succeeds if it has none.
     fn release(&self, uid: &str);
@@ -155,6 +165,11 @@ impl TopologyManager {
         if settings.prefers_near_nodes && nodes.values().any(|node| node.distances.is_empty()) {
             return Err("the kernel does not report the distances of NUMA nodes".to_owned());
         }
+        if settings.policy != TopologyPolicy::None {
+            for scope in [Scope::Container, Scope::Pod] {
+                metrics.create_alignments(scope, Boundary::NumaNode, [true, false]);
+            }
+        }
         let distances = nodes.iter().map(|(number, node)| (*number, node.distances.clone())).collect();
         let nodes = NumaNodes {
             all: NumaMask::of(nodes.keys().copied()),
@@ -169,20 +184,33 @@ impl TopologyManager {
     /// When the policy does not admit the pod, or a provider cannot allocate. Nothing stays allocated then.
     pub(crate) fn admit(&self, pod: &Pod) -> Result<(), AllocationError> {
         let begun = Instant::now();
-        let admitted = self.allocate(pod);
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let all: Vec<_> = self.providers.iter().collect();
+        let admitted = self.allocate(pod, &all).and_then(|()| self.record(uid));
         if admitted.is_err() {
-            self.release(pod.metadata.uid.as_deref().unwrap_or_default());
+            self.release(uid);
         }
         self.metrics.topology_admission(begun.elapsed(), admitted.is_ok());
         admitted
     }
 
-    /// Allocates the resources of a pod that an earlier agent admitted and that may be running.
+    /// Allocates the resources of a pod that an earlier agent admitted and that may be running, by the providers which have
+    /// no record of it: they were enabled later.
     ///
     /// # Errors
     /// As [`Self::admit`], but what was allocated stays allocated.
     pub(crate) fn adopt(&self, pod: &Pod) -> Result<(), AllocationError> {
-        self.allocate(pod)
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let ignores_hints = self.settings.policy == TopologyPolicy::None;
+        let is_missing = |provider: &&Arc<dyn HintProvider>| {
+            !provider.holds(uid) && (ignores_hints || requests(pod, &***provider))
+        };
+        let others: Vec<_> = self.providers.iter().filter(is_missing).collect();
+        if others.is_empty() {
+            return Ok(());
+        }
+        let allocated = self.allocate(pod, &others);
+        self.record(uid).and(allocated)
     }
 
     /// Releases all resources of a pod.
@@ -195,7 +223,11 @@ impl TopologyManager {
         self.providers.iter().for_each(|provider| provider.retain(keep));
     }
 
-    fn allocate(&self, pod: &Pod) -> Result<(), AllocationError> {
+    fn record(&self, uid: &str) -> Result<(), AllocationError> {
+        self.providers.iter().try_for_each(|provider| provider.record(uid))
+    }
+
+    fn allocate(&self, pod: &Pod, providers: &[&Arc<dyn HintProvider>]) -> Result<(), AllocationError> {
         let Some(spec) = &pod.spec else { return Ok(()) };
         let whole_pod = if self.aligns_pods() { Some(self.pod_affinity(pod)?) } else { None };
         for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
@@ -203,7 +235,7 @@ impl TopologyManager {
                 Some(affinity) => affinity,
                 None => self.container_affinity(pod, container)?,
             };
-            for provider in &self.providers {
+            for provider in providers {
                 provider.allocate(pod, container, affinity)?;
             }
             if !self.aligns_pods() {
@@ -249,6 +281,13 @@ impl TopologyManager {
     }
 }
 
+/// Whether a container of the pod requests resources of a provider that are near to NUMA nodes.
+fn requests(pod: &Pod, provider: &dyn HintProvider) -> bool {
+    let spec = pod.spec.iter();
+    let mut all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    all.any(|container| !provider.container_hints(pod, container).is_empty())
+}
+
 /// Whether an init container ends before the main containers start.
 pub(crate) fn is_regular_init(spec: &PodSpec, name: &str) -> bool {
     let init = spec.init_containers.iter().flatten().find(|container| container.name == name);
@@ -283,6 +322,7 @@ mod tests {
     struct Provider {
         hints: Hints,
         refuses: Option<&'static str>,
+        holds: bool,
         calls: Mutex<Vec<String>>,
     }
 
@@ -302,6 +342,15 @@ mod tests {
                 Some(name) if name == container.name => Err(AllocationError::Unexpected("x".to_owned())),
                 _ => Ok(()),
             }
+        }
+
+        fn record(&self, uid: &str) -> Result<(), AllocationError> {
+            self.calls.lock().unwrap().push(format!("record {uid}"));
+            if self.refuses == Some("record") { Err(AllocationError::Affinity) } else { Ok(()) }
+        }
+
+        fn holds(&self, _uid: &str) -> bool {
+            self.holds
         }
 
         fn release(&self, uid: &str) {
@@ -326,7 +375,7 @@ mod tests {
             preferred: *preferred,
         };
         let hints = BTreeMap::from([("cpu".to_owned(), hints.iter().map(hint).collect())]);
-        let provider = Arc::new(Provider { hints, refuses, calls: Mutex::default() });
+        let provider = Arc::new(Provider { hints, refuses, holds: false, calls: Mutex::default() });
         let settings = TopologySettings { policy, aligns_pods, ..TopologySettings::default() };
         let nodes = BTreeMap::from([(0, NumaNode::default()), (1, NumaNode::default())]);
         let manager =
@@ -340,10 +389,10 @@ mod tests {
     fn containers_are_allocated_with_the_merged_affinity() {
         for aligns_pods in [true, false] {
             let found = admitted(TopologyPolicy::Restricted, aligns_pods, (&[(1, true)], None));
-            assert_eq!(found, (Ok(()), vec!["i Some([1])".to_owned(), "a Some([1])".to_owned()]));
+            assert_eq!((found.0, found.1.join(",")), (Ok(()), "i Some([1]),a Some([1]),record u".to_owned()));
         }
         let found = admitted(TopologyPolicy::None, true, (&[(1, true)], None));
-        assert_eq!(found, (Ok(()), vec!["i None".to_owned(), "a None".to_owned()]));
+        assert_eq!((found.0, found.1.join(",")), (Ok(()), "i None,a None,record u".to_owned()));
     }
 
     #[test]
@@ -353,6 +402,27 @@ mod tests {
         let (rejected, calls) = admitted(TopologyPolicy::BestEffort, false, (&[(1, false)], Some("a")));
         assert_eq!(rejected.unwrap_err().reason(), "UnexpectedAdmissionError");
         assert_eq!(calls.join(","), "i Some([1]),a Some([1]),release u");
+        let (rejected, calls) = admitted(TopologyPolicy::None, false, (&[], Some("record")));
+        assert!(rejected.is_err() && calls.join(",") == "i None,a None,record u,release u", "{calls:?}");
+    }
+
+    #[test]
+    fn a_provider_that_was_enabled_later_adopts_the_pod() {
+        let provider = |holds, names: &[&str]| {
+            let hints = names.iter().map(|name| ((*name).to_owned(), vec![Hint::default()])).collect();
+            Arc::new(Provider { hints, refuses: None, holds, calls: Mutex::default() })
+        };
+        let (old, new, unused) =
+            (provider(true, &["cpu"]), provider(false, &["memory"]), provider(false, &[]));
+        let clone = |provider: &Arc<Provider>| -> Arc<dyn HintProvider> { Arc::<Provider>::clone(provider) };
+        let providers = vec![clone(&old), clone(&new), clone(&unused)];
+        let nodes = BTreeMap::from([(0, NumaNode::default())]);
+        let settings = TopologySettings { policy: TopologyPolicy::BestEffort, ..TopologySettings::default() };
+        let manager = TopologyManager::new(settings, &nodes, providers, Arc::default());
+        manager.unwrap().adopt(&pod()).unwrap();
+        assert_eq!(old.calls.lock().unwrap().join(","), "record u");
+        assert_eq!(new.calls.lock().unwrap().join(","), "i Some([0]),a Some([0]),record u");
+        assert_eq!(unused.calls.lock().unwrap().join(","), "record u");
     }
 
     #[test]

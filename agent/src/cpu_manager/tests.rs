@@ -1,5 +1,6 @@
 //! Tests of the CPU manager: state file, reuse, pins.
 
+use futures::FutureExt;
 use serde_json::json;
 
 use super::assign::tests::single_socket;
@@ -28,6 +29,7 @@ fn allocate(manager: &CpuManager, pod: &Pod) {
     for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
         manager.allocate(pod, container, Hint::default()).unwrap();
     }
+    manager.record(pod.metadata.uid.as_deref().unwrap()).unwrap();
 }
 
 fn cpus(manager: &CpuManager, uid: &str, container: &str) -> String {
@@ -113,15 +115,17 @@ fn hints_of_assigned_cpus_are_their_own_nodes() {
     );
 }
 
+/// A container of the pod u, whose name is the first letter of its id.
+fn container(id: &str) -> cri::Container {
+    let labels = [(POD_UID, "u"), (CONTAINER_NAME, &id[..1])];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    cri::Container { id: id.to_owned(), labels, ..Default::default() }
+}
+
 #[test]
 fn running_containers_are_due_when_the_shared_pool_changes() {
     let dir = tempfile::tempdir().unwrap();
     let first = manager(&state_path(dir.path()));
-    let container = |name: &str| {
-        let labels = [(POD_UID, "u"), (CONTAINER_NAME, name)];
-        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        cri::Container { id: name.to_owned(), labels, ..Default::default() }
-    };
     first.started(("u", "b"), "b", "0-7");
     assert_eq!(first.due(&container("b")), None);
     allocate(&first, &pod("u", &[], &[("a", "1")]));
@@ -130,4 +134,38 @@ fn running_containers_are_due_when_the_shared_pool_changes() {
     first.started(("u", "a"), "a", "4");
     assert_eq!(first.due(&container("a")), None);
     assert_eq!(first.due(&cri::Container::default()), None, "a container without labels");
+}
+
+#[test]
+fn restarts_of_containers_do_not_fill_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = manager(&state_path(dir.path()));
+    for attempt in 0..3 {
+        first.started(("u", "b"), &format!("b{attempt}"), "0-7");
+    }
+    assert_eq!(first.lock().applied["u"].len(), 1);
+    assert!(first.due(&container("b2")).is_none() && first.due(&container("b0")).is_some());
+    first.release("u");
+    assert!(first.lock().applied.is_empty());
+}
+
+#[test]
+fn a_container_that_was_updated_before_its_start_was_noted_is_updated_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = manager(&state_path(dir.path()));
+    // The pool was 0-3 for a moment, after the container was created with 0-7.
+    first.updated(&container("b"), "0-3".parse().unwrap());
+    first.started(("u", "b"), "b", "0-7");
+    assert_eq!(first.due(&container("b")).unwrap().to_string(), "0-7");
+}
+
+#[tokio::test]
+async fn a_change_is_not_delayed_by_containers_that_cannot_be_updated() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = manager(&state_path(dir.path()));
+    // The start is a change.
+    assert!(first.wait_to_retry().now_or_never().is_some());
+    assert!(first.wait_to_retry().now_or_never().is_none());
+    allocate(&first, &pod("u", &[], &[("a", "1")]));
+    assert!(first.wait_to_retry().now_or_never().is_some());
 }

@@ -162,8 +162,25 @@ impl KubeletMetrics {
 
     /// Counts a container or pod whose resources had to be aligned.
     pub(crate) fn aligned(&self, scope: Scope, boundary: Boundary, succeeded: bool) {
-        let counter = if succeeded { &self.managers.aligned } else { &self.managers.not_aligned };
-        counter.with_label_values(&[scope.name(), boundary.name()]).inc();
+        self.alignments(scope, boundary, succeeded).inc();
+    }
+
+    /// Creates counters of alignments, so that they are 0 and not absent before the first pod. `outcomes`: whether to count
+    /// successes (true), failures (false) or both.
+    pub(crate) fn create_alignments(
+        &self,
+        scope: Scope,
+        boundary: Boundary,
+        outcomes: impl IntoIterator<Item = bool>,
+    ) {
+        for succeeded in outcomes {
+            self.alignments(scope, boundary, succeeded).inc_by(0);
+        }
+    }
+
+    fn alignments(&self, scope: Scope, boundary: Boundary, succeeded: bool) -> IntCounter {
+        let counters = if succeeded { &self.managers.aligned } else { &self.managers.not_aligned };
+        counters.with_label_values(&[scope.name(), boundary.name()])
     }
 
     /// Counts an admission by the topology manager.
@@ -189,6 +206,8 @@ mod tests {
         metrics.memory_pinned(true);
         metrics.aligned(Scope::Container, Boundary::PhysicalCpu, true);
         metrics.aligned(Scope::Pod, Boundary::NumaNode, false);
+        metrics.create_alignments(Scope::Container, Boundary::UncoreCache, [true]);
+        metrics.create_alignments(Scope::Container, Boundary::PhysicalCpu, [true, false]);
         metrics.topology_admission(Duration::from_micros(150), true);
         let text = metrics.text(&Current::default());
         for line in [
@@ -200,6 +219,8 @@ mod tests {
             "kubelet_memory_manager_pinning_requests_total 1",
             "kubelet_memory_manager_pinning_errors_total 0",
             "kubelet_container_aligned_compute_resources_count{boundary=\"physical_cpu\",scope=\"container\"} 1",
+            "kubelet_container_aligned_compute_resources_count{boundary=\"uncore_cache\",scope=\"container\"} 0",
+            "kubelet_container_aligned_compute_resources_failure_count{boundary=\"physical_cpu\",scope=\"container\"} 0",
             "kubelet_container_aligned_compute_resources_failure_count{boundary=\"numa_node\",scope=\"pod\"} 1",
             "kubelet_topology_manager_admission_requests_total 1",
             "kubelet_topology_manager_admission_errors_total 0",

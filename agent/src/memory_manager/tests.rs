@@ -27,6 +27,7 @@ fn allocate(manager: &MemoryManager, pod: &Pod) {
         let hints = manager.container_hints(pod, container);
         manager.allocate(pod, container, hints["memory"][0]).unwrap();
     }
+    manager.record("u").unwrap();
 }
 
 #[test]
@@ -41,7 +42,7 @@ fn memory_survives_a_restart_and_is_released() {
     assert_eq!(stored["entries"], json!({"u": {"i": block(0), "a": block(3 << 30)}}));
     assert_eq!((&stored["policyName"], &stored["checksum"]), (&json!("Static"), &json!(0)));
     let second = manager(&file);
-    assert!(second.has("u"));
+    assert!(second.holds("u"));
     second.started("u", pod.spec.as_ref().unwrap(), "i");
     assert_eq!(second.nodes_of("u", "i"), "0", "it may be running");
     second.started("u", pod.spec.as_ref().unwrap(), "ephemeral");
@@ -49,7 +50,26 @@ fn memory_survives_a_restart_and_is_released() {
     second.started("u", pod.spec.as_ref().unwrap(), "a");
     assert_eq!((second.nodes_of("u", "i"), second.nodes_of("u", "a")), (String::new(), "0".to_owned()));
     second.retain(&|_| false);
-    assert!(!second.has("u") && !manager(&file).has("u"));
+    assert!(!second.holds("u") && !manager(&file).holds("u"));
+}
+
+#[test]
+fn a_pod_is_recorded_once_for_all_its_containers() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = state_path(dir.path());
+    let (first, pod) = (manager(&file), pod("1Gi"));
+    let spec = pod.spec.as_ref().unwrap();
+    first.allocate(&pod, &spec.containers[0], Hint::default()).unwrap();
+    assert!(!manager(&file).holds("u"));
+    first.record("v").unwrap();
+    assert!(!manager(&file).holds("u"), "another pod has no memory of nodes");
+    // A directory in place of the file: it cannot be written.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    assert!(first.record("u").is_err() && first.record("v").is_ok());
+    std::fs::remove_dir(&file).unwrap();
+    first.record("u").unwrap();
+    assert!(manager(&file).holds("u"));
 }
 
 #[test]
@@ -63,7 +83,7 @@ fn only_guaranteed_pods_get_memory_of_nodes() {
         first.container_hints(&burstable, container).is_empty() && first.pod_hints(&burstable).is_empty()
     );
     first.allocate(&burstable, container, Hint::default()).unwrap();
-    assert!(!first.has("u"));
+    assert!(!first.holds("u"));
     assert_eq!(first.pod_hints(&pod("1Gi"))["memory"].len(), 3);
     let error =
         first.allocate(&pod("9Gi"), &pod("9Gi").spec.unwrap().containers[0], Hint::default()).unwrap_err();

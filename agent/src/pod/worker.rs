@@ -426,11 +426,12 @@ impl Worker {
             host_ips: &self.node.host_ips(),
             runtime_name: &self.node.runtime_name,
             now,
-            // The control plane may give the devices of an ended pod to another one.
+            // The control plane may give the devices and CPUs of an ended pod to another one.
             finished: !self.observed.alive()
                 && self.has_ended(desired, plan)
                 && !self.node.dra.holds(&self.uid)
-                && !self.node.devices.holds(&self.uid),
+                && !self.node.devices.holds(&self.uid)
+                && (is_over || !self.node.managers.holds(&self.uid)),
         };
         // The final status of an ended pod is in the API already, and its containers here may have been removed.
         if is_over && facts.finished {

@@ -41,7 +41,8 @@ pub enum TopologyPolicy {
 struct Combination {
     /// The intersection of all masks.
     nodes: NumaMask,
-    /// The first mask. A combination is preferred only if all masks are equal.
+    /// The first mask, while all masks are equal: only then the combination can be preferred. None for a combination that
+    /// is not preferred, so that there is one for each intersection.
     first: Option<NumaMask>,
     preferred: bool,
 }
@@ -96,15 +97,7 @@ impl TopologyPolicy {
 
 /// The best merged hint. All nodes, not preferred, if no combination has common nodes.
 fn best(numa: &NumaNodes, hints: &[Vec<Hint>], ignores_distances: bool) -> Hint {
-    let start = Combination { nodes: numa.all, first: None, preferred: true };
-    let mut combinations = BTreeSet::from([start]);
-    for hints in hints {
-        let mut merged = BTreeSet::new();
-        for combination in combinations {
-            merged.extend(hints.iter().map(|hint| combination.with(*hint)));
-        }
-        combinations = merged;
-    }
+    let combinations = combinations(numa.all, hints);
     let narrowest = hints.iter().filter_map(|hints| narrowest_count(hints)).max().unwrap_or(0);
     let merge = Merge { numa, ignores_distances, narrowest };
     let merged = combinations.into_iter().filter(|found| !found.nodes.is_empty());
@@ -112,6 +105,19 @@ fn best(numa: &NumaNodes, hints: &[Vec<Hint>], ignores_distances: bool) -> Hint 
         merged.map(|found| (found.nodes, found.preferred)).reduce(|best, next| merge.better(best, next));
     let (nodes, preferred) = best.unwrap_or((numa.all, false));
     Hint { nodes: Some(nodes), preferred }
+}
+
+/// The combinations of one hint of each resource: at most two for each set of nodes.
+fn combinations(all: NumaMask, hints: &[Vec<Hint>]) -> BTreeSet<Combination> {
+    let mut combinations = BTreeSet::from([Combination { nodes: all, first: None, preferred: true }]);
+    for hints in hints {
+        let mut merged = BTreeSet::new();
+        for combination in combinations {
+            merged.extend(hints.iter().map(|hint| combination.with(*hint)));
+        }
+        combinations = merged;
+    }
+    combinations
 }
 
 /// Number of nodes of the narrowest hint. None if no hint has nodes.
@@ -124,14 +130,13 @@ fn narrowest_count(hints: &[Hint]) -> Option<usize> {
 impl Combination {
     fn with(self, hint: Hint) -> Self {
         let Some(nodes) = hint.nodes else {
-            return Self { preferred: self.preferred && hint.preferred, ..self };
+            let preferred = self.preferred && hint.preferred;
+            return Self { preferred, first: self.first.filter(|_| preferred), ..self };
         };
-        let first = self.first.unwrap_or(nodes);
-        Self {
-            nodes: self.nodes.intersection(nodes),
-            first: Some(first),
-            preferred: self.preferred && hint.preferred && nodes == first,
-        }
+        let is_equal = self.first.is_none_or(|first| nodes == first);
+        let preferred = self.preferred && hint.preferred && is_equal;
+        let first = preferred.then_some(nodes);
+        Self { nodes: self.nodes.intersection(nodes), first, preferred }
     }
 }
 
@@ -288,7 +293,9 @@ mod tests {
             all.push(Hint { nodes: Some(mask), preferred: mask.count() == 1 });
         });
         // Upstream would visit 255 to the power of 6 combinations.
-        let found = merged(TopologyPolicy::BestEffort, 8, &vec![all; 6]);
-        assert_eq!(found, Some(hint(&[0], true)));
+        let hints = vec![all; 6];
+        assert_eq!(merged(TopologyPolicy::BestEffort, 8, &hints), Some(hint(&[0], true)));
+        let count = combinations(NumaMask::of(0..8), &hints).len();
+        assert!(count <= 2 * 256, "each resource costs 255 times {count} steps");
     }
 }

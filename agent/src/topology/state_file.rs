@@ -1,7 +1,8 @@
 //! State files of the CPU manager and the memory manager, with the kubelet's names, format and checks.
 //!
 //! A state of another policy prevents the start, as upstream: running containers may hold resources that the new policy
-//! does not know. A state without resources of containers is replaced instead of checked. The checksum is 0, which the kubelet accepts; a file is replaced as a whole, so none can be torn.
+//! does not know. A state of the same policy without resources of containers is replaced instead of checked. The checksum
+//! is 0, which the kubelet accepts. A file is replaced as a whole, so it is never half written.
 
 use std::io;
 use std::path::{Path, PathBuf};

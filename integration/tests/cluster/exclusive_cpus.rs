@@ -33,6 +33,16 @@ fn run(cluster: &Cluster, name: &str, resources: &Value) {
     cluster.kubectl(&["wait", &format!("pod/{name}"), "--for=condition=Ready", "--timeout=300s"]);
 }
 
+/// Runs a pod whose container exits at once, until its end is reported.
+fn complete(cluster: &Cluster, name: &str, resources: &Value) {
+    let container = json!({"name": "c", "image": "busybox", "command": ["true"], "resources": resources});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"restartPolicy": "Never", "containers": [container]}});
+    cluster.apply(&pod.to_string());
+    let succeeded = "--for=jsonpath={.status.phase}=Succeeded";
+    cluster.kubectl(&["wait", &format!("pod/{name}"), succeeded, "--timeout=300s"]);
+}
+
 fn both(cpu: &str, memory: &str) -> Value {
     let list = json!({"cpu": cpu, "memory": memory});
     json!({"requests": list, "limits": list})
@@ -108,8 +118,11 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
             "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
         );
         cluster.stop();
-        let state = fs::read_to_string(machine.path("state/cpu_manager_state")).unwrap();
-        let state: Value = serde_json::from_str(&state).unwrap();
+        let recorded = || -> Value {
+            let state = fs::read_to_string(machine.path("state/cpu_manager_state")).unwrap();
+            serde_json::from_str(&state).unwrap()
+        };
+        let state = recorded();
         assert_eq!(
             (&state["policyName"], numbers(state["defaultCpuSet"].as_str().unwrap())),
             (&json!("static"), others.clone())
@@ -120,5 +133,9 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
         shares(&cluster, &others);
         cluster.kubectl(&["delete", "pod", "own"]);
         shares(&cluster, &all);
+        for name in ["first", "second", "third"] {
+            complete(&cluster, name, &both("1", "64Mi"));
+            assert_eq!(recorded()["entries"], Value::Null, "{name} has its CPU after its end was reported");
+        }
     });
 }

@@ -48,10 +48,11 @@ impl Job {
         let unmounted = volume::unmount_all(&self.node.volumes, &self.uid).await;
         errors.extend(unmounted.map_err(ApplyError::Volume).err());
         let removed = self.node.cgroups.remove_pod(&self.uid).await;
-        errors.extend(removed.map_err(ApplyError::Cgroup).err());
-        if errors.is_empty() {
-            // Last: a cgroup that cannot be removed may have processes on exclusive CPUs.
-            self.node.managers.release(&self.uid);
+        match removed {
+            // A volume that cannot be unmounted does not keep CPUs and memory.
+            Ok(()) => self.node.managers.release(&self.uid),
+            // The cgroup may have processes on exclusive CPUs.
+            Err(error) => errors.push(ApplyError::Cgroup(error)),
         }
         errors
     }

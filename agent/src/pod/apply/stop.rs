@@ -39,7 +39,7 @@ impl Job {
     }
 
     /// Stops all containers at the same time, sidecars after the others in reverse order, then the sandboxes.
-    /// Then unprepares the pod's claims and frees its devices.
+    /// Then releases the pod's CPUs and memory, unprepares its claims and frees its devices.
     pub(super) async fn stop_pod(&mut self, grace: i64) -> Result<(), Vec<ApplyError>> {
         let stopping = self.stop_containers(grace);
         let Some(stopped) = self.interrupt.run_until_cancelled(stopping).await else { return Ok(()) };
@@ -51,7 +51,8 @@ impl Job {
             }
         }
         if errors.is_empty() {
-            // The end of the pod is reported after it.
+            // The end of the pod is reported after all: the control plane may then give CPUs and devices to another pod.
+            self.node.managers.release(&self.uid);
             errors.extend(self.node.dra.unprepare(&self.uid).await.map_err(ApplyError::Claims).err());
             self.node.devices.release(&self.uid).await;
         }
