@@ -81,6 +81,11 @@ pub(crate) fn requests_extended(pod: &Pod) -> bool {
     containers.flat_map(BTreeMap::keys).any(|name| is_extended(name))
 }
 
+/// The key of the claim for a pod's extended resources before it is created.
+pub(super) fn uncreated(namespace: &str, pod: &str) -> Key {
+    Key::new(namespace, &format!("{UNCREATED}{pod}"))
+}
+
 /// Whether this is the key of a claim before it is created.
 pub(super) fn is_uncreated(key: &Key) -> bool {
     key.name.starts_with(UNCREATED)
@@ -121,7 +126,7 @@ impl State {
         let inits = pod.spec.init_containers.iter().flatten();
         let inits = inits.map(|container| ContainerRequests::of(container, !is_sidecar(container)));
         let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
-        let key = Key::new(pod.namespace(), &format!("{UNCREATED}{}", pod.uid()));
+        let key = uncreated(pod.namespace(), pod.uid());
         let former = self.former_claim(pod).cloned();
         Some(Extended { amounts, containers: inits.chain(others).collect(), former, key })
     }
@@ -129,6 +134,23 @@ impl State {
     /// The claim for the pod's extended resources of an earlier attempt to bind the pod.
     pub(super) fn former_claim(&self, pod: &Pod) -> Option<&Key> {
         self.extended_claims.get(&Key::new(pod.namespace(), pod.uid()))
+    }
+
+    /// Updates the index of the claims for extended resources before a claim is stored, or removed if `new` is `None`. Users
+    /// can change the annotation and the owner of a claim. A pod that loses its claim is scheduled again.
+    pub(super) fn index_extended(&mut self, key: &Key, new: Option<&Claim>) {
+        let of = |pod: &str| Key::new(&key.namespace, pod);
+        let known = self.claims.get(key).and_then(pod_of).map(of);
+        let new = new.and_then(pod_of).map(of);
+        let left =
+            known.filter(|pod| new.as_ref() != Some(pod) && self.extended_claims.get(pod) == Some(key));
+        if let Some(pod) = left {
+            self.extended_claims.remove(&pod);
+            self.pending.claims.insert(uncreated(&pod.namespace, &pod.name));
+        }
+        if let Some(pod) = new {
+            self.extended_claims.insert(pod, key.clone());
+        }
     }
 
     /// Stores a claim for extended resources that was created and allocated. Its devices are no longer reserved for the
@@ -468,6 +490,15 @@ mod tests {
         state.pending = super::super::DeviceChanges::default();
         state.remove_claim(&Key::new("d", "x"));
         assert_eq!(state.former_claim(&pod), None);
-        assert!(state.pending.supply, "the pod is scheduled again");
+        let changes = &state.pending;
+        assert!(super::super::uses_any(&pod, &changes.claims), "the pod is scheduled again");
+        let other = fixture::pod("q", json!({"containers": [container("a", json!({GPU: "1"}))]}));
+        assert!(!super::super::uses_any(&other, &changes.claims) && !changes.supply);
+        // A claim that is no longer marked as one for extended resources is not in the index.
+        state.put_claim(claim("d", "true"));
+        state.put_claim(claim("d", "false"));
+        assert!(
+            state.extended_claims.contains_key(&Key::new("other", "p")) && state.extended_claims.len() == 1
+        );
     }
 }
