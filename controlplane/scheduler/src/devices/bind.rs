@@ -6,6 +6,7 @@ use kube::core::Request;
 use kube::{Client, Error, Resource};
 use serde_json::{Value, json};
 
+use super::binding::UnusableClaim;
 use super::object::Claim;
 use super::{Devices, Reservations, extended};
 use crate::object::Pod;
@@ -165,18 +166,26 @@ async fn delete(api: &Api<Claim>, claim: &Claim) -> Result<(), Error> {
 
 /// Releases the devices of a claim that only this pod may use, so that other devices are allocated: no node can use the
 /// pod with them. Deletes the claim of an earlier attempt for the pod's extended resources.
-pub(crate) async fn deallocate(client: &Client, pod: &Pod, claim: &Key) -> Result<(), Error> {
-    let api: Api<Claim> = Api::namespaced(client.clone(), &claim.namespace);
-    let Some(claim) = api.get_opt(&claim.name).await? else { return Ok(()) };
-    if extended::pod_of(&claim) == Some(pod.uid()) {
-        return delete(&api, &claim).await;
-    }
-    if !claim.is_free_for(pod) {
-        return Ok(());
+///
+/// A claim that has changed since the decision is not written, because it could have other devices by now. Its change
+/// lets the pod be scheduled again.
+pub(crate) async fn deallocate(client: &Client, pod: &Pod, unusable: &UnusableClaim) -> Result<(), Error> {
+    let claim = &unusable.claim;
+    let api: Api<Claim> = Api::namespaced(client.clone(), claim.namespace());
+    if unusable.is_former {
+        let is_same =
+            |latest: &Claim| latest.uid() == claim.uid() && extended::pod_of(latest) == Some(pod.uid());
+        return match api.get_opt(claim.name()).await?.filter(is_same) {
+            Some(latest) => delete(&api, &latest).await,
+            None => Ok(()),
+        };
     }
     let status = json!({"reservedFor": null, "allocation": null, "devices": null});
-    let patch = json!({"metadata": version(&claim, &[]), "status": status});
-    api.patch_status(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+    let patch = json!({"metadata": version(claim, &[]), "status": status});
+    match api.patch_status(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await {
+        Err(Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(()),
+        done => done.map(drop),
+    }
 }
 
 /// Writes a claim. After a conflict the latest version is written, because other pods may reserve the claim at the same

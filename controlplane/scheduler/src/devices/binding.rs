@@ -68,6 +68,22 @@ enum Readiness {
     },
 }
 
+/// A claim whose devices a pod cannot use.
+#[derive(Debug)]
+pub(crate) struct UnusableClaim {
+    pub(super) claim: Claim,
+    /// Whether it is the claim of an earlier attempt for the pod's extended resources.
+    pub(crate) is_former: bool,
+}
+
+// === impl UnusableClaim ===
+
+impl UnusableClaim {
+    pub(crate) fn key(&self) -> Key {
+        self.claim.key()
+    }
+}
+
 // === impl Devices ===
 
 impl Devices {
@@ -109,12 +125,17 @@ impl Devices {
         Ok(Readiness::Ready)
     }
 
-    /// A claim whose devices can be released, because nodes refused the pod for them, and whether it is the claim of an
-    /// earlier attempt for the pod's extended resources. Source: `PostFilter`. `why` is the message about the pod.
-    pub(crate) fn releasable(&self, pod: &Pod, why: &str, nodes: &[&NodeProperties]) -> Option<(Key, bool)> {
+    /// A claim whose devices can be released, because nodes refused the pod for them. Source: `PostFilter`. `why` is the
+    /// message about the pod.
+    pub(crate) fn releasable(
+        &self,
+        pod: &Pod,
+        why: &str,
+        nodes: &[&NodeProperties],
+    ) -> Option<UnusableClaim> {
         let state = self.lock();
-        if let Some(former) = state.former_claim(pod) {
-            return Some((former.clone(), true));
+        if let Some(former) = state.former_claim(pod).and_then(|key| state.claims.get(key)) {
+            return Some(UnusableClaim { claim: former.clone(), is_former: true });
         }
         if !why.contains(NOT_AVAILABLE) {
             return None;
@@ -130,7 +151,7 @@ impl Devices {
             claim.is_free_for(pod)
                 && (has_failed(claim, now, timeout) || nodes.iter().copied().any(is_unreachable))
         });
-        unavailable.next().map(|claim| (claim.key(), false))
+        unavailable.next().map(|claim| UnusableClaim { claim: claim.clone(), is_former: false })
     }
 }
 
@@ -301,5 +322,30 @@ mod tests {
         let patch = patches.recv().await.unwrap();
         assert_eq!(patch["status"], json!({"reservedFor": [{"uid": "q"}]}));
         assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "7"}));
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_has_changed_keeps_its_devices() {
+        let devices = Devices::default();
+        let mut failed = claim(&[("bad", "True")]);
+        failed.metadata.uid = Some("c".to_owned());
+        failed.metadata.resource_version = Some("6".to_owned());
+        devices.lock().put_claim(failed);
+        let spec = json!({"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]});
+        let pod = crate::fixture::pod("p", spec);
+        let unusable = devices.releasable(&pod, NOT_AVAILABLE, &[]).unwrap();
+        assert!(!unusable.is_former);
+        // The stored claim has a later version. Only a change of the known version is sent.
+        let service = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let patch: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "6"}));
+            let conflict = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 409,
+                "reason": "Conflict", "message": "changed"});
+            let body = kube::client::Body::from(conflict.to_string().into_bytes());
+            let response = http::Response::builder().status(409).body(body).unwrap();
+            Ok::<_, std::convert::Infallible>(response)
+        });
+        bind::deallocate(&Client::new(service, "d"), &pod, &unusable).await.unwrap();
     }
 }

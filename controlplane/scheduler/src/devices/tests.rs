@@ -729,7 +729,10 @@ fn the_devices_of_an_unusable_claim_are_released_if_no_other_pod_uses_it() {
         put(&devices, claim);
     };
     let (node, unavailable) = (properties("a"), "1 resourceclaim not available on the node");
-    let releasable = |why: &str| devices.releasable(&pod("p", "one"), why, &[&node]);
+    let releasable = |why: &str| {
+        let unusable = devices.releasable(&pod("p", "one"), why, &[&node]);
+        unusable.map(|unusable| (unusable.key(), unusable.is_former))
+    };
     allocated(&["p"], "2000-01-01T00:00:00Z");
     assert_eq!(reason(&devices, &pod("p", "one"), "a"), NOT_AVAILABLE, "the driver was too slow");
     assert_eq!(releasable(unavailable), Some((Key::new("d", "one"), false)));
