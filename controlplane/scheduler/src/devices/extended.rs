@@ -23,6 +23,8 @@ pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-cl
 const UNCREATED: &str = "<extended-resources>/";
 /// Maximum number of requests of a claim, as in the API.
 const REQUESTS_MAX: usize = 32;
+/// Maximum number of mappings. The pod's status could not hold many more, and they are computed for each node.
+const MAPPINGS_MAX: usize = 4096;
 
 /// The extended resources of a pod. A device class provides at least one of them.
 #[derive(Clone, Debug)]
@@ -229,6 +231,9 @@ impl Extended {
                         Request { name, exactly: Some(exact), ..Request::default() }
                     }));
                     mappings.extend(found.mappings);
+                    if requests.len() > REQUESTS_MAX || mappings.len() > MAPPINGS_MAX {
+                        return Err("cannot allocate all claims".to_owned());
+                    }
                 }
                 _ if allocatable.is_none() => return Err("cannot fit resource".to_owned()),
                 _ => {}
@@ -236,9 +241,6 @@ impl Extended {
         }
         if requests.is_empty() {
             return Ok(None);
-        }
-        if requests.len() > REQUESTS_MAX {
-            return Err("cannot allocate all claims".to_owned());
         }
         requests.sort_by(|one: &Request, other| one.name.cmp(&other.name));
         let mut claim = Claim::default();
@@ -264,6 +266,9 @@ impl Extended {
         let (mut largest, mut own, mut mappings) =
             (None::<(usize, String, i64)>, BTreeSet::new(), Vec::new());
         for (index, container) in self.containers.iter().enumerate().filter(|(_, one)| one.is_short_lived) {
+            if mappings.len() > MAPPINGS_MAX {
+                break;
+            }
             let Some((name, count)) = container.request(index, resource) else { continue };
             let count = count - container.reuse(index, &found.requests, (resource, count), &mut mappings);
             if count <= 0 {
@@ -466,6 +471,15 @@ mod tests {
         };
         let spec = json!({"initContainers": many("i"), "containers": many("c")});
         let refused = new_claim(spec, &NodeProperties::default());
+        assert_eq!(refused, Err("cannot allocate all claims".to_owned()));
+        // Each init container has a mapping for each of the other containers.
+        let init = |index: i32| container(&format!("i{index}"), json!({GPU: "1000000"}));
+        let (inits, mut few) = ((0..1000).map(init).collect::<Vec<_>>(), many("c"));
+        few.truncate(REQUESTS_MAX - 1);
+        let spec = json!({"initContainers": inits, "containers": few});
+        let extended = state().extended(&fixture::pod("p", spec)).unwrap();
+        assert!(extended.of_resource(GPU).mappings.len() <= MAPPINGS_MAX + 2 * REQUESTS_MAX);
+        let refused = extended.claim(&state().classes, &NodeProperties::default());
         assert_eq!(refused, Err("cannot allocate all claims".to_owned()));
     }
 
