@@ -61,7 +61,7 @@ pub(crate) struct ResourceSlice {
 }
 
 /// The fields of a slice's spec that controllers read.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SliceSpec {
     pub(crate) driver: String,
@@ -72,14 +72,14 @@ pub(crate) struct SliceSpec {
     pub(crate) devices: Box<[TaintedDevice]>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(crate) struct SlicePool {
     pub(crate) name: String,
     pub(crate) generation: i64,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(crate) struct TaintedDevice {
     pub(crate) name: String,
