@@ -96,8 +96,8 @@ impl Devices {
     /// Whether a device of these claims has binding conditions.
     fn has_conditions(&self, claims: &[Key]) -> bool {
         let state = self.lock();
-        let claims = claims.iter().filter_map(|key| state.claims.get(key));
-        let mut allocations = claims.filter_map(|claim| claim.status.allocation.as_ref());
+        // The watch may have delivered a state of the claim from before its allocation.
+        let mut allocations = claims.iter().filter_map(|key| state.allocation(key));
         allocations.any(|allocation| conditional(allocation).next().is_some())
     }
 
@@ -347,5 +347,23 @@ mod tests {
             Ok::<_, std::convert::Infallible>(response)
         });
         bind::deallocate(&Client::new(service, "d"), &pod, &unusable).await.unwrap();
+    }
+
+    #[test]
+    fn a_pod_waits_although_the_watch_delivers_an_earlier_state_of_its_claim() {
+        let devices = Devices::default();
+        let (written, mut before) = (claim(&[]), claim(&[]));
+        before.status.allocation = None;
+        let mut state = devices.lock();
+        state.assumed.insert(written.key(), written.status.allocation.clone().unwrap());
+        state.put_claim(before);
+        drop(state);
+        let (keys, now) = ([written.key()], Timestamp::now());
+        assert!(devices.has_conditions(&keys));
+        let limit = now.checked_add(DEVICE_TIMEOUT).unwrap();
+        assert!(matches!(
+            devices.readiness(&keys, DEVICE_TIMEOUT, (now, limit)),
+            Ok(Readiness::Waits { .. })
+        ));
     }
 }
