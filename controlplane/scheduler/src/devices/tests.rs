@@ -790,3 +790,24 @@ fn a_released_claim_keeps_no_devices_although_the_watch_skipped_its_allocation()
     put(&devices, of("4"));
     assert_eq!(devices.lock().allocated, Allocated::default());
 }
+
+#[test]
+fn a_pod_that_is_not_bound_keeps_its_written_devices_while_the_watch_is_behind() {
+    let devices = devices();
+    let of = |version: &str| {
+        let mut claim = claim("two", exactly(json!({"count": 2})));
+        claim.metadata.resource_version = Some(version.to_owned());
+        claim
+    };
+    put(&devices, of("1"));
+    let reserved = devices.reserve(&devices.of_pod(&pod("p", "two")).unwrap(), &properties("a")).unwrap();
+    let mut written = of("3");
+    written.status.allocation.clone_from(&reserved[0].1);
+    devices.apply(|state| state.update(&reserved[0].0, written));
+    // The claim has a finalizer, but no allocation yet.
+    devices.apply(|state| state.put_changed(of("2")));
+    devices.release(&reserved);
+    assert_ne!(devices.lock().allocated, Allocated::default());
+    devices.apply(|state| state.put_changed(of("4")));
+    assert_eq!(devices.lock().allocated, Allocated::default(), "the claim is released");
+}
