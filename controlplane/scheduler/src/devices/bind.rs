@@ -164,12 +164,19 @@ async fn delete(api: &Api<Claim>, claim: &Claim) -> Result<(), Error> {
     }
 }
 
-/// Releases the devices of a claim that only this pod may use, so that other devices are allocated: no node can use the
+/// Releases the devices of a claim that only this pod may use, so that other devices are allocated: no node can run the
 /// pod with them. Deletes the claim of an earlier attempt for the pod's extended resources.
 ///
 /// A claim that has changed since the decision is not written, because it could have other devices by now. Its change
 /// lets the pod be scheduled again.
+///
+/// A bound pod keeps its claims: the answer to its binding can be lost, and the watch can be behind.
 pub(crate) async fn deallocate(client: &Client, pod: &Pod, unusable: &UnusableClaim) -> Result<(), Error> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
+    let latest = pods.get_opt(pod.name()).await?;
+    if latest.is_none_or(|latest| latest.uid() != pod.uid() || latest.node().is_some()) {
+        return Ok(());
+    }
     let claim = &unusable.claim;
     let api: Api<Claim> = Api::namespaced(client.clone(), claim.namespace());
     if unusable.is_former {

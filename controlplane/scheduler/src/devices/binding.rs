@@ -324,8 +324,33 @@ mod tests {
         assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "7"}));
     }
 
+    /// An API server with the pod `p` on this node. Its claims have other versions than those that a change names.
+    fn server(node: Value, patches: tokio::sync::mpsc::UnboundedSender<Value>) -> Client {
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (node, patches) = (node.clone(), patches.clone());
+            async move {
+                let is_read = request.method() == http::Method::GET;
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let (status, answer) = if is_read {
+                    let metadata = json!({"name": "p", "namespace": "d", "uid": "p"});
+                    (200_u16, json!({"metadata": metadata, "spec": {"nodeName": node}}))
+                } else {
+                    patches.send(serde_json::from_slice(&body).unwrap()).unwrap();
+                    let message = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 409,
+                        "reason": "Conflict", "message": "changed"});
+                    (409, message)
+                };
+                let body = kube::client::Body::from(answer.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(
+                    http::Response::builder().status(status).body(body).unwrap(),
+                )
+            }
+        });
+        Client::new(service, "d")
+    }
+
     #[tokio::test]
-    async fn a_claim_that_has_changed_keeps_its_devices() {
+    async fn a_claim_that_has_changed_or_whose_pod_is_bound_keeps_its_devices() {
         let devices = Devices::default();
         let mut failed = claim(&[("bad", "True")]);
         failed.metadata.uid = Some("c".to_owned());
@@ -335,18 +360,12 @@ mod tests {
         let pod = crate::fixture::pod("p", spec);
         let unusable = devices.releasable(&pod, NOT_AVAILABLE, &[]).unwrap();
         assert!(!unusable.is_former);
-        // The stored claim has a later version. Only a change of the known version is sent.
-        let service = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
-            let body = request.into_body().collect_bytes().await.unwrap();
-            let patch: Value = serde_json::from_slice(&body).unwrap();
-            assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "6"}));
-            let conflict = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 409,
-                "reason": "Conflict", "message": "changed"});
-            let body = kube::client::Body::from(conflict.to_string().into_bytes());
-            let response = http::Response::builder().status(409).body(body).unwrap();
-            Ok::<_, std::convert::Infallible>(response)
-        });
-        bind::deallocate(&Client::new(service, "d"), &pod, &unusable).await.unwrap();
+        let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
+        bind::deallocate(&server(json!(null), sender.clone()), &pod, &unusable).await.unwrap();
+        let patch = patches.recv().await.unwrap();
+        assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "6"}));
+        bind::deallocate(&server(json!("n"), sender), &pod, &unusable).await.unwrap();
+        assert!(patches.try_recv().is_err(), "the pod is bound");
     }
 
     #[test]

@@ -138,8 +138,8 @@ impl State {
         self.extended_claims.get(&Key::new(pod.namespace(), pod.uid()))
     }
 
-    /// Updates the index of the claims for extended resources before a claim is stored, or removed if `new` is `None`. Users
-    /// can change the annotation and the owner of a claim. A pod that loses its claim is scheduled again.
+    /// Updates the index of the claims for extended resources before a claim is stored, or removed if `new` is `None`.
+    /// Users can change the annotation and the owner of a claim. A pod that loses its claim is scheduled again.
     pub(super) fn index_extended(&mut self, key: &Key, new: Option<&Claim>) {
         let of = |pod: &str| Key::new(&key.namespace, pod);
         let known = self.claims.get(key).and_then(pod_of).map(of);
