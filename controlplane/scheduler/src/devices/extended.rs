@@ -199,9 +199,9 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 impl ContainerRequests {
     fn of(container: &Container, is_short_lived: bool) -> Self {
         let requests = container.resources.iter().filter_map(|resources| resources.requests.as_ref());
-        let amounts = requests.flatten().map(|(name, amount)| {
-            (name.clone(), Quantity::of(amount).ok().and_then(Quantity::whole).filter(|amount| *amount > 0))
-        });
+        let amounts = requests
+            .flatten()
+            .map(|(name, amount)| (name.clone(), Quantity::of(amount).ok().and_then(Quantity::whole)));
         Self { name: container.name.clone(), is_short_lived, amounts: amounts.collect() }
     }
 }
@@ -220,6 +220,10 @@ impl Extended {
             let allocatable = node.allocatable.others.get(resource);
             match classes.of_resource(resource) {
                 Some(class) if allocatable.is_none_or(|amount| *amount == 0) => {
+                    // The API accepts fractions of the resource of a class: its domain belongs to Kubernetes.
+                    if self.containers.iter().any(|one| one.amounts.get(resource) == Some(&None)) {
+                        return Err("cannot allocate all claims".to_owned());
+                    }
                     let found = self.of_resource(resource);
                     requests.extend(found.requests.into_iter().map(|(_, name, count)| {
                         let exact = Exact {
@@ -313,7 +317,7 @@ impl ContainerRequests {
 
     /// The name of the request for a resource, and the number of devices.
     fn request(&self, index: usize, resource: &str) -> Option<(String, i64)> {
-        let count = (*self.amounts.get(resource)?)?;
+        let count = (*self.amounts.get(resource)?).filter(|count| *count > 0)?;
         let place = self.amounts.keys().position(|name| name == resource)?;
         Some((format!("container-{index}-request-{place}"), count))
     }
@@ -462,6 +466,19 @@ mod tests {
         let none =
             fixture::pod("p", json!({"containers": [container("a", json!({"example.com/other": "1"}))]}));
         assert!(state().extended(&none).is_none(), "no class provides a resource of the pod");
+    }
+
+    #[test]
+    fn a_node_cannot_provide_a_fraction_of_a_device() {
+        let containers = |amount: &str| {
+            let other = container("b", json!({"deviceclass.resource.kubernetes.io/c": "1"}));
+            json!({"containers": [container("a", json!({"deviceclass.resource.kubernetes.io/c": amount})), other]})
+        };
+        let node = NodeProperties::default();
+        let refused = Err("cannot allocate all claims".to_owned());
+        assert_eq!(new_claim(containers("1500m"), &node), refused);
+        let found = new_claim(containers("0"), &node).unwrap().unwrap();
+        assert_eq!(requests(&found), [("container-1-request-0", "c", 1)]);
     }
 
     #[test]
