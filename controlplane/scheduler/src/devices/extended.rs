@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt, controller_of};
-use coracle_values::pod_resources::Resources;
 use serde_json::{Value, json};
 
 use super::classes::{CLASS_PREFIX, Classes};
 use super::object::{Claim, Exact, Request};
-use super::{Devices, State};
+use super::{PodDevices, State};
 use crate::node_properties::NodeProperties;
 use crate::object::{Container, Pod};
 use crate::request;
@@ -31,6 +30,8 @@ const MAPPINGS_MAX: usize = 4096;
 pub(super) struct Extended {
     /// Requested amounts by name.
     amounts: BTreeMap<String, i128>,
+    /// The resources that device classes provide.
+    of_classes: BTreeSet<String>,
     containers: Vec<ContainerRequests>,
     /// The claim of an earlier attempt to bind the pod.
     former: Option<Key>,
@@ -100,17 +101,13 @@ pub(super) fn pod_of(claim: &Claim) -> Option<&str> {
     controller_of(&claim.metadata).filter(|_| is_extended).map(|owner| owner.uid.as_str())
 }
 
-// === impl Devices ===
+// === impl PodDevices ===
 
-impl Devices {
-    /// The requested resources that device classes provide, on nodes without a device plugin for them.
-    pub(crate) fn resources_of_classes(&self, requests: &Resources) -> BTreeSet<String> {
-        let mut names = requests.others.keys().filter(|name| is_extended(name)).peekable();
-        if names.peek().is_none() {
-            return BTreeSet::new();
-        }
-        let state = self.lock();
-        names.filter(|name| state.classes.of_resource(name).is_some()).cloned().collect()
+impl PodDevices {
+    /// The extended resources that device classes provided when the pod's devices were read, on nodes without a device
+    /// plugin for them.
+    pub(crate) fn resources_of_classes(&self) -> BTreeSet<String> {
+        self.extended.as_ref().map(|extended| extended.of_classes.clone()).unwrap_or_default()
     }
 }
 
@@ -124,13 +121,15 @@ impl State {
         }
         let mut amounts = request::of_pod(pod).others;
         amounts.retain(|name, amount| *amount > 0 && is_extended(name));
-        amounts.keys().find(|name| self.classes.of_resource(name).is_some())?;
+        let of_classes = amounts.keys().filter(|name| self.classes.of_resource(name).is_some());
+        let of_classes: BTreeSet<String> = of_classes.cloned().collect();
+        of_classes.first()?;
         let inits = pod.spec.init_containers.iter().flatten();
         let inits = inits.map(|container| ContainerRequests::of(container, !is_sidecar(container)));
         let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
         let key = uncreated(pod.namespace(), pod.uid());
         let former = self.former_claim(pod).cloned();
-        Some(Extended { amounts, containers: inits.chain(others).collect(), former, key })
+        Some(Extended { amounts, of_classes, containers: inits.chain(others).collect(), former, key })
     }
 
     /// The claim for the pod's extended resources of an earlier attempt to bind the pod.
@@ -218,8 +217,9 @@ impl Extended {
         let (mut requests, mut mappings) = (Vec::new(), Vec::new());
         for resource in self.amounts.keys() {
             let allocatable = node.allocatable.others.get(resource);
+            let is_lacking = allocatable.is_none_or(|amount| *amount == 0);
             match classes.of_resource(resource) {
-                Some(class) if allocatable.is_none_or(|amount| *amount == 0) => {
+                Some(class) if is_lacking => {
                     // The API accepts fractions of the resource of a class: its domain belongs to Kubernetes.
                     if self.containers.iter().any(|one| one.amounts.get(resource) == Some(&None)) {
                         return Err("cannot allocate all claims".to_owned());
@@ -239,7 +239,10 @@ impl Extended {
                         return Err("cannot allocate all claims".to_owned());
                     }
                 }
-                _ if allocatable.is_none() => return Err("cannot fit resource".to_owned()),
+                // The filter NodeResourcesFit has left the resource to a class, which may be deleted meanwhile.
+                _ if allocatable.is_none() || (is_lacking && self.of_classes.contains(resource)) => {
+                    return Err("cannot fit resource".to_owned());
+                }
                 _ => {}
             }
         }
@@ -460,6 +463,15 @@ mod tests {
         assert_eq!(new_claim(spec(), &with(&[(GPU, 1)])), Ok(None));
         assert!(new_claim(spec(), &with(&[(GPU, 0)])).unwrap().is_some());
         assert!(new_claim(spec(), &with(&[])).unwrap().is_some());
+        let extended = state().extended(&fixture::pod("p", spec())).unwrap();
+        for amounts in [&[][..], &[(GPU, 0)]] {
+            let without_class = extended.claim(&Classes::default(), &with(amounts));
+            assert_eq!(
+                without_class,
+                Err("cannot fit resource".to_owned()),
+                "the class was deleted meanwhile"
+            );
+        }
         let other = json!({"containers": [container("a", json!({GPU: "1", "example.com/other": "1"}))]});
         assert_eq!(new_claim(other.clone(), &with(&[])), Err("cannot fit resource".to_owned()));
         assert!(new_claim(other, &with(&[("example.com/other", 1)])).unwrap().is_some());
