@@ -24,6 +24,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Maximum devices of a driver whose health is kept.
 const DEVICES_MAX: usize = 4096;
+/// Maximum devices whose changed health is recorded until it is read.
+const CHANGES_MAX: usize = 4 * DEVICES_MAX;
 /// Maximum bytes of a message, as in the API.
 const MESSAGE_MAX: usize = 1024;
 /// Minimum time between two reports that are read, so that a driver cannot keep the node busy.
@@ -189,7 +191,7 @@ impl HealthTable {
         let ended = if state.has_reported(driver, stream) { state.drivers.remove(driver) } else { None };
         let devices = ended.iter().flat_map(|reports| &reports.devices);
         let known = devices.filter(|(_, report)| report.health.health != Health::Unknown);
-        state.changes.extend(known.map(|(device, _)| (driver.to_owned(), device.clone())));
+        state.add_changes(driver, known.map(|(device, _)| device.clone()));
         drop(state);
         self.changed.notify_one();
     }
@@ -216,7 +218,7 @@ impl HealthTable {
             known.devices.insert(device, report);
         }
         let is_changed = !changes.is_empty();
-        state.changes.extend(changes.into_iter().map(|device| (driver.to_owned(), device)));
+        state.add_changes(driver, changes);
         drop(state);
         if is_changed {
             self.changed.notify_one();
@@ -228,7 +230,7 @@ impl HealthTable {
         let mut state = self.state();
         let reports = state.drivers.get_mut(driver).filter(|reports| reports.stream == stream);
         let expired = reports.map(|reports| reports.remove_expired(Instant::now())).unwrap_or_default();
-        state.changes.extend(expired.into_iter().map(|device| (driver.to_owned(), device)));
+        state.add_changes(driver, expired);
         drop(state);
         self.changed.notify_one();
     }
@@ -253,6 +255,13 @@ impl HealthTable {
 // === impl State ===
 
 impl State {
+    /// Records changed devices of a driver. Devices over the maximum are left out: a driver can report new names all the
+    /// time.
+    fn add_changes(&mut self, driver: &str, devices: impl IntoIterator<Item = Device>) {
+        let room = CHANGES_MAX.saturating_sub(self.changes.len());
+        self.changes.extend(devices.into_iter().take(room).map(|device| (driver.to_owned(), device)));
+    }
+
     /// Whether the reports of a driver are those of this stream.
     fn has_reported(&self, driver: &str, stream: u64) -> bool {
         self.drivers.get(driver).is_some_and(|reports| reports.stream == stream)
@@ -405,5 +414,12 @@ mod tests {
         report(&table, 1, many.collect());
         report(&table, 1, vec![of("another", api::HealthStatus::Healthy, 0)]);
         assert_eq!(table.state().drivers[D].devices.len(), DEVICES_MAX);
+        for stream in 2..12 {
+            let new =
+                (0..DEVICES_MAX).map(|index| of(&format!("{stream}-{index}"), api::HealthStatus::Healthy, 0));
+            report(&table, stream, new.collect());
+            table.end(D, stream);
+        }
+        assert_eq!(table.state().changes.len(), CHANGES_MAX);
     }
 }

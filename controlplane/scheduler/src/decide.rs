@@ -204,7 +204,7 @@ pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resu
     };
     let devices = snapshot.devices.of_pod(pod)?;
     let mut needs = PodRequirements::of(pod);
-    needs.of_classes = snapshot.devices.resources_of_classes(&needs.requests);
+    needs.of_classes = devices.resources_of_classes();
     Ok(Prepared { topology: Topology::of(pod, profile, snapshot), needs, claims, devices })
 }
 

@@ -33,7 +33,7 @@ use self::allocate::{Allocator, Failure};
 use self::allocated::Allocated;
 use self::classes::Classes;
 pub(crate) use self::extended::is_extended;
-use self::extended::{Extended, NewClaim, requests_extended};
+use self::extended::{Extended, NewClaim, requests_extended, uncreated};
 use self::object::Claim;
 use self::places::is_reachable;
 use self::slices::Slices;
@@ -361,7 +361,7 @@ impl State {
         if known != Some(&claim) {
             self.pending.claims.insert(key.clone());
         }
-        self.index_extended(&key, &claim);
+        self.index_extended(&key, Some(&claim));
         self.change(&key, |state| {
             if is_other || is_released || claim.status.allocation.is_some() {
                 // The claim itself has the allocation now, or the allocation was for a deleted claim or is released.
@@ -373,25 +373,13 @@ impl State {
 
     /// Stores a claim, and updates the devices in use.
     fn insert_claim(&mut self, key: &Key, claim: Claim) {
-        self.index_extended(key, &claim);
+        self.index_extended(key, Some(&claim));
         self.change(key, |state| drop(state.claims.insert(key.clone(), claim)));
-    }
-
-    /// Records a claim for extended resources.
-    fn index_extended(&mut self, key: &Key, claim: &Claim) {
-        if let Some(pod) = extended::pod_of(claim) {
-            self.extended_claims.insert(Key::new(&key.namespace, pod), key.clone());
-        }
     }
 
     fn remove_claim(&mut self, key: &Key) {
         self.pending.claims.insert(key.clone());
-        let pod = self.claims.get(key).and_then(extended::pod_of).map(|pod| Key::new(&key.namespace, pod));
-        if let Some(pod) = pod.filter(|pod| self.extended_claims.get(pod) == Some(key)) {
-            self.extended_claims.remove(&pod);
-            // The pod is scheduled again after the deletion of the claim.
-            self.pending.supply = true;
-        }
+        self.index_extended(key, None);
         self.change(key, |state| {
             state.assumed.remove(key);
             state.claims.remove(key);
@@ -475,8 +463,12 @@ pub(crate) fn refused(reason: &str) -> Refused {
 
 /// Whether a pod uses one of these claims.
 pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
+    if claims.is_empty() {
+        return false;
+    }
     let mut names = pod.spec.resource_claims.iter().filter_map(|claim| claim_name(pod, claim).ok().flatten());
-    !claims.is_empty() && names.any(|name| claims.contains(&Key::new(pod.namespace(), name)))
+    names.any(|name| claims.contains(&Key::new(pod.namespace(), name)))
+        || (requests_extended(pod) && claims.contains(&uncreated(pod.namespace(), pod.uid())))
 }
 
 /// The name of a pod's claim. `None` if the pod needs no claim object. It fails if the claim is not created yet.

@@ -19,6 +19,10 @@ const COMPONENT: &str = "device-taint-eviction-controller";
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, pools: &Arc<Mutex<Pools>>) {
     let (own, all, claims) = (queue.clone(), pools.clone(), context.caches.resource_claims.clone());
     context.caches.resource_slices.on_change(move |change| {
+        // A driver may write its slices often. Only taints, the generation and the place of the devices matter.
+        if change.old.map(|old| &old.spec) == change.new.map(|new| &new.spec) {
+            return;
+        }
         let mut pools = lock(&all);
         if let Some(old) = change.old {
             pools.remove(old);
@@ -107,4 +111,91 @@ fn has_device_of(claim: &ResourceClaim, slice: &ResourceSlice) -> bool {
 
 fn lock(pools: &Mutex<Pools>) -> MutexGuard<'_, Pools> {
     pools.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::test_api::TestApi;
+
+    /// The names of the queued claims.
+    async fn queued(queue: &Queue<Key>) -> Vec<String> {
+        let names = Mutex::new(Vec::new());
+        let work = queue.work("test", |key| {
+            names.lock().unwrap().push(key.name);
+            async { Ok(Next::Wait) }
+        });
+        assert!(tokio::time::timeout(Duration::from_secs(1), work).await.is_err());
+        names.into_inner().unwrap()
+    }
+
+    /// A claim of the device `x`, reserved for pods of these names and uids.
+    fn claim(name: &str, pool: &str, users: &[(&str, &str)]) -> ResourceClaim {
+        let users = users.iter().map(|(name, uid)| json!({"resource": "pods", "name": name, "uid": uid}));
+        let results = json!([{"driver": "d", "pool": pool, "device": "x"}]);
+        let status = json!({"allocation": {"devices": {"results": results}},
+            "reservedFor": users.collect::<Vec<_>>()});
+        let metadata = json!({"name": name, "namespace": "n", "uid": name, "resourceVersion": "1"});
+        serde_json::from_value(json!({"metadata": metadata, "status": status})).unwrap()
+    }
+
+    /// A slice of the pool `p` whose device `x` has a taint.
+    fn slice(version: &str, effect: &str) -> ResourceSlice {
+        let taints = json!([{"key": "k", "effect": effect, "timeAdded": "1970-01-01T00:10:00Z"}]);
+        let spec = json!({"driver": "d", "pool": {"name": "p", "generation": 1},
+            "devices": [{"name": "x", "taints": taints}]});
+        let metadata = json!({"name": "s", "uid": "s", "resourceVersion": version});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_other_taints_of_a_slice_queue_the_claims_of_its_pool() {
+        let api = TestApi::new(&[]);
+        let (queue, pools) = (Arc::new(Queue::new()), Arc::default());
+        listen(&api.context, &queue, &pools);
+        let caches = &api.context.caches;
+        caches.resource_claims.written(claim("a", "p", &[]));
+        caches.resource_claims.written(claim("b", "other", &[]));
+        assert!(queued(&queue).await.is_empty(), "no device has a taint");
+        for (version, effect, expected) in
+            [("2", "NoSchedule", 0), ("3", "NoExecute", 1), ("4", "NoExecute", 0), ("5", "NoSchedule", 1)]
+        {
+            caches.resource_slices.written(slice(version, effect));
+            assert_eq!(queued(&queue).await, vec!["a"; expected], "version {version}");
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_on_nodes_that_have_reserved_the_claim_are_evicted() {
+        let pod = |name: &str, node: Value| {
+            let claims = json!([{"name": "c", "resourceClaimName": "a"}]);
+            json!({"metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": "1"},
+                "spec": {"nodeName": node, "resourceClaims": claims}})
+        };
+        let pods =
+            [("p", json!("node")), ("waits", json!(null)), ("other", json!("node")), ("new", json!("node"))];
+        let pods = pods.map(|(name, node)| pod(name, node));
+        let api = TestApi::new(&[("/api/v1/namespaces/n/pods/p", pods[0].clone())]);
+        for pod in &pods {
+            api.context.caches.pods.written(serde_json::from_value(pod.clone()).unwrap());
+        }
+        // The last pod has the name of a former one.
+        let users = [("p", "p"), ("waits", "waits"), ("new", "former")];
+        api.context.caches.resource_claims.written(claim("a", "p", &users));
+        let pools = Mutex::new(Pools::default());
+        let key = || Key::new("n", "a");
+        lock(&pools).insert(&Arc::new(slice("2", "NoSchedule")));
+        assert!(matches!(reconcile(&api.context, &pools, key()).await, Ok(Next::Wait)));
+        assert!(api.writes().is_empty());
+        lock(&pools).insert(&Arc::new(slice("3", "NoExecute")));
+        assert!(matches!(reconcile(&api.context, &pools, key()).await, Ok(Next::Wait)));
+        let writes = api.writes();
+        let paths = |method: &str| -> Vec<&str> {
+            writes.iter().filter(|write| write.method == method).map(|write| write.path.as_str()).collect()
+        };
+        assert_eq!(paths("PATCH"), ["/api/v1/namespaces/n/pods/p/status"]);
+        assert_eq!(paths("DELETE"), ["/api/v1/namespaces/n/pods/p"]);
+    }
 }

@@ -2,8 +2,9 @@
 
 use coracle_values::resource;
 use coracle_values::toleration::evicts;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Taint;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -61,7 +62,7 @@ pub(crate) struct ResourceSlice {
 }
 
 /// The fields of a slice's spec that controllers read.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SliceSpec {
     pub(crate) driver: String,
@@ -72,14 +73,14 @@ pub(crate) struct SliceSpec {
     pub(crate) devices: Box<[TaintedDevice]>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(crate) struct SlicePool {
     pub(crate) name: String,
     pub(crate) generation: i64,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(crate) struct TaintedDevice {
     pub(crate) name: String,
@@ -107,6 +108,10 @@ fn tainted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[TaintedDev
     let mut devices = Option::<Vec<TaintedDevice>>::deserialize(deserializer)?.unwrap_or_default();
     for device in &mut devices {
         device.taints.retain(evicts);
+        // Slices that servers of earlier versions stored have no time. It must not move with each reconcile.
+        for taint in &mut device.taints {
+            taint.time_added.get_or_insert_with(|| Time(Timestamp::now()));
+        }
     }
     devices.retain(|device| !device.taints.is_empty());
     Ok(devices.into())
@@ -145,5 +150,14 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(pod.claims().collect::<Vec<_>>(), ["named", "made", "extended"]);
+    }
+
+    #[test]
+    fn a_taint_without_a_time_counts_from_when_the_slice_is_read() {
+        let taints = json!([{"key": "k", "effect": "NoExecute"}, {"key": "l", "effect": "NoSchedule"}]);
+        let devices = json!([{"name": "x", "taints": taints}, {"name": "y"}]);
+        let slice: ResourceSlice = serde_json::from_value(json!({"spec": {"devices": devices}})).unwrap();
+        let [device] = &*slice.spec.devices else { panic!("{:?}", slice.spec.devices) };
+        assert!(device.taints.len() == 1 && device.taints[0].time_added.is_some());
     }
 }

@@ -6,6 +6,7 @@ use kube::core::Request;
 use kube::{Client, Error, Resource};
 use serde_json::{Value, json};
 
+use super::binding::UnusableClaim;
 use super::object::Claim;
 use super::{Devices, Reservations, extended};
 use crate::object::Pod;
@@ -111,22 +112,22 @@ async fn allocate(
 /// not bound. Otherwise the devices would stay reserved although they cannot be used. Errors are logged: the pod is
 /// scheduled again in any case.
 pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
-    let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     for key in keys {
-        if let Err(error) = unreserve_one(&api, devices, pod, key).await {
+        if let Err(error) = unreserve_one(client, devices, pod, key).await {
             tracing::debug!(claim = key.name, namespace = key.namespace, %error, "cannot release a claim");
         }
     }
 }
 
-async fn unreserve_one(api: &Api<Claim>, devices: &Devices, pod: &Pod, key: &Key) -> Result<(), Error> {
+async fn unreserve_one(client: &Client, devices: &Devices, pod: &Pod, key: &Key) -> Result<(), Error> {
+    let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     let mut attempts = 1;
     loop {
         let Some(claim) = api.get_opt(&key.name).await? else { return Ok(()) };
         let done = if extended::pod_of(&claim) == Some(pod.uid()) {
-            delete(api, &claim).await
+            delete(client, pod, &claim).await
         } else {
-            remove_user(api, devices, pod, &claim).await
+            remove_user(&api, devices, pod, &claim).await
         };
         match done {
             Err(Error::Api(status)) if status.is_conflict() && attempts < ATTEMPTS => attempts += 1,
@@ -147,8 +148,17 @@ async fn remove_user(api: &Api<Claim>, devices: &Devices, pod: &Pod, claim: &Cla
     Ok(())
 }
 
-/// Deletes a claim for extended resources. Its finalizer is removed first, because its pod still exists.
-async fn delete(api: &Api<Claim>, claim: &Claim) -> Result<(), Error> {
+/// Deletes the claim for a pod's extended resources. Its finalizer is removed before, because the pod still exists.
+async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> {
+    // Otherwise the node would wait for the claim, if a device plugin provides the resources in the next attempt.
+    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"extendedResourceClaimStatus": null}});
+    let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
+    match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Merge(patch)).await {
+        // The pod is gone.
+        Err(Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+        patched => drop(patched?),
+    }
+    let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     let own = claim.metadata.finalizers.as_deref().unwrap_or_default();
     if own.iter().any(|one| one == FINALIZER) {
         let others: Value = own.iter().map(String::as_str).filter(|one| *one != FINALIZER).collect();
@@ -163,20 +173,35 @@ async fn delete(api: &Api<Claim>, claim: &Claim) -> Result<(), Error> {
     }
 }
 
-/// Releases the devices of a claim that only this pod may use, so that other devices are allocated: no node can use the
+/// Releases the devices of a claim that only this pod may use, so that other devices are allocated: no node can run the
 /// pod with them. Deletes the claim of an earlier attempt for the pod's extended resources.
-pub(crate) async fn deallocate(client: &Client, pod: &Pod, claim: &Key) -> Result<(), Error> {
-    let api: Api<Claim> = Api::namespaced(client.clone(), &claim.namespace);
-    let Some(claim) = api.get_opt(&claim.name).await? else { return Ok(()) };
-    if extended::pod_of(&claim) == Some(pod.uid()) {
-        return delete(&api, &claim).await;
-    }
-    if !claim.is_free_for(pod) {
+///
+/// A claim that has changed since the decision is not written, because it could have other devices by now. Its change
+/// lets the pod be scheduled again.
+///
+/// A bound pod keeps its claims: the answer to its binding can be lost, and the watch can be behind.
+pub(crate) async fn deallocate(client: &Client, pod: &Pod, unusable: &UnusableClaim) -> Result<(), Error> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
+    let latest = pods.get_opt(pod.name()).await?;
+    if latest.is_none_or(|latest| latest.uid() != pod.uid() || latest.node().is_some()) {
         return Ok(());
     }
+    let claim = &unusable.claim;
+    let api: Api<Claim> = Api::namespaced(client.clone(), claim.namespace());
+    if unusable.is_former {
+        let is_same =
+            |latest: &Claim| latest.uid() == claim.uid() && extended::pod_of(latest) == Some(pod.uid());
+        return match api.get_opt(claim.name()).await?.filter(is_same) {
+            Some(latest) => delete(client, pod, &latest).await,
+            None => Ok(()),
+        };
+    }
     let status = json!({"reservedFor": null, "allocation": null, "devices": null});
-    let patch = json!({"metadata": version(&claim, &[]), "status": status});
-    api.patch_status(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+    let patch = json!({"metadata": version(claim, &[]), "status": status});
+    match api.patch_status(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await {
+        Err(Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(()),
+        done => done.map(drop),
+    }
 }
 
 /// Writes a claim. After a conflict the latest version is written, because other pods may reserve the claim at the same

@@ -68,6 +68,22 @@ enum Readiness {
     },
 }
 
+/// A claim whose devices a pod cannot use.
+#[derive(Debug)]
+pub(crate) struct UnusableClaim {
+    pub(super) claim: Claim,
+    /// Whether it is the claim of an earlier attempt for the pod's extended resources.
+    pub(crate) is_former: bool,
+}
+
+// === impl UnusableClaim ===
+
+impl UnusableClaim {
+    pub(crate) fn key(&self) -> Key {
+        self.claim.key()
+    }
+}
+
 // === impl Devices ===
 
 impl Devices {
@@ -80,8 +96,8 @@ impl Devices {
     /// Whether a device of these claims has binding conditions.
     fn has_conditions(&self, claims: &[Key]) -> bool {
         let state = self.lock();
-        let claims = claims.iter().filter_map(|key| state.claims.get(key));
-        let mut allocations = claims.filter_map(|claim| claim.status.allocation.as_ref());
+        // The watch may have delivered a state of the claim from before its allocation.
+        let mut allocations = claims.iter().filter_map(|key| state.allocation(key));
         allocations.any(|allocation| conditional(allocation).next().is_some())
     }
 
@@ -109,12 +125,17 @@ impl Devices {
         Ok(Readiness::Ready)
     }
 
-    /// A claim whose devices can be released, because nodes refused the pod for them, and whether it is the claim of an
-    /// earlier attempt for the pod's extended resources. Source: `PostFilter`. `why` is the message about the pod.
-    pub(crate) fn releasable(&self, pod: &Pod, why: &str, nodes: &[&NodeProperties]) -> Option<(Key, bool)> {
+    /// A claim whose devices can be released, because nodes refused the pod for them. Source: `PostFilter`. `why` is the
+    /// message about the pod.
+    pub(crate) fn releasable(
+        &self,
+        pod: &Pod,
+        why: &str,
+        nodes: &[&NodeProperties],
+    ) -> Option<UnusableClaim> {
         let state = self.lock();
-        if let Some(former) = state.former_claim(pod) {
-            return Some((former.clone(), true));
+        if let Some(former) = state.former_claim(pod).and_then(|key| state.claims.get(key)) {
+            return Some(UnusableClaim { claim: former.clone(), is_former: true });
         }
         if !why.contains(NOT_AVAILABLE) {
             return None;
@@ -130,7 +151,7 @@ impl Devices {
             claim.is_free_for(pod)
                 && (has_failed(claim, now, timeout) || nodes.iter().copied().any(is_unreachable))
         });
-        unavailable.next().map(|claim| (claim.key(), false))
+        unavailable.next().map(|claim| UnusableClaim { claim: claim.clone(), is_former: false })
     }
 }
 
@@ -301,5 +322,67 @@ mod tests {
         let patch = patches.recv().await.unwrap();
         assert_eq!(patch["status"], json!({"reservedFor": [{"uid": "q"}]}));
         assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "7"}));
+    }
+
+    /// An API server with the pod `p` on this node. Its claims have other versions than those that a change names.
+    fn server(node: Value, patches: tokio::sync::mpsc::UnboundedSender<Value>) -> Client {
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (node, patches) = (node.clone(), patches.clone());
+            async move {
+                let is_read = request.method() == http::Method::GET;
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let (status, answer) = if is_read {
+                    let metadata = json!({"name": "p", "namespace": "d", "uid": "p"});
+                    (200_u16, json!({"metadata": metadata, "spec": {"nodeName": node}}))
+                } else {
+                    patches.send(serde_json::from_slice(&body).unwrap()).unwrap();
+                    let message = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 409,
+                        "reason": "Conflict", "message": "changed"});
+                    (409, message)
+                };
+                let body = kube::client::Body::from(answer.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(
+                    http::Response::builder().status(status).body(body).unwrap(),
+                )
+            }
+        });
+        Client::new(service, "d")
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_has_changed_or_whose_pod_is_bound_keeps_its_devices() {
+        let devices = Devices::default();
+        let mut failed = claim(&[("bad", "True")]);
+        failed.metadata.uid = Some("c".to_owned());
+        failed.metadata.resource_version = Some("6".to_owned());
+        devices.lock().put_claim(failed);
+        let spec = json!({"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]});
+        let pod = crate::fixture::pod("p", spec);
+        let unusable = devices.releasable(&pod, NOT_AVAILABLE, &[]).unwrap();
+        assert!(!unusable.is_former);
+        let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
+        bind::deallocate(&server(json!(null), sender.clone()), &pod, &unusable).await.unwrap();
+        let patch = patches.recv().await.unwrap();
+        assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "6"}));
+        bind::deallocate(&server(json!("n"), sender), &pod, &unusable).await.unwrap();
+        assert!(patches.try_recv().is_err(), "the pod is bound");
+    }
+
+    #[test]
+    fn a_pod_waits_although_the_watch_delivers_an_earlier_state_of_its_claim() {
+        let devices = Devices::default();
+        let (written, mut before) = (claim(&[]), claim(&[]));
+        before.status.allocation = None;
+        let mut state = devices.lock();
+        state.assumed.insert(written.key(), written.status.allocation.clone().unwrap());
+        state.put_claim(before);
+        drop(state);
+        let (keys, now) = ([written.key()], Timestamp::now());
+        assert!(devices.has_conditions(&keys));
+        let limit = now.checked_add(DEVICE_TIMEOUT).unwrap();
+        assert!(matches!(
+            devices.readiness(&keys, DEVICE_TIMEOUT, (now, limit)),
+            Ok(Readiness::Waits { .. })
+        ));
     }
 }

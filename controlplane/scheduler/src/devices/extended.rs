@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt, controller_of};
-use coracle_values::pod_resources::Resources;
 use serde_json::{Value, json};
 
 use super::classes::{CLASS_PREFIX, Classes};
 use super::object::{Claim, Exact, Request};
-use super::{Devices, State};
+use super::{PodDevices, State};
 use crate::node_properties::NodeProperties;
 use crate::object::{Container, Pod};
 use crate::request;
@@ -23,12 +22,16 @@ pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-cl
 const UNCREATED: &str = "<extended-resources>/";
 /// Maximum number of requests of a claim, as in the API.
 const REQUESTS_MAX: usize = 32;
+/// Maximum number of mappings. The pod's status could not hold many more, and they are computed for each node.
+const MAPPINGS_MAX: usize = 4096;
 
 /// The extended resources of a pod. A device class provides at least one of them.
 #[derive(Clone, Debug)]
 pub(super) struct Extended {
     /// Requested amounts by name.
     amounts: BTreeMap<String, i128>,
+    /// The resources that device classes provide.
+    of_classes: BTreeSet<String>,
     containers: Vec<ContainerRequests>,
     /// The claim of an earlier attempt to bind the pod.
     former: Option<Key>,
@@ -81,6 +84,11 @@ pub(crate) fn requests_extended(pod: &Pod) -> bool {
     containers.flat_map(BTreeMap::keys).any(|name| is_extended(name))
 }
 
+/// The key of the claim for a pod's extended resources before it is created.
+pub(super) fn uncreated(namespace: &str, pod: &str) -> Key {
+    Key::new(namespace, &format!("{UNCREATED}{pod}"))
+}
+
 /// Whether this is the key of a claim before it is created.
 pub(super) fn is_uncreated(key: &Key) -> bool {
     key.name.starts_with(UNCREATED)
@@ -93,17 +101,13 @@ pub(super) fn pod_of(claim: &Claim) -> Option<&str> {
     controller_of(&claim.metadata).filter(|_| is_extended).map(|owner| owner.uid.as_str())
 }
 
-// === impl Devices ===
+// === impl PodDevices ===
 
-impl Devices {
-    /// The requested resources that device classes provide, on nodes without a device plugin for them.
-    pub(crate) fn resources_of_classes(&self, requests: &Resources) -> BTreeSet<String> {
-        let mut names = requests.others.keys().filter(|name| is_extended(name)).peekable();
-        if names.peek().is_none() {
-            return BTreeSet::new();
-        }
-        let state = self.lock();
-        names.filter(|name| state.classes.of_resource(name).is_some()).cloned().collect()
+impl PodDevices {
+    /// The extended resources that device classes provided when the pod's devices were read, on nodes without a device
+    /// plugin for them.
+    pub(crate) fn resources_of_classes(&self) -> BTreeSet<String> {
+        self.extended.as_ref().map(|extended| extended.of_classes.clone()).unwrap_or_default()
     }
 }
 
@@ -117,18 +121,37 @@ impl State {
         }
         let mut amounts = request::of_pod(pod).others;
         amounts.retain(|name, amount| *amount > 0 && is_extended(name));
-        amounts.keys().find(|name| self.classes.of_resource(name).is_some())?;
+        let of_classes = amounts.keys().filter(|name| self.classes.of_resource(name).is_some());
+        let of_classes: BTreeSet<String> = of_classes.cloned().collect();
+        of_classes.first()?;
         let inits = pod.spec.init_containers.iter().flatten();
         let inits = inits.map(|container| ContainerRequests::of(container, !is_sidecar(container)));
         let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
-        let key = Key::new(pod.namespace(), &format!("{UNCREATED}{}", pod.uid()));
+        let key = uncreated(pod.namespace(), pod.uid());
         let former = self.former_claim(pod).cloned();
-        Some(Extended { amounts, containers: inits.chain(others).collect(), former, key })
+        Some(Extended { amounts, of_classes, containers: inits.chain(others).collect(), former, key })
     }
 
     /// The claim for the pod's extended resources of an earlier attempt to bind the pod.
     pub(super) fn former_claim(&self, pod: &Pod) -> Option<&Key> {
         self.extended_claims.get(&Key::new(pod.namespace(), pod.uid()))
+    }
+
+    /// Updates the index of the claims for extended resources before a claim is stored, or removed if `new` is `None`.
+    /// Users can change the annotation and the owner of a claim. A pod that loses its claim is scheduled again.
+    pub(super) fn index_extended(&mut self, key: &Key, new: Option<&Claim>) {
+        let of = |pod: &str| Key::new(&key.namespace, pod);
+        let known = self.claims.get(key).and_then(pod_of).map(of);
+        let new = new.and_then(pod_of).map(of);
+        let left =
+            known.filter(|pod| new.as_ref() != Some(pod) && self.extended_claims.get(pod) == Some(key));
+        if let Some(pod) = left {
+            self.extended_claims.remove(&pod);
+            self.pending.claims.insert(uncreated(&pod.namespace, &pod.name));
+        }
+        if let Some(pod) = new {
+            self.extended_claims.insert(pod, key.clone());
+        }
     }
 
     /// Stores a claim for extended resources that was created and allocated. Its devices are no longer reserved for the
@@ -175,9 +198,9 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 impl ContainerRequests {
     fn of(container: &Container, is_short_lived: bool) -> Self {
         let requests = container.resources.iter().filter_map(|resources| resources.requests.as_ref());
-        let amounts = requests.flatten().map(|(name, amount)| {
-            (name.clone(), Quantity::of(amount).ok().and_then(Quantity::whole).filter(|amount| *amount > 0))
-        });
+        let amounts = requests
+            .flatten()
+            .map(|(name, amount)| (name.clone(), Quantity::of(amount).ok().and_then(Quantity::whole)));
         Self { name: container.name.clone(), is_short_lived, amounts: amounts.collect() }
     }
 }
@@ -194,8 +217,13 @@ impl Extended {
         let (mut requests, mut mappings) = (Vec::new(), Vec::new());
         for resource in self.amounts.keys() {
             let allocatable = node.allocatable.others.get(resource);
+            let is_lacking = allocatable.is_none_or(|amount| *amount == 0);
             match classes.of_resource(resource) {
-                Some(class) if allocatable.is_none_or(|amount| *amount == 0) => {
+                Some(class) if is_lacking => {
+                    // The API accepts fractions of the resource of a class: its domain belongs to Kubernetes.
+                    if self.containers.iter().any(|one| one.amounts.get(resource) == Some(&None)) {
+                        return Err("cannot allocate all claims".to_owned());
+                    }
                     let found = self.of_resource(resource);
                     requests.extend(found.requests.into_iter().map(|(_, name, count)| {
                         let exact = Exact {
@@ -207,16 +235,19 @@ impl Extended {
                         Request { name, exactly: Some(exact), ..Request::default() }
                     }));
                     mappings.extend(found.mappings);
+                    if requests.len() > REQUESTS_MAX || mappings.len() > MAPPINGS_MAX {
+                        return Err("cannot allocate all claims".to_owned());
+                    }
                 }
-                _ if allocatable.is_none() => return Err("cannot fit resource".to_owned()),
+                // The filter NodeResourcesFit has left the resource to a class, which may be deleted meanwhile.
+                _ if allocatable.is_none() || (is_lacking && self.of_classes.contains(resource)) => {
+                    return Err("cannot fit resource".to_owned());
+                }
                 _ => {}
             }
         }
         if requests.is_empty() {
             return Ok(None);
-        }
-        if requests.len() > REQUESTS_MAX {
-            return Err("cannot allocate all claims".to_owned());
         }
         requests.sort_by(|one: &Request, other| one.name.cmp(&other.name));
         let mut claim = Claim::default();
@@ -242,6 +273,9 @@ impl Extended {
         let (mut largest, mut own, mut mappings) =
             (None::<(usize, String, i64)>, BTreeSet::new(), Vec::new());
         for (index, container) in self.containers.iter().enumerate().filter(|(_, one)| one.is_short_lived) {
+            if mappings.len() > MAPPINGS_MAX {
+                break;
+            }
             let Some((name, count)) = container.request(index, resource) else { continue };
             let count = count - container.reuse(index, &found.requests, (resource, count), &mut mappings);
             if count <= 0 {
@@ -286,7 +320,7 @@ impl ContainerRequests {
 
     /// The name of the request for a resource, and the number of devices.
     fn request(&self, index: usize, resource: &str) -> Option<(String, i64)> {
-        let count = (*self.amounts.get(resource)?)?;
+        let count = (*self.amounts.get(resource)?).filter(|count| *count > 0)?;
         let place = self.amounts.keys().position(|name| name == resource)?;
         Some((format!("container-{index}-request-{place}"), count))
     }
@@ -429,6 +463,15 @@ mod tests {
         assert_eq!(new_claim(spec(), &with(&[(GPU, 1)])), Ok(None));
         assert!(new_claim(spec(), &with(&[(GPU, 0)])).unwrap().is_some());
         assert!(new_claim(spec(), &with(&[])).unwrap().is_some());
+        let extended = state().extended(&fixture::pod("p", spec())).unwrap();
+        for amounts in [&[][..], &[(GPU, 0)]] {
+            let without_class = extended.claim(&Classes::default(), &with(amounts));
+            assert_eq!(
+                without_class,
+                Err("cannot fit resource".to_owned()),
+                "the class was deleted meanwhile"
+            );
+        }
         let other = json!({"containers": [container("a", json!({GPU: "1", "example.com/other": "1"}))]});
         assert_eq!(new_claim(other.clone(), &with(&[])), Err("cannot fit resource".to_owned()));
         assert!(new_claim(other, &with(&[("example.com/other", 1)])).unwrap().is_some());
@@ -438,12 +481,34 @@ mod tests {
     }
 
     #[test]
+    fn a_node_cannot_provide_a_fraction_of_a_device() {
+        let containers = |amount: &str| {
+            let other = container("b", json!({"deviceclass.resource.kubernetes.io/c": "1"}));
+            json!({"containers": [container("a", json!({"deviceclass.resource.kubernetes.io/c": amount})), other]})
+        };
+        let node = NodeProperties::default();
+        let refused = Err("cannot allocate all claims".to_owned());
+        assert_eq!(new_claim(containers("1500m"), &node), refused);
+        let found = new_claim(containers("0"), &node).unwrap().unwrap();
+        assert_eq!(requests(&found), [("container-1-request-0", "c", 1)]);
+    }
+
+    #[test]
     fn a_pod_with_too_many_requests_gets_no_claim_and_little_work() {
         let many = |kind: &str| -> Vec<Value> {
             (0..1000).map(|index| container(&format!("{kind}{index}"), json!({GPU: "1000"}))).collect()
         };
         let spec = json!({"initContainers": many("i"), "containers": many("c")});
         let refused = new_claim(spec, &NodeProperties::default());
+        assert_eq!(refused, Err("cannot allocate all claims".to_owned()));
+        // Each init container has a mapping for each of the other containers.
+        let init = |index: i32| container(&format!("i{index}"), json!({GPU: "1000000"}));
+        let (inits, mut few) = ((0..1000).map(init).collect::<Vec<_>>(), many("c"));
+        few.truncate(REQUESTS_MAX - 1);
+        let spec = json!({"initContainers": inits, "containers": few});
+        let extended = state().extended(&fixture::pod("p", spec)).unwrap();
+        assert!(extended.of_resource(GPU).mappings.len() <= MAPPINGS_MAX + 2 * REQUESTS_MAX);
+        let refused = extended.claim(&state().classes, &NodeProperties::default());
         assert_eq!(refused, Err("cannot allocate all claims".to_owned()));
     }
 
@@ -468,6 +533,15 @@ mod tests {
         state.pending = super::super::DeviceChanges::default();
         state.remove_claim(&Key::new("d", "x"));
         assert_eq!(state.former_claim(&pod), None);
-        assert!(state.pending.supply, "the pod is scheduled again");
+        let changes = &state.pending;
+        assert!(super::super::uses_any(&pod, &changes.claims), "the pod is scheduled again");
+        let other = fixture::pod("q", json!({"containers": [container("a", json!({GPU: "1"}))]}));
+        assert!(!super::super::uses_any(&other, &changes.claims) && !changes.supply);
+        // A claim that is no longer marked as one for extended resources is not in the index.
+        state.put_claim(claim("d", "true"));
+        state.put_claim(claim("d", "false"));
+        assert!(
+            state.extended_claims.contains_key(&Key::new("other", "p")) && state.extended_claims.len() == 1
+        );
     }
 }

@@ -9,6 +9,7 @@ use kube::runtime::watcher::Event;
 
 use super::object::{Claim, Class, Slice};
 use super::{Devices, State};
+use crate::object::is_older;
 use crate::watch::{stream, watch_config};
 
 /// Keeps the state up to date. Never returns.
@@ -32,7 +33,7 @@ async fn claims(client: &Client, devices: &Devices) {
             }
             Event::Apply(claim) => {
                 state.received(&claim);
-                state.put_claim(claim);
+                state.put_changed(claim);
             }
             Event::Delete(claim) => {
                 state.received(&claim);
@@ -94,6 +95,15 @@ async fn slices(client: &Client, devices: &Devices) {
 }
 
 impl State {
+    /// Stores a changed claim. A state from before the last write is left out: if the pod is not bound after the write,
+    /// its devices would be free until the watch delivers the written state.
+    pub(super) fn put_changed(&mut self, claim: Claim) {
+        let known = self.claims.get(&claim.key()).filter(|known| known.metadata.uid == claim.metadata.uid);
+        if known.is_none_or(|known| !is_older(&claim, known)) {
+            self.put_claim(claim);
+        }
+    }
+
     pub(super) fn put_class(&mut self, class: Class) {
         let known = self.classes.get(class.name());
         self.pending.supply |= known.is_none_or(|known| known.spec != class.spec);

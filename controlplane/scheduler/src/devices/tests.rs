@@ -689,7 +689,8 @@ async fn a_claim_is_created_for_extended_resources_and_deleted_if_the_pod_is_not
         assert!(state.assumed.is_empty());
     }
     bind::unreserve(&client, &devices, &pod, &keys).await;
-    assert_eq!(requests().last().unwrap(), "DELETE x");
+    // The status of the pod, the finalizers of the claim, the claim.
+    assert_eq!(requests(), ["GET x", "PATCH status", "PATCH x", "DELETE x"]);
     devices.apply(|state| state.remove_claim(&keys[0]));
     assert_eq!(devices.lock().allocated, Allocated::default());
 }
@@ -725,7 +726,10 @@ fn the_devices_of_an_unusable_claim_are_released_if_no_other_pod_uses_it() {
         put(&devices, claim);
     };
     let (node, unavailable) = (properties("a"), "1 resourceclaim not available on the node");
-    let releasable = |why: &str| devices.releasable(&pod("p", "one"), why, &[&node]);
+    let releasable = |why: &str| {
+        let unusable = devices.releasable(&pod("p", "one"), why, &[&node]);
+        unusable.map(|unusable| (unusable.key(), unusable.is_former))
+    };
     allocated(&["p"], "2000-01-01T00:00:00Z");
     assert_eq!(reason(&devices, &pod("p", "one"), "a"), NOT_AVAILABLE, "the driver was too slow");
     assert_eq!(releasable(unavailable), Some((Key::new("d", "one"), false)));
@@ -782,4 +786,25 @@ fn a_released_claim_keeps_no_devices_although_the_watch_skipped_its_allocation()
     devices.apply(|state| state.update(&reserved[0].0, written));
     put(&devices, of("4"));
     assert_eq!(devices.lock().allocated, Allocated::default());
+}
+
+#[test]
+fn a_pod_that_is_not_bound_keeps_its_written_devices_while_the_watch_is_behind() {
+    let devices = devices();
+    let of = |version: &str| {
+        let mut claim = claim("two", exactly(json!({"count": 2})));
+        claim.metadata.resource_version = Some(version.to_owned());
+        claim
+    };
+    put(&devices, of("1"));
+    let reserved = devices.reserve(&devices.of_pod(&pod("p", "two")).unwrap(), &properties("a")).unwrap();
+    let mut written = of("3");
+    written.status.allocation.clone_from(&reserved[0].1);
+    devices.apply(|state| state.update(&reserved[0].0, written));
+    // The claim has a finalizer, but no allocation yet.
+    devices.apply(|state| state.put_changed(of("2")));
+    devices.release(&reserved);
+    assert_ne!(devices.lock().allocated, Allocated::default());
+    devices.apply(|state| state.put_changed(of("4")));
+    assert_eq!(devices.lock().allocated, Allocated::default(), "the claim is released");
 }

@@ -63,12 +63,13 @@ impl Scheduler {
             return devices.outcome(pod);
         }
         let nodes: Vec<_> = self.snapshot.candidates().map(|node| node.properties).collect();
-        let Some((claim, is_former)) = devices.releasable(pod, &refused.message, &nodes) else {
+        let Some(unusable) = devices.releasable(pod, &refused.message, &nodes) else {
             return devices.outcome(pod);
         };
-        let (client, pod) = (self.client.clone(), pod.clone());
+        let (client, pod, is_former) = (self.client.clone(), pod.clone(), unusable.is_former);
         self.marks.spawn(async move {
-            if let Err(error) = deallocate(&client, &pod, &claim).await {
+            if let Err(error) = deallocate(&client, &pod, &unusable).await {
+                let claim = unusable.key();
                 tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "cannot release a claim");
             }
         });
