@@ -102,11 +102,7 @@ async fn run_agent(
 ) -> Result<(), Error> {
     let (recorder, events) = event_recorder::channel(client.clone(), &config.node_name);
     let version = runtime.calls.version(VersionRequest::default()).await.map_err(Error::Runtime)?;
-    let mut agent =
-        NodeAgent::new(node_config(&config, &version), client.clone(), recorder.clone(), network.clone())
-            .map_err(Error::Node)?
-            .with_pulse(config.heartbeats.clone());
-    agent.claim_overlay().await.map_err(Error::Node)?;
+    let agent = node_agent(&config, &version, &client, &recorder, &network).await?;
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
     let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
@@ -160,6 +156,21 @@ async fn run_agent(
     tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
     end_tasks(tasks, &node, &shutdown).await;
     Ok(())
+}
+
+/// The node's object, with the overlay's range that it has claimed.
+async fn node_agent(
+    config: &AgentConfig,
+    version: &VersionResponse,
+    client: &kube::Client,
+    recorder: &event_recorder::Recorder,
+    network: &PodNetwork,
+) -> Result<NodeAgent, Error> {
+    let agent =
+        NodeAgent::new(node_config(config, version), client.clone(), recorder.clone(), network.clone());
+    let mut agent = agent.map_err(Error::Node)?.with_pulse(config.heartbeats.clone());
+    agent.claim_overlay().await.map_err(Error::Node)?;
+    Ok(agent)
 }
 
 /// The backend with the parts that need the shared state of the pods.
