@@ -72,10 +72,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let pods = caches.pods.in_namespace(&key.namespace);
     let mut subsets = plan::subsets(&service, &pods);
     let is_truncated = plan::truncate(&mut subsets);
-    let addresses = |subset: &EndpointSubset| {
-        [&subset.addresses, &subset.not_ready_addresses].into_iter().flatten().map(Vec::len).sum::<usize>()
-    };
-    let count = subsets.iter().map(addresses).sum();
+    let count = subsets.iter().map(count_addresses).sum();
     let labels = labels(&service);
     match known {
         Some(known)
@@ -113,6 +110,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
     }
     Ok(pause_after(count))
+}
+
+fn count_addresses(subset: &EndpointSubset) -> usize {
+    [&subset.addresses, &subset.not_ready_addresses].into_iter().flatten().map(Vec::len).sum()
 }
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
