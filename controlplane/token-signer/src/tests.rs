@@ -142,7 +142,7 @@ async fn invalid_keys_and_metadata_prevent_the_start() {
         (|it| it.published.clear(), "no keys of a supported kind"),
         (|it| it.published[0].0.clear(), "has 0 bytes"),
         (|it| it.published = (0..101).map(|id| (id.to_string(), false)).collect(), "101 keys"),
-        (|it| it.others = vec![("x".to_owned(), vec![1, 2])], "no SubjectPublicKeyInfo"),
+        (|it| it.others = vec![("x".to_owned(), vec![1, 2])], "not a SubjectPublicKeyInfo"),
         (|it| it.published[0].0 = "k".repeat(1025), "has 1025 bytes"),
     ];
     for (change, expect) in cases {

@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(cgroups_path(&container), "kubepods-pod1_2.slice:cri-coracle:c");
         assert_eq!(layout.own_pod("p"), "/coracle.slice/coracle-pods.slice/coracle-pods-p.slice");
         assert_eq!(layout.shim("p"), "coracle.slice:coracle-shim:p");
-        assert!(layout.check_parent("/kubepods/pod1").unwrap_err().contains("no slice"));
+        assert!(layout.check_parent("/kubepods/pod1").unwrap_err().contains("not a slice"));
         let below = Layout::new(CgroupDriver::Systemd, "edge-a.slice").unwrap();
         assert_eq!(below.shim("p"), "edge-a-coracle.slice:coracle-shim:p");
         assert!(Layout::new(CgroupDriver::Systemd, "/node").is_err());
