@@ -14,8 +14,8 @@ use libc::Elf64_Phdr as Header;
 
 /// Time after which a start is complete, and after which a node without events is idle.
 const REST: Duration = Duration::from_secs(3);
-/// Time after a renewal of the lease in which the other work of a heartbeat ends.
-const HEARTBEAT: Duration = Duration::from_millis(100);
+/// Time in which the work of a heartbeat ends: the renewal of the lease, and the updates of status and network beside it.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Releases the program's pages some time after the start.
 pub(super) async fn release_after_start() {
