@@ -68,7 +68,7 @@ pub struct AgentConfig {
     pub node_taints: Vec<Taint>,
     /// Lease duration in seconds. The agent renews the lease every quarter of that time.
     pub lease_seconds: u16,
-    /// The agent sends on this channel after each renewal of the lease.
+    /// The agent sends on this channel at the beginning of each heartbeat, while it can renew the lease.
     pub heartbeats: watch::Sender<()>,
     /// Thresholds of available resources, below which the node is under pressure.
     pub eviction: EvictionThresholds,

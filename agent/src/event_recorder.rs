@@ -161,4 +161,21 @@ mod tests {
         running.pop();
         assert!(!*are_many.borrow());
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_sender_of_events_waits_while_many_pods_start() {
+        let (sent, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            let _delivered = sent.send(tokio::time::Instant::now());
+            async { http::Response::builder().body(kube::client::Body::from(b"{}".to_vec())) }
+        });
+        let (recorder, sender) = channel(Client::new(service, "default"), "n1");
+        tokio::spawn(sender.run());
+        let (begun, begun_simulated) = (std::time::Instant::now(), tokio::time::Instant::now());
+        let _running: Vec<PodStart> = (0..MANY_STARTS).map(|_| recorder.pod_start()).collect();
+        recorder.node(Level::Normal, "Starting", "Starting kubelet.");
+        let sent_at = requests.recv().await.expect("a request");
+        // The age of an event is real time, and its wait is simulated.
+        assert!(sent_at - begun_simulated + begun.elapsed() >= std::time::Duration::from_secs(1));
+    }
 }

@@ -95,7 +95,7 @@ impl NodeAgent {
         })
     }
 
-    /// The node agent that sends on this channel after each renewal of the node's lease.
+    /// The node agent that sends on this channel at the beginning of each heartbeat, while it can renew the lease.
     pub(crate) fn with_pulse(self, pulse: watch::Sender<()>) -> NodeAgent {
         NodeAgent { pulse, ..self }
     }

@@ -14,8 +14,8 @@ use libc::Elf64_Phdr as Header;
 
 /// Time after which a start is complete, and after which a node without events is idle.
 const REST: Duration = Duration::from_secs(3);
-/// Time after a renewal of the lease in which the other work of a heartbeat ends.
-const HEARTBEAT: Duration = Duration::from_millis(100);
+/// Time in which the work of a heartbeat ends: the renewal of the lease, and the updates of status and network beside it.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Releases the program's pages some time after the start.
 pub(super) async fn release_after_start() {
@@ -37,14 +37,16 @@ async fn when_idle(
     loop {
         // Both arms are cancel-safe: a channel keeps what was not received. The second one is not used after the agent
         // has ended.
-        tokio::select! {
-            changed = changes.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                while let Ok(Ok(())) = tokio::time::timeout(REST, changes.changed()).await {}
-            }
-            Ok(()) = heartbeats.changed() => tokio::time::sleep(HEARTBEAT).await,
+        let mut pause = tokio::select! {
+            changed = changes.changed() => match changed {
+                Ok(()) => REST,
+                Err(_closed) => return,
+            },
+            Ok(()) = heartbeats.changed() => HEARTBEAT,
+        };
+        // A pod that starts soon after a heartbeat needs the pages.
+        while let Ok(Ok(())) = tokio::time::timeout(pause, changes.changed()).await {
+            pause = REST;
         }
         heartbeats.mark_unchanged();
         release();
@@ -155,6 +157,24 @@ mod tests {
         assert!(releases.try_recv().is_err());
         heartbeats.send_replace(());
         assert!(releases.recv().await.is_some());
+        drop((changes, heartbeats));
+        assert!(waiting.await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pages_stay_while_pods_change_after_a_heartbeat() {
+        let (changes, changed) = watch::channel(());
+        let (heartbeats, beat) = watch::channel(());
+        let (released, mut releases) = tokio::sync::mpsc::unbounded_channel();
+        let started = tokio::time::Instant::now();
+        let release = move || {
+            let _delivered = released.send(started.elapsed());
+        };
+        let waiting = tokio::spawn(when_idle(changed, beat, release));
+        heartbeats.send_replace(());
+        tokio::time::sleep(HEARTBEAT / 2).await;
+        changes.send_replace(());
+        assert!(releases.recv().await.is_some_and(|at| at >= HEARTBEAT / 2 + REST));
         drop((changes, heartbeats));
         assert!(waiting.await.is_ok());
     }

@@ -31,7 +31,7 @@ pub(crate) struct Endpoint {
     port: u16,
 }
 
-/// How a server is reached over TLS.
+/// TLS configuration and name of a server.
 pub(crate) struct TlsServer {
     pub(crate) config: Arc<rustls::ClientConfig>,
     /// The name in the server's certificate.

@@ -159,7 +159,7 @@ pub(crate) async fn preemption(
     Ok(found)
 }
 
-/// What an extender decides about.
+/// Input of an extender's decision about a preemption.
 #[derive(Clone, Copy)]
 struct PreemptionRequest<'a> {
     pod: &'a Value,

@@ -40,7 +40,7 @@ pub(crate) struct Placed {
 #[derive(Debug, Default)]
 pub(crate) struct RecentLabels(VecDeque<Weak<Labels>>);
 
-/// Maximum number of labels that those of a new pod are compared with.
+/// Maximum number of earlier labels with which the labels of a new pod are compared.
 const RECENT_MAX: usize = 32;
 
 // === impl RecentLabels ===

@@ -1,5 +1,5 @@
 //! TLS clients that accept every certificate: probes of pods, requests to pods and nodes on behalf of users, registries
-//! with `skip_verify`. Such a connection is encrypted, but the server may be anyone.
+//! with `skip_verify`. Such a connection is encrypted, but the identity of the server is not checked.
 
 use std::sync::Arc;
 

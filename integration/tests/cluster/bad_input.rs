@@ -112,11 +112,12 @@ fn an_image_for_another_processor_is_refused_with_both_names() {
         let output = Command::new(Machine::coracle()).args(pull).output().unwrap();
         one_sentence(&output, &["foreign", &says, "use one that is built for this machine"]);
 
-        // An image with a wrong label: its program is for s390x (ELF: big endian, machine 22).
-        let root = machine.path("s390x");
+        // An image with a wrong label: its program is for Itanium (ELF: little endian, machine 50), which no emulator of
+        // binfmt_misc runs.
+        let root = machine.path("itanium");
         fs::create_dir(&root).unwrap();
-        let mut program = [b"\x7fELF\x02\x02\x01".as_slice(), &[0; 57]].concat();
-        program[16..20].copy_from_slice(&[0, 2, 0, 22]);
+        let mut program = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 57]].concat();
+        program[16..20].copy_from_slice(&[2, 0, 50, 0]);
         fs::write(root.join("program"), program).unwrap();
         fs::set_permissions(root.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
         machine.push_root("mislabelled", &root, &[]);

@@ -134,7 +134,7 @@ struct Caller<'a> {
     user: &'a User,
 }
 
-/// What is impersonated, as a resource of the API.
+/// The target of an impersonation, as a resource of the API.
 #[derive(Default)]
 struct Target<'a> {
     group: &'a str,

@@ -63,7 +63,7 @@ struct Attempt<'a> {
     saved: Option<Saved>,
 }
 
-/// Where the bytes of a layer come from: first from an earlier attempt, then from the registry.
+/// The sources of a layer's bytes: first an earlier attempt, then the registry.
 struct LayerSource<'a, 'b> {
     blob: &'a mut Blob<'b>,
     saved: Option<Saved>,
