@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
@@ -37,6 +37,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dra::Link;
+use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::DeviceCounts;
 use choose::Want;
 pub(crate) use edits::DeviceOptions;
@@ -89,6 +90,7 @@ pub(crate) struct DevicePlugins {
 struct Shared {
     config: DevicePluginConfig,
     records: Records,
+    metrics: Arc<KubeletMetrics>,
     /// Identifies the boot: plugins are called again after a reboot.
     boot: String,
     state: Mutex<State>,
@@ -119,6 +121,7 @@ impl DevicePlugins {
         config: DevicePluginConfig,
         boot: &str,
         counts: watch::Sender<DeviceCounts>,
+        metrics: Arc<KubeletMetrics>,
     ) -> (Self, mpsc::UnboundedReceiver<String>) {
         let records = Records::new(config.records.clone());
         let mut state = State::default();
@@ -134,6 +137,7 @@ impl DevicePlugins {
         let shared = Shared {
             config,
             records,
+            metrics,
             boot: boot.to_owned(),
             state: Mutex::new(state),
             counts,
@@ -327,7 +331,10 @@ impl DevicePlugins {
             ?ids,
             "allocating devices"
         );
-        let edits = plugin.allocate(ids).await.map_err(|error| refuse(chain(&error)))?;
+        let begun = Instant::now();
+        let allocated = plugin.allocate(ids).await;
+        self.shared.metrics.devices_allocated(name, begun.elapsed());
+        let edits = allocated.map_err(|error| refuse(chain(&error)))?;
         let mut state = self.state();
         if !state.table.answer(place, name, edits, &self.shared.boot) {
             return Err(Refusal::Wait("the pod has ended".to_owned()));

@@ -21,6 +21,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::device_plugins::{DevicePlugins, sockets};
 use crate::dra::Dra;
+use crate::kubelet_metrics::{KubeletMetrics, PodResourcesCall};
 use crate::memory_manager::policy::Block;
 use crate::pod::{Pods, has_ended};
 use crate::resource_managers::ResourceManagers;
@@ -37,6 +38,7 @@ pub(crate) struct PodResources {
     pub(crate) devices: DevicePlugins,
     pub(crate) dra: Dra,
     pub(crate) managers: ResourceManagers,
+    pub(crate) metrics: Arc<KubeletMetrics>,
 }
 
 // === impl PodResources ===
@@ -138,6 +140,7 @@ impl PodResourcesLister for PodResources {
         &self,
         _request: Request<api::ListPodResourcesRequest>,
     ) -> Result<Response<api::ListPodResourcesResponse>, Status> {
+        self.metrics.pod_resources_called(PodResourcesCall::List);
         let pod_resources = self.active().map(|pod| self.of_pod(&pod)).collect();
         Ok(Response::new(api::ListPodResourcesResponse { pod_resources }))
     }
@@ -146,6 +149,7 @@ impl PodResourcesLister for PodResources {
         &self,
         _request: Request<api::AllocatableResourcesRequest>,
     ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
+        self.metrics.pod_resources_called(PodResourcesCall::GetAllocatable);
         let devices = listed(self.devices.allocatable());
         let (cpus, memory) = self.managers.allocatable();
         let (cpu_ids, memory) = (numbers(&cpus), blocks(&memory));
@@ -156,11 +160,13 @@ impl PodResourcesLister for PodResources {
         &self,
         request: Request<api::GetPodResourcesRequest>,
     ) -> Result<Response<api::GetPodResourcesResponse>, Status> {
+        self.metrics.pod_resources_called(PodResourcesCall::Get);
         let api::GetPodResourcesRequest { pod_name: name, pod_namespace: namespace } = request.into_inner();
         let is_wanted = |pod: &Arc<Pod>| {
             pod.metadata.name.as_ref() == Some(&name) && pod.metadata.namespace.as_ref() == Some(&namespace)
         };
         let Some(pod) = self.active().find(is_wanted) else {
+            self.metrics.pod_resources_get_failed();
             // Upstream's code and message.
             let message = format!("pod {name} in namespace {namespace} not found");
             return Err(Status::new(Code::Unknown, message));

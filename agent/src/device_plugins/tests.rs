@@ -15,6 +15,7 @@ use tonic::{Request as Call, Response, Status};
 
 use super::*;
 use crate::dra::{DevicePluginHandler, Version, WatchedPlugin, open_socket, origin};
+use crate::kubelet_metrics::Current;
 use crate::node::DeviceCount;
 
 const NAME: &str = "example.com/dongle";
@@ -142,6 +143,7 @@ struct Agent {
     devices: DevicePlugins,
     changed: mpsc::UnboundedReceiver<String>,
     counts: watch::Receiver<DeviceCounts>,
+    metrics: Arc<KubeletMetrics>,
     _running: AbortOnDropHandle<()>,
 }
 
@@ -153,9 +155,10 @@ impl Agent {
         let config =
             DevicePluginConfig { sockets: dir.join("device-plugins"), records: dir.join("state/devices") };
         let (sender, counts) = watch::channel(DeviceCounts::new());
-        let (devices, changed) = DevicePlugins::open(config, boot, sender);
+        let metrics = Arc::<KubeletMetrics>::default();
+        let (devices, changed) = DevicePlugins::open(config, boot, sender, Arc::clone(&metrics));
         let _running = AbortOnDropHandle::new(tokio::spawn(devices.clone().run()));
-        Self { devices, changed, counts, _running }
+        Self { devices, changed, counts, metrics, _running }
     }
 
     async fn register(&self, dir: &Path, resource: &str) -> Result<(), Status> {
@@ -260,6 +263,13 @@ async fn a_pod_gets_healthy_devices_and_its_init_containers_devices_are_reused()
     let error = reason(agent.devices.allocate(&pod("q", "0", &["1"])).await);
     assert_eq!(error, "rpc error: code = Unknown desc = broken");
     assert!(agent.devices.pods().is_empty());
+    let metrics = agent.metrics.text(&Current::default());
+    for line in [
+        "kubelet_device_plugin_registration_total{resource_name=\"example.com/dongle\"} 1",
+        "kubelet_device_plugin_alloc_duration_seconds_count{resource_name=\"example.com/dongle\"} 4",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "no {line} in\n{metrics}");
+    }
 }
 
 #[tokio::test]
