@@ -373,7 +373,8 @@ impl Table {
         hints(want.count, machine, supply)
     }
 
-    /// Topology hints for a number of devices of a pod, which keeps those that it has.
+    /// Topology hints for a number of devices of a pod, which keeps those that it has. As upstream, if these
+    /// suffice, the hints are for them only.
     pub(super) fn pod_hints(
         &self,
         uid: &str,
@@ -381,10 +382,11 @@ impl Table {
         (count, machine): (usize, &[u32]),
     ) -> Option<Vec<DeviceHint>> {
         let all: Devices = self.resources.get(resource)?.devices.iter().map(own).collect();
-        let mut free = self.free(resource);
         let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
-        for given in containers.filter_map(|resources| resources.get(resource)) {
-            free.extend(given.devices.clone());
+        let held = containers.filter_map(|resources| resources.get(resource));
+        let mut free: Devices = held.flat_map(|given| given.devices.clone()).collect();
+        if free.len() < count {
+            free.extend(self.free(resource));
         }
         hints(count, machine, Supply { all: &all, free: &free, reusable: &BTreeSet::new() })
     }
@@ -542,6 +544,18 @@ mod tests {
         assert_eq!(table.hints(at("p", "c"), &want(2), &[0]), hint);
         assert_eq!(table.pod_hints("q", NAME, (1, &[0])), Some(Vec::new()));
         assert_eq!(table.pod_hints("q", "x.io/other", (1, &[0])), None);
+    }
+
+    #[test]
+    fn the_topology_hints_of_a_pod_with_all_its_devices_are_for_these() {
+        let (mut table, number) = table(&[]);
+        let on = |node| Device { is_healthy: true, nodes: vec![node] };
+        let devices = BTreeMap::from([("a".to_owned(), on(0)), ("b".to_owned(), on(1))]);
+        table.list(NAME, number, devices).unwrap();
+        assert_eq!(give(&mut table, at("p", "c"), 1), ["a"]);
+        let hint = |nodes, preferred| DeviceHint { nodes, preferred };
+        let found = table.pod_hints("p", NAME, (1, &[0, 1])).unwrap();
+        assert_eq!(found, [hint(0b01, true), hint(0b11, false)]);
     }
 
     #[test]
