@@ -107,7 +107,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     table: Table,
-    /// Connected plugins by resource, with the numbers of their registrations.
+    /// Plugins by resource, with the numbers of their registrations. One that requires PreStartContainer stays after its
+    /// end: its calls fail, so no container with its devices starts until it has registered again, as upstream.
     plugins: HashMap<String, (u64, Plugin)>,
     /// The uids of pods whose records do not have all their devices.
     unsaved: HashSet<String>,
@@ -193,7 +194,7 @@ impl DevicePlugins {
         let is_current = {
             let mut state = self.state();
             let is_current = state.table.disconnect(&name, number);
-            if is_current {
+            if is_current && !plugin.starts {
                 state.plugins.remove(&name);
             }
             is_current

@@ -281,7 +281,8 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     let _serving = dongles.serve(&dir.path().join("device-plugins"), "dongle.sock");
     agent.register(dir.path(), NAME).await.unwrap();
     agent.has(1, 1).await;
-    agent.devices.allocate(&pod("p", "0", &["1"])).await.unwrap();
+    let first = pod("p", "0", &["1"]);
+    agent.devices.allocate(&first).await.unwrap();
     let expected =
         |health: &str| json!([{"name": NAME, "resources": [{"resourceID": "a", "health": health}]}]);
     assert_eq!(agent.health("p"), expected("Healthy"));
@@ -292,6 +293,11 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     // The plugin ends: the node has the device, and no pod gets it.
     dongles.end();
     agent.has(1, 0).await;
+    let started = agent.devices.container_options(&first, &first.spec.as_ref().unwrap().containers[0]).await;
+    assert!(
+        matches!(started, Err(DeviceError::Wait(_))),
+        "the plugin requires PreStartContainer: {started:?}"
+    );
     agent.devices.release("p").await;
     let error = reason(agent.devices.allocate(&pod("q", "0", &["1"])).await);
     assert_eq!(error, "no healthy devices present; cannot allocate unhealthy devices example.com/dongle");
