@@ -37,6 +37,9 @@ pub(super) struct Given {
     pub(super) edits: Option<Edits>,
     /// The boot in which the plugin answered.
     pub(super) boot: String,
+    /// NUMA nodes near which the devices were reserved. Until the plugin answers, it may prefer other devices there.
+    #[serde(skip)]
+    pub(super) affinity: Option<u64>,
 }
 
 /// A container of a pod.
@@ -211,6 +214,10 @@ impl Table {
         if given.edits.is_some() && given.boot == boot {
             return Ok(Step::Done);
         }
+        if given.edits.is_none() && given.affinity.is_some() {
+            let (want, open) = self.open(place, want);
+            return Choice::begin(&want, &open).map(Step::Choose).map_err(Refusal::Reject);
+        }
         let is_available = |id: &String| {
             present.is_some_and(|r| r.is_listed && r.devices.get(id).is_some_and(|device| device.is_healthy))
         };
@@ -248,7 +255,7 @@ impl Table {
         reusable
     }
 
-    /// Allocates devices to a container. The plugin must be called for them.
+    /// Allocates devices to a container, in place of those that were reserved for it. The plugin must be called for them.
     ///
     /// # Errors
     /// When other pods have taken the devices meanwhile.
@@ -258,8 +265,10 @@ impl Table {
         want: &Want,
         preferred: &[String],
     ) -> Result<Vec<String>, Refusal> {
-        let choice = Choice::begin(want, &self.free(&want.resource)).map_err(Refusal::Reject)?;
+        let (want, open) = self.open(place, want);
+        let choice = Choice::begin(&want, &open).map_err(Refusal::Reject)?;
         let ids: Vec<String> = choice.finish(preferred).into_iter().collect();
+        self.end_reservation(place, &want.resource);
         let known = self.resources.get(&want.resource);
         let nodes = |id: &String| {
             known.and_then(|resource| resource.devices.get(id)).map(|d| d.nodes.clone()).unwrap_or_default()
@@ -269,10 +278,22 @@ impl Table {
         used.extend(ids.iter().map(|id| (id.clone(), place.uid.to_owned())));
         let pod = self.pods.entry(place.uid.to_owned()).or_default();
         pod.uid = place.uid.to_owned();
-        let given = Given { devices, ..Given::default() };
+        let given = Given { devices, affinity: want.affinity, ..Given::default() };
         let container = pod.containers.entry(place.container.to_owned()).or_default();
-        container.insert(want.resource.clone(), given);
+        container.insert(want.resource, given);
         Ok(ids)
+    }
+
+    /// Frees the devices that a container has and no other container of its pod.
+    fn end_reservation(&mut self, place: Place<'_>, resource: &str) {
+        let Some(pod) = self.pods.get_mut(place.uid) else { return };
+        let container = pod.containers.get_mut(place.container);
+        let Some(old) = container.and_then(|container| container.remove(resource)) else { return };
+        let others = pod.containers.values().filter_map(|container| container.get(resource));
+        let kept: BTreeSet<&String> = others.flat_map(|given| given.devices.keys()).collect();
+        if let Some(used) = self.used.get_mut(resource) {
+            used.retain(|id, _| kept.contains(id) || !old.devices.contains_key(id));
+        }
     }
 
     /// Stores the plugin's answer for devices that a container has. Returns false if the pod was released meanwhile.
@@ -389,6 +410,18 @@ impl Table {
             free.extend(self.free(resource));
         }
         hints(count, machine, Supply { all: &all, free: &free, reusable: &BTreeSet::new() })
+    }
+
+    /// The request with the affinity of the container's reservation, and the healthy devices that are free or reserved
+    /// for the container, without those that it reuses.
+    fn open(&self, place: Place<'_>, want: &Want) -> (Want, Devices) {
+        let mut open = self.free(&want.resource);
+        let Some(given) = self.given(place, &want.resource) else { return (want.clone(), open) };
+        let healthy = self.resources.get(&want.resource).into_iter().flat_map(Resource::healthy);
+        let reserved =
+            healthy.filter(|(id, _)| given.devices.contains_key(*id) && !want.reusable.contains(*id));
+        open.extend(reserved.map(own));
+        (Want { affinity: want.affinity.or(given.affinity), ..want.clone() }, open)
     }
 
     /// The healthy devices of a resource that no pod has.
@@ -532,6 +565,34 @@ mod tests {
         assert_eq!(count(&table), 0);
         table.list(NAME, number, devices(&listed(false))).unwrap();
         assert_eq!(count(&table), HEALTH_MAX);
+    }
+
+    #[test]
+    fn the_plugin_can_prefer_other_devices_of_the_nodes_of_a_reservation() {
+        let (mut table, number) = table(&[]);
+        let on = |node| Device { is_healthy: true, nodes: vec![node] };
+        let list = [("a", 0), ("b", 1), ("c", 1)].map(|(id, node)| (id.to_owned(), on(node)));
+        table.list(NAME, number, BTreeMap::from(list)).unwrap();
+        let near = Want { affinity: Some(0b10), ..want(1) };
+        let reusing = |id: &str| Want { reusable: BTreeSet::from([id.to_owned()]), ..want(1) };
+        let ids = |id: &str| Ok(vec![id.to_owned()]);
+        assert_eq!(table.reserve(at("p", "init"), &near, &[]), ids("b"));
+        assert_eq!(
+            table.reserve(at("p", "c"), &Want { affinity: near.affinity, ..reusing("b") }, &[]),
+            ids("b")
+        );
+        let available = match table.step(at("p", "init"), &want(1), "boot") {
+            Ok(Step::Choose(choice)) => choice.question().unwrap().0,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(available, ["b", "c"]);
+        let free = |table: &Table| table.free(NAME).into_keys().collect::<String>();
+        assert_eq!(table.reserve(at("p", "init"), &want(1), &["c".to_owned()]), ids("c"));
+        assert_eq!(free(&table), "a", "the other container has b");
+        assert_eq!(table.reserve(at("p", "c"), &reusing("c"), &[]), ids("c"));
+        assert_eq!(free(&table), "ab");
+        assert!(table.answer(at("p", "c"), NAME, Edits::default(), "boot"));
+        assert_eq!(table.step(at("p", "c"), &want(1), "boot"), Ok(Step::Done));
     }
 
     #[test]
