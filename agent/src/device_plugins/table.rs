@@ -142,12 +142,14 @@ impl Table {
         resource.map(|resource| resource.is_listed = false).is_some()
     }
 
-    /// Ends the grace period of a resource, if no plugin has registered since.
+    /// Ends the grace period of a resource, if no plugin has registered since. The health of the devices that pods have
+    /// stays known, as upstream.
     pub(super) fn expire(&mut self, name: &str, number: u64) {
         let resource = self.resources.get_mut(name);
         if let Some(resource) = resource.filter(|r| r.number == number && !r.is_listed) {
             resource.is_removed = true;
-            resource.devices.clear();
+            let used = self.used.get(name);
+            resource.devices.retain(|id, _| used.is_some_and(|used| used.contains_key(id)));
         }
     }
 
@@ -171,8 +173,8 @@ impl Table {
     /// distinguishes it from resources of the cluster, which the node does not report.
     pub(super) fn counts(&self) -> DeviceCounts {
         let count = |resource: &Resource| {
-            let allocatable = resource.healthy().count();
-            DeviceCount { capacity: resource.devices.len(), allocatable }
+            let capacity = if resource.is_removed { 0 } else { resource.devices.len() };
+            DeviceCount { capacity, allocatable: resource.healthy().count() }
         };
         self.resources.iter().map(|(name, resource)| (name.clone(), count(resource))).collect()
     }
@@ -377,7 +379,7 @@ impl Table {
 
     /// Topology hints for a container's request on a machine with these NUMA nodes. None: no preference.
     pub(super) fn hints(&self, place: Place<'_>, want: &Want, machine: &[u32]) -> Option<Vec<DeviceHint>> {
-        let all: Devices = self.resources.get(&want.resource)?.devices.iter().map(own).collect();
+        let all = self.all(&want.resource)?;
         let none = BTreeSet::new();
         let supply = match self.given(place, &want.resource) {
             // As upstream: the container keeps its devices.
@@ -402,7 +404,7 @@ impl Table {
         resource: &str,
         (count, machine): (usize, &[u32]),
     ) -> Option<Vec<DeviceHint>> {
-        let all: Devices = self.resources.get(resource)?.devices.iter().map(own).collect();
+        let all = self.all(resource)?;
         let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
         let held = containers.filter_map(|resources| resources.get(resource));
         let mut free: Devices = held.flat_map(|given| given.devices.clone()).collect();
@@ -410,6 +412,12 @@ impl Table {
             free.extend(self.free(resource));
         }
         hints(count, machine, Supply { all: &all, free: &free, reusable: &BTreeSet::new() })
+    }
+
+    /// All devices of a resource that is not removed.
+    fn all(&self, name: &str) -> Option<Devices> {
+        let resource = self.resources.get(name).filter(|resource| !resource.is_removed)?;
+        Some(resource.devices.iter().map(own).collect())
     }
 
     /// The request with the affinity of the container's reservation, and the healthy devices that are free or reserved
@@ -617,6 +625,25 @@ mod tests {
         let hint = |nodes, preferred| DeviceHint { nodes, preferred };
         let found = table.pod_hints("p", NAME, (1, &[0, 1])).unwrap();
         assert_eq!(found, [hint(0b01, true), hint(0b11, false)]);
+    }
+
+    #[test]
+    fn an_unhealthy_device_of_a_pod_stays_unhealthy_without_its_plugin() {
+        let (mut table, number) = table(&[("a", true), ("b", true)]);
+        let place = at("p", "c");
+        assert_eq!(give(&mut table, place, 1), ["a"]);
+        table.list(NAME, number, devices(&[("a", false), ("b", true)])).unwrap();
+        table.disconnect(NAME, number);
+        table.expire(NAME, number);
+        assert_eq!(count(&table), (0, 0));
+        assert_eq!(table.hints(at("q", "c"), &want(1), &[0]), None);
+        let health = table.health(place).remove(0).resources.unwrap().remove(0).health;
+        assert_eq!(health.as_deref(), Some("Unhealthy"));
+        // A new plugin that does not know the device: it counts as healthy.
+        let again = table.connect(NAME);
+        let changed = table.list(NAME, again, devices(&[("b", true)])).unwrap();
+        assert_eq!(changed, BTreeSet::from(["p".to_owned()]));
+        assert_eq!(count(&table), (1, 1));
     }
 
     #[test]
