@@ -107,8 +107,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     table: Table,
-    /// Plugins by resource, with the numbers of their registrations. One that requires PreStartContainer stays after its
-    /// end: its calls fail, so no container with its devices starts until it has registered again, as upstream.
+    /// Plugins by resource, with the numbers of their registrations. One that requires PreStartContainer stays after
+    /// its end: its calls fail, so no container with its devices starts until it has registered again, as upstream.
     plugins: HashMap<String, (u64, Plugin)>,
     /// The uids of pods whose records do not have all their devices.
     unsaved: HashSet<String>,

@@ -257,7 +257,8 @@ impl Table {
         reusable
     }
 
-    /// Allocates devices to a container, in place of those that were reserved for it. The plugin must be called for them.
+    /// Allocates devices to a container, in place of those that were reserved for it. The plugin must be called for
+    /// them.
     ///
     /// # Errors
     /// When other pods have taken the devices meanwhile.
