@@ -176,6 +176,7 @@ impl DevicePlugins {
         let mut state = self.state();
         let is_new = !state.table.names().iter().any(|known| known == name);
         let number = state.table.connect(name);
+        self.shared.metrics.device_plugin_registered(name);
         state.plugins.insert(name.to_owned(), (number, plugin.clone()));
         Connected { name: name.to_owned(), is_new, number, plugin, link, ended: None }
     }

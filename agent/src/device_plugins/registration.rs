@@ -151,9 +151,7 @@ impl DevicePlugins {
         let plugin = Plugin::open(&link).await;
         let plugin = plugin.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
         tracing::info!(resource = name, "device plugin registered");
-        let connected = self.add(name, plugin, link);
-        self.shared.metrics.device_plugin_registered(name);
-        Ok(connected)
+        Ok(self.add(name, plugin, link))
     }
 }
 
