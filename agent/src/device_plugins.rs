@@ -227,7 +227,13 @@ impl DevicePlugins {
     /// Removes the devices of a resource after the grace period, if no plugin has registered since.
     async fn expire(self, name: String, number: u64) {
         tokio::time::sleep(GRACE).await;
-        self.state().table.expire(&name, number);
+        {
+            let mut state = self.state();
+            state.table.expire(&name, number);
+            if !state.table.manages(&name) {
+                state.plugins.remove(&name);
+            }
+        }
         self.names_changed().await;
     }
 
