@@ -29,11 +29,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dra::Link;
