@@ -266,7 +266,7 @@ impl DevicePlugins {
     /// Allocates the devices of all containers of a pod. A pod without devices costs nothing.
     ///
     /// # Errors
-    /// Of the first container that does not get its devices. Devices that it got in this call are freed.
+    /// Of the first container that does not get its devices. Reserved devices are freed, allocated ones by `release`.
     pub(crate) async fn allocate(&self, pod: &Pod) -> Result<(), DeviceError> {
         if self.state().table.is_empty() {
             return Ok(());
