@@ -34,9 +34,11 @@ use std::time::Duration;
 use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dra::Link;
+use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::DeviceCounts;
 use choose::Want;
 pub(crate) use edits::DeviceOptions;
@@ -89,6 +91,7 @@ pub(crate) struct DevicePlugins {
 struct Shared {
     config: DevicePluginConfig,
     records: Records,
+    metrics: Arc<KubeletMetrics>,
     /// Identifies the boot: plugins are called again after a reboot.
     boot: String,
     state: Mutex<State>,
@@ -105,7 +108,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     table: Table,
-    /// Connected plugins by resource, with the numbers of their registrations.
+    /// Plugins by resource, with the numbers of their registrations. One that requires PreStartContainer stays after
+    /// its end: its calls fail, so no container with its devices starts until it has registered again, as upstream.
     plugins: HashMap<String, (u64, Plugin)>,
     /// The uids of pods whose records do not have all their devices.
     unsaved: HashSet<String>,
@@ -119,6 +123,7 @@ impl DevicePlugins {
         config: DevicePluginConfig,
         boot: &str,
         counts: watch::Sender<DeviceCounts>,
+        metrics: Arc<KubeletMetrics>,
     ) -> (Self, mpsc::UnboundedReceiver<String>) {
         let records = Records::new(config.records.clone());
         let mut state = State::default();
@@ -134,6 +139,7 @@ impl DevicePlugins {
         let shared = Shared {
             config,
             records,
+            metrics,
             boot: boot.to_owned(),
             state: Mutex::new(state),
             counts,
@@ -171,6 +177,7 @@ impl DevicePlugins {
         let mut state = self.state();
         let is_new = !state.table.names().iter().any(|known| known == name);
         let number = state.table.connect(name);
+        self.shared.metrics.device_plugin_registered(name);
         state.plugins.insert(name.to_owned(), (number, plugin.clone()));
         Connected { name: name.to_owned(), is_new, number, plugin, link, ended: None }
     }
@@ -189,7 +196,7 @@ impl DevicePlugins {
         let is_current = {
             let mut state = self.state();
             let is_current = state.table.disconnect(&name, number);
-            if is_current {
+            if is_current && !plugin.starts {
                 state.plugins.remove(&name);
             }
             is_current
@@ -221,7 +228,13 @@ impl DevicePlugins {
     /// Removes the devices of a resource after the grace period, if no plugin has registered since.
     async fn expire(self, name: String, number: u64) {
         tokio::time::sleep(GRACE).await;
-        self.state().table.expire(&name, number);
+        {
+            let mut state = self.state();
+            state.table.expire(&name, number);
+            if !state.table.manages(&name) {
+                state.plugins.remove(&name);
+            }
+        }
         self.names_changed().await;
     }
 
@@ -253,7 +266,7 @@ impl DevicePlugins {
     /// Allocates the devices of all containers of a pod. A pod without devices costs nothing.
     ///
     /// # Errors
-    /// Of the first container that does not get its devices. Devices that it got in this call are freed.
+    /// Of the first container that does not get its devices. Reserved devices are freed, allocated ones by `release`.
     pub(crate) async fn allocate(&self, pod: &Pod) -> Result<(), DeviceError> {
         if self.state().table.is_empty() {
             return Ok(());
@@ -327,7 +340,10 @@ impl DevicePlugins {
             ?ids,
             "allocating devices"
         );
-        let edits = plugin.allocate(ids).await.map_err(|error| refuse(chain(&error)))?;
+        let begun = Instant::now();
+        let allocated = plugin.allocate(ids).await;
+        self.shared.metrics.devices_allocated(name, begun.elapsed());
+        let edits = allocated.map_err(|error| refuse(chain(&error)))?;
         let mut state = self.state();
         if !state.table.answer(place, name, edits, &self.shared.boot) {
             return Err(Refusal::Wait("the pod has ended".to_owned()));

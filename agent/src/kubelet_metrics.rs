@@ -1,9 +1,10 @@
 //! The kubelet's own metrics, with its names, labels and buckets.
 //!
 //! Source: `pkg/kubelet/metrics/metrics.go` and `pkg/kubelet/server/metrics/metrics.go`. Events are counted as they occur;
-//! all other values are read when a client gets the metrics. Labels have values of fixed sets, never text of pods or
-//! requests, so their number is limited.
+//! all other values are read when a client gets the metrics. Labels have values of fixed sets or names of a limited
+//! number of plugins, never text of pods or requests, so their number is limited.
 
+mod devices;
 mod pull_times;
 mod registered;
 mod resizes;
@@ -16,6 +17,8 @@ use prometheus::{
     TextEncoder, core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+use devices::DeviceMetrics;
+pub(crate) use devices::PodResourcesCall;
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
 pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, RetryTrigger};
@@ -107,6 +110,7 @@ pub struct KubeletMetrics {
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
     managers: ManagerMetrics,
+    devices: DeviceMetrics,
 }
 
 /// Calls of the runtime.
@@ -191,6 +195,7 @@ impl Default for KubeletMetrics {
                 &["reason"],
             ),
             managers: ManagerMetrics::new(&all),
+            devices: DeviceMetrics::new(&all),
             registry,
         }
     }

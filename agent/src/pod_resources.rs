@@ -21,6 +21,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::device_plugins::{DevicePlugins, sockets};
 use crate::dra::Dra;
+use crate::kubelet_metrics::{KubeletMetrics, PodResourcesCall};
 use crate::memory_manager::policy::Block;
 use crate::pod::{Pods, has_ended};
 use crate::resource_managers::ResourceManagers;
@@ -37,6 +38,7 @@ pub(crate) struct PodResources {
     pub(crate) devices: DevicePlugins,
     pub(crate) dra: Dra,
     pub(crate) managers: ResourceManagers,
+    pub(crate) metrics: Arc<KubeletMetrics>,
 }
 
 // === impl PodResources ===
@@ -94,6 +96,15 @@ impl PodResources {
     }
 }
 
+/// The pod with this name. As upstream, also one that has ended, if there is no other.
+fn named(pods: impl IntoIterator<Item = Arc<Pod>>, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+    let is_named = |pod: &Arc<Pod>| {
+        let meta = &pod.metadata;
+        meta.name.as_deref() == Some(name) && meta.namespace.as_deref() == Some(namespace)
+    };
+    pods.into_iter().filter(is_named).min_by_key(|pod| has_ended(pod))
+}
+
 /// Devices in the messages of the API. As upstream, each device and NUMA node has an entry of its own.
 fn listed(
     devices: impl IntoIterator<Item = (String, BTreeMap<String, Vec<i64>>)>,
@@ -138,6 +149,7 @@ impl PodResourcesLister for PodResources {
         &self,
         _request: Request<api::ListPodResourcesRequest>,
     ) -> Result<Response<api::ListPodResourcesResponse>, Status> {
+        self.metrics.pod_resources_called(PodResourcesCall::List);
         let pod_resources = self.active().map(|pod| self.of_pod(&pod)).collect();
         Ok(Response::new(api::ListPodResourcesResponse { pod_resources }))
     }
@@ -146,6 +158,7 @@ impl PodResourcesLister for PodResources {
         &self,
         _request: Request<api::AllocatableResourcesRequest>,
     ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
+        self.metrics.pod_resources_called(PodResourcesCall::GetAllocatable);
         let devices = listed(self.devices.allocatable());
         let (cpus, memory) = self.managers.allocatable();
         let (cpu_ids, memory) = (numbers(&cpus), blocks(&memory));
@@ -156,11 +169,10 @@ impl PodResourcesLister for PodResources {
         &self,
         request: Request<api::GetPodResourcesRequest>,
     ) -> Result<Response<api::GetPodResourcesResponse>, Status> {
+        self.metrics.pod_resources_called(PodResourcesCall::Get);
         let api::GetPodResourcesRequest { pod_name: name, pod_namespace: namespace } = request.into_inner();
-        let is_wanted = |pod: &Arc<Pod>| {
-            pod.metadata.name.as_ref() == Some(&name) && pod.metadata.namespace.as_ref() == Some(&namespace)
-        };
-        let Some(pod) = self.active().find(is_wanted) else {
+        let Some(pod) = named(self.pods.all(), &namespace, &name) else {
+            self.metrics.pod_resources_get_failed();
             // Upstream's code and message.
             let message = format!("pod {name} in namespace {namespace} not found");
             return Err(Status::new(Code::Unknown, message));
@@ -172,7 +184,26 @@ impl PodResourcesLister for PodResources {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn an_ended_pod_is_found_if_no_other_has_its_name() {
+        let pod = |uid: &str, phase: &str| {
+            let metadata = json!({"namespace": "ns", "name": "p", "uid": uid});
+            let pod = json!({"metadata": metadata, "status": {"phase": phase}});
+            Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
+        };
+        let (ended, running) = (pod("1", "Succeeded"), pod("2", "Running"));
+        let uid = |pods: &[&Arc<Pod>], namespace: &str| {
+            let pods: Vec<_> = pods.iter().map(|pod| Arc::clone(pod)).collect();
+            named(pods, namespace, "p").and_then(|pod| pod.metadata.uid.clone())
+        };
+        assert_eq!(uid(&[&ended], "ns").as_deref(), Some("1"));
+        assert_eq!(uid(&[&ended, &running], "ns").as_deref(), Some("2"));
+        assert_eq!(uid(&[&running], "other"), None);
+    }
 
     #[test]
     fn each_device_and_numa_node_has_an_entry() {

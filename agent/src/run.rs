@@ -108,7 +108,7 @@ async fn run_agent(
     let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(runtime.calls, Arc::clone(&metrics)));
     let (evictions, evicted) = pod::Evictions::new();
-    let (devices, device_changes) = open_devices(&config, &agent);
+    let (devices, device_changes) = open_devices(&config, &agent, Arc::clone(&metrics));
     let backend = Backend {
         pods: Arc::new(pods.clone()),
         runtime: Arc::clone(&shared),
@@ -290,7 +290,8 @@ fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
     tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
     tasks.spawn(node.devices.clone().run());
     let (pods, devices, dra) = (node.pods.clone(), node.devices.clone(), node.dra.clone());
-    let resources = PodResources { pods, devices, dra, managers: node.managers.clone() };
+    let (managers, metrics) = (node.managers.clone(), Arc::clone(&node.metrics));
+    let resources = PodResources { pods, devices, dra, managers, metrics };
     tasks.spawn(resources.serve(plugin_root(&node.config).join(sockets::POD_RESOURCES)));
 }
 
@@ -426,12 +427,16 @@ fn dra_config(config: &AgentConfig) -> DraConfig {
 }
 
 /// Reads the records of devices. Also returns the uids of pods with a device whose health changes.
-fn open_devices(config: &AgentConfig, agent: &NodeAgent) -> (DevicePlugins, mpsc::UnboundedReceiver<String>) {
+fn open_devices(
+    config: &AgentConfig,
+    agent: &NodeAgent,
+    metrics: Arc<KubeletMetrics>,
+) -> (DevicePlugins, mpsc::UnboundedReceiver<String>) {
     let devices = DevicePluginConfig {
         sockets: plugin_root(config).join(sockets::DEVICE_PLUGINS),
         records: config.state_dir.join("agent/devices"),
     };
-    DevicePlugins::open(devices, &agent.facts().info.boot_id, agent.devices())
+    DevicePlugins::open(devices, &agent.facts().info.boot_id, agent.devices(), metrics)
 }
 
 /// The directory that plugins know as the kubelet's root directory.

@@ -135,7 +135,10 @@ pub(super) fn hints(count: usize, machine: &[u32], supply: Supply<'_>) -> Option
     if all.values().all(Vec::is_empty) {
         return None;
     }
-    let nodes: Vec<u32> = machine.iter().copied().filter(|node| *node < 64).take(HINT_NODES_MAX).collect();
+    // As upstream, nodes without devices are left out: there are machines with dozens of nodes that have memory only.
+    let has_devices = |node: &u32| all.values().flatten().any(|id| *id == i64::from(*node));
+    let nodes = machine.iter().copied().filter(|node| *node < 64 && has_devices(node));
+    let nodes: Vec<u32> = nodes.take(HINT_NODES_MAX).collect();
     let within = |of: &[i64], mask: u64| of.iter().any(|node| is_set(mask, *node));
     let mut smallest = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     let mut found = Vec::new();
@@ -211,6 +214,16 @@ mod tests {
         assert_eq!(chosen(&want(4, &[], on_0), &free, &["d"]), ["b", "c", "d", "e"]);
         let aligned = Choice::begin(&want(4, &[], on_0), &free).unwrap().question().unwrap();
         assert_eq!(aligned.1, ["b", "c", "e"], "the plugin must include the aligned devices");
+    }
+
+    #[test]
+    fn hints_have_only_nodes_with_devices() {
+        let all = devices(&[("a", &[9]), ("b", &[12]), ("c", &[70])]);
+        let machine: Vec<u32> = (0..36).collect();
+        let none = BTreeSet::new();
+        let found = hints(1, &machine, Supply { all: &all, free: &all, reusable: &none }).unwrap();
+        let hint = |nodes, preferred| DeviceHint { nodes, preferred };
+        assert_eq!(found, [hint(1 << 9, true), hint(1 << 12, true), hint((1 << 9) | (1 << 12), false)]);
     }
 
     #[test]

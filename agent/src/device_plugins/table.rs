@@ -37,6 +37,9 @@ pub(super) struct Given {
     pub(super) edits: Option<Edits>,
     /// The boot in which the plugin answered.
     pub(super) boot: String,
+    /// NUMA nodes near which the devices were reserved. Until the plugin answers, it may prefer other devices there.
+    #[serde(skip)]
+    pub(super) affinity: Option<u64>,
 }
 
 /// A container of a pod.
@@ -139,12 +142,14 @@ impl Table {
         resource.map(|resource| resource.is_listed = false).is_some()
     }
 
-    /// Ends the grace period of a resource, if no plugin has registered since.
+    /// Ends the grace period of a resource, if no plugin has registered since. The health of the devices that pods have
+    /// stays known, as upstream.
     pub(super) fn expire(&mut self, name: &str, number: u64) {
         let resource = self.resources.get_mut(name);
         if let Some(resource) = resource.filter(|r| r.number == number && !r.is_listed) {
             resource.is_removed = true;
-            resource.devices.clear();
+            let used = self.used.get(name);
+            resource.devices.retain(|id, _| used.is_some_and(|used| used.contains_key(id)));
         }
     }
 
@@ -168,8 +173,8 @@ impl Table {
     /// distinguishes it from resources of the cluster, which the node does not report.
     pub(super) fn counts(&self) -> DeviceCounts {
         let count = |resource: &Resource| {
-            let allocatable = resource.healthy().count();
-            DeviceCount { capacity: resource.devices.len(), allocatable }
+            let capacity = if resource.is_removed { 0 } else { resource.devices.len() };
+            DeviceCount { capacity, allocatable: resource.healthy().count() }
         };
         self.resources.iter().map(|(name, resource)| (name.clone(), count(resource))).collect()
     }
@@ -211,6 +216,10 @@ impl Table {
         if given.edits.is_some() && given.boot == boot {
             return Ok(Step::Done);
         }
+        if given.edits.is_none() && given.affinity.is_some() {
+            let (want, open) = self.open(place, want);
+            return Choice::begin(&want, &open).map(Step::Choose).map_err(Refusal::Reject);
+        }
         let is_available = |id: &String| {
             present.is_some_and(|r| r.is_listed && r.devices.get(id).is_some_and(|device| device.is_healthy))
         };
@@ -248,7 +257,8 @@ impl Table {
         reusable
     }
 
-    /// Allocates devices to a container. The plugin must be called for them.
+    /// Allocates devices to a container, in place of those that were reserved for it. The plugin must be called for
+    /// them.
     ///
     /// # Errors
     /// When other pods have taken the devices meanwhile.
@@ -258,8 +268,10 @@ impl Table {
         want: &Want,
         preferred: &[String],
     ) -> Result<Vec<String>, Refusal> {
-        let choice = Choice::begin(want, &self.free(&want.resource)).map_err(Refusal::Reject)?;
+        let (want, open) = self.open(place, want);
+        let choice = Choice::begin(&want, &open).map_err(Refusal::Reject)?;
         let ids: Vec<String> = choice.finish(preferred).into_iter().collect();
+        self.end_reservation(place, &want.resource);
         let known = self.resources.get(&want.resource);
         let nodes = |id: &String| {
             known.and_then(|resource| resource.devices.get(id)).map(|d| d.nodes.clone()).unwrap_or_default()
@@ -269,10 +281,22 @@ impl Table {
         used.extend(ids.iter().map(|id| (id.clone(), place.uid.to_owned())));
         let pod = self.pods.entry(place.uid.to_owned()).or_default();
         pod.uid = place.uid.to_owned();
-        let given = Given { devices, ..Given::default() };
+        let given = Given { devices, affinity: want.affinity, ..Given::default() };
         let container = pod.containers.entry(place.container.to_owned()).or_default();
-        container.insert(want.resource.clone(), given);
+        container.insert(want.resource, given);
         Ok(ids)
+    }
+
+    /// Frees the devices that a container has and no other container of its pod.
+    fn end_reservation(&mut self, place: Place<'_>, resource: &str) {
+        let Some(pod) = self.pods.get_mut(place.uid) else { return };
+        let container = pod.containers.get_mut(place.container);
+        let Some(old) = container.and_then(|container| container.remove(resource)) else { return };
+        let others = pod.containers.values().filter_map(|container| container.get(resource));
+        let kept: BTreeSet<&String> = others.flat_map(|given| given.devices.keys()).collect();
+        if let Some(used) = self.used.get_mut(resource) {
+            used.retain(|id, _| kept.contains(id) || !old.devices.contains_key(id));
+        }
     }
 
     /// Stores the plugin's answer for devices that a container has. Returns false if the pod was released meanwhile.
@@ -356,7 +380,7 @@ impl Table {
 
     /// Topology hints for a container's request on a machine with these NUMA nodes. None: no preference.
     pub(super) fn hints(&self, place: Place<'_>, want: &Want, machine: &[u32]) -> Option<Vec<DeviceHint>> {
-        let all: Devices = self.resources.get(&want.resource)?.devices.iter().map(own).collect();
+        let all = self.all(&want.resource)?;
         let none = BTreeSet::new();
         let supply = match self.given(place, &want.resource) {
             // As upstream: the container keeps its devices.
@@ -373,20 +397,40 @@ impl Table {
         hints(want.count, machine, supply)
     }
 
-    /// Topology hints for a number of devices of a pod, which keeps those that it has.
+    /// Topology hints for a number of devices of a pod, which keeps those that it has. As upstream, if these
+    /// suffice, the hints are for them only.
     pub(super) fn pod_hints(
         &self,
         uid: &str,
         resource: &str,
         (count, machine): (usize, &[u32]),
     ) -> Option<Vec<DeviceHint>> {
-        let all: Devices = self.resources.get(resource)?.devices.iter().map(own).collect();
-        let mut free = self.free(resource);
+        let all = self.all(resource)?;
         let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
-        for given in containers.filter_map(|resources| resources.get(resource)) {
-            free.extend(given.devices.clone());
+        let held = containers.filter_map(|resources| resources.get(resource));
+        let mut free: Devices = held.flat_map(|given| given.devices.clone()).collect();
+        if free.len() < count {
+            free.extend(self.free(resource));
         }
         hints(count, machine, Supply { all: &all, free: &free, reusable: &BTreeSet::new() })
+    }
+
+    /// All devices of a resource that is not removed.
+    fn all(&self, name: &str) -> Option<Devices> {
+        let resource = self.resources.get(name).filter(|resource| !resource.is_removed)?;
+        Some(resource.devices.iter().map(own).collect())
+    }
+
+    /// The request with the affinity of the container's reservation, and the healthy devices that are free or reserved
+    /// for the container, without those that it reuses.
+    fn open(&self, place: Place<'_>, want: &Want) -> (Want, Devices) {
+        let mut open = self.free(&want.resource);
+        let Some(given) = self.given(place, &want.resource) else { return (want.clone(), open) };
+        let healthy = self.resources.get(&want.resource).into_iter().flat_map(Resource::healthy);
+        let reserved =
+            healthy.filter(|(id, _)| given.devices.contains_key(*id) && !want.reusable.contains(*id));
+        open.extend(reserved.map(own));
+        (Want { affinity: want.affinity.or(given.affinity), ..want.clone() }, open)
     }
 
     /// The healthy devices of a resource that no pod has.
@@ -533,6 +577,34 @@ mod tests {
     }
 
     #[test]
+    fn the_plugin_can_prefer_other_devices_of_the_nodes_of_a_reservation() {
+        let (mut table, number) = table(&[]);
+        let on = |node| Device { is_healthy: true, nodes: vec![node] };
+        let list = [("a", 0), ("b", 1), ("c", 1)].map(|(id, node)| (id.to_owned(), on(node)));
+        table.list(NAME, number, BTreeMap::from(list)).unwrap();
+        let near = Want { affinity: Some(0b10), ..want(1) };
+        let reusing = |id: &str| Want { reusable: BTreeSet::from([id.to_owned()]), ..want(1) };
+        let ids = |id: &str| Ok(vec![id.to_owned()]);
+        assert_eq!(table.reserve(at("p", "init"), &near, &[]), ids("b"));
+        assert_eq!(
+            table.reserve(at("p", "c"), &Want { affinity: near.affinity, ..reusing("b") }, &[]),
+            ids("b")
+        );
+        let available = match table.step(at("p", "init"), &want(1), "boot") {
+            Ok(Step::Choose(choice)) => choice.question().unwrap().0,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(available, ["b", "c"]);
+        let free = |table: &Table| table.free(NAME).into_keys().collect::<String>();
+        assert_eq!(table.reserve(at("p", "init"), &want(1), &["c".to_owned()]), ids("c"));
+        assert_eq!(free(&table), "a", "the other container has b");
+        assert_eq!(table.reserve(at("p", "c"), &reusing("c"), &[]), ids("c"));
+        assert_eq!(free(&table), "ab");
+        assert!(table.answer(at("p", "c"), NAME, Edits::default(), "boot"));
+        assert_eq!(table.step(at("p", "c"), &want(1), "boot"), Ok(Step::Done));
+    }
+
+    #[test]
     fn a_pod_keeps_its_devices_in_its_topology_hints() {
         let (mut table, _) = table(&[("a", true), ("b", true)]);
         let hint = Some(vec![DeviceHint { nodes: 0b1, preferred: true }]);
@@ -542,6 +614,37 @@ mod tests {
         assert_eq!(table.hints(at("p", "c"), &want(2), &[0]), hint);
         assert_eq!(table.pod_hints("q", NAME, (1, &[0])), Some(Vec::new()));
         assert_eq!(table.pod_hints("q", "x.io/other", (1, &[0])), None);
+    }
+
+    #[test]
+    fn the_topology_hints_of_a_pod_with_all_its_devices_are_for_these() {
+        let (mut table, number) = table(&[]);
+        let on = |node| Device { is_healthy: true, nodes: vec![node] };
+        let devices = BTreeMap::from([("a".to_owned(), on(0)), ("b".to_owned(), on(1))]);
+        table.list(NAME, number, devices).unwrap();
+        assert_eq!(give(&mut table, at("p", "c"), 1), ["a"]);
+        let hint = |nodes, preferred| DeviceHint { nodes, preferred };
+        let found = table.pod_hints("p", NAME, (1, &[0, 1])).unwrap();
+        assert_eq!(found, [hint(0b01, true), hint(0b11, false)]);
+    }
+
+    #[test]
+    fn an_unhealthy_device_of_a_pod_stays_unhealthy_without_its_plugin() {
+        let (mut table, number) = table(&[("a", true), ("b", true)]);
+        let place = at("p", "c");
+        assert_eq!(give(&mut table, place, 1), ["a"]);
+        table.list(NAME, number, devices(&[("a", false), ("b", true)])).unwrap();
+        table.disconnect(NAME, number);
+        table.expire(NAME, number);
+        assert_eq!(count(&table), (0, 0));
+        assert_eq!(table.hints(at("q", "c"), &want(1), &[0]), None);
+        let health = table.health(place).remove(0).resources.unwrap().remove(0).health;
+        assert_eq!(health.as_deref(), Some("Unhealthy"));
+        // A new plugin that does not know the device: it counts as healthy.
+        let again = table.connect(NAME);
+        let changed = table.list(NAME, again, devices(&[("b", true)])).unwrap();
+        assert_eq!(changed, BTreeSet::from(["p".to_owned()]));
+        assert_eq!(count(&table), (1, 1));
     }
 
     #[test]

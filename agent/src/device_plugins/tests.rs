@@ -15,6 +15,7 @@ use tonic::{Request as Call, Response, Status};
 
 use super::*;
 use crate::dra::{DevicePluginHandler, Version, WatchedPlugin, open_socket, origin};
+use crate::kubelet_metrics::Current;
 use crate::node::DeviceCount;
 
 const NAME: &str = "example.com/dongle";
@@ -142,6 +143,7 @@ struct Agent {
     devices: DevicePlugins,
     changed: mpsc::UnboundedReceiver<String>,
     counts: watch::Receiver<DeviceCounts>,
+    metrics: Arc<KubeletMetrics>,
     _running: AbortOnDropHandle<()>,
 }
 
@@ -153,9 +155,10 @@ impl Agent {
         let config =
             DevicePluginConfig { sockets: dir.join("device-plugins"), records: dir.join("state/devices") };
         let (sender, counts) = watch::channel(DeviceCounts::new());
-        let (devices, changed) = DevicePlugins::open(config, boot, sender);
+        let metrics = Arc::<KubeletMetrics>::default();
+        let (devices, changed) = DevicePlugins::open(config, boot, sender, Arc::clone(&metrics));
         let _running = AbortOnDropHandle::new(tokio::spawn(devices.clone().run()));
-        Self { devices, changed, counts, _running }
+        Self { devices, changed, counts, metrics, _running }
     }
 
     async fn register(&self, dir: &Path, resource: &str) -> Result<(), Status> {
@@ -260,6 +263,13 @@ async fn a_pod_gets_healthy_devices_and_its_init_containers_devices_are_reused()
     let error = reason(agent.devices.allocate(&pod("q", "0", &["1"])).await);
     assert_eq!(error, "rpc error: code = Unknown desc = broken");
     assert!(agent.devices.pods().is_empty());
+    let metrics = agent.metrics.text(&Current::default());
+    for line in [
+        "kubelet_device_plugin_registration_total{resource_name=\"example.com/dongle\"} 1",
+        "kubelet_device_plugin_alloc_duration_seconds_count{resource_name=\"example.com/dongle\"} 4",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "no {line} in\n{metrics}");
+    }
 }
 
 #[tokio::test]
@@ -271,7 +281,8 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     let _serving = dongles.serve(&dir.path().join("device-plugins"), "dongle.sock");
     agent.register(dir.path(), NAME).await.unwrap();
     agent.has(1, 1).await;
-    agent.devices.allocate(&pod("p", "0", &["1"])).await.unwrap();
+    let first = pod("p", "0", &["1"]);
+    agent.devices.allocate(&first).await.unwrap();
     let expected =
         |health: &str| json!([{"name": NAME, "resources": [{"resourceID": "a", "health": health}]}]);
     assert_eq!(agent.health("p"), expected("Healthy"));
@@ -282,6 +293,11 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     // The plugin ends: the node has the device, and no pod gets it.
     dongles.end();
     agent.has(1, 0).await;
+    let started = agent.devices.container_options(&first, &first.spec.as_ref().unwrap().containers[0]).await;
+    assert!(
+        matches!(started, Err(DeviceError::Wait(_))),
+        "the plugin requires PreStartContainer: {started:?}"
+    );
     agent.devices.release("p").await;
     let error = reason(agent.devices.allocate(&pod("q", "0", &["1"])).await);
     assert_eq!(error, "no healthy devices present; cannot allocate unhealthy devices example.com/dongle");

@@ -63,7 +63,7 @@ fn converted(hints: BTreeMap<String, Vec<DeviceHint>>) -> Hints {
 
 impl DevicePlugins {
     /// Reserves the devices of one container near to NUMA nodes (bit n of the affinity is node n), if it has none. The
-    /// pod gets them by [`Self::allocate`], without asking the plugin for its preference.
+    /// pod gets them by [`Self::allocate`], or others that are as near and that the plugin prefers.
     ///
     /// # Errors
     /// When there are too few devices. The message is upstream's.

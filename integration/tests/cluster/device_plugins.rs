@@ -166,6 +166,9 @@ pub(crate) fn a_pod_gets_the_device_of_a_plugin(machine: &Machine, cluster: &Clu
         let mut client = PodResourcesListerClient::new(connect(&socket).await);
         client.list(ListPodResourcesRequest {}).await.unwrap().into_inner().pod_resources
     });
+    let metrics = cluster.kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics"]);
+    let calls = "\nkubelet_pod_resources_endpoint_requests_list{server_api_version=\"v1\"} 1\n";
+    assert!(metrics.contains(calls), "{metrics}");
     let found = listed.iter().find(|pod| pod.name == "dongle").expect("the pod");
     let device = &found.containers[0].devices[0];
     assert_eq!(
