@@ -150,17 +150,22 @@ impl DevicePlugins {
         let Some(mut plugins) = received else { return };
         let serving = registration::serve(self.clone());
         let following = async {
-            // One task for each resource. A new registration ends the task of the earlier one.
-            let mut tasks: HashMap<String, AbortOnDropHandle<()>> = HashMap::new();
+            // One task for each resource, with the number of the registration. A later registration ends the task of
+            // the earlier one.
+            let mut tasks: HashMap<String, (u64, AbortOnDropHandle<()>)> = HashMap::new();
             let restored = self.state().table.names();
             for name in restored {
                 let expiring = self.clone().expire(name.clone(), 0);
-                tasks.insert(name, AbortOnDropHandle::new(tokio::spawn(expiring)));
+                tasks.insert(name, (0, AbortOnDropHandle::new(tokio::spawn(expiring))));
             }
             while let Some(connected) = plugins.recv().await {
-                let name = connected.name.clone();
+                let (name, number) = (connected.name.clone(), connected.number);
+                // Registrations at the same time can arrive in another order than that of the table.
+                if tasks.get(&name).is_some_and(|(known, _)| *known > number) {
+                    continue;
+                }
                 let following = self.clone().follow(connected);
-                tasks.insert(name, AbortOnDropHandle::new(tokio::spawn(following)));
+                tasks.insert(name, (number, AbortOnDropHandle::new(tokio::spawn(following))));
             }
         };
         tokio::join!(serving, following);
@@ -169,18 +174,16 @@ impl DevicePlugins {
     /// Adds a connected plugin to the table. The caller must follow it.
     fn add(&self, name: &str, plugin: Plugin, link: Link) -> Connected {
         let mut state = self.state();
-        let is_new = !state.table.names().iter().any(|known| known == name);
         let number = state.table.connect(name);
         state.plugins.insert(name.to_owned(), (number, plugin.clone()));
-        Connected { name: name.to_owned(), is_new, number, plugin, link, ended: None }
+        Connected { name: name.to_owned(), number, plugin, link, ended: None }
     }
 
     /// Follows the lists of a plugin until it ends, and removes its devices if it does not come back.
     async fn follow(self, connected: Connected) {
-        let Connected { name, is_new, number, plugin, link, ended } = connected;
-        if is_new {
-            self.names_changed().await;
-        }
+        let Connected { name, number, plugin, link, ended } = connected;
+        // Also for a known name: the task of the earlier registration may have ended before it recorded the name.
+        self.names_changed().await;
         let error = match self.read_lists(&name, number, &plugin).await {
             Ok(()) => "the plugin ended the list of its devices".to_owned(),
             Err(error) => chain(&error),
@@ -225,7 +228,7 @@ impl DevicePlugins {
         self.names_changed().await;
     }
 
-    /// Records the names of the resources, and publishes the numbers of devices.
+    /// Records the names of the resources if they have changed, and publishes the numbers of devices.
     async fn names_changed(&self) {
         self.publish();
         let this = self.clone();

@@ -21,8 +21,9 @@ const UID_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Records {
     dir: PathBuf,
-    /// Held while a record is written, so that the last write has the last state.
-    writing: Mutex<()>,
+    /// Held while a record is written, so that the last write has the last state. The names of the resources in their
+    /// record.
+    writing: Mutex<Vec<String>>,
 }
 
 // === impl Records ===
@@ -83,13 +84,20 @@ impl Records {
     pub(super) fn resources(&self) -> Vec<String> {
         let found = bounded::read(&self.resources_path(), RECORD_MAX);
         let names = found.map(|text| serde_json::from_slice(&text).unwrap_or_default());
-        names.unwrap_or_default()
+        let names: Vec<String> = names.unwrap_or_default();
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&names);
+        names
     }
 
-    /// Writes the names of the resources as `current` returns them.
+    /// Writes the names of the resources as `current` returns them, unless the record has them.
     pub(super) fn save_resources(&self, current: impl FnOnce() -> Vec<String>) -> io::Result<()> {
-        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        write(&self.resources_path(), &serde_json::to_vec(&current())?)
+        let mut written = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = current();
+        if *written != names {
+            write(&self.resources_path(), &serde_json::to_vec(&names)?)?;
+            *written = names;
+        }
+        Ok(())
     }
 
     fn path(&self, uid: &str) -> Option<PathBuf> {
@@ -140,5 +148,30 @@ mod tests {
         open().save_resources(|| vec!["x.io/a".to_owned()]).unwrap();
         assert_eq!(open().resources(), ["x.io/a"]);
         assert!(open().save("../x", || Some(pod("../x"))).is_err());
+    }
+
+    #[test]
+    fn names_of_resources_are_written_only_when_they_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device-resources.json");
+        let save = |records: &Records, names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            records.save_resources(|| names).unwrap();
+        };
+        let records = Records::new(dir.path().join("devices"));
+        save(&records, &["x.io/a"]);
+        // A write would create the file again.
+        fs::remove_file(&path).unwrap();
+        save(&records, &["x.io/a"]);
+        assert!(!path.exists());
+        save(&records, &["x.io/a", "x.io/b"]);
+        // The next agent knows what the record has.
+        let next = Records::new(dir.path().join("devices"));
+        assert_eq!(next.resources().len(), 2);
+        fs::remove_file(&path).unwrap();
+        save(&next, &["x.io/a", "x.io/b"]);
+        assert!(!path.exists());
+        save(&next, &[]);
+        assert!(path.exists());
     }
 }

@@ -32,8 +32,6 @@ const CALLS_MAX: usize = 8;
 /// A registered plugin, whose devices are not known yet.
 pub(super) struct Connected {
     pub(super) name: String,
-    /// Whether the node did not have the resource before.
-    pub(super) is_new: bool,
     /// Number of the registration.
     pub(super) number: u64,
     pub(super) plugin: Plugin,
@@ -73,13 +71,11 @@ pub(super) async fn serve(plugins: DevicePlugins) {
 impl Registration for Service {
     async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
         let request = request.into_inner();
-        let place = self.0.place().await?;
         let registered = self.0.accept(&request).await;
-        let connected = registered.inspect_err(|status| {
+        registered.inspect_err(|status| {
             let (resource, error) = (shown(&request.resource_name), status.message());
             tracing::warn!(resource, error, "cannot register a device plugin");
         })?;
-        place.send(connected);
         Ok(Response::new(api::Empty {}))
     }
 }
@@ -101,7 +97,7 @@ impl DevicePlugins {
     }
 
     /// Checks a registration, connects to the plugin and adds it to the table.
-    async fn accept(&self, request: &api::RegisterRequest) -> Result<Connected, Status> {
+    async fn accept(&self, request: &api::RegisterRequest) -> Result<(), Status> {
         if request.version != VERSION {
             let version = shown(&request.version);
             let supported = format!("Supported version is [{VERSION:?}]");
@@ -111,8 +107,10 @@ impl DevicePlugins {
         }
         self.check_name(&request.resource_name)?;
         let link = plugin::connect(&self.shared.config.sockets, Path::new(&request.endpoint)).await;
-        let link = link.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
-        self.open_plugin(&request.resource_name, link).await
+        // The error has the endpoint, which is a text of the plugin.
+        let link =
+            link.map_err(|error| Status::new(Code::Unknown, printable(&chain(&error), MESSAGE_MAX)))?;
+        self.open_plugin(&request.resource_name, link, None).await
     }
 
     /// Checks a plugin of the registration directory, and adds it to the table.
@@ -125,10 +123,8 @@ impl DevicePlugins {
             return Err(Status::new(Code::Unknown, message));
         }
         self.check_name(&resource)?;
-        let place = self.place().await?;
-        let connected = self.open_plugin(&resource, link).await?;
         let (sender, ended) = oneshot::channel();
-        place.send(Connected { ended: Some(sender), ..connected });
+        self.open_plugin(&resource, link, Some(sender)).await?;
         Ok(ended.map(drop).boxed())
     }
 
@@ -146,12 +142,23 @@ impl DevicePlugins {
         Ok(())
     }
 
-    /// Asks a connected plugin for its options, and adds it to the table.
-    async fn open_plugin(&self, name: &str, link: Link) -> Result<Connected, Status> {
+    /// Asks a connected plugin for its options, adds it to the table, and lets it be followed. `ended` is dropped when
+    /// the plugin has ended.
+    async fn open_plugin(
+        &self,
+        name: &str,
+        link: Link,
+        ended: Option<oneshot::Sender<()>>,
+    ) -> Result<(), Status> {
         let plugin = Plugin::open(&link).await;
         let plugin = plugin.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
+        // Taken now: plugins that do not answer must not delay the registration of others.
+        let place = self.place().await?;
+        // Others may have registered meanwhile.
+        self.check_name(name)?;
+        place.send(Connected { ended, ..self.add(name, plugin, link) });
         tracing::info!(resource = name, "device plugin registered");
-        Ok(self.add(name, plugin, link))
+        Ok(())
     }
 }
 

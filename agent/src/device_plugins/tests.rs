@@ -356,3 +356,44 @@ async fn watched(dir: &Path, version: &str) -> WatchedPlugin {
     let link = Link::open(&socket).await.unwrap();
     WatchedPlugin { resource: NAME.to_owned(), versions: vec![version.to_owned()], link }
 }
+
+#[tokio::test]
+async fn the_last_of_several_registrations_is_followed_in_any_order_of_arrival() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let [first, last] = [Dongles::new(&[("a", true)]), Dongles::new(&[("a", true), ("b", true)])];
+    let _serving = (first.serve(dir.path(), "first.sock"), last.serve(dir.path(), "last.sock"));
+    let mut connected = Vec::new();
+    for socket in ["first.sock", "last.sock"] {
+        let link = Link::open(&open_socket(dir.path(), Path::new(socket)).unwrap()).await.unwrap();
+        let plugin = Plugin::open(&link).await.unwrap();
+        connected.push(agent.devices.add(NAME, plugin, link));
+    }
+    for connected in connected.into_iter().rev() {
+        agent.devices.shared.connected.send(connected).await.unwrap_or_else(|error| panic!("{error}"));
+    }
+    agent.has(2, 2).await;
+}
+
+#[tokio::test]
+async fn plugins_that_do_not_answer_do_not_delay_the_registration_of_others() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let dongles = Dongles::new(&[("a", true)]);
+    // The connections wait in the backlog of this socket.
+    let _silent = UnixListener::bind(dir.path().join("silent.sock")).unwrap();
+    let _serving = dongles.serve(dir.path(), "dongle.sock");
+    let mut waiting = Vec::new();
+    for number in 0..=CONNECTED_MAX {
+        let link = Link::open(&open_socket(dir.path(), Path::new("silent.sock")).unwrap()).await.unwrap();
+        let (resource, versions) = (format!("x.io/{number}"), vec!["v1beta1".to_owned()]);
+        let mut registering = agent.devices.register_watched(WatchedPlugin { resource, versions, link });
+        assert!(futures::poll!(&mut registering).is_pending());
+        waiting.push(registering);
+    }
+    let registering = agent.devices.register_watched(watched(dir.path(), "v1beta1").await);
+    let registered = tokio::time::timeout(LIMIT, registering).await.expect("an answer");
+    assert!(registered.is_ok());
+    agent.has(1, 1).await;
+    drop(waiting);
+}
