@@ -164,6 +164,7 @@ impl DevicePlugins {
                 if tasks.get(&name).is_some_and(|(known, _)| *known > number) {
                     continue;
                 }
+                tasks.retain(|_, (_, task)| !task.is_finished());
                 let following = self.clone().follow(connected);
                 tasks.insert(name, (number, AbortOnDropHandle::new(tokio::spawn(following))));
             }
@@ -209,7 +210,13 @@ impl DevicePlugins {
         while let Some(list) = lists.message().await.map_err(|status| plugin::rpc(&status))? {
             let devices = plugin::listed(list)?;
             tracing::debug!(resource = name, devices = devices.len(), "devices listed");
-            let changed = self.state().table.list(name, number, devices);
+            let changed = {
+                let mut state = self.state();
+                if !state.table.has_room_for(name, &devices) {
+                    return Err(plugin::too_many());
+                }
+                state.table.list(name, number, devices)
+            };
             let Some(changed) = changed else { return Ok(()) };
             self.publish();
             for uid in changed {

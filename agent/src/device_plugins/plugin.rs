@@ -159,6 +159,11 @@ pub(super) fn listed(list: api::ListAndWatchResponse) -> Result<BTreeMap<String,
     list.devices.into_iter().map(one).collect()
 }
 
+/// The error when the devices of all plugins exceed the limit of the node.
+pub(super) fn too_many() -> PluginError {
+    PluginError::Invalid { call: "ListAndWatch", problem: "the plugins of the node have too many devices" }
+}
+
 /// The error of a stream or call.
 pub(super) fn rpc(status: &Status) -> PluginError {
     PluginError::Rpc { code: status.code(), message: printable(status.message(), MESSAGE_MAX / 4) }

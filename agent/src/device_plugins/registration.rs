@@ -16,6 +16,7 @@ use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
 use super::plugin::{self, Plugin};
+use super::table::RESOURCES_MAX;
 use super::{DevicePlugins, sockets};
 use crate::dra::{DevicePluginHandler, Link, PluginEnd, WatchedPlugin};
 use crate::node::is_extended;
@@ -24,8 +25,6 @@ use crate::node::is_extended;
 const VERSION: &str = "v1beta1";
 /// Maximum bytes of a registration.
 const REQUEST_MAX: usize = 16 << 10;
-/// Maximum resources of plugins. Each has a connection and a task.
-const RESOURCES_MAX: usize = 256;
 /// Maximum calls at a time of one client.
 const CALLS_MAX: usize = 8;
 
@@ -134,8 +133,8 @@ impl DevicePlugins {
             let message = format!("the ResourceName {:?} is invalid", shown(name));
             return Err(Status::new(Code::Unknown, message));
         }
-        let state = self.state();
-        if !state.table.has(name) && state.table.len() >= RESOURCES_MAX {
+        let mut state = self.state();
+        if !state.table.has(name) && !state.table.make_room() {
             let message = format!("this node supports at most {RESOURCES_MAX} resources of device plugins");
             return Err(Status::resource_exhausted(message));
         }

@@ -10,6 +10,10 @@ use super::edits::Edits;
 use super::requests::Request;
 use crate::node::{DeviceCount, DeviceCounts};
 
+/// Maximum resources of plugins. Each has a connection and a task.
+pub(super) const RESOURCES_MAX: usize = 256;
+/// Maximum sum of the devices of all resources and of their NUMA nodes. About 100 bytes of memory each.
+const TOTAL_MAX: usize = 1 << 18;
 /// Maximum devices of a container's resource in the status of the pod, whose size the API server limits.
 const HEALTH_MAX: usize = 1000;
 
@@ -154,9 +158,21 @@ impl Table {
         present.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Number of resources, with removed ones.
-    pub(super) fn len(&self) -> usize {
-        self.resources.len()
+    /// Whether another resource can be added. If not, forgets removed resources: the Node keeps their zero devices.
+    pub(super) fn make_room(&mut self) -> bool {
+        if self.resources.len() >= RESOURCES_MAX {
+            self.resources.retain(|_, resource| !resource.is_removed);
+        }
+        self.resources.len() < RESOURCES_MAX
+    }
+
+    /// Whether the devices of a resource fit into the limit of all resources.
+    pub(super) fn has_room_for(&self, name: &str, devices: &BTreeMap<String, Device>) -> bool {
+        let size = |devices: &BTreeMap<String, Device>| -> usize {
+            devices.values().map(|device| 1 + device.nodes.len()).sum()
+        };
+        let others = self.resources.iter().filter(|(other, _)| *other != name);
+        others.map(|(_, resource)| size(&resource.devices)).sum::<usize>() + size(devices) <= TOTAL_MAX
     }
 
     /// Whether there is a resource of this name.
@@ -563,5 +579,30 @@ mod tests {
         assert_eq!(table.list(NAME, number, devices(&[])).unwrap().len(), 1);
         assert_eq!(health(&table), "Healthy");
         assert!(table.health(at("p", "other")).is_empty());
+    }
+
+    #[test]
+    fn all_resources_together_have_a_limit_of_devices() {
+        let (mut table, number) = table(&[("a", true)]);
+        let many = |nodes: usize| -> BTreeMap<String, Device> {
+            let device = Device { is_healthy: true, nodes: vec![0; nodes] };
+            (0..TOTAL_MAX / 4).map(|id| (id.to_string(), device.clone())).collect()
+        };
+        assert!(table.has_room_for(NAME, &many(3)), "its present devices are replaced");
+        assert!(!table.has_room_for("x.io/b", &many(3)));
+        assert!(!table.has_room_for(NAME, &many(4)));
+        table.list(NAME, number, BTreeMap::new()).unwrap();
+        assert!(table.has_room_for("x.io/b", &many(3)));
+    }
+
+    #[test]
+    fn removed_resources_make_room_for_others() {
+        let (mut table, number) = table(&[("a", true)]);
+        let names: Vec<String> = (1..RESOURCES_MAX).map(|number| format!("x.io/other{number}")).collect();
+        names.iter().for_each(|name| table.restore_resource(name));
+        assert!(!table.make_room() && table.has(NAME));
+        table.disconnect(NAME, number);
+        table.expire(NAME, number);
+        assert!(table.make_room() && !table.has(NAME) && table.has(&names[0]));
     }
 }
