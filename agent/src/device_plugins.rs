@@ -15,6 +15,7 @@
 
 mod choose;
 mod edits;
+mod pace;
 mod plugin;
 mod record;
 mod registration;
@@ -34,12 +35,14 @@ use std::time::Duration;
 use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dra::Link;
 use crate::node::DeviceCounts;
 use choose::Want;
 pub(crate) use edits::DeviceOptions;
+use pace::Pace;
 use plugin::{Plugin, PluginError};
 use record::Records;
 use registration::Connected;
@@ -49,8 +52,6 @@ pub(crate) use topology::AlignedDevices;
 
 /// Time in which the plugin of a resource must come back, as in the kubelet (`endpointStopGracePeriod`).
 const GRACE: Duration = Duration::from_secs(300);
-/// Minimum time between two lists of a plugin: a list can cause a write of the Node's status.
-const LIST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Maximum plugins that have registered and are not followed yet.
 const CONNECTED_MAX: usize = 16;
@@ -207,7 +208,9 @@ impl DevicePlugins {
 
     async fn read_lists(&self, name: &str, number: u64, plugin: &Plugin) -> Result<(), PluginError> {
         let mut lists = plugin.watch().await?;
-        while let Some(list) = lists.message().await.map_err(|status| plugin::rpc(&status))? {
+        let (mut pace, mut ready) = (Pace::new(), Instant::now());
+        while let Some(list) = plugin::newest(&mut lists).await? {
+            let waited = ready.elapsed();
             let devices = plugin::listed(list)?;
             tracing::debug!(resource = name, devices = devices.len(), "devices listed");
             let changed = {
@@ -218,12 +221,13 @@ impl DevicePlugins {
                 state.table.list(name, number, devices)
             };
             let Some(changed) = changed else { return Ok(()) };
-            self.publish();
+            let is_changed = self.publish() || !changed.is_empty();
             for uid in changed {
                 // Without pod sync the agent ends.
                 let _ = self.shared.changed.send(uid);
             }
-            tokio::time::sleep(LIST_PAUSE).await;
+            tokio::time::sleep(pace.pause_after(waited, is_changed)).await;
+            ready = Instant::now();
         }
         Ok(())
     }
@@ -246,13 +250,14 @@ impl DevicePlugins {
         }
     }
 
-    fn publish(&self) {
+    /// Publishes the numbers of devices. Returns whether they have changed.
+    fn publish(&self) -> bool {
         self.shared.counts.send_if_modified(|held| {
             let counts = self.state().table.counts();
             let is_changed = *held != counts;
             *held = counts;
             is_changed
-        });
+        })
     }
 
     /// Whether the number of this resource's devices is checked here, and not by the admission's sums.
