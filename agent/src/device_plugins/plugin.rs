@@ -26,6 +26,8 @@ const ALLOCATE_TIMEOUT: Duration = Duration::from_secs(60);
 const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum bytes of an answer: the default of Go's gRPC library.
 const ANSWER_MAX: usize = 4 << 20;
+/// Maximum bytes of an answer to Allocate. The node keeps it in memory and in the record of the pod.
+const ALLOCATED_MAX: usize = 256 << 10;
 /// Maximum lists that are read at once: a plugin can send without end.
 const LISTS_MAX: usize = 4096;
 /// Maximum devices of a resource.
@@ -118,7 +120,7 @@ impl Plugin {
         const CALL: &str = "Allocate";
         let request = api::ContainerAllocateRequest { device_ids: ids };
         let request = api::AllocateRequest { container_requests: vec![request] };
-        let mut client = self.client();
+        let mut client = self.client().max_decoding_message_size(ALLOCATED_MAX);
         let answer = within(CALL, ALLOCATE_TIMEOUT, client.allocate(request)).await?;
         let invalid = |problem| PluginError::Invalid { call: CALL, problem };
         let first = answer.container_responses.into_iter().next();

@@ -397,3 +397,20 @@ async fn plugins_that_do_not_answer_do_not_delay_the_registration_of_others() {
     agent.has(1, 1).await;
     drop(waiting);
 }
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_for_records_is_refused() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    // The plugin answers with the ids of the devices.
+    let ids: Vec<String> = (0..1200).map(|number| format!("{number:0>250}")).collect();
+    let devices: Vec<_> = ids.iter().map(|id| (id.as_str(), true)).collect();
+    let _serving = Dongles::new(&devices).serve(dir.path(), "dongle.sock");
+    let registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
+    agent.has(1200, 1200).await;
+    let error = reason(agent.devices.allocate(&pod("p", "0", &["1200"])).await);
+    assert!(error.contains("code = OutOfRange"), "{error}");
+    assert!(!agent.devices.holds("p"));
+    agent.devices.allocate(&pod("p", "0", &["600"])).await.unwrap();
+    assert!(registered.is_ok());
+}
