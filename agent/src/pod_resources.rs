@@ -7,15 +7,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_cri::UnixClient;
 use coracle_error_chain::chain;
 use coracle_proto::pod_resources as api;
 use coracle_proto::pod_resources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
 use k8s_openapi::api::core::v1::{Container, Pod};
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
@@ -52,11 +49,10 @@ impl PodResources {
             }
         };
         let service = PodResourcesListerServer::new(self).max_decoding_message_size(REQUEST_MAX);
-        let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(UnixClient::new));
         let served = Server::builder()
             .concurrency_limit_per_connection(CALLS_MAX)
             .add_service(service)
-            .serve_with_incoming(incoming)
+            .serve_with_incoming(sockets::clients(listener))
             .await;
         if let Err(error) = served {
             tracing::warn!(error = chain(&error), "cannot serve the pod resources API");

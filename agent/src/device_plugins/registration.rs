@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use coracle_cri::UnixClient;
 use coracle_error_chain::chain;
 use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::device_plugin as api;
@@ -10,8 +9,6 @@ use coracle_proto::device_plugin::registration_server::{Registration, Registrati
 use coracle_values::names::qualified_name;
 use futures::future::{BoxFuture, FutureExt, TryFutureExt};
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
@@ -54,11 +51,10 @@ pub(super) async fn serve(plugins: DevicePlugins) {
         }
     };
     let service = RegistrationServer::new(Service(plugins));
-    let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(UnixClient::new));
     let served = Server::builder()
         .concurrency_limit_per_connection(CALLS_MAX)
         .add_service(service.max_decoding_message_size(REQUEST_MAX))
-        .serve_with_incoming(incoming)
+        .serve_with_incoming(sockets::clients(listener))
         .await;
     if let Err(error) = served {
         tracing::warn!(error = chain(&error), "cannot serve the registration of device plugins");

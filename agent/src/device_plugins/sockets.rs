@@ -5,8 +5,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use coracle_cri::UnixClient;
+use futures::stream::{BoxStream, StreamExt, unfold};
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
 
 use crate::dra::open_socket;
 
@@ -15,6 +20,11 @@ const NAME: &str = "kubelet.sock";
 /// Directories below the kubelet's directory: of plugins, and of the pod resources API.
 pub(crate) const DEVICE_PLUGINS: &str = "device-plugins";
 pub(crate) const POD_RESOURCES: &str = "pod-resources";
+/// Maximum clients of a socket at a time. Others wait until one disconnects: they must not use up the descriptors that
+/// the agent may open.
+const CLIENTS_MAX: usize = 128;
+/// Pause after a client could not be accepted, because the agent or the machine has no free descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum files that are examined in the directory.
 const FILES_MAX: usize = 4096;
 
@@ -43,6 +53,29 @@ fn restrict(dir: &Path) -> io::Result<()> {
     let socket = open_socket(dir, Path::new(NAME))?;
     // fchmod(2) does not accept an O_PATH descriptor; chmod(2) of its path in /proc does.
     fs::set_permissions(format!("/proc/self/fd/{}", socket.as_raw_fd()), Permissions::from_mode(0o600))
+}
+
+/// The clients that connect. Without end: a server would end after an error.
+pub(crate) fn clients(listener: UnixListener) -> BoxStream<'static, io::Result<UnixClient>> {
+    accepted(listener, CLIENTS_MAX)
+}
+
+fn accepted(listener: UnixListener, max: usize) -> BoxStream<'static, io::Result<UnixClient>> {
+    let places = Arc::new(Semaphore::new(max));
+    let next = |(listener, places): (UnixListener, Arc<Semaphore>)| async move {
+        let place = Arc::clone(&places).acquire_owned().await.ok()?;
+        loop {
+            match listener.accept().await {
+                Ok((client, _address)) => {
+                    let client = UnixClient::new(client).with_permit(place);
+                    return Some((Ok(client), (listener, places)));
+                }
+                Err(error) => tracing::warn!(%error, "cannot accept a client"),
+            }
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+    };
+    unfold((listener, places), next).boxed()
 }
 
 /// Removes all sockets in the directory. As with a kubelet, plugins notice that, and register again. An absent
@@ -91,6 +124,8 @@ fn check_owner(dir: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::UnixStream;
+
     use super::*;
 
     #[tokio::test]
@@ -144,5 +179,23 @@ mod tests {
         let error = remove(&root.path().join("plugins_registry")).unwrap_err();
         assert!(error.to_string().contains(&plugins.display().to_string()), "{error}");
         assert!(plugins.join(NAME).exists() && !resources.exists());
+    }
+
+    #[tokio::test]
+    async fn a_client_beyond_the_limit_is_accepted_when_another_one_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut clients = accepted(listen(dir.path()).unwrap(), 1);
+        let path = dir.path().join(NAME);
+        let _connected =
+            [UnixStream::connect(&path).await.unwrap(), UnixStream::connect(&path).await.unwrap()];
+        let first = clients.next().await.unwrap().unwrap();
+        let second = tokio::spawn(async move { clients.next().await.unwrap().map(drop) });
+        // Time for the second task, which could accept the other client.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!second.is_finished());
+        drop(first);
+        second.await.unwrap().unwrap();
     }
 }
