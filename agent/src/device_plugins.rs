@@ -26,7 +26,7 @@ mod table;
 mod tests;
 mod topology;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -108,8 +108,10 @@ struct State {
     table: Table,
     /// Connected plugins by resource, with the numbers of their registrations.
     plugins: HashMap<String, (u64, Plugin)>,
-    /// The uids of pods whose records do not have all their devices.
-    unsaved: HashSet<String>,
+    /// Pods whose records do not have all their devices, by uid, with the number of the last change.
+    unsaved: HashMap<String, u64>,
+    /// Number of changes of all pods.
+    changes: u64,
 }
 
 // === impl DevicePlugins ===
@@ -279,7 +281,7 @@ impl DevicePlugins {
             return Ok(());
         }
         match self.allocate_all(uid, &requests).await {
-            Ok(()) if !self.state().unsaved.contains(uid) => Ok(()),
+            Ok(()) if !self.state().unsaved.contains_key(uid) => Ok(()),
             Ok(()) => self.save(uid).await.map_err(DeviceError::Record),
             Err(refusal) => {
                 self.state().table.cancel(uid);
@@ -347,7 +349,9 @@ impl DevicePlugins {
         if !state.table.answer(place, name, edits, &self.shared.boot) {
             return Err(Refusal::Wait("the pod has ended".to_owned()));
         }
-        state.unsaved.insert(place.uid.to_owned());
+        state.changes += 1;
+        let change = state.changes;
+        state.unsaved.insert(place.uid.to_owned(), change);
         Ok(())
     }
 
@@ -369,7 +373,7 @@ impl DevicePlugins {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let place = Place { uid, container: &container.name };
         if self.lacks(place, &numbers) {
-            // The pod started before the plugin registered.
+            // The pod started before the plugin registered, or its record could not be written.
             self.allocate(pod).await?;
         }
         for resource in numbers.keys() {
@@ -389,9 +393,12 @@ impl DevicePlugins {
         Ok(options)
     }
 
-    /// Whether a container has no devices of a resource that it requests.
+    /// Whether a container has no devices of a resource that it requests, or the record does not have them.
     fn lacks(&self, place: Place<'_>, numbers: &Numbers) -> bool {
         let state = self.state();
+        if state.unsaved.contains_key(place.uid) {
+            return true;
+        }
         let is_given =
             |resource: &str| state.table.given(place, resource).is_some_and(|given| given.edits.is_some());
         numbers.keys().any(|resource| state.table.manages(resource) && !is_given(resource))
@@ -456,13 +463,14 @@ impl DevicePlugins {
     async fn save(&self, uid: &str) -> io::Result<()> {
         let (this, uid) = (self.clone(), uid.to_owned());
         let save = move || {
-            // A failed write is due again. A later change is noted again.
-            this.state().unsaved.remove(&uid);
-            let saved = this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned());
-            if saved.is_err() && this.holds(&uid) {
-                this.state().unsaved.insert(uid);
+            let change = this.state().unsaved.get(&uid).copied();
+            this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned())?;
+            // A write is due again after a failed one, and after a later change.
+            let mut state = this.state();
+            if state.unsaved.get(&uid).copied() == change {
+                state.unsaved.remove(&uid);
             }
-            saved
+            Ok(())
         };
         blocking(save).await
     }

@@ -414,3 +414,25 @@ async fn an_answer_that_is_too_large_for_records_is_refused() {
     agent.devices.allocate(&pod("p", "0", &["600"])).await.unwrap();
     assert!(registered.is_ok());
 }
+
+#[tokio::test]
+async fn a_container_does_not_start_before_its_devices_are_recorded() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let _serving = Dongles::new(&[("a", true)]).serve(dir.path(), "dongle.sock");
+    let _registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
+    agent.has(1, 1).await;
+    // A file in place of the directory of records.
+    let records = dir.path().join("state/devices");
+    std::fs::create_dir_all(dir.path().join("state")).unwrap();
+    std::fs::write(&records, "").unwrap();
+    let pod = pod("p", "0", &["1"]);
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    for _ in 0..2 {
+        let refused = agent.devices.container_options(&pod, container).await;
+        assert!(matches!(refused, Err(DeviceError::Record(_))), "{refused:?}");
+    }
+    std::fs::remove_file(&records).unwrap();
+    assert_eq!(agent.env(&pod, 0).await, "a");
+    assert!(records.join("p.json").exists());
+}
