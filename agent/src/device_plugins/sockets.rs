@@ -63,12 +63,13 @@ pub(crate) fn clients(listener: UnixListener) -> BoxStream<'static, io::Result<U
 fn accepted(listener: UnixListener, max: usize) -> BoxStream<'static, io::Result<UnixClient>> {
     let places = Arc::new(Semaphore::new(max));
     let next = |(listener, places): (UnixListener, Arc<Semaphore>)| async move {
-        let place = Arc::clone(&places).acquire_owned().await.ok()?;
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return None };
         loop {
             match listener.accept().await {
                 Ok((client, _address)) => {
                     let client = UnixClient::new(client).with_permit(place);
-                    return Some((Ok(client), (listener, places)));
+                    return Some((io::Result::Ok(client), (listener, places)));
                 }
                 Err(error) => tracing::warn!(%error, "cannot accept a client"),
             }
