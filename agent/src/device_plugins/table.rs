@@ -12,6 +12,8 @@ use crate::node::{DeviceCount, DeviceCounts};
 
 /// Maximum resources of plugins. Each has a connection and a task.
 pub(super) const RESOURCES_MAX: usize = 256;
+/// Maximum resources that are forgotten until the agent's next start: metrics keep their names.
+const FORGOTTEN_MAX: usize = 4096;
 /// Maximum sum of the devices of all resources and of their NUMA nodes. About 100 bytes of memory each.
 const TOTAL_MAX: usize = 1 << 18;
 /// Maximum devices of a container's resource in the status of the pod, whose size the API server limits.
@@ -79,6 +81,8 @@ pub(super) struct Table {
     used: BTreeMap<String, HashMap<String, String>>,
     /// Number of the last registration.
     last: u64,
+    /// Number of forgotten resources.
+    forgotten: usize,
 }
 
 /// A resource of a plugin.
@@ -160,8 +164,10 @@ impl Table {
 
     /// Whether another resource can be added. If not, forgets removed resources: the Node keeps their zero devices.
     pub(super) fn make_room(&mut self) -> bool {
-        if self.resources.len() >= RESOURCES_MAX {
+        let before = self.resources.len();
+        if before >= RESOURCES_MAX && self.forgotten < FORGOTTEN_MAX {
             self.resources.retain(|_, resource| !resource.is_removed);
+            self.forgotten += before - self.resources.len();
         }
         self.resources.len() < RESOURCES_MAX
     }
@@ -604,5 +610,10 @@ mod tests {
         table.disconnect(NAME, number);
         table.expire(NAME, number);
         assert!(table.make_room() && !table.has(NAME) && table.has(&names[0]));
+        assert_eq!(table.forgotten, 1);
+        table.restore_resource(NAME);
+        table.expire(NAME, 0);
+        table.forgotten = FORGOTTEN_MAX;
+        assert!(!table.make_room() && table.has(NAME), "names do not add up without end");
     }
 }
