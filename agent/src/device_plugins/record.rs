@@ -33,7 +33,8 @@ impl Records {
         Self { dir, writing: Mutex::default() }
     }
 
-    /// Reads the devices of all pods. A damaged record is renamed to `*.bad`.
+    /// Reads the devices of all pods. A damaged record is renamed to `*.bad`. Temporary files of interrupted writes are
+    /// removed.
     pub(super) fn pods(&self) -> Vec<PodDevices> {
         let entries = match fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -43,9 +44,13 @@ impl Records {
                 return Vec::new();
             }
         };
+        let has = |path: &Path, extension: &str| path.extension().is_some_and(|found| found == extension);
         let paths = entries.flatten().map(|entry| entry.path());
-        let records = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-        records.filter_map(|path| self.read(&path)).collect()
+        let (records, others): (Vec<_>, Vec<_>) = paths.partition(|path| has(path, "json"));
+        for path in others.iter().filter(|path| has(path, "tmp")) {
+            let _ = fs::remove_file(path);
+        }
+        records.iter().filter_map(|path| self.read(path)).collect()
     }
 
     fn read(&self, path: &Path) -> Option<PodDevices> {
@@ -141,7 +146,10 @@ mod tests {
         {
             fs::write(dir.path().join(format!("devices/{name}.json")), text).unwrap();
         }
+        let temporary = dir.path().join("devices/interrupted.tmp");
+        fs::write(&temporary, "").unwrap();
         assert_eq!(open().pods(), [pod("p")]);
+        assert!(!temporary.exists());
         assert!(
             dir.path().join("devices/half.bad").exists() && dir.path().join("devices/empty.bad").exists()
         );
