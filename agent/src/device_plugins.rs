@@ -15,6 +15,7 @@
 
 mod choose;
 mod edits;
+mod pace;
 mod plugin;
 mod record;
 mod registration;
@@ -25,7 +26,7 @@ mod table;
 mod tests;
 mod topology;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,6 +43,7 @@ use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::DeviceCounts;
 use choose::Want;
 pub(crate) use edits::DeviceOptions;
+use pace::Pace;
 use plugin::{Plugin, PluginError};
 use record::Records;
 use registration::Connected;
@@ -51,8 +53,6 @@ pub(crate) use topology::AlignedDevices;
 
 /// Time in which the plugin of a resource must come back, as in the kubelet (`endpointStopGracePeriod`).
 const GRACE: Duration = Duration::from_secs(300);
-/// Minimum time between two lists of a plugin: a list can cause a write of the Node's status.
-const LIST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Maximum plugins that have registered and are not followed yet.
 const CONNECTED_MAX: usize = 16;
@@ -111,8 +111,10 @@ struct State {
     /// Plugins by resource, with the numbers of their registrations. One that requires PreStartContainer stays after
     /// its end: its calls fail, so no container with its devices starts until it has registered again, as upstream.
     plugins: HashMap<String, (u64, Plugin)>,
-    /// The uids of pods whose records do not have all their devices.
-    unsaved: HashSet<String>,
+    /// Pods whose records do not have all their devices, by uid, with the number of the last change.
+    unsaved: HashMap<String, u64>,
+    /// Number of changes of all pods.
+    changes: u64,
 }
 
 // === impl DevicePlugins ===
@@ -156,17 +158,23 @@ impl DevicePlugins {
         let Some(mut plugins) = received else { return };
         let serving = registration::serve(self.clone());
         let following = async {
-            // One task for each resource. A new registration ends the task of the earlier one.
-            let mut tasks: HashMap<String, AbortOnDropHandle<()>> = HashMap::new();
+            // One task for each resource, with the number of the registration. A later registration ends the task of
+            // the earlier one.
+            let mut tasks: HashMap<String, (u64, AbortOnDropHandle<()>)> = HashMap::new();
             let restored = self.state().table.names();
             for name in restored {
                 let expiring = self.clone().expire(name.clone(), 0);
-                tasks.insert(name, AbortOnDropHandle::new(tokio::spawn(expiring)));
+                tasks.insert(name, (0, AbortOnDropHandle::new(tokio::spawn(expiring))));
             }
             while let Some(connected) = plugins.recv().await {
-                let name = connected.name.clone();
+                let (name, number) = (connected.name.clone(), connected.number);
+                // Registrations at the same time can arrive in another order than that of the table.
+                if tasks.get(&name).is_some_and(|(known, _)| *known > number) {
+                    continue;
+                }
+                tasks.retain(|_, (_, task)| !task.is_finished());
                 let following = self.clone().follow(connected);
-                tasks.insert(name, AbortOnDropHandle::new(tokio::spawn(following)));
+                tasks.insert(name, (number, AbortOnDropHandle::new(tokio::spawn(following))));
             }
         };
         tokio::join!(serving, following);
@@ -175,19 +183,17 @@ impl DevicePlugins {
     /// Adds a connected plugin to the table. The caller must follow it.
     fn add(&self, name: &str, plugin: Plugin, link: Link) -> Connected {
         let mut state = self.state();
-        let is_new = !state.table.names().iter().any(|known| known == name);
         let number = state.table.connect(name);
         self.shared.metrics.device_plugin_registered(name);
         state.plugins.insert(name.to_owned(), (number, plugin.clone()));
-        Connected { name: name.to_owned(), is_new, number, plugin, link, ended: None }
+        Connected { name: name.to_owned(), number, plugin, link, ended: None }
     }
 
     /// Follows the lists of a plugin until it ends, and removes its devices if it does not come back.
     async fn follow(self, connected: Connected) {
-        let Connected { name, is_new, number, plugin, link, ended } = connected;
-        if is_new {
-            self.names_changed().await;
-        }
+        let Connected { name, number, plugin, link, ended } = connected;
+        // Also for a known name: the task of the earlier registration may have ended before it recorded the name.
+        self.names_changed().await;
         let error = match self.read_lists(&name, number, &plugin).await {
             Ok(()) => "the plugin ended the list of its devices".to_owned(),
             Err(error) => chain(&error),
@@ -210,17 +216,26 @@ impl DevicePlugins {
 
     async fn read_lists(&self, name: &str, number: u64, plugin: &Plugin) -> Result<(), PluginError> {
         let mut lists = plugin.watch().await?;
-        while let Some(list) = lists.message().await.map_err(|status| plugin::rpc(&status))? {
+        let (mut pace, mut ready) = (Pace::new(), Instant::now());
+        while let Some(list) = plugin::newest(&mut lists).await? {
+            let waited = ready.elapsed();
             let devices = plugin::listed(list)?;
             tracing::debug!(resource = name, devices = devices.len(), "devices listed");
-            let changed = self.state().table.list(name, number, devices);
+            let changed = {
+                let mut state = self.state();
+                if !state.table.has_room_for(name, &devices) {
+                    return Err(plugin::too_many());
+                }
+                state.table.list(name, number, devices)
+            };
             let Some(changed) = changed else { return Ok(()) };
-            self.publish();
+            let is_changed = self.publish() || !changed.is_empty();
             for uid in changed {
                 // Without pod sync the agent ends.
                 let _ = self.shared.changed.send(uid);
             }
-            tokio::time::sleep(LIST_PAUSE).await;
+            tokio::time::sleep(pace.pause_after(waited, is_changed)).await;
+            ready = Instant::now();
         }
         Ok(())
     }
@@ -238,7 +253,7 @@ impl DevicePlugins {
         self.names_changed().await;
     }
 
-    /// Records the names of the resources, and publishes the numbers of devices.
+    /// Records the names of the resources if they have changed, and publishes the numbers of devices.
     async fn names_changed(&self) {
         self.publish();
         let this = self.clone();
@@ -249,13 +264,14 @@ impl DevicePlugins {
         }
     }
 
-    fn publish(&self) {
+    /// Publishes the numbers of devices. Returns whether they have changed.
+    fn publish(&self) -> bool {
         self.shared.counts.send_if_modified(|held| {
             let counts = self.state().table.counts();
             let is_changed = *held != counts;
             *held = counts;
             is_changed
-        });
+        })
     }
 
     /// Whether the number of this resource's devices is checked here, and not by the admission's sums.
@@ -277,7 +293,7 @@ impl DevicePlugins {
             return Ok(());
         }
         match self.allocate_all(uid, &requests).await {
-            Ok(()) if !self.state().unsaved.contains(uid) => Ok(()),
+            Ok(()) if !self.state().unsaved.contains_key(uid) => Ok(()),
             Ok(()) => self.save(uid).await.map_err(DeviceError::Record),
             Err(refusal) => {
                 self.state().table.cancel(uid);
@@ -348,7 +364,9 @@ impl DevicePlugins {
         if !state.table.answer(place, name, edits, &self.shared.boot) {
             return Err(Refusal::Wait("the pod has ended".to_owned()));
         }
-        state.unsaved.insert(place.uid.to_owned());
+        state.changes += 1;
+        let change = state.changes;
+        state.unsaved.insert(place.uid.to_owned(), change);
         Ok(())
     }
 
@@ -370,7 +388,7 @@ impl DevicePlugins {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let place = Place { uid, container: &container.name };
         if self.lacks(place, &numbers) {
-            // The pod started before the plugin registered.
+            // The pod started before the plugin registered, or its record could not be written.
             self.allocate(pod).await?;
         }
         for resource in numbers.keys() {
@@ -390,9 +408,12 @@ impl DevicePlugins {
         Ok(options)
     }
 
-    /// Whether a container has no devices of a resource that it requests.
+    /// Whether a container has no devices of a resource that it requests, or the record does not have them.
     fn lacks(&self, place: Place<'_>, numbers: &Numbers) -> bool {
         let state = self.state();
+        if state.unsaved.contains_key(place.uid) {
+            return true;
+        }
         let is_given =
             |resource: &str| state.table.given(place, resource).is_some_and(|given| given.edits.is_some());
         numbers.keys().any(|resource| state.table.manages(resource) && !is_given(resource))
@@ -457,13 +478,14 @@ impl DevicePlugins {
     async fn save(&self, uid: &str) -> io::Result<()> {
         let (this, uid) = (self.clone(), uid.to_owned());
         let save = move || {
-            // A failed write is due again. A later change is noted again.
-            this.state().unsaved.remove(&uid);
-            let saved = this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned());
-            if saved.is_err() && this.holds(&uid) {
-                this.state().unsaved.insert(uid);
+            let change = this.state().unsaved.get(&uid).copied();
+            this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned())?;
+            // A write is due again after a failed one, and after a later change.
+            let mut state = this.state();
+            if state.unsaved.get(&uid).copied() == change {
+                state.unsaved.remove(&uid);
             }
-            saved
+            Ok(())
         };
         blocking(save).await
     }

@@ -3,19 +3,19 @@
 //!
 //! As at a kubelet, it is served at `pod-resources/kubelet.sock` below the directory of plugins.
 
+mod rate_limit;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_cri::UnixClient;
 use coracle_error_chain::chain;
 use coracle_proto::pod_resources as api;
 use coracle_proto::pod_resources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
 use k8s_openapi::api::core::v1::{Container, Pod};
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnixListenerStream;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
@@ -26,6 +26,7 @@ use crate::memory_manager::policy::Block;
 use crate::pod::{Pods, has_ended};
 use crate::resource_managers::ResourceManagers;
 use crate::topology::CpuSet;
+use rate_limit::RateLimit;
 
 /// Maximum bytes of a request.
 const REQUEST_MAX: usize = 16 << 10;
@@ -54,11 +55,10 @@ impl PodResources {
             }
         };
         let service = PodResourcesListerServer::new(self).max_decoding_message_size(REQUEST_MAX);
-        let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(UnixClient::new));
         let served = Server::builder()
             .concurrency_limit_per_connection(CALLS_MAX)
-            .add_service(service)
-            .serve_with_incoming(incoming)
+            .add_service(InterceptedService::new(service, RateLimit::new()))
+            .serve_with_incoming(sockets::clients(listener))
             .await;
         if let Err(error) = served {
             tracing::warn!(error = chain(&error), "cannot serve the pod resources API");

@@ -11,6 +11,7 @@ use std::time::Duration;
 use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::device_plugin as api;
 use coracle_proto::device_plugin::device_plugin_client::DevicePluginClient;
+use futures::{FutureExt, Stream, StreamExt};
 use tonic::{Code, Status, Streaming};
 
 use super::edits::Edits;
@@ -25,6 +26,10 @@ const ALLOCATE_TIMEOUT: Duration = Duration::from_secs(60);
 const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum bytes of an answer: the default of Go's gRPC library.
 const ANSWER_MAX: usize = 4 << 20;
+/// Maximum bytes of an answer to Allocate. The node keeps it in memory and in the record of the pod.
+const ALLOCATED_MAX: usize = 256 << 10;
+/// Maximum lists that are read at once: a plugin can send without end.
+const LISTS_MAX: usize = 4096;
 /// Maximum devices of a resource.
 const DEVICES_MAX: usize = 1 << 16;
 /// Maximum bytes of a device's id. The API says 63 characters, which upstream does not check.
@@ -115,7 +120,7 @@ impl Plugin {
         const CALL: &str = "Allocate";
         let request = api::ContainerAllocateRequest { device_ids: ids };
         let request = api::AllocateRequest { container_requests: vec![request] };
-        let mut client = self.client();
+        let mut client = self.client().max_decoding_message_size(ALLOCATED_MAX);
         let answer = within(CALL, ALLOCATE_TIMEOUT, client.allocate(request)).await?;
         let invalid = |problem| PluginError::Invalid { call: CALL, problem };
         let first = answer.container_responses.into_iter().next();
@@ -134,6 +139,24 @@ impl Plugin {
     fn client(&self) -> DevicePluginClient<Caller> {
         DevicePluginClient::with_origin(self.caller.clone(), origin()).max_decoding_message_size(ANSWER_MAX)
     }
+}
+
+/// Waits for a list of a plugin. Of several that have arrived, returns the last: each has all devices. None: the plugin has
+/// ended the stream.
+pub(super) async fn newest<T>(
+    lists: &mut (impl Stream<Item = Result<T, Status>> + Unpin),
+) -> Result<Option<T>, PluginError> {
+    let failed = |status: Status| rpc(&status);
+    let mut newest = lists.next().await.transpose().map_err(failed)?;
+    for _ in 0..LISTS_MAX {
+        if newest.is_none() {
+            break;
+        }
+        // Cancel-safe: the stream keeps an incomplete list.
+        let Some(next) = lists.next().now_or_never() else { break };
+        newest = next.transpose().map_err(failed)?;
+    }
+    Ok(newest)
 }
 
 /// The devices in a list of a plugin.
@@ -159,8 +182,13 @@ pub(super) fn listed(list: api::ListAndWatchResponse) -> Result<BTreeMap<String,
     list.devices.into_iter().map(one).collect()
 }
 
+/// The error when the devices of all plugins exceed the limit of the node.
+pub(super) fn too_many() -> PluginError {
+    PluginError::Invalid { call: "ListAndWatch", problem: "the plugins of the node have too many devices" }
+}
+
 /// The error of a stream or call.
-pub(super) fn rpc(status: &Status) -> PluginError {
+fn rpc(status: &Status) -> PluginError {
     PluginError::Rpc { code: status.code(), message: printable(status.message(), MESSAGE_MAX / 4) }
 }
 
@@ -200,5 +228,19 @@ mod tests {
         nodes.devices[0].topology =
             Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 1 }; NODES_MAX + 1] });
         assert!(listed(nodes).is_err());
+    }
+
+    #[tokio::test]
+    async fn the_last_of_the_lists_that_have_arrived_counts() {
+        use futures::stream::{empty, iter, pending};
+
+        let mut lists = iter([Ok(1), Ok(2), Ok(3)]).chain(pending());
+        assert_eq!(newest(&mut lists).await.unwrap(), Some(3));
+        let mut ended = iter([Ok(1)]).chain(empty());
+        assert_eq!(newest(&mut ended).await.unwrap(), None);
+        let mut failed = iter([Ok(1), Err(Status::unknown("broken"))]).chain(pending());
+        assert!(newest(&mut failed).await.is_err());
+        let mut endless = futures::stream::repeat_with(|| Ok(1));
+        assert_eq!(newest(&mut endless).await.unwrap(), Some(1));
     }
 }

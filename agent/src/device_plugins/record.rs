@@ -21,8 +21,9 @@ const UID_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Records {
     dir: PathBuf,
-    /// Held while a record is written, so that the last write has the last state.
-    writing: Mutex<()>,
+    /// Held while a record is written, so that the last write has the last state. The names of the resources in their
+    /// record.
+    writing: Mutex<Vec<String>>,
 }
 
 // === impl Records ===
@@ -32,7 +33,8 @@ impl Records {
         Self { dir, writing: Mutex::default() }
     }
 
-    /// Reads the devices of all pods. A damaged record is renamed to `*.bad`.
+    /// Reads the devices of all pods. A damaged record is renamed to `*.bad`. Temporary files of interrupted writes are
+    /// removed.
     pub(super) fn pods(&self) -> Vec<PodDevices> {
         let entries = match fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -42,9 +44,13 @@ impl Records {
                 return Vec::new();
             }
         };
+        let has = |path: &Path, extension: &str| path.extension().is_some_and(|found| found == extension);
         let paths = entries.flatten().map(|entry| entry.path());
-        let records = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-        records.filter_map(|path| self.read(&path)).collect()
+        let (records, others): (Vec<_>, Vec<_>) = paths.partition(|path| has(path, "json"));
+        for path in others.iter().filter(|path| has(path, "tmp")) {
+            let _ = fs::remove_file(path);
+        }
+        records.iter().filter_map(|path| self.read(path)).collect()
     }
 
     fn read(&self, path: &Path) -> Option<PodDevices> {
@@ -83,13 +89,20 @@ impl Records {
     pub(super) fn resources(&self) -> Vec<String> {
         let found = bounded::read(&self.resources_path(), RECORD_MAX);
         let names = found.map(|text| serde_json::from_slice(&text).unwrap_or_default());
-        names.unwrap_or_default()
+        let names: Vec<String> = names.unwrap_or_default();
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&names);
+        names
     }
 
-    /// Writes the names of the resources as `current` returns them.
+    /// Writes the names of the resources as `current` returns them, unless the record has them.
     pub(super) fn save_resources(&self, current: impl FnOnce() -> Vec<String>) -> io::Result<()> {
-        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        write(&self.resources_path(), &serde_json::to_vec(&current())?)
+        let mut written = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = current();
+        if *written != names {
+            write(&self.resources_path(), &serde_json::to_vec(&names)?)?;
+            *written = names;
+        }
+        Ok(())
     }
 
     fn path(&self, uid: &str) -> Option<PathBuf> {
@@ -133,12 +146,40 @@ mod tests {
         {
             fs::write(dir.path().join(format!("devices/{name}.json")), text).unwrap();
         }
+        let temporary = dir.path().join("devices/interrupted.tmp");
+        fs::write(&temporary, "").unwrap();
         assert_eq!(open().pods(), [pod("p")]);
+        assert!(!temporary.exists());
         assert!(
             dir.path().join("devices/half.bad").exists() && dir.path().join("devices/empty.bad").exists()
         );
         open().save_resources(|| vec!["x.io/a".to_owned()]).unwrap();
         assert_eq!(open().resources(), ["x.io/a"]);
         assert!(open().save("../x", || Some(pod("../x"))).is_err());
+    }
+
+    #[test]
+    fn names_of_resources_are_written_only_when_they_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device-resources.json");
+        let save = |records: &Records, names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            records.save_resources(|| names).unwrap();
+        };
+        let records = Records::new(dir.path().join("devices"));
+        save(&records, &["x.io/a"]);
+        // A write would create the file again.
+        fs::remove_file(&path).unwrap();
+        save(&records, &["x.io/a"]);
+        assert!(!path.exists());
+        save(&records, &["x.io/a", "x.io/b"]);
+        // The next agent knows what the record has.
+        let next = Records::new(dir.path().join("devices"));
+        assert_eq!(next.resources().len(), 2);
+        fs::remove_file(&path).unwrap();
+        save(&next, &["x.io/a", "x.io/b"]);
+        assert!(!path.exists());
+        save(&next, &[]);
+        assert!(path.exists());
     }
 }

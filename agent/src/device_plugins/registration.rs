@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use coracle_cri::UnixClient;
 use coracle_error_chain::chain;
 use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::device_plugin as api;
@@ -10,12 +9,11 @@ use coracle_proto::device_plugin::registration_server::{Registration, Registrati
 use coracle_values::names::qualified_name;
 use futures::future::{BoxFuture, FutureExt, TryFutureExt};
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
 use super::plugin::{self, Plugin};
+use super::table::RESOURCES_MAX;
 use super::{DevicePlugins, sockets};
 use crate::dra::{DevicePluginHandler, Link, PluginEnd, WatchedPlugin};
 use crate::node::is_extended;
@@ -24,16 +22,12 @@ use crate::node::is_extended;
 const VERSION: &str = "v1beta1";
 /// Maximum bytes of a registration.
 const REQUEST_MAX: usize = 16 << 10;
-/// Maximum resources of plugins. Each has a connection and a task.
-const RESOURCES_MAX: usize = 256;
 /// Maximum calls at a time of one client.
 const CALLS_MAX: usize = 8;
 
 /// A registered plugin, whose devices are not known yet.
 pub(super) struct Connected {
     pub(super) name: String,
-    /// Whether the node did not have the resource before.
-    pub(super) is_new: bool,
     /// Number of the registration.
     pub(super) number: u64,
     pub(super) plugin: Plugin,
@@ -57,11 +51,10 @@ pub(super) async fn serve(plugins: DevicePlugins) {
         }
     };
     let service = RegistrationServer::new(Service(plugins));
-    let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(UnixClient::new));
     let served = Server::builder()
         .concurrency_limit_per_connection(CALLS_MAX)
         .add_service(service.max_decoding_message_size(REQUEST_MAX))
-        .serve_with_incoming(incoming)
+        .serve_with_incoming(sockets::clients(listener))
         .await;
     if let Err(error) = served {
         tracing::warn!(error = chain(&error), "cannot serve the registration of device plugins");
@@ -73,13 +66,11 @@ pub(super) async fn serve(plugins: DevicePlugins) {
 impl Registration for Service {
     async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
         let request = request.into_inner();
-        let place = self.0.place().await?;
         let registered = self.0.accept(&request).await;
-        let connected = registered.inspect_err(|status| {
+        registered.inspect_err(|status| {
             let (resource, error) = (shown(&request.resource_name), status.message());
             tracing::warn!(resource, error, "cannot register a device plugin");
         })?;
-        place.send(connected);
         Ok(Response::new(api::Empty {}))
     }
 }
@@ -101,7 +92,7 @@ impl DevicePlugins {
     }
 
     /// Checks a registration, connects to the plugin and adds it to the table.
-    async fn accept(&self, request: &api::RegisterRequest) -> Result<Connected, Status> {
+    async fn accept(&self, request: &api::RegisterRequest) -> Result<(), Status> {
         if request.version != VERSION {
             let version = shown(&request.version);
             let supported = format!("Supported version is [{VERSION:?}]");
@@ -111,8 +102,10 @@ impl DevicePlugins {
         }
         self.check_name(&request.resource_name)?;
         let link = plugin::connect(&self.shared.config.sockets, Path::new(&request.endpoint)).await;
-        let link = link.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
-        self.open_plugin(&request.resource_name, link).await
+        // The error has the endpoint, which is a text of the plugin.
+        let link =
+            link.map_err(|error| Status::new(Code::Unknown, printable(&chain(&error), MESSAGE_MAX)))?;
+        self.open_plugin(&request.resource_name, link, None).await
     }
 
     /// Checks a plugin of the registration directory, and adds it to the table.
@@ -125,10 +118,8 @@ impl DevicePlugins {
             return Err(Status::new(Code::Unknown, message));
         }
         self.check_name(&resource)?;
-        let place = self.place().await?;
-        let connected = self.open_plugin(&resource, link).await?;
         let (sender, ended) = oneshot::channel();
-        place.send(Connected { ended: Some(sender), ..connected });
+        self.open_plugin(&resource, link, Some(sender)).await?;
         Ok(ended.map(drop).boxed())
     }
 
@@ -138,20 +129,31 @@ impl DevicePlugins {
             let message = format!("the ResourceName {:?} is invalid", shown(name));
             return Err(Status::new(Code::Unknown, message));
         }
-        let state = self.state();
-        if !state.table.has(name) && state.table.len() >= RESOURCES_MAX {
+        let mut state = self.state();
+        if !state.table.has(name) && !state.table.make_room() {
             let message = format!("this node supports at most {RESOURCES_MAX} resources of device plugins");
             return Err(Status::resource_exhausted(message));
         }
         Ok(())
     }
 
-    /// Asks a connected plugin for its options, and adds it to the table.
-    async fn open_plugin(&self, name: &str, link: Link) -> Result<Connected, Status> {
+    /// Asks a connected plugin for its options, adds it to the table, and lets it be followed. `ended` is dropped when
+    /// the plugin has ended.
+    async fn open_plugin(
+        &self,
+        name: &str,
+        link: Link,
+        ended: Option<oneshot::Sender<()>>,
+    ) -> Result<(), Status> {
         let plugin = Plugin::open(&link).await;
         let plugin = plugin.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
+        // Taken now: plugins that do not answer must not delay the registration of others.
+        let place = self.place().await?;
+        // Others may have registered meanwhile.
+        self.check_name(name)?;
+        place.send(Connected { ended, ..self.add(name, plugin, link) });
         tracing::info!(resource = name, "device plugin registered");
-        Ok(self.add(name, plugin, link))
+        Ok(())
     }
 }
 

@@ -2,16 +2,29 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use coracle_cri::UnixClient;
+use futures::stream::{BoxStream, StreamExt, unfold};
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
+
+use crate::dra::open_socket;
 
 /// Name of the socket in its directory, as the kubelet's.
 const NAME: &str = "kubelet.sock";
 /// Directories below the kubelet's directory: of plugins, and of the pod resources API.
 pub(crate) const DEVICE_PLUGINS: &str = "device-plugins";
 pub(crate) const POD_RESOURCES: &str = "pod-resources";
+/// Maximum clients of a socket at a time. Others wait until one disconnects: they must not use up the descriptors that
+/// the agent may open.
+const CLIENTS_MAX: usize = 128;
+/// Pause after a client could not be accepted, because the agent or the machine has no free descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum files that are examined in the directory.
 const FILES_MAX: usize = 4096;
 
@@ -30,8 +43,40 @@ pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(&path)?;
-    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    restrict(dir)?;
     Ok(listener)
+}
+
+/// Lets only the node's user connect to the socket. Containers of plugins can change the directory: a symlink in place
+/// of the socket would lead a chmod(2) to any file of the host, so none is followed.
+fn restrict(dir: &Path) -> io::Result<()> {
+    let socket = open_socket(dir, Path::new(NAME))?;
+    // fchmod(2) does not accept an O_PATH descriptor; chmod(2) of its path in /proc does.
+    fs::set_permissions(format!("/proc/self/fd/{}", socket.as_raw_fd()), Permissions::from_mode(0o600))
+}
+
+/// The clients that connect. Without end: a server would end after an error.
+pub(crate) fn clients(listener: UnixListener) -> BoxStream<'static, io::Result<UnixClient>> {
+    accepted(listener, CLIENTS_MAX)
+}
+
+fn accepted(listener: UnixListener, max: usize) -> BoxStream<'static, io::Result<UnixClient>> {
+    let places = Arc::new(Semaphore::new(max));
+    let next = |(listener, places): (UnixListener, Arc<Semaphore>)| async move {
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return None };
+        loop {
+            match listener.accept().await {
+                Ok((client, _address)) => {
+                    let client = UnixClient::new(client).with_permit(place);
+                    return Some((io::Result::Ok(client), (listener, places)));
+                }
+                Err(error) => tracing::warn!(%error, "cannot accept a client"),
+            }
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+    };
+    unfold((listener, places), next).boxed()
 }
 
 /// Removes all sockets in the directory. As with a kubelet, plugins notice that, and register again. An absent
@@ -55,22 +100,24 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
 /// directories if these are empty then.
 ///
 /// # Errors
-/// As readdir(3) and unlink(2).
+/// As readdir(3) and unlink(2): the first error. It does not stop the removal.
 pub fn remove(registry: &Path) -> io::Result<()> {
     let Some(root) = registry.parent() else { return Ok(()) };
+    let mut result = Ok(());
     for dir in [DEVICE_PLUGINS, POD_RESOURCES].map(|name| root.join(name)) {
-        remove_all(&dir)?;
+        result = result.and(remove_all(&dir));
         // A directory with other files stays.
         let _ = fs::remove_dir(dir);
     }
     let _ = fs::remove_dir(root);
-    Ok(())
+    result
 }
 
 fn check_owner(dir: &Path) -> io::Result<()> {
     let found = fs::metadata(dir)?;
     if found.mode() & 0o022 != 0 || found.uid() != rustix::process::geteuid().as_raw() {
-        let message = "the directory must belong to the node's user and be writable for that user only";
+        let dir = dir.display();
+        let message = format!("{dir} must belong to the node's user and be writable for that user only");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     }
     Ok(())
@@ -78,6 +125,8 @@ fn check_owner(dir: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::UnixStream;
+
     use super::*;
 
     #[tokio::test]
@@ -103,5 +152,51 @@ mod tests {
         let _third = listen(&dir).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
         assert_eq!(listen(&dir).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[tokio::test]
+    async fn the_permissions_of_a_file_that_a_symlink_names_stay() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("device-plugins");
+        let _listener = listen(&dir).unwrap();
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        fs::remove_file(dir.join(NAME)).unwrap();
+        std::os::unix::fs::symlink(&file, dir.join(NAME)).unwrap();
+        assert!(restrict(&dir).is_err());
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o644);
+        // The link itself is replaced by the next agent.
+        let _next = listen(&dir).unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o644);
+    }
+
+    #[tokio::test]
+    async fn a_directory_of_another_owner_does_not_stop_the_removal_of_the_others() {
+        let root = tempfile::tempdir().unwrap();
+        let [plugins, resources] = [DEVICE_PLUGINS, POD_RESOURCES].map(|name| root.path().join(name));
+        let _listeners = (listen(&plugins).unwrap(), listen(&resources).unwrap());
+        fs::set_permissions(&plugins, Permissions::from_mode(0o777)).unwrap();
+        let error = remove(&root.path().join("plugins_registry")).unwrap_err();
+        assert!(error.to_string().contains(&plugins.display().to_string()), "{error}");
+        assert!(plugins.join(NAME).exists() && !resources.exists());
+    }
+
+    #[tokio::test]
+    async fn a_client_beyond_the_limit_is_accepted_when_another_one_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut clients = accepted(listen(dir.path()).unwrap(), 1);
+        let path = dir.path().join(NAME);
+        let _connected =
+            [UnixStream::connect(&path).await.unwrap(), UnixStream::connect(&path).await.unwrap()];
+        let first = clients.next().await.unwrap().unwrap();
+        let second = tokio::spawn(async move { clients.next().await.unwrap().map(drop) });
+        // Time for the second task, which could accept the other client.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!second.is_finished());
+        drop(first);
+        second.await.unwrap().unwrap();
     }
 }

@@ -10,6 +10,12 @@ use super::edits::Edits;
 use super::requests::Request;
 use crate::node::{DeviceCount, DeviceCounts};
 
+/// Maximum resources of plugins. Each has a connection and a task.
+pub(super) const RESOURCES_MAX: usize = 256;
+/// Maximum resources that are forgotten until the agent's next start: metrics keep their names.
+const FORGOTTEN_MAX: usize = 4096;
+/// Maximum sum of the devices of all resources and of their NUMA nodes. About 100 bytes of memory each.
+const TOTAL_MAX: usize = 1 << 18;
 /// Maximum devices of a container's resource in the status of the pod, whose size the API server limits.
 const HEALTH_MAX: usize = 1000;
 
@@ -78,6 +84,8 @@ pub(super) struct Table {
     used: BTreeMap<String, HashMap<String, String>>,
     /// Number of the last registration.
     last: u64,
+    /// Number of forgotten resources.
+    forgotten: usize,
 }
 
 /// A resource of a plugin.
@@ -159,9 +167,23 @@ impl Table {
         present.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Number of resources, with removed ones.
-    pub(super) fn len(&self) -> usize {
-        self.resources.len()
+    /// Whether another resource can be added. If not, forgets removed resources: the Node keeps their zero devices.
+    pub(super) fn make_room(&mut self) -> bool {
+        let before = self.resources.len();
+        if before >= RESOURCES_MAX && self.forgotten < FORGOTTEN_MAX {
+            self.resources.retain(|_, resource| !resource.is_removed);
+            self.forgotten += before - self.resources.len();
+        }
+        self.resources.len() < RESOURCES_MAX
+    }
+
+    /// Whether the devices of a resource fit into the limit of all resources.
+    pub(super) fn has_room_for(&self, name: &str, devices: &BTreeMap<String, Device>) -> bool {
+        let size = |devices: &BTreeMap<String, Device>| -> usize {
+            devices.values().map(|device| 1 + device.nodes.len()).sum()
+        };
+        let others = self.resources.iter().filter(|(other, _)| *other != name);
+        others.map(|(_, resource)| size(&resource.devices)).sum::<usize>() + size(devices) <= TOTAL_MAX
     }
 
     /// Whether there is a resource of this name.
@@ -666,5 +688,35 @@ mod tests {
         assert_eq!(table.list(NAME, number, devices(&[])).unwrap().len(), 1);
         assert_eq!(health(&table), "Healthy");
         assert!(table.health(at("p", "other")).is_empty());
+    }
+
+    #[test]
+    fn all_resources_together_have_a_limit_of_devices() {
+        let (mut table, number) = table(&[("a", true)]);
+        let many = |nodes: usize| -> BTreeMap<String, Device> {
+            let device = Device { is_healthy: true, nodes: vec![0; nodes] };
+            (0..TOTAL_MAX / 4).map(|id| (id.to_string(), device.clone())).collect()
+        };
+        assert!(table.has_room_for(NAME, &many(3)), "its present devices are replaced");
+        assert!(!table.has_room_for("x.io/b", &many(3)));
+        assert!(!table.has_room_for(NAME, &many(4)));
+        table.list(NAME, number, BTreeMap::new()).unwrap();
+        assert!(table.has_room_for("x.io/b", &many(3)));
+    }
+
+    #[test]
+    fn removed_resources_make_room_for_others() {
+        let (mut table, number) = table(&[("a", true)]);
+        let names: Vec<String> = (1..RESOURCES_MAX).map(|number| format!("x.io/other{number}")).collect();
+        names.iter().for_each(|name| table.restore_resource(name));
+        assert!(!table.make_room() && table.has(NAME));
+        table.disconnect(NAME, number);
+        table.expire(NAME, number);
+        assert!(table.make_room() && !table.has(NAME) && table.has(&names[0]));
+        assert_eq!(table.forgotten, 1);
+        table.restore_resource(NAME);
+        table.expire(NAME, 0);
+        table.forgotten = FORGOTTEN_MAX;
+        assert!(!table.make_room() && table.has(NAME), "names do not add up without end");
     }
 }

@@ -372,3 +372,83 @@ async fn watched(dir: &Path, version: &str) -> WatchedPlugin {
     let link = Link::open(&socket).await.unwrap();
     WatchedPlugin { resource: NAME.to_owned(), versions: vec![version.to_owned()], link }
 }
+
+#[tokio::test]
+async fn the_last_of_several_registrations_is_followed_in_any_order_of_arrival() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let [first, last] = [Dongles::new(&[("a", true)]), Dongles::new(&[("a", true), ("b", true)])];
+    let _serving = (first.serve(dir.path(), "first.sock"), last.serve(dir.path(), "last.sock"));
+    let mut connected = Vec::new();
+    for socket in ["first.sock", "last.sock"] {
+        let link = Link::open(&open_socket(dir.path(), Path::new(socket)).unwrap()).await.unwrap();
+        let plugin = Plugin::open(&link).await.unwrap();
+        connected.push(agent.devices.add(NAME, plugin, link));
+    }
+    for connected in connected.into_iter().rev() {
+        agent.devices.shared.connected.send(connected).await.unwrap_or_else(|error| panic!("{error}"));
+    }
+    agent.has(2, 2).await;
+}
+
+#[tokio::test]
+async fn plugins_that_do_not_answer_do_not_delay_the_registration_of_others() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let dongles = Dongles::new(&[("a", true)]);
+    // The connections wait in the backlog of this socket.
+    let _silent = UnixListener::bind(dir.path().join("silent.sock")).unwrap();
+    let _serving = dongles.serve(dir.path(), "dongle.sock");
+    let mut waiting = Vec::new();
+    for number in 0..=CONNECTED_MAX {
+        let link = Link::open(&open_socket(dir.path(), Path::new("silent.sock")).unwrap()).await.unwrap();
+        let (resource, versions) = (format!("x.io/{number}"), vec!["v1beta1".to_owned()]);
+        let mut registering = agent.devices.register_watched(WatchedPlugin { resource, versions, link });
+        assert!(futures::poll!(&mut registering).is_pending());
+        waiting.push(registering);
+    }
+    let registering = agent.devices.register_watched(watched(dir.path(), "v1beta1").await);
+    let registered = tokio::time::timeout(LIMIT, registering).await.expect("an answer");
+    assert!(registered.is_ok());
+    agent.has(1, 1).await;
+    drop(waiting);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_for_records_is_refused() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    // The plugin answers with the ids of the devices.
+    let ids: Vec<String> = (0..1200).map(|number| format!("{number:0>250}")).collect();
+    let devices: Vec<_> = ids.iter().map(|id| (id.as_str(), true)).collect();
+    let _serving = Dongles::new(&devices).serve(dir.path(), "dongle.sock");
+    let registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
+    agent.has(1200, 1200).await;
+    let error = reason(agent.devices.allocate(&pod("p", "0", &["1200"])).await);
+    assert!(error.contains("code = OutOfRange"), "{error}");
+    assert!(!agent.devices.holds("p"));
+    agent.devices.allocate(&pod("p", "0", &["600"])).await.unwrap();
+    assert!(registered.is_ok());
+}
+
+#[tokio::test]
+async fn a_container_does_not_start_before_its_devices_are_recorded() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let _serving = Dongles::new(&[("a", true)]).serve(dir.path(), "dongle.sock");
+    let _registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
+    agent.has(1, 1).await;
+    // A file in place of the directory of records.
+    let records = dir.path().join("state/devices");
+    std::fs::create_dir_all(dir.path().join("state")).unwrap();
+    std::fs::write(&records, "").unwrap();
+    let pod = pod("p", "0", &["1"]);
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    for _ in 0..2 {
+        let refused = agent.devices.container_options(&pod, container).await;
+        assert!(matches!(refused, Err(DeviceError::Record(_))), "{refused:?}");
+    }
+    std::fs::remove_file(&records).unwrap();
+    assert_eq!(agent.env(&pod, 0).await, "a");
+    assert!(records.join("p.json").exists());
+}

@@ -1,8 +1,15 @@
 //! Devices of device plugins in the status of the Node.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Minimum time between two updates of the Node because of devices: a faulty plugin could register again and again, with
+/// other devices each time.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Number of devices of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +22,37 @@ pub(crate) struct DeviceCount {
 /// Numbers of devices by resource.
 pub(crate) type DeviceCounts = BTreeMap<String, DeviceCount>;
 
+/// Changes of the numbers of devices that the Node reports.
+pub(super) struct DeviceChanges {
+    counts: watch::Receiver<DeviceCounts>,
+    /// Whether a change has not been reported.
+    is_due: bool,
+    /// Time of the next update.
+    next: Instant,
+}
+
+// === impl DeviceChanges ===
+
+impl DeviceChanges {
+    pub(super) fn new(counts: watch::Receiver<DeviceCounts>) -> Self {
+        Self { counts, is_due: false, next: Instant::now() }
+    }
+
+    /// Waits until a change must be reported. Cancel-safe.
+    pub(super) async fn changed(&mut self) {
+        if !self.is_due {
+            // The agent ends with the sender.
+            let _ = self.counts.changed().await;
+            self.is_due = true;
+        }
+        tokio::time::sleep_until(self.next).await;
+        self.is_due = false;
+        // One update reports all changes.
+        self.counts.mark_unchanged();
+        self.next = Instant::now() + PAUSE;
+    }
+}
+
 /// Sets the numbers of devices in the capacity and the allocatable resources of the node.
 pub(super) fn add(
     counts: &DeviceCounts,
@@ -24,5 +62,25 @@ pub(super) fn add(
     for (name, count) in counts {
         capacity.insert(name.clone(), Quantity(count.capacity.to_string()));
         allocatable.insert(name.clone(), Quantity(count.allocatable.to_string()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_change_is_reported_at_once_and_the_next_ones_after_a_pause() {
+        let (sender, counts) = watch::channel(DeviceCounts::new());
+        let mut changes = DeviceChanges::new(counts);
+        let started = Instant::now();
+        sender.send_modify(|_| {});
+        changes.changed().await;
+        assert!(started.elapsed() < PAUSE);
+        sender.send_modify(|_| {});
+        // Another event ends the wait.
+        assert!(tokio::time::timeout(PAUSE / 2, changes.changed()).await.is_err());
+        changes.changed().await;
+        assert!(started.elapsed() >= PAUSE);
     }
 }

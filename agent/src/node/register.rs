@@ -14,6 +14,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 
+use super::devices::DeviceChanges;
 use super::disk::disk_shortage;
 use super::network::is_ready;
 use super::plan::{self, CurrentState, Pressure};
@@ -45,7 +46,8 @@ pub(super) async fn keep(agent: &NodeAgent) {
     let changes = watch_object(api.clone(), &agent.config.name).default_backoff();
     let mut changes = std::pin::pin!(changes);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
-    let (mut overlay, mut devices) = (agent.overlay_state.subscribe(), agent.devices.subscribe());
+    let (mut overlay, mut devices) =
+        (agent.overlay_state.subscribe(), DeviceChanges::new(agent.devices.subscribe()));
     let (mut pulse, mut network) = (agent.pulse.subscribe(), agent.network_status.subscribe());
     loop {
         let result = tokio::select! {
@@ -59,7 +61,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
             _ = pulse.changed() => update(agent, &api).await,
             _ = network.changed() => update(agent, &api).await,
             _ = images.changed() => update(agent, &api).await,
-            _ = devices.changed() => update(agent, &api).await,
+            () = devices.changed() => update(agent, &api).await,
             _ = ips.changed() => update(agent, &api).await,
             _ = overlay.changed() => update(agent, &api).await,
         };

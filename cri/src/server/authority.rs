@@ -17,6 +17,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::transport::server::Connected;
 
 use self::hpack::Block;
@@ -36,6 +37,7 @@ const PRIORITY: u8 = 0x20;
 pub struct Stream {
     inner: UnixStream,
     frames: Frames,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Parser state for the bytes that a client sends.
@@ -70,7 +72,13 @@ enum Part {
 impl Stream {
     /// Accepts the requests of a client.
     pub fn new(inner: UnixStream) -> Self {
-        Self { inner, frames: Frames::new() }
+        Self { inner, frames: Frames::new(), _permit: None }
+    }
+
+    /// Returns the permit when the connection ends. The semaphore limits the number of clients.
+    #[must_use]
+    pub fn with_permit(self, permit: OwnedSemaphorePermit) -> Self {
+        Self { _permit: Some(permit), ..self }
     }
 }
 

@@ -22,6 +22,8 @@ use tonic::{Request, Response, Status};
 struct Dongle {
     resource: String,
     is_healthy: watch::Sender<bool>,
+    /// Whether it does not answer to PreStartContainer.
+    hangs: watch::Sender<bool>,
     calls: Arc<Mutex<Vec<&'static str>>>,
 }
 
@@ -130,6 +132,9 @@ impl DevicePlugin for Dongle {
         _request: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
         self.note("start");
+        if *self.hangs.borrow() {
+            std::future::pending::<()>().await;
+        }
         Ok(Response::new(api::PreStartContainerResponse {}))
     }
 }
@@ -144,8 +149,8 @@ fn pod(name: &str, node: Option<&str>, resource: &str) -> Value {
 /// A pod gets the device of a plugin, another one is rejected, and the health of the device is reported.
 pub(crate) fn a_pod_gets_the_device_of_a_plugin(machine: &Machine, cluster: &Cluster) {
     let resource = format!("{}.example.com/dongle", machine.name());
-    let dongle =
-        Dongle { resource: resource.clone(), is_healthy: watch::channel(true).0, calls: Arc::default() };
+    let (is_healthy, hangs) = (watch::channel(true).0, watch::channel(false).0);
+    let dongle = Dongle { resource: resource.clone(), is_healthy, hangs, calls: Arc::default() };
     dongle.serve(machine.path("state/device-plugins"));
     let allocatable = || cluster.get(&["node", "node-1"])["status"]["allocatable"][&resource].clone();
     eventually("the node to have the device", 60, || allocatable() == "1");
@@ -185,4 +190,17 @@ pub(crate) fn a_pod_gets_the_device_of_a_plugin(machine: &Machine, cluster: &Clu
     let unhealthy = json!([{"resourceID": "one", "health": "Unhealthy"}]);
     eventually("the health of the device to change", 60, || health() == unhealthy && allocatable() == "0");
     cluster.kubectl(&["delete", "pod", "dongle", "other", "--timeout=120s"]);
+    dongle.is_healthy.send_replace(true);
+    eventually("the device to be healthy", 60, || allocatable() == "1");
+    a_pod_ends_while_its_plugin_does_not_answer(cluster, &dongle);
+}
+
+fn a_pod_ends_while_its_plugin_does_not_answer(cluster: &Cluster, dongle: &Dongle) {
+    dongle.hangs.send_replace(true);
+    dongle.calls.lock().unwrap().clear();
+    cluster.apply(&pod("hangs", None, &dongle.resource).to_string());
+    eventually("the plugin to be called", 120, || dongle.calls.lock().unwrap().contains(&"start"));
+    cluster.kubectl(&["delete", "pod", "hangs", "--timeout=120s"]);
+    let events = cluster.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"]);
+    assert!(!events.contains("did not answer in time"), "{events}");
 }

@@ -115,8 +115,13 @@ fn integer(byte: u8, prefix: u8, of: IntegerKind) -> State {
 }
 
 fn add_integer_byte(byte: u8, value: usize, shift: u32, of: IntegerKind) -> State {
-    let value = value + (usize::from(byte & 0x7f) << shift);
-    if value > MAX_INTEGER || shift > 28 {
+    let part = usize::from(byte & 0x7f);
+    // Checked first: the sum must also fit in 32 bits.
+    if shift > 28 || part > MAX_INTEGER >> shift {
+        return State::Lost;
+    }
+    let value = value + (part << shift);
+    if value > MAX_INTEGER {
         State::Lost
     } else if byte & 0x80 == 0 {
         known(value, of)
@@ -209,5 +214,22 @@ fn text_state(left: usize, of: Text, at: usize, coding: Coding) -> State {
         _ if left > 0 => State::Text { left, of, at, coding },
         Text::Name { matches } => State::Length { of: Text::Value { is_authority: matches } },
         Text::Value { .. } => State::Begin,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_beyond_the_limit_are_invalid_before_they_are_added() {
+        let lost =
+            |byte, value, shift| add_integer_byte(byte, value, shift, IntegerKind::Whole) == State::Lost;
+        assert!(lost(0xff, 0, 28) && lost(0x7f, MAX_INTEGER, 28), "more than 32 bits");
+        assert!(lost(0x81, MAX_INTEGER, 0) && lost(0x80, 0, 35));
+        // A further byte of zero bits adds nothing.
+        assert!(!lost(0x80, 127, 28) && !lost(0x00, 127, 28) && !lost(0xff, 0, 21));
+        // The sum is never calculated, even where it would not fit.
+        assert!(lost(0x7f, usize::MAX, 28));
     }
 }
