@@ -29,7 +29,7 @@ mod worker;
 
 pub(crate) use context::NodeContext;
 pub use eviction::DiskUsages;
-pub(crate) use eviction::{Eviction, Evictions, Measured};
+pub(crate) use eviction::{Eviction, Evictions};
 pub(crate) use pods::Pods;
 pub use pull::ProviderError;
 pub(crate) use pull::Providers;

@@ -176,7 +176,7 @@ async fn node_agent(
 /// The backend with the parts that need the shared state of the pods.
 fn completed(backend: Backend, node: &Arc<pod::NodeContext>) -> Backend {
     let usages = pod::DiskUsages::new(Arc::clone(node));
-    Backend { cgroups: Some(node.cgroups.clone()), disk_usages: Some(usages), ..backend }
+    Backend { cgroups: Some(node.cgroups.clone()), disk_usages: Some(Arc::new(usages)), ..backend }
 }
 
 /// Waits for the shutdown or for a panic of a task. Then ends all tasks and writes the checkpoint.

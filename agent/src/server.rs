@@ -52,7 +52,7 @@ use authorize::Caller;
 use route::Route;
 
 pub use access::Access;
-pub use backend::{Backend, PodView};
+pub use backend::{Backend, DiskUsageView, PodDiskUsage, PodView};
 pub use component_pages::ComponentPages;
 pub use config::{Certificate, ServerConfig, ServerError};
 pub use container_ends::ContainerEnds;

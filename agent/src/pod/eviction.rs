@@ -21,7 +21,6 @@ use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{Shortage, disk_shortage};
 pub use measured::DiskUsages;
-pub(crate) use measured::Measured;
 pub(crate) use plan::is_limited;
 
 /// Interval of the measurements, as the kubelet's.

@@ -1,9 +1,12 @@
 //! The state that handlers of the kubelet API read.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::jiff::Timestamp;
 
 use super::access::Access;
 use super::component_pages::ComponentPages;
@@ -13,7 +16,6 @@ use crate::cgroup::Cgroups;
 use crate::config::Identity;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::{NodeFacts, PodNetwork};
-use crate::pod::DiskUsages;
 use crate::runtime::{Runtime, Streams};
 use crate::volume::ClaimUsage;
 
@@ -44,6 +46,23 @@ pub trait PodView: Send + Sync + 'static {
     fn probes(&self) -> String {
         String::new()
     }
+}
+
+/// Measurements of the disk usage of pods.
+pub trait DiskUsageView: Send + Sync + 'static {
+    /// The usage of these pods by their uids. A pod whose first measurement takes long is left out.
+    fn of<'a>(&'a self, pods: &'a [Arc<Pod>]) -> BoxFuture<'a, HashMap<String, PodDiskUsage>>;
+}
+
+/// The disk usage of one pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodDiskUsage {
+    /// Bytes on the disk.
+    pub bytes: u64,
+    /// Number of inodes.
+    pub inodes: u64,
+    /// The time of the measurement.
+    pub time: Timestamp,
 }
 
 /// The sources of responses.
@@ -80,7 +99,7 @@ pub struct Backend {
     /// The directory of container logs, with a subdirectory for each pod.
     pub log_dir: PathBuf,
     /// Disk usage of pods. None: not measured.
-    pub disk_usages: Option<DiskUsages>,
+    pub disk_usages: Option<Arc<dyn DiskUsageView>>,
     /// The cgroups of pods. None: not known.
     pub cgroups: Option<Cgroups>,
     /// Counters of cluster DNS, if this node serves it.

@@ -17,13 +17,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use serde_json::{Map, Value, json};
 
-use super::backend::Backend;
+use super::backend::{Backend, PodDiskUsage};
 use super::node_usage::{Interface, NodeUsage};
 use super::pod_usage::{self, ContainerUsage, PodUsage};
 use super::respond::{Refused, json as json_response};
 use crate::cgroup::Cgroups;
 use crate::cgroup::usage::CgroupUsage;
-use crate::pod::Measured;
 use crate::runtime::Body;
 use crate::volume::{ClaimName, FileSystem};
 
@@ -49,7 +48,7 @@ struct Read {
     desired: HashMap<String, Arc<Pod>>,
     claims: BTreeMap<ClaimName, FileSystem>,
     /// The disk usage of pods, by their uids.
-    storage: HashMap<String, Measured>,
+    storage: HashMap<String, PodDiskUsage>,
     /// The file systems of images and of writable layers.
     image_fs: [Option<FilesystemUsage>; 2],
     /// Usage of the agent's cgroup and of that of all pods.
@@ -444,7 +443,7 @@ mod tests {
         let disk =
             FileSystem { capacity: 9, available: 4, used: 5, inodes: 3, inodes_free: 2, inodes_used: 1 };
         let memory = crate::cgroup::usage::MemoryUsage { working_set: 8, ..Default::default() };
-        let measured = Measured { bytes: 4096, inodes: 6, time: Timestamp::UNIX_EPOCH };
+        let measured = PodDiskUsage { bytes: 4096, inodes: 6, time: Timestamp::UNIX_EPOCH };
         let pods = CgroupUsage { cpu_nanos: Some(6), memory: Some(memory), created: None };
         Read {
             node_name: "node-7".to_owned(),

@@ -5,12 +5,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::timeout;
 
 use super::{MIN_INTERVAL_FACTOR, usage};
 use crate::pod::NodeContext;
+use crate::server::{DiskUsageView, PodDiskUsage};
 
 /// Maximum time in which a client waits for measurements. They continue after that, for the next client.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -26,18 +28,9 @@ pub struct DiskUsages {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The disk usage of one pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Measured {
-    pub(crate) bytes: u64,
-    pub(crate) inodes: u64,
-    /// The time of the measurement.
-    pub(crate) time: Timestamp,
-}
-
 /// The last measurements by the uids of pods, and when the next ones are due.
 #[derive(Debug, Default)]
-struct Known(HashMap<String, (Measured, Instant)>);
+struct Known(HashMap<String, (PodDiskUsage, Instant)>);
 
 // === impl DiskUsages ===
 
@@ -46,8 +39,7 @@ impl DiskUsages {
         Self { node, known: Arc::default(), turn: Arc::default() }
     }
 
-    /// The usage of these pods by their uids. A pod whose first measurement takes long is left out.
-    pub(crate) async fn of(&self, pods: &[Arc<Pod>]) -> HashMap<String, Measured> {
+    async fn measured(&self, pods: &[Arc<Pod>]) -> HashMap<String, PodDiskUsage> {
         let (own, pods) = (self.clone(), pods.to_vec());
         let measuring = tokio::spawn(async move { own.measure(&pods).await });
         // After a timeout, the response has the cached measurements.
@@ -69,13 +61,19 @@ impl DiskUsages {
             let begun = Instant::now();
             let layers = layers.remove(uid).unwrap_or_default();
             let total = usage::with_layers(&self.node, pod, layers).await.total();
-            let measured = Measured { bytes: total.bytes, inodes: total.inodes, time: Timestamp::now() };
+            let measured = PodDiskUsage { bytes: total.bytes, inodes: total.inodes, time: Timestamp::now() };
             self.lock().add(uid, measured, (begun, begun.elapsed()));
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DiskUsageView for DiskUsages {
+    fn of<'a>(&'a self, pods: &'a [Arc<Pod>]) -> BoxFuture<'a, HashMap<String, PodDiskUsage>> {
+        Box::pin(self.measured(pods))
     }
 }
 
@@ -99,7 +97,7 @@ impl Known {
     }
 
     /// Adds a measurement with its begin and its duration. A slow one is repeated later.
-    fn add(&mut self, uid: &str, measured: Measured, (begun, took): (Instant, Duration)) {
+    fn add(&mut self, uid: &str, measured: PodDiskUsage, (begun, took): (Instant, Duration)) {
         let due = begun + INTERVAL.max(took * MIN_INTERVAL_FACTOR);
         self.0.insert(uid.to_owned(), (measured, due));
     }
@@ -112,7 +110,7 @@ mod tests {
     #[test]
     fn the_measurements_of_other_pods_are_removed() {
         let mut known = Known::default();
-        let measured = Measured { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
+        let measured = PodDiskUsage { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
         for uid in ["u", "v"] {
             known.add(uid, measured, (Instant::now(), Duration::ZERO));
         }
@@ -132,7 +130,7 @@ mod tests {
     #[test]
     fn a_slow_measurement_is_repeated_later() {
         let (mut known, begun) = (Known::default(), Instant::now());
-        let measured = Measured { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
+        let measured = PodDiskUsage { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
         assert!(known.is_due("u", begun));
         known.add("u", measured, (begun, Duration::from_millis(10)));
         assert!(!known.is_due("u", begun + INTERVAL / 2) && known.is_due("u", begun + INTERVAL));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
@@ -164,7 +164,7 @@ pub(crate) async fn apply(
     }
     for (slice, endpoints) in changes.update {
         let mut metadata = json!({"labels": labels_patch(&slice, identity)});
-        if identity.trigger.is_some() || has_trigger(&slice.metadata) {
+        if identity.trigger.is_some() || trigger_time::is_set(&slice.metadata) {
             // Null removes the time of an earlier change.
             metadata["annotations"] = json!({trigger_time::ANNOTATION: identity.trigger});
         }
@@ -186,11 +186,6 @@ pub(crate) async fn apply(
         })?;
     }
     Ok(())
-}
-
-/// Whether an object has the time of the change that it follows.
-pub(crate) fn has_trigger(metadata: &ObjectMeta) -> bool {
-    metadata.annotations.as_ref().is_some_and(|all| all.contains_key(trigger_time::ANNOTATION))
 }
 
 /// The merge patch of the labels: the desired labels, and null for labels to remove.

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use super::{plan, trigger_time};
 use crate::context::Context;
-use crate::endpoint_slice::run::has_trigger;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Endpoints, Key, ObjectExt, Pod, Service};
 use crate::queue::{Next, Queue, pause_after};
@@ -86,7 +85,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             if is_truncated || is_marked_truncated(&known) {
                 metadata["annotations"][OVER_CAPACITY] = json!(is_truncated.then_some(TRUNCATED));
             }
-            if trigger.is_some() || has_trigger(&known.metadata) {
+            if trigger.is_some() || trigger_time::is_set(&known.metadata) {
                 metadata["annotations"][trigger_time::ANNOTATION] = json!(trigger);
             }
             let patch = json!({"metadata": metadata, "subsets": subsets});

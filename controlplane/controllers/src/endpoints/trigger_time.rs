@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EndpointSubset, ObjectReference};
 use k8s_openapi::api::discovery::v1::Endpoint;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::object::{EndpointSlice, ObjectExt, Pod, Service};
 
@@ -15,6 +16,11 @@ pub(crate) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger
 
 /// The readiness of the pods that have endpoints, by their uids.
 pub(crate) type Readiness<'a> = HashMap<&'a str, bool>;
+
+/// Whether an object has the annotation.
+pub(crate) fn is_set(metadata: &ObjectMeta) -> bool {
+    metadata.annotations.as_ref().is_some_and(|all| all.contains_key(ANNOTATION))
+}
 
 /// The pods of slices. `None`: the service has no slice yet.
 pub(crate) fn of_slices(slices: &[Arc<EndpointSlice>]) -> Option<Readiness<'_>> {

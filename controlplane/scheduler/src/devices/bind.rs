@@ -6,7 +6,6 @@ use kube::core::Request;
 use kube::{Client, Error, Resource};
 use serde_json::{Value, json};
 
-use super::binding::UnusableClaim;
 use super::object::Claim;
 use super::{Devices, Reservations, extended};
 use crate::object::Pod;
@@ -19,6 +18,14 @@ const ALLOCATED_AT: &str = "allocationTimestamp";
 
 /// Attempts to write a claim that others change at the same time, as upstream.
 const ATTEMPTS: usize = 5;
+
+/// A claim whose devices a pod cannot use.
+#[derive(Debug)]
+pub(crate) struct UnusableClaim {
+    pub(super) claim: Claim,
+    /// Whether it is the claim of an earlier attempt for the pod's extended resources.
+    pub(crate) is_former: bool,
+}
 
 /// Writes the allocations into the claims, and the pod into `reservedFor` of the claims. Creates the claim for the pod's
 /// extended resources. Returns the keys of the claims. After an error the claims are as before.
@@ -302,4 +309,12 @@ pub(super) fn without_time(mut allocation: Value) -> Value {
         fields.remove(ALLOCATED_AT);
     }
     allocation
+}
+
+// === impl UnusableClaim ===
+
+impl UnusableClaim {
+    pub(crate) fn key(&self) -> Key {
+        self.claim.key()
+    }
 }

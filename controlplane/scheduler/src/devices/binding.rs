@@ -9,9 +9,10 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use serde_json::Value;
 
+use super::bind::{self, UnusableClaim};
 use super::object::{Claim, DeviceCondition};
 use super::places::is_reachable;
-use super::{Devices, NOT_AVAILABLE, State, bind};
+use super::{Devices, NOT_AVAILABLE, State};
 use crate::config::{DEVICE_TIMEOUT, Profile};
 use crate::node_properties::NodeProperties;
 use crate::object::Pod;
@@ -66,22 +67,6 @@ enum Readiness {
         claim: String,
         left: Duration,
     },
-}
-
-/// A claim whose devices a pod cannot use.
-#[derive(Debug)]
-pub(crate) struct UnusableClaim {
-    pub(super) claim: Claim,
-    /// Whether it is the claim of an earlier attempt for the pod's extended resources.
-    pub(crate) is_former: bool,
-}
-
-// === impl UnusableClaim ===
-
-impl UnusableClaim {
-    pub(crate) fn key(&self) -> Key {
-        self.claim.key()
-    }
 }
 
 // === impl Devices ===
