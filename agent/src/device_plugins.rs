@@ -194,11 +194,11 @@ impl DevicePlugins {
         let Connected { name, number, plugin, link, ended } = connected;
         // Also for a known name: the task of the earlier registration may have ended before it recorded the name.
         self.names_changed().await;
-        let error = match self.read_lists(&name, number, &plugin).await {
-            Ok(()) => "the plugin ended the list of its devices".to_owned(),
-            Err(error) => chain(&error),
-        };
-        drop((link, ended));
+        let done = self.read_lists(&name, number, &plugin).await;
+        let end = |()| "the plugin ended the list of its devices".to_owned();
+        let error = done.map_or_else(|error| chain(&error), end);
+        plugin.end(link);
+        drop(ended);
         let is_current = {
             let mut state = self.state();
             let is_current = state.table.disconnect(&name, number);

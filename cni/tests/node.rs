@@ -244,7 +244,7 @@ fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
             (vec!["fd99::7"], None, "ips: fd99::7 is in no range of the network: 10.99.0.0/24"),
             (vec!["10.99.0.1"], None, "ips: 10.99.0.1 is the gateway of 10.99.0.0/24"),
             (vec!["10.99.0.255"], None, "ips: 10.99.0.255 is in no range of the network: 10.99.0.0/24"),
-            (vec!["10.99.0.78", "10.99.0.79"], None, "which assigns one"),
+            (vec!["10.99.0.78", "10.99.0.79"], None, "which assigns one address"),
             (vec![], Some(mac), "the hardware address 0a:00:00:00:00:77 is taken by aaaa"),
         ] {
             let second = asking("bbbb", &b, &ips, mac);

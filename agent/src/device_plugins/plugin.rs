@@ -12,6 +12,7 @@ use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::device_plugin as api;
 use coracle_proto::device_plugin::device_plugin_client::DevicePluginClient;
 use futures::{FutureExt, Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
 use super::edits::Edits;
@@ -51,6 +52,8 @@ pub(super) enum PluginError {
     /// The form of Go's gRPC library, which messages of the kubelet contain.
     #[error("rpc error: code = {code:?} desc = {message}")]
     Rpc { code: Code, message: String },
+    #[error("the plugin has ended")]
+    Ended,
     #[error("{call}: {problem}")]
     Invalid { call: &'static str, problem: &'static str },
 }
@@ -59,6 +62,8 @@ pub(super) enum PluginError {
 #[derive(Clone, Debug)]
 pub(super) struct Plugin {
     caller: Caller,
+    /// Cancelled when the plugin has ended the list of its devices. Its socket may still answer.
+    ended: CancellationToken,
     /// Whether PreStartContainer must be called before each start of a container.
     pub(super) starts: bool,
     /// Whether the plugin can prefer devices.
@@ -82,11 +87,18 @@ impl Plugin {
     /// Asks a connected plugin for its options.
     pub(super) async fn open(link: &Link) -> Result<Self, PluginError> {
         const CALL: &str = "GetDevicePluginOptions";
-        let plugin = Self { caller: link.caller(Version::V1), starts: false, prefers: false };
+        let (caller, ended) = (link.caller(Version::V1), CancellationToken::new());
+        let plugin = Self { caller, ended, starts: false, prefers: false };
         let mut client = plugin.client();
         let options = within(CALL, CONNECT_TIMEOUT, client.get_device_plugin_options(api::Empty {})).await?;
         let (starts, prefers) = (options.pre_start_required, options.get_preferred_allocation_available);
         Ok(Self { starts, prefers, ..plugin })
+    }
+
+    /// Ends the connection. Later starts of containers fail.
+    pub(super) fn end(&self, link: Link) {
+        self.ended.cancel();
+        drop(link);
     }
 
     /// Begins the stream of device lists.
@@ -130,6 +142,9 @@ impl Plugin {
 
     /// Prepares devices for the start of a container that has them.
     pub(super) async fn pre_start(&self, ids: Vec<String>) -> Result<(), PluginError> {
+        if self.ended.is_cancelled() {
+            return Err(PluginError::Ended);
+        }
         let request = api::PreStartContainerRequest { device_ids: ids };
         let mut client = self.client();
         let answer = client.pre_start_container(request);

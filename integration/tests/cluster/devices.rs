@@ -236,7 +236,8 @@ fn a_pod_waits_for_the_conditions_of_its_device(cluster: &Cluster, driver: &Driv
     eventually("the pod to run", 60, || cluster.get(&["pod", "waits"])["status"]["phase"] == "Running");
     // A pod is evicted from a device with a taint that its claim does not tolerate.
     let taint = json!({"key": "broken", "effect": "NoExecute"});
-    let device = json!({"name": "two", "bindingConditions": ["ready"], "taints": [taint]});
+    let device = json!({"name": "two", "bindingConditions": ["ready"], "bindingFailureConditions": ["broken"],
+        "taints": [taint]});
     let pool = json!({"name": "conditional", "generation": 2, "resourceSliceCount": 1});
     let spec = json!({"driver": driver.name, "nodeName": "node-1", "pool": pool, "devices": [device]});
     let metadata = json!({"name": "conditional"});
