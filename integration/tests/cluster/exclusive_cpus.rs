@@ -6,7 +6,8 @@ use std::fs;
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
 
-/// One CPU is reserved: 500 millicores, rounded up. 100 MiB more than `system-reserved` are held back for evictions.
+/// One CPU is reserved: 500 millicores, rounded up. 200 MiB of memory are reserved: 100 MiB of `system-reserved`, and
+/// 100 MiB of the default threshold of evictions.
 const FLAGS: [&str; 14] = [
     "--image-gc-high-threshold",
     "100",
@@ -104,7 +105,7 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
         shares(&cluster, &others);
         assert_eq!(allowed(&cluster, "own", "Mems").len(), 1);
         assert!(has_no_quota(&cluster, "own"));
-        // Later containers begin in the pool as it is then.
+        // A container that starts now runs on the CPUs that the shared pool still has.
         run(&cluster, "later", &both("100m", "64Mi"));
         assert_eq!(allowed(&cluster, "later", "Cpus"), others);
         assert!(!has_no_quota(&cluster, "later"));
