@@ -161,7 +161,7 @@ async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> 
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"extendedResourceClaimStatus": null}});
     let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
     match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Merge(patch)).await {
-        // The pod is gone.
+        // The pod was deleted, or replaced by another one with its name.
         Err(Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
         patched => drop(patched?),
     }

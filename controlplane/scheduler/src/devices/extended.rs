@@ -1,5 +1,5 @@
-//! Extended resources that device classes provide: the scheduler allocates devices for them in a claim of its own.
-//! Source: `extendeddynamicresources.go` of the plugin.
+//! Extended resources that device classes provide: the scheduler allocates devices for them in a claim that it creates.
+//! Source: `extendeddynamicresources.go` of upstream's plugin DynamicResources.
 //!
 //! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides it.
 
