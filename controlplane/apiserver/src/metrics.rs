@@ -320,7 +320,7 @@ fn remotes(remotes: &Remotes) -> IntGaugeVec {
 fn store_size(store: &dyn Store) -> IntGaugeVec {
     let size = gauge(
         "apiserver_storage_size_bytes",
-        "Size of the storage database file physically allocated in bytes.",
+        "Size of the embedded store on disk in bytes.",
         &["storage_cluster_id"],
     );
     if let Some(bytes) = store.size() {

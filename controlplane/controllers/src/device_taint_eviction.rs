@@ -1,4 +1,5 @@
-//! Evicts pods from devices whose NoExecute taints their claims do not, or no longer, tolerate.
+//! Evicts pods whose claims have devices with NoExecute taints, if the claims do not tolerate the taints or no longer
+//! tolerate them.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -90,36 +90,39 @@ impl JobMetrics {
         self.lock().delays.observe(&DELAYS, seconds);
     }
 
-    /// All metrics. Empty if there was no job yet.
+    /// All metrics in the text format of Prometheus. Empty if there was no job yet.
     #[must_use]
     pub fn text(&self) -> String {
         let counts = self.lock();
         let mut text = String::new();
         let name = "job_controller_job_sync_duration_seconds";
-        head(&mut text, (name, "histogram", "The time it took to sync a job"), counts.syncs.len());
+        head(
+            &mut text,
+            (name, "histogram", "Duration of reconciles of jobs in seconds."),
+            counts.syncs.len(),
+        );
         for (labels, syncs) in &counts.syncs {
             syncs.write(&mut text, name, (&sync_labels(labels), &SYNCS));
         }
         let name = "job_controller_job_syncs_total";
-        head(&mut text, (name, "counter", "The number of job syncs"), counts.syncs.len());
+        head(&mut text, (name, "counter", "Number of reconciles of jobs."), counts.syncs.len());
         for (labels, syncs) in &counts.syncs {
             line(&mut text, name, &sync_labels(labels), syncs.count);
         }
         let name = "job_controller_jobs_finished_total";
-        head(&mut text, (name, "counter", "The number of finished jobs"), counts.finished.len());
+        head(&mut text, (name, "counter", "Number of jobs that ended."), counts.finished.len());
         for ([mode, result, reason], count) in &counts.finished {
             let labels = format!("completion_mode=\"{mode}\",result=\"{result}\",reason=\"{reason}\"");
             line(&mut text, name, &labels, *count);
         }
         let name = "job_controller_job_pods_finished_total";
-        let help = "The number of finished Pods that are fully tracked";
+        let help = "Number of ended pods that the status of their job counts.";
         head(&mut text, (name, "counter", help), counts.pods.len());
         for ([mode, result], count) in &counts.pods {
             line(&mut text, name, &format!("completion_mode=\"{mode}\",result=\"{result}\""), *count);
         }
         let name = "cronjob_controller_job_creation_skew_duration_seconds";
-        let help =
-            "Time between when a cronjob is scheduled to be run, and when the corresponding job is created";
+        let help = "Seconds from the scheduled time of a cron job until its job is created.";
         head(&mut text, (name, "histogram", help), counts.delays.buckets.len());
         if counts.delays.count > 0 {
             counts.delays.write(&mut text, name, ("", &DELAYS));
@@ -132,7 +135,7 @@ impl JobMetrics {
     }
 }
 
-/// How a job has ended, and why. None if it has not.
+/// The result and the reason of a job that has ended. `None` for other jobs.
 fn end(status: &JobStatus) -> Option<[&'static str; 2]> {
     let ends = status.conditions.iter().flatten().filter(|condition| condition.status == "True");
     let mut ends = ends.filter_map(|condition| {

@@ -82,7 +82,7 @@ struct State {
     /// Changes that the scheduler has not read yet.
     pending: DeviceChanges,
     listed: [bool; 3],
-    /// Maximum times that pods wait for the drivers of their devices, by the name of the scheduler.
+    /// Timeouts of the binding conditions of devices, by the name of the scheduler.
     timeouts: HashMap<String, jiff::SignedDuration>,
 }
 
@@ -355,7 +355,7 @@ impl State {
             return;
         }
         let is_other = known.is_some_and(|known| known.metadata.uid != claim.metadata.uid);
-        // The watch may skip the state with the allocation.
+        // A claim can be allocated and released between two states that the watch delivers.
         let is_released =
             known.is_some_and(|known| known.status.allocation.is_some() && is_older(known, &claim));
         if known != Some(&claim) {
@@ -364,7 +364,7 @@ impl State {
         self.index_extended(&key, Some(&claim));
         self.change(&key, |state| {
             if is_other || is_released || claim.status.allocation.is_some() {
-                // The claim itself has the allocation now, or the allocation was for a deleted claim or is released.
+                // The chosen allocation is obsolete: the claim has an allocation now, was replaced, or was released.
                 state.assumed.remove(&key);
             }
             state.claims.insert(key.clone(), claim);

@@ -240,7 +240,7 @@ fn a_full_disk_is_reported_with_the_remedy() {
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
         fs::create_dir(&state).unwrap();
         mount(Some("tmpfs"), &state, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
-        // Without any room, and with room for the keys but not for the store.
+        // First the disk is full; then it has room for the keys, but not for the store.
         for free in [0, 24 << 10] {
             let path = state.join("fill");
             let mut file = fs::File::create(&path).unwrap();

@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
-/// Replacement for CRIU, which does not support every kernel. Like CRIU it thaws and freezes the container.
+/// Replacement for CRIU, which does not support every kernel. As CRIU, it thaws the container, and freezes it at the end.
 const STAND_IN: &str = r#"#!/bin/sh
 [ "$1" = dump ] || exit 1
 while [ $# -gt 0 ]; do
@@ -75,7 +75,7 @@ fn a_checkpoint_is_written_for_root_and_the_container_continues() {
         assert_eq!(archive.parent(), Some(checkpoints.as_path()), "{answer}");
         let name = archive.file_name().unwrap().to_str().unwrap();
         assert!(name.starts_with("checkpoint-p_default-p-") && name.ends_with(".tar"), "{name}");
-        // The memory of a container has its secrets.
+        // A checkpoint contains the memory of the container, and so its secrets.
         assert_eq!(fs::metadata(archive).unwrap().permissions().mode() & 0o7777, 0o600);
         assert_eq!(fs::metadata(&checkpoints).unwrap().permissions().mode() & 0o7777, 0o700);
         let listed = Command::new("tar").arg("-tf").arg(archive).output().unwrap();

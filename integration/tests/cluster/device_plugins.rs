@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 struct Dongle {
     resource: String,
     is_healthy: watch::Sender<bool>,
-    /// Whether it does not answer to PreStartContainer.
+    /// Whether PreStartContainer never returns.
     hangs: watch::Sender<bool>,
     calls: Arc<Mutex<Vec<&'static str>>>,
 }
@@ -161,7 +161,7 @@ pub(crate) fn a_pod_gets_the_device_of_a_plugin(machine: &Machine, cluster: &Clu
     let shown = cluster.kubectl(&["exec", "dongle", "--", "sh", "-c", check]);
     assert_eq!(shown.split_whitespace().collect::<Vec<_>>(), ["one", "1"]);
     assert_eq!(*dongle.calls.lock().unwrap(), ["prefer", "allocate", "start"]);
-    // Without the scheduler, which would not bind the pod.
+    // The pod names its node, because the scheduler would not bind it.
     cluster.apply(&pod("other", Some("node-1"), &resource).to_string());
     let other = || cluster.get(&["pod", "other"])["status"].clone();
     eventually("the other pod to be rejected", 60, || other()["phase"] == "Failed");

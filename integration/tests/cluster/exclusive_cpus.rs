@@ -6,7 +6,8 @@ use std::fs;
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
 
-/// One CPU is reserved: 500 millicores, rounded up. 100 MiB more than `system-reserved` are held back for evictions.
+/// One CPU is reserved: 500 millicores, rounded up. 200 MiB of memory are reserved: 100 MiB of `system-reserved`, and
+/// 100 MiB of the default threshold of evictions.
 const FLAGS: [&str; 14] = [
     "--image-gc-high-threshold",
     "100",
@@ -75,7 +76,7 @@ fn has_no_quota(cluster: &Cluster, name: &str) -> bool {
     text.starts_with("max") || text.trim() == "-1"
 }
 
-fn shares(cluster: &Cluster, expected: &BTreeSet<u32>) {
+fn wait_for_shared_cpus(cluster: &Cluster, expected: &BTreeSet<u32>) {
     eventually("the shared pool to change", 30, || allowed(cluster, "shared", "Cpus") == *expected);
 }
 
@@ -96,15 +97,15 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up_with(machine, &mirrors, &FLAGS);
         run(&cluster, "shared", &json!({}));
-        shares(&cluster, &all);
+        wait_for_shared_cpus(&cluster, &all);
         run(&cluster, "own", &both("1", "64Mi"));
         let own = allowed(&cluster, "own", "Cpus");
         let others: BTreeSet<u32> = all.difference(&own).copied().collect();
         assert_eq!(own.len(), 1, "{own:?}");
-        shares(&cluster, &others);
+        wait_for_shared_cpus(&cluster, &others);
         assert_eq!(allowed(&cluster, "own", "Mems").len(), 1);
         assert!(has_no_quota(&cluster, "own"));
-        // Later containers begin in the pool as it is then.
+        // A container that starts now runs on the CPUs that the shared pool still has.
         run(&cluster, "later", &both("100m", "64Mi"));
         assert_eq!(allowed(&cluster, "later", "Cpus"), others);
         assert!(!has_no_quota(&cluster, "later"));
@@ -130,9 +131,9 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
         cluster.start();
         cluster.kubectl(&["wait", "pod", "--all", "--for=condition=Ready", "--timeout=60s"]);
         assert_eq!(allowed(&cluster, "own", "Cpus"), own);
-        shares(&cluster, &others);
+        wait_for_shared_cpus(&cluster, &others);
         cluster.kubectl(&["delete", "pod", "own"]);
-        shares(&cluster, &all);
+        wait_for_shared_cpus(&cluster, &all);
         for name in ["first", "second", "third"] {
             complete(&cluster, name, &both("1", "64Mi"));
             assert_eq!(recorded()["entries"], Value::Null, "{name} has its CPU after its end was reported");

@@ -11,7 +11,7 @@ const REGISTRY: &str = "127.0.0.1:5006";
 /// The account `user` with the password `secret`, as in a file of htpasswd.
 const ACCOUNT: &str = "user:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
 
-/// A registry server with the images of the machine's registry. It requires the account. Dropping it ends it.
+/// A registry server with the images of the machine's registry. It requires the account, and ends when it is dropped.
 struct PrivateRegistry(Child);
 
 // === impl PrivateRegistry ===
@@ -112,7 +112,7 @@ fn pods_use_images_of_a_private_registry_only_with_credentials() {
         wait_refused(&cluster, "never", NEVER);
         wait_running(&cluster, "same", "other");
 
-        // The next process knows the pulls, and needs no registry for them.
+        // The restarted node has the records of the pulls, and needs no registry for the verification.
         drop(registry);
         cluster.kill();
         cluster.start();

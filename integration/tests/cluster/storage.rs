@@ -121,7 +121,7 @@ fn pods_wait_for_a_dead_provisioner_and_others_do_not() {
         let selected = &cluster.get(&["pvc", "late"])["metadata"]["annotations"];
         assert_eq!(selected["volume.kubernetes.io/selected-node"], "node-1", "{selected}");
 
-        // A pod and its claim can be deleted while they wait. The next provisioner serves the other one.
+        // A waiting pod and its claim can be deleted. The other pod starts when a provisioner creates its volume.
         cluster.kubectl(&["delete", "pod/early", "pvc/early", "--timeout=120s"]);
         let uid = &cluster.get(&["pvc", "late"])["metadata"]["uid"];
         let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "v"}, "spec": {

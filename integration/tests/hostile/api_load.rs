@@ -203,17 +203,17 @@ fn unfinished_requests_of_one_user_do_not_block_other_users() {
 }
 
 /// Sends a text, then a byte of `rest` each second, until the server closes the connection. Returns the seconds until
-/// then, or `None` after `patience`.
+/// then, or `None` if the connection is still open after `limit`.
 fn seconds_until_closed(
     mut connection: client::Tls,
     first: &str,
     rest: &str,
-    patience: Duration,
+    limit: Duration,
 ) -> Option<u64> {
     connection.sock.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let (begun, mut rest) = (Instant::now(), rest.bytes());
     let mut sent = connection.write_all(first.as_bytes()).and_then(|()| connection.flush());
-    while begun.elapsed() < patience {
+    while begun.elapsed() < limit {
         let is_open = match connection.read(&mut [0; 4096]) {
             Ok(count) => count > 0,
             Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
@@ -228,11 +228,11 @@ fn seconds_until_closed(
     None
 }
 
-/// Finding B8: connections stayed open for ever that sent nothing after the handshake, or a byte each second.
+/// Finding B8: a connection that sent nothing after the handshake, or a byte each second, was never closed.
 #[test]
 fn silent_and_slow_clients_lose_their_connections() {
     // The API server waits 32 s for a header and 90 s for a request. A connection that is refused ends at once.
-    const PATIENCE: Duration = Duration::from_secs(240);
+    const LIMIT: Duration = Duration::from_secs(240);
     const REFUSED: u64 = 2;
     on_a_machine(|machine| {
         let plane = Plane::start(machine, None);
@@ -247,7 +247,7 @@ fn silent_and_slow_clients_lose_their_connections() {
         std::thread::scope(|scope| {
             let waiting = clients.map(|(name, protocols, first, rest)| {
                 let connection = plane.address().connect(protocols);
-                (name, scope.spawn(move || seconds_until_closed(connection, &first, rest, PATIENCE)))
+                (name, scope.spawn(move || seconds_until_closed(connection, &first, rest, LIMIT)))
             });
             for (name, thread) in waiting {
                 let seconds = thread.join().unwrap();

@@ -121,7 +121,7 @@ fn memory_peak(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Finding B11: the agent read files of the container whole.
+/// Finding B11: the agent read files of the container without a limit of their size.
 #[test]
 fn files_of_any_size_in_a_container_take_bounded_memory_of_the_node() {
     with_cluster(|cluster| {

@@ -180,8 +180,8 @@ fn a_resolver_that_hangs_leaves_names_of_the_cluster_to_others() {
     });
 }
 
-/// Whether cluster DNS replies to a query by UDP and by TCP. `None` if there is no TCP connection, which succeeds for every
-/// client that has a route.
+/// Whether cluster DNS replies to a query by UDP and by TCP. `None` if the TCP connection fails: this client has no route
+/// yet. With a route the connection succeeds, also for clients that get no reply.
 fn replies() -> Option<[bool; 2]> {
     let question = query(1, "web.default.svc.cluster.local");
     let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
@@ -209,7 +209,7 @@ fn cluster_dns_replies_to_pods_and_the_node_only() {
         inside(node.pid(), || {
             eventually("the replies to a process of the node", 20, || replies() == Some([true, true]));
         });
-        // A client that forges its address would have the replies sent to a victim.
+        // Replies to other machines would allow amplification: a client with a forged address directs them at a victim.
         let route = ["route", "add", &format!("{DNS}/32"), "via", &node.host().address()].map(str::to_owned);
         assert!(Command::new("ip").args(route).status().unwrap().success());
         assert_eq!(replies(), Some([false, false]), "another machine");

@@ -241,9 +241,9 @@ fn require_live(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &s
     (is_live && object["metadata"]["uid"] == uid).then_some(())
 }
 
-/// Whether the tokens of a pod with this `deletionTimestamp`, the end of its grace period, are valid at a second. A
-/// node that never confirms the deletion must not keep them forever. Source: `invalidIfDeletedBefore` in
-/// `pkg/serviceaccount`.
+/// Whether the tokens of a pod are still valid. `deletion` is its `deletionTimestamp`, the end of the grace period; `now`
+/// is in Unix seconds. Tokens end one minute after the grace period, even if the node never confirms the deletion.
+/// Source: `invalidIfDeletedBefore` in `pkg/serviceaccount`.
 fn is_pod_live(deletion: &Value, now: i64) -> bool {
     let end = deletion.as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
     deletion.is_null() || end.is_some_and(|end| now <= end.as_second().saturating_add(TERMINATING_SECONDS))

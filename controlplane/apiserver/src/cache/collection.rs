@@ -390,8 +390,8 @@ impl Collection {
         Ok(objects.into_values().collect())
     }
 
-    /// Registers a watcher. It first gets the changes after `revision`. If that revision is in the future, the watcher
-    /// gets no event up to it, as upstream: another server may have reached it already.
+    /// Registers a watcher. It gets the changes after `revision`. As upstream, that revision may be in the future,
+    /// because another server may have reached it already. The watcher then gets no event up to it.
     pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
         if revision < self.compacted {
             return Err(too_old(revision, self.compacted));

@@ -44,8 +44,8 @@ impl Pools {
         self.tainted > 0
     }
 
-    /// The NoExecute taints of a device that a pod on this node uses. Slices of other nodes do not count: a node could
-    /// evict the pods of other nodes. Nor do slices of an earlier generation.
+    /// The NoExecute taints of a device that a pod on this node uses. Slices of other nodes do not count: otherwise a
+    /// node could evict pods of other nodes. Slices of an earlier generation do not count either.
     fn taints<'a>(&'a self, result: &'a Value, node: &'a str) -> impl Iterator<Item = &'a Taint> {
         let text = |field: &str| result[field].as_str().unwrap_or_default().to_owned();
         let pool = self.slices.get(&(text("driver"), text("pool")));
@@ -62,7 +62,7 @@ impl Pools {
     }
 }
 
-/// The time at which the pods on a node with a claim of this allocation must be evicted. `None` if they must not.
+/// The time at which the pods on a node whose claim has this allocation must be evicted. `None`: they stay.
 pub(crate) fn due(allocation: &Value, pools: &Pools, node: &str, now: Timestamp) -> Option<Timestamp> {
     let results = allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten();
     let ends = results.filter_map(|result| {

@@ -181,7 +181,7 @@ mod tests {
         for pod in &pods {
             api.context.caches.pods.written(serde_json::from_value(pod.clone()).unwrap());
         }
-        // The last pod has the name of a former one.
+        // The claim is reserved for an earlier pod with the name of the last one.
         let users = [("p", "p"), ("waits", "waits"), ("new", "former")];
         api.context.caches.resource_claims.written(claim("a", "p", &users));
         let pools = Mutex::new(Pools::default());

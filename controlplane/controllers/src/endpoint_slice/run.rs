@@ -97,7 +97,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(pause_after(count))
 }
 
-/// The time of the change that the written slices follow. `None` if it is unknown, or if no slice is written.
+/// The time of the change that caused these writes. `None` if it is unknown, or if no slice is written.
 fn trigger(
     service: &Service,
     pods: &[Arc<Pod>],
@@ -117,7 +117,7 @@ fn trigger(
 pub(crate) struct Identity {
     pub(crate) owner: OwnerReference,
     pub(crate) labels: BTreeMap<String, String>,
-    /// The time of the change that the slices follow, for those that are written. `None`: unknown.
+    /// The time of the change that caused the writes, for the annotation of the written slices. `None`: unknown.
     pub(crate) trigger: Option<String>,
 }
 

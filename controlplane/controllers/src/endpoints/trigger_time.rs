@@ -1,6 +1,6 @@
-//! The time of the change that endpoints follow, as an annotation. Programs measure with it how long a change takes to
-//! reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the last times of all pods.
-//! Here a comparison of the written endpoints with the existing ones shows which pods have changed. No I/O.
+//! The annotation with the time of the change that caused a write of endpoints. With it, programs measure how long a
+//! change takes to reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the last
+//! times of all pods. Here a comparison of the written endpoints with the existing ones shows the changed pods. No I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,10 +52,11 @@ fn uid(target: Option<&ObjectReference>) -> Option<&str> {
     target?.uid.as_deref()
 }
 
-/// The earliest change that the written endpoints have and the existing ones do not have: of the readiness of a pod, or the
-/// creation of the service. `known`: the existing endpoints; `None` if there are none yet. A pod that gets no endpoint, for
-/// example without an address, does not count. The result is `None` if there is no change, for example if only a pod was
-/// deleted.
+/// The time of the earliest change that the written endpoints have and the existing ones do not have. A change is that of
+/// a pod's readiness, or the creation of the service.
+///
+/// `known`: the existing endpoints; `None` if there are none yet. A pod that gets no endpoint, for example because it has
+/// no address, does not count. The result is `None` without a change, for example if only a pod was deleted.
 pub(crate) fn time(
     service: &Service,
     pods: &[Arc<Pod>],

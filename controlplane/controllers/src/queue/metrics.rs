@@ -121,24 +121,24 @@ impl QueueMetrics {
         let all: Vec<Reading> = self.lock().iter().map(|(name, meter)| meter.read(name, now)).collect();
         let mut text = String::new();
         let longest = |one: &Reading| seconds(one.running.iter().max().copied().unwrap_or_default());
-        let head = Head { name: "depth", kind: "gauge", help: "Current depth of workqueue" };
+        let head = Head { name: "depth", kind: "gauge", help: "Number of queued keys." };
         push(&mut text, head, &all, |one| one.depth.to_string());
-        let help = "Total number of adds handled by workqueue";
+        let help = "Number of keys that were added.";
         push(&mut text, Head { name: "adds_total", kind: "counter", help }, &all, |one| one.adds.to_string());
-        let help = "Total number of retries handled by workqueue";
+        let help = "Number of keys that were added again after an error.";
         push(&mut text, Head { name: "retries_total", kind: "counter", help }, &all, |one| {
             one.retries.to_string()
         });
-        let help = "How many seconds of work has done that is in progress and hasn't been observed by work_duration.";
+        let help = "Sum of the durations of the work in progress in seconds.";
         let head = Head { name: "unfinished_work_seconds", kind: "gauge", help };
         push(&mut text, head, &all, |one| seconds(one.running.iter().sum()));
-        let help = "How many seconds has the longest running processor for workqueue been running.";
+        let help = "Duration of the longest work in progress in seconds.";
         let head = Head { name: "longest_running_processor_seconds", kind: "gauge", help };
         push(&mut text, head, &all, longest);
-        let help = "How long in seconds an item stays in workqueue before being requested.";
+        let help = "Seconds that a key waits in the queue.";
         let head = Head { name: "queue_duration_seconds", kind: "histogram", help };
         push_histograms(&mut text, head, &all, |one| &one.waits);
-        let help = "How long in seconds processing an item from workqueue takes.";
+        let help = "Seconds that the work on a key takes.";
         let head = Head { name: "work_duration_seconds", kind: "histogram", help };
         push_histograms(&mut text, head, &all, |one| &one.works);
         text

@@ -207,7 +207,8 @@ fn update(causes: &mut Causes, new: &Value, old: &Value) {
 }
 
 /// Whether two affinities are equal. A deprecated label of the old one may be replaced by its successor in the new one.
-/// Upstream looks up the successor in a map, so a label without one may become empty: that has a cause of its own.
+/// As upstream, this check also accepts an empty key in place of any other label. The validation of the new affinity
+/// refuses the empty key.
 fn is_same_affinity(new: &Value, old: &Value) -> bool {
     let mut old = old.clone();
     let after = |term: usize, at: usize| {

@@ -115,9 +115,9 @@ async fn allocate(
     Ok(())
 }
 
-/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources, after the pod was
-/// not bound. Otherwise the devices would stay reserved although they cannot be used. Errors are logged: the pod is
-/// scheduled again in any case.
+/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. Called if the pod
+/// was not bound: otherwise its devices would stay reserved without use. Errors are logged, because the pod is scheduled
+/// again in any case.
 pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
     for key in keys {
         if let Err(error) = unreserve_one(client, devices, pod, key).await {
@@ -157,11 +157,11 @@ async fn remove_user(api: &Api<Claim>, devices: &Devices, pod: &Pod, claim: &Cla
 
 /// Deletes the claim for a pod's extended resources. Its finalizer is removed before, because the pod still exists.
 async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> {
-    // Otherwise the node would wait for the claim, if a device plugin provides the resources in the next attempt.
+    // Otherwise, if a device plugin provides the resources in the next attempt, the node would wait for the claim.
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"extendedResourceClaimStatus": null}});
     let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
     match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Merge(patch)).await {
-        // The pod is gone.
+        // The pod was deleted, or replaced by another one with its name.
         Err(Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
         patched => drop(patched?),
     }
@@ -180,13 +180,14 @@ async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> 
     }
 }
 
-/// Releases the devices of a claim that only this pod may use, so that other devices are allocated: no node can run the
-/// pod with them. Deletes the claim of an earlier attempt for the pod's extended resources.
+/// Releases the devices of a claim that only this pod may use, because no node can run the pod with them. Other devices
+/// are allocated then. If the claim is that of an earlier attempt for the pod's extended resources, deletes it.
 ///
 /// A claim that has changed since the decision is not written, because it could have other devices by now. Its change
 /// lets the pod be scheduled again.
 ///
-/// A bound pod keeps its claims: the answer to its binding can be lost, and the watch can be behind.
+/// A bound pod keeps its claims. The scheduler may not know yet that it is bound: the answer to the binding can be lost,
+/// and the watch can be behind.
 pub(crate) async fn deallocate(client: &Client, pod: &Pod, unusable: &UnusableClaim) -> Result<(), Error> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
     let latest = pods.get_opt(pod.name()).await?;

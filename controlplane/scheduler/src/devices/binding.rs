@@ -1,5 +1,5 @@
 //! Devices with binding conditions: a pod is bound after the drivers have set the conditions of its devices. Source:
-//! `PreBind`, `PostFilter` and `isClaimReadyForBinding` of the plugin.
+//! `PreBind`, `PostFilter` and `isClaimReadyForBinding` of upstream's plugin DynamicResources.
 
 use std::time::Duration;
 
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "7"}));
     }
 
-    /// An API server with the pod `p` on this node. Its claims have other versions than those that a change names.
+    /// An API server with the pod `p` on this node. It refuses each change of a claim with a conflict.
     fn server(node: Value, patches: tokio::sync::mpsc::UnboundedSender<Value>) -> Client {
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             let (node, patches) = (node.clone(), patches.clone());

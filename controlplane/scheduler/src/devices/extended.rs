@@ -1,5 +1,5 @@
-//! Extended resources that device classes provide: the scheduler allocates devices for them in a claim of its own.
-//! Source: `extendeddynamicresources.go` of the plugin.
+//! Extended resources that device classes provide: the scheduler allocates devices for them in a claim that it creates.
+//! Source: `extendeddynamicresources.go` of upstream's plugin DynamicResources.
 //!
 //! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides it.
 
@@ -18,7 +18,7 @@ use crate::request;
 
 /// Annotation of a claim for extended resources.
 pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
-/// Name of a claim before it is created. It is no valid name of a claim. The uid of its pod follows.
+/// Start of the name of a claim before it is created; the uid of its pod follows. The API accepts no such name.
 const UNCREATED: &str = "<extended-resources>/";
 /// Maximum number of requests of a claim, as in the API.
 const REQUESTS_MAX: usize = 32;
@@ -160,7 +160,7 @@ impl State {
         let key = written.key();
         let is_newer = match self.claims.get(&key) {
             Some(known) => crate::object::is_older(known, &written),
-            // If the watch is later than this state, the claim was deleted.
+            // If the watch has already delivered a later version of any claim, this claim was deleted.
             None => self.latest_claim < version(&written),
         };
         if is_newer {

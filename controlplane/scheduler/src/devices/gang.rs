@@ -27,7 +27,8 @@ impl Devices {
         }
     }
 
-    /// Undoes a reservation that no binding used. The devices are as before the reservation, so no pod is helped.
+    /// Undoes a reservation that no binding used. The devices are as before the reservation, so no other pod becomes
+    /// schedulable.
     pub(crate) fn undo(&self, reserved: &Reservations) {
         let mut state = self.lock();
         let pending = state.pending.clone();

@@ -1,5 +1,5 @@
 //! The score of a node for requests with alternatives: nodes with devices for the first alternatives get higher scores.
-//! Source: `computeScore` of the plugin.
+//! Source: `computeScore` of upstream's plugin DynamicResources.
 
 use serde_json::Value;
 

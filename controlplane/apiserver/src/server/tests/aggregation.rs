@@ -31,7 +31,7 @@ async fn group_versions_of_this_server_are_registered_and_available() {
     assert_eq!(server.post(crds, crd).await.code, 201);
     server.until_available_is("v1.example.com", "Local").await;
     assert_eq!(server.delete(&format!("{crds}/things.example.com"), json!({})).await.code, 200);
-    eventually_async("the API service of a removed definition goes", 10, async || {
+    eventually_async("the API service of a removed definition is deleted", 10, async || {
         server.get(&format!("{API_SERVICES}/v1.example.com")).await.code == 404
     })
     .await;
