@@ -28,7 +28,7 @@ pub(super) enum Placement {
     Packed,
     /// As few last-level caches as possible.
     ByCache,
-    /// Evenly over NUMA nodes, if one does not suffice.
+    /// Evenly over NUMA nodes, if one node cannot satisfy the request.
     AcrossNuma,
     /// Over different cores.
     AcrossCores,

@@ -1,4 +1,4 @@
-//! The times in which images of starting pods are pulled, which do not count as a part of the start.
+//! The times for which images of starting pods are pulled. The SLI of pod starts does not include them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ struct Pulls {
     running: usize,
     /// Since when at least one pull runs. `None` if none runs.
     since: Option<Instant>,
-    /// The time in which at least one pull ran, without the running ones.
+    /// The total time in which at least one pull ran, up to `since` if a pull runs.
     total: Duration,
 }
 
