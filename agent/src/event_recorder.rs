@@ -33,7 +33,7 @@ struct Starts {
     are_many: watch::Sender<bool>,
 }
 
-/// A running start of a pod. It ends when the value is dropped.
+/// A running start of a pod. Dropping this value ends it.
 pub(crate) struct PodStart(Arc<Starts>);
 
 /// A container of a pod, by its name in the spec.

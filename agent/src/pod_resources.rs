@@ -33,7 +33,7 @@ const REQUEST_MAX: usize = 16 << 10;
 /// Maximum calls at a time of one client. An answer can contain the devices of all pods.
 const CALLS_MAX: usize = 4;
 
-/// The service.
+/// The service at the socket.
 pub(crate) struct PodResources {
     pub(crate) pods: Pods,
     pub(crate) devices: DevicePlugins,

@@ -21,7 +21,7 @@ const LISTED: &[&str] = &[
     "/portForward", "/runningpods", "/stats",
 ];
 
-/// What the pages show.
+/// Content of the pages.
 #[derive(Debug)]
 pub struct ComponentPages {
     started: Timestamp,

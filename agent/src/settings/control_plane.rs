@@ -210,9 +210,9 @@ settings! {
     /// Addresses for LoadBalancer services of the class coracle.dev/address-pool. Nodes announce them in their network, so
     /// no other machine may use them.
     load_balancer_pool: Vec<IpNetwork> = default "", "CIDR";
-    /// Seconds for which pods without a toleration for it stay on a node that is not ready.
+    /// Seconds for which a pod without its own toleration of the taint not-ready stays on a node that is not ready.
     default_not_ready_toleration_seconds: i64 = default "300", "SECONDS";
-    /// Seconds for which pods without a toleration for it stay on a node that is unreachable.
+    /// Seconds for which a pod without its own toleration of the taint unreachable stays on an unreachable node.
     default_unreachable_toleration_seconds: i64 = default "300", "SECONDS";
     /// Time after which an event is deleted; at least 1s.
     event_ttl: Age = default "1h", "DURATION";

@@ -75,7 +75,7 @@ pub enum MachineError {
         path: PathBuf,
     },
     /// The number of a NUMA node is too large.
-    #[error("NUMA node {0} has a number above 63, which cannot be used")]
+    #[error("cannot use NUMA node {0}: the highest supported number is 63")]
     NodeNumber(u32),
 }
 
