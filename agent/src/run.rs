@@ -158,7 +158,7 @@ async fn run_agent(
     Ok(())
 }
 
-/// The node's object, with the overlay's range that it has claimed.
+/// Makes the agent of the Node object, and reserves the overlay's device for it.
 async fn node_agent(
     config: &AgentConfig,
     version: &VersionResponse,
@@ -285,7 +285,7 @@ fn spawn_pod_tasks(
     tasks.spawn(async move { source::apiserver::watch(client, health, &name, changes).await });
 }
 
-/// Serves drivers and plugins of devices, and the pod resources API.
+/// Starts the tasks that serve drivers, device plugins and the pod resources API.
 fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
     tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
     tasks.spawn(node.devices.clone().run());

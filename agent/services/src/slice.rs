@@ -144,7 +144,7 @@ impl EndpointSlice {
         those.any(|endpoint| endpoint.conditions.is_ready() || endpoint.conditions.is_serving())
     }
 
-    /// This slice, in which the endpoints that `of` selects take no traffic.
+    /// A copy of this slice in which the endpoints that `of` selects take no traffic.
     pub(crate) fn without(&self, of: impl Fn(IpAddr) -> bool) -> Self {
         let mut slice = self.clone();
         let those = slice.endpoints.iter_mut().filter(|endpoint| endpoint.address.is_some_and(&of));

@@ -368,7 +368,7 @@ fn sockets(dir: &Path) -> io::Result<Found> {
     Ok(found)
 }
 
-/// Whether a directory exists.
+/// Whether a directory exists. An existing directory must be private to the node's user.
 ///
 /// # Errors
 /// Also if another user owns the directory or can write it.

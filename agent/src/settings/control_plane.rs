@@ -193,8 +193,8 @@ settings! {
     tls_min_version: String = default "VersionTLS12", "VERSION";
     /// Cipher suites for TLS 1.2, by their names in Go. Those of TLS 1.3 are always in use.
     tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
-    /// Time without use after which a token in a Secret that Kubernetes before 1.24 made for a service account becomes
-    /// invalid. After the same time again, the Secret is deleted.
+    /// Time without use after which the token in an automatically created Secret of a service account (Kubernetes
+    /// before 1.24) becomes invalid. After the same time again, the Secret is deleted.
     legacy_service_account_token_clean_up_period: Age = default "8760h", "DURATION";
     /// Name of the node that joins from this machine. Its certificate may contain addresses of the API server.
     own_node: Option<String> = unset "", "NAME";

@@ -137,7 +137,8 @@ settings! {
     topology_manager_policy: resource_managers::TopologyPolicy = default "none", "POLICY";
     /// What the topology manager aligns: each container, or all containers of a pod.
     topology_manager_scope: resource_managers::TopologyScope = default "container", "SCOPE";
-    /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (a number from 8).
+    /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (8 or
+    /// more).
     topology_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
     /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods:
     /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each a quantity or a percentage. A
