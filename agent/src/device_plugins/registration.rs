@@ -163,7 +163,7 @@ fn is_valid(name: &str) -> bool {
     is_extended(name) && qualified_name(&format!("requests.{name}")).is_empty()
 }
 
-/// A text from a plugin in the form in which messages contain it: short and printable.
+/// A text from a plugin, shortened and made printable for messages.
 fn shown(text: &str) -> String {
     printable(text, MESSAGE_MAX / 8)
 }

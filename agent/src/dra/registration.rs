@@ -278,7 +278,7 @@ impl Registry {
     }
 }
 
-/// A text from a plugin in the form in which messages contain it: short and printable.
+/// A text from a plugin, shortened and made printable for messages.
 fn shown(text: &str) -> String {
     printable(text, MESSAGE_MAX / 8)
 }
