@@ -64,7 +64,8 @@ pub(crate) fn choose() {
 /// Returns free memory to the kernel. Called while the process is idle.
 #[cfg(target_env = "musl")]
 pub(crate) fn collect() {
-    /// The cache of the calling thread, then `arena.<i>.purge` with the index for all arenas (jemalloc(3)).
+    /// Operations of jemalloc(3) that return free memory: they flush the cache of the calling thread and purge all
+    /// arenas. 4096 is the index for all arenas (`MALLCTL_ARENAS_ALL`).
     const CONTROLS: [&std::ffi::CStr; 2] = [c"thread.tcache.flush", c"arena.4096.purge"];
     if KIND.load(Ordering::Relaxed) != SERVER {
         return;

@@ -59,7 +59,7 @@ pub struct CgroupConfig {
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     shared: Arc<Shared>,
-    /// Whether CPU quotas of pods are set.
+    /// Whether pods get CPU quotas.
     has_quota: bool,
 }
 
@@ -83,7 +83,8 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// These cgroups with or without CPU quotas of pods. Without, a quota that a pod has already is left unchanged.
+    /// The same cgroups with CPU quotas enabled or disabled. Disabled quotas leave an existing quota of a pod
+    /// unchanged.
     pub(crate) fn with_quota(self, has_quota: bool) -> Self {
         Self { has_quota, ..self }
     }

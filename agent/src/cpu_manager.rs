@@ -1,7 +1,8 @@
 //! The CPU manager: exclusive CPUs for containers, and the CPUs of the shared pool for all others.
 //!
-//! Source: `pkg/kubelet/cm/cpumanager`. [`policy`] decides, [`assign`] chooses CPUs. A change of the shared pool wakes a
-//! task that updates the cpusets of running containers; the kubelet does so every ten seconds.
+//! Source: `pkg/kubelet/cm/cpumanager`. [`policy`] decides which containers get exclusive CPUs, and [`assign`] chooses
+//! these CPUs. A change of the shared pool wakes a task that updates the cpusets of running containers. The kubelet
+//! updates them every ten seconds.
 
 mod assign;
 mod options;
@@ -28,12 +29,12 @@ use policy::{CpuState, exclusive_count, exclusive_count_of_pod};
 
 /// Name of the policy in the kubelet's configuration and in the state file.
 pub(crate) const STATIC: &str = "static";
-/// Delay before failed updates of cpusets are tried again: the kubelet's interval.
+/// Delay before failed updates of cpusets are retried, as long as the interval of the kubelet's updates.
 const RETRY: Duration = Duration::from_secs(10);
-/// Labels of a container, which the kubelet has as well.
+/// Labels of a container, with the kubelet's names.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
-/// Name of the resource in hints.
+/// Name of the resource in topology hints.
 const CPU: &str = "cpu";
 
 /// The CPU manager with the static policy.
@@ -41,7 +42,7 @@ pub(crate) struct CpuManager {
     policy: StaticPolicy,
     file: PathBuf,
     current: Mutex<Current>,
-    /// Notified when containers may have other CPUs than they should.
+    /// Notified when the cpuset of a running container may be wrong.
     changed: Notify,
     metrics: Arc<KubeletMetrics>,
 }
@@ -51,13 +52,15 @@ struct Current {
     state: CpuState,
     /// Whether the state differs from the state file.
     is_changed: bool,
-    /// Uid of the pod that is being allocated, and the CPUs of its init containers, which later containers may use.
+    /// Uid of the pod whose CPUs are being allocated, and the CPUs of its init containers. Later containers of the pod
+    /// may use these CPUs.
     reusable: (String, CpuSet),
-    /// The CPUs that running containers have, by pod uid and container name. A container without an entry is updated.
+    /// CPUs in the cpusets of running containers, by pod uid and container name. The next update also sets the cpusets
+    /// of containers without an entry.
     applied: HashMap<String, HashMap<String, Applied>>,
 }
 
-/// The CPUs of the last container with a name.
+/// The newest container of a name, and the CPUs in its cpuset.
 struct Applied {
     id: String,
     cpus: CpuSet,
@@ -102,7 +105,8 @@ impl CpuManager {
     ) -> Result<Self, StateFileError> {
         let stored: Option<StateFile> = state_file::read(&file, STATIC)?;
         let stored = stored.map(|file| CpuState { shared: file.default_cpu_set, exclusive: file.entries });
-        // Without exclusive CPUs the state has nothing that must be kept: other CPUs may be online or reserved now.
+        // A state without exclusive CPUs is replaced. It may differ from the machine: other CPUs may be online or
+        // reserved now.
         let state = match stored.filter(|state| !state.exclusive.is_empty()) {
             Some(state) => {
                 policy.check_state(&state).map_err(|problem| state_file::unusable(&file, problem))?;
@@ -119,7 +123,7 @@ impl CpuManager {
         let current = Mutex::new(Current { state, ..Current::default() });
         let manager = Self { policy, file, current, changed: Notify::new(), metrics };
         manager.report(&manager.lock().state);
-        // Containers of an earlier agent may have other CPUs.
+        // The cpusets of containers of an earlier agent may be wrong.
         manager.changed.notify_one();
         Ok(manager)
     }
@@ -152,18 +156,19 @@ impl CpuManager {
         self.lock().state.of(uid, container).cloned().unwrap_or_default()
     }
 
-    /// CPUs that containers can have exclusively, also those that are assigned.
+    /// CPUs that containers can get exclusively, including those that are already assigned.
     pub(crate) fn assignable(&self) -> CpuSet {
         self.policy.assignable()
     }
 
-    /// Notes the CPUs with which a container has started. The shared pool may have changed since its creation.
+    /// Records the CPUs with which a container has started. If the shared pool has changed since its creation, the
+    /// container is updated.
     pub(crate) fn started(&self, (uid, container): (&str, &str), id: &str, cpus: &str) {
         let Ok(cpus) = cpus.parse::<CpuSet>() else { return };
         let mut current = self.lock();
         let is_outdated = *current.state.cpus_of(uid, container) != cpus;
         let of_pod = current.applied.entry(uid.to_owned()).or_default();
-        // An update of the running container is newer.
+        // An entry with this id comes from an update of the running container, which is newer.
         if of_pod.get(container).is_none_or(|applied| applied.id != id) {
             of_pod.insert(container.to_owned(), Applied { id: id.to_owned(), cpus });
         }
@@ -182,8 +187,8 @@ impl CpuManager {
         }
     }
 
-    /// Waits for the next change, at most for the time after which failed updates are tried again: a container that cannot
-    /// be updated does not delay the updates of others.
+    /// Waits until failed updates are retried. A change ends the wait, so a container that cannot be updated does not
+    /// delay the updates of others.
     async fn wait_to_retry(&self) {
         // Cancel-safe: a notification that the dropped future has not taken is kept.
         let _changed_or_elapsed = tokio::time::timeout(RETRY, self.changed.notified()).await;
@@ -203,7 +208,7 @@ impl CpuManager {
             |container: &cri::Container| container.state() == cri::ContainerState::ContainerRunning;
         let running: Vec<cri::Container> = listed.into_iter().filter(is_running).collect();
         let uids: HashSet<&str> = running.iter().filter_map(|container| Some(owner(container)?.0)).collect();
-        // A container that has started meanwhile may not be in the list.
+        // Entries of pods that were added during the call stay: their containers may not be in the list.
         self.lock().applied.retain(|uid, _| uids.contains(uid.as_str()) || !known.contains(uid));
         let mut succeeded = true;
         for container in &running {
@@ -213,7 +218,8 @@ impl CpuManager {
         succeeded
     }
 
-    /// The CPUs that a running container should have, if it has others. None for containers that are not of pods.
+    /// The CPUs that a running container should have. None if its cpuset has exactly these, or if it does not belong to
+    /// a pod.
     fn due(&self, container: &cri::Container) -> Option<CpuSet> {
         let (uid, name) = owner(container)?;
         let current = self.lock();
@@ -247,7 +253,7 @@ impl CpuManager {
         }
     }
 
-    /// Notes the CPUs of a running container.
+    /// Records the CPUs to which a running container was updated.
     fn updated(&self, container: &cri::Container, cpus: CpuSet) {
         let Some((uid, name)) = owner(container) else { return };
         let applied = Applied { id: container.id.clone(), cpus };
@@ -386,7 +392,7 @@ impl HintProvider for CpuManager {
         if current.reusable.0 == uid {
             current.reusable = Default::default();
         }
-        // Without a record the next start finds CPUs of a pod that is gone, and releases them.
+        // If the write fails, the file still has the CPUs of this pod. The next start of the agent releases them.
         let _logged = self.write(&mut current);
         self.report(&current.state);
         self.changed.notify_one();
@@ -402,19 +408,19 @@ impl HintProvider for CpuManager {
 // === impl Current ===
 
 impl Current {
-    /// CPUs of the init containers of the pod that is being allocated.
+    /// CPUs that the containers of this pod can take over from its init containers.
     fn reusable(&self, uid: &str) -> &CpuSet {
         static NONE: CpuSet = CpuSet::EMPTY;
         if self.reusable.0 == uid { &self.reusable.1 } else { &NONE }
     }
 }
 
-/// The state file in the state directory.
+/// Path of the state file in the state directory.
 pub(crate) fn state_path(state_dir: &Path) -> PathBuf {
     state_dir.join("cpu_manager_state")
 }
 
-/// Pod uid and name of a container. None if it is not of a pod.
+/// Pod uid and name of a container. None if the container does not belong to a pod.
 fn owner(container: &cri::Container) -> Option<(&str, &str)> {
     Some((container.labels.get(POD_UID)?.as_str(), container.labels.get(CONTAINER_NAME)?.as_str()))
 }

@@ -7,11 +7,11 @@
 //!                                         │ └── records of pods (durable)
 //!           status of the Node ◄──────────┘
 //! ```
-//! The plugin lists its devices with their health, the node reports their numbers, and a pod gets devices before its
-//! sandbox is made. They are recorded before its containers start, and freed after they have ended. As in the kubelet
-//! (`pkg/kubelet/cm/devicemanager`), with two differences: a plugin that does not answer cannot delay other pods, and a
-//! pod that had devices before a reboot waits for them instead of failing. Without plugins there is one listening
-//! socket.
+//! The plugin lists its devices with their health, and the node reports their numbers. A pod gets devices before its
+//! sandbox is made. The devices are recorded before the containers of the pod start, and freed after the containers
+//! have ended. Source: `pkg/kubelet/cm/devicemanager`, with two differences: a plugin that does not answer cannot delay
+//! other pods, and a pod that had devices before a reboot waits for them instead of failing. Without plugins there is
+//! only the listening registration socket.
 
 mod choose;
 mod edits;
@@ -51,10 +51,11 @@ use requests::{Numbers, Request};
 use table::{Place, Refusal, Step, Table};
 pub(crate) use topology::AlignedDevices;
 
-/// Time in which the plugin of a resource must come back, as in the kubelet (`endpointStopGracePeriod`).
+/// Time in which a plugin must register again after its end, as in the kubelet (`endpointStopGracePeriod`). Then its
+/// devices are removed.
 const GRACE: Duration = Duration::from_secs(300);
 
-/// Maximum plugins that have registered and are not followed yet.
+/// Maximum number of registered plugins whose device lists are not followed yet.
 const CONNECTED_MAX: usize = 16;
 
 /// Settings of device plugins.
@@ -92,7 +93,7 @@ struct Shared {
     config: DevicePluginConfig,
     records: Records,
     metrics: Arc<KubeletMetrics>,
-    /// Identifies the boot: plugins are called again after a reboot.
+    /// Id of the boot. After a reboot, plugins are called again for devices that pods already have.
     boot: String,
     state: Mutex<State>,
     /// Numbers of devices, for the Node's status.
@@ -101,26 +102,28 @@ struct Shared {
     changed: mpsc::UnboundedSender<String>,
     /// Registered plugins, for the task that follows them.
     connected: mpsc::Sender<Connected>,
-    /// Taken by that task.
+    /// Receiver of `connected`. The task takes it at its start.
     received: Mutex<Option<mpsc::Receiver<Connected>>>,
 }
 
 #[derive(Default)]
 struct State {
     table: Table,
-    /// Plugins by resource, with the numbers of their registrations. One that requires PreStartContainer stays after
-    /// its end: its calls fail, so no container with its devices starts until it has registered again, as upstream.
+    /// Plugins by resource, with the numbers of their registrations. Only a plugin that requires PreStartContainer
+    /// stays after its end: the call then fails, so no container with its devices starts until it has registered again,
+    /// as upstream.
     plugins: HashMap<String, (u64, Plugin)>,
-    /// Pods whose records do not have all their devices, by uid, with the number of the last change.
+    /// Uids of pods whose records are out of date, with the number of the last change.
     unsaved: HashMap<String, u64>,
-    /// Number of changes of all pods.
+    /// Number of the last change of the devices of any pod.
     changes: u64,
 }
 
 // === impl DevicePlugins ===
 
 impl DevicePlugins {
-    /// Reads the records. Also returns the uids of pods with a device whose health changes.
+    /// Reads the records. Also returns a receiver, which gets the uid of a pod when the health of one of its devices
+    /// changes.
     pub(crate) fn open(
         config: DevicePluginConfig,
         boot: &str,
@@ -158,8 +161,8 @@ impl DevicePlugins {
         let Some(mut plugins) = received else { return };
         let serving = registration::serve(self.clone());
         let following = async {
-            // One task for each resource, with the number of the registration. A later registration ends the task of
-            // the earlier one.
+            // One task for each resource, with the number of the registration. A later registration ends the earlier
+            // task.
             let mut tasks: HashMap<String, (u64, AbortOnDropHandle<()>)> = HashMap::new();
             let restored = self.state().table.names();
             for name in restored {
@@ -168,7 +171,7 @@ impl DevicePlugins {
             }
             while let Some(connected) = plugins.recv().await {
                 let (name, number) = (connected.name.clone(), connected.number);
-                // Registrations at the same time can arrive in another order than that of the table.
+                // Concurrent registrations can arrive in another order than that of their numbers in the table.
                 if tasks.get(&name).is_some_and(|(known, _)| *known > number) {
                     continue;
                 }
@@ -192,7 +195,7 @@ impl DevicePlugins {
     /// Follows the lists of a plugin until it ends, and removes its devices if it does not come back.
     async fn follow(self, connected: Connected) {
         let Connected { name, number, plugin, link, ended } = connected;
-        // Also for a known name: the task of the earlier registration may have ended before it recorded the name.
+        // A known name is recorded too: the task of an earlier registration may have ended before it recorded the name.
         self.names_changed().await;
         let done = self.read_lists(&name, number, &plugin).await;
         let end = |()| "the plugin ended the list of its devices".to_owned();
@@ -231,7 +234,7 @@ impl DevicePlugins {
             let Some(changed) = changed else { return Ok(()) };
             let is_changed = self.publish() || !changed.is_empty();
             for uid in changed {
-                // Without pod sync the agent ends.
+                // Fails only if pod sync has ended. Then the agent ends too.
                 let _ = self.shared.changed.send(uid);
             }
             tokio::time::sleep(pace.pause_after(waited, is_changed)).await;
@@ -274,7 +277,8 @@ impl DevicePlugins {
         })
     }
 
-    /// Whether the number of this resource's devices is checked here, and not by the admission's sums.
+    /// Whether [`Self::allocate`] checks that the devices of this resource suffice. The admission then leaves the
+    /// resource out of its sums.
     pub(crate) fn manages(&self, resource: &str) -> bool {
         self.state().table.manages(resource)
     }
@@ -282,7 +286,8 @@ impl DevicePlugins {
     /// Allocates the devices of all containers of a pod. A pod without devices costs nothing.
     ///
     /// # Errors
-    /// Of the first container that does not get its devices. Reserved devices are freed, allocated ones by `release`.
+    /// The error of the first container that does not get its devices. Devices that are only reserved are freed.
+    /// Allocated devices stay until [`Self::release`].
     pub(crate) async fn allocate(&self, pod: &Pod) -> Result<(), DeviceError> {
         if self.state().table.is_empty() {
             return Ok(());
@@ -388,7 +393,7 @@ impl DevicePlugins {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let place = Place { uid, container: &container.name };
         if self.lacks(place, &numbers) {
-            // The pod started before the plugin registered, or its record could not be written.
+            // The pod was admitted before the plugin registered, or its record could not be written.
             self.allocate(pod).await?;
         }
         for resource in numbers.keys() {
@@ -408,7 +413,7 @@ impl DevicePlugins {
         Ok(options)
     }
 
-    /// Whether a container has no devices of a resource that it requests, or the record does not have them.
+    /// Whether a container does not have the devices that it requests, or the record of its pod is out of date.
     fn lacks(&self, place: Place<'_>, numbers: &Numbers) -> bool {
         let state = self.state();
         if state.unsaved.contains_key(place.uid) {
@@ -432,7 +437,7 @@ impl DevicePlugins {
         }
     }
 
-    /// Whether the pod has devices. Its end must not be reported before.
+    /// Whether the pod has devices. Its end must be reported only after they are freed.
     pub(crate) fn holds(&self, uid: &str) -> bool {
         self.state().table.pod(uid).is_some()
     }
@@ -474,13 +479,13 @@ impl DevicePlugins {
         self.state().plugins.get(resource).map(|(_, plugin)| plugin.clone())
     }
 
-    /// Writes or removes the record of a pod, as the table has it.
+    /// Writes the record of a pod from the table, or removes it if the pod has no devices.
     async fn save(&self, uid: &str) -> io::Result<()> {
         let (this, uid) = (self.clone(), uid.to_owned());
         let save = move || {
             let change = this.state().unsaved.get(&uid).copied();
             this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned())?;
-            // A write is due again after a failed one, and after a later change.
+            // After a later change the record stays out of date, as after a failed write.
             let mut state = this.state();
             if state.unsaved.get(&uid).copied() == change {
                 state.unsaved.remove(&uid);

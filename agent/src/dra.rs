@@ -129,8 +129,8 @@ impl Dra {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Registers drivers and deletes slices of drivers that are gone, until dropped. Device plugins that register as drivers
-    /// do are given to the handler.
+    /// Registers drivers and deletes slices of absent drivers, until dropped. Device plugins that register in the same
+    /// directory are passed to the handler.
     pub(crate) async fn run(self, device_plugins: Arc<dyn DevicePluginHandler>) {
         let Shared { config, client, drivers, health_of_devices, .. } = &*self.shared;
         let (drivers, health) = (Arc::clone(drivers), Arc::clone(health_of_devices));

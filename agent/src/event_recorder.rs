@@ -13,7 +13,8 @@ pub(crate) use coracle_events::{EventType as Level, MESSAGE_MAX, Sender};
 /// The reporting component. The agent stands for the kubelet, and `kubectl describe` shows this name.
 const COMPONENT: &str = "kubelet";
 
-/// Number of concurrent starts of pods from which on events wait: the requests that make the pods ready come first.
+/// Number of concurrent starts of pods at which events begin to wait. Then the requests that make the pods ready are
+/// sent first.
 const MANY_STARTS: usize = 8;
 
 /// Records events of this node. Cheap to clone.
@@ -32,7 +33,7 @@ struct Starts {
     are_many: watch::Sender<bool>,
 }
 
-/// A running start of a pod. It ends when the value is dropped.
+/// A running start of a pod. Dropping this value ends it.
 pub(crate) struct PodStart(Arc<Starts>);
 
 /// A container of a pod, by its name in the spec.
@@ -80,8 +81,8 @@ impl Drop for PodStart {
 // === impl Recorder ===
 
 impl Recorder {
-    /// Counts a start of a pod until the returned value is dropped. While there are many, events wait for two seconds at
-    /// most.
+    /// Counts a start of a pod until the returned value is dropped. While many starts are running, events wait for at
+    /// most two seconds.
     pub(crate) fn pod_start(&self) -> PodStart {
         self.starts.begin()
     }
@@ -175,7 +176,7 @@ mod tests {
         let _running: Vec<PodStart> = (0..MANY_STARTS).map(|_| recorder.pod_start()).collect();
         recorder.node(Level::Normal, "Starting", "Starting kubelet.");
         let sent_at = requests.recv().await.expect("a request");
-        // The age of an event is real time, and its wait is simulated.
+        // The age of an event is measured in real time, but its wait elapses in simulated time.
         assert!(sent_at - begun_simulated + begun.elapsed() >= std::time::Duration::from_secs(1));
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     }
 }
 
-/// Parses JSON as text, like `kube`: serde compiles a type once more for JSON as bytes.
+/// Parses JSON as text, as `kube` does. For JSON as bytes, the compiler would generate the code of each type again.
 pub(crate) fn parse<T: DeserializeOwned>(content: &[u8]) -> serde_json::Result<T> {
     let text = std::str::from_utf8(content).map_err(<serde_json::Error as serde::de::Error>::custom)?;
     serde_json::from_str(text)

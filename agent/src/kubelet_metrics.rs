@@ -139,7 +139,7 @@ struct Starts {
     container_errors: IntCounterVec,
     terminations: IntCounterVec,
     pods: Histogram,
-    /// From the creation of a pod, with and without its pulls and init containers.
+    /// Durations from the creation of a pod until it runs, with and without its pulls and init containers.
     pods_since_creation: [Histogram; 2],
 }
 
@@ -390,8 +390,8 @@ impl KubeletMetrics {
         self.starts.pods.observe(after.as_secs_f64());
     }
 
-    /// Counts a pod that runs, this long after its creation. `excluded`: its pulls and init containers; `None`: the SLI
-    /// does not include the pod.
+    /// Observes the time from the creation of a pod until it runs. `excluded`: the part of it for pulls and init
+    /// containers. `None` if the SLI does not include the pod.
     pub(crate) fn created_pod_runs(&self, after: Duration, excluded: Option<Duration>) {
         let [total, sli] = &self.starts.pods_since_creation;
         total.observe(after.as_secs_f64());

@@ -1,7 +1,7 @@
-//! The memory manager: NUMA nodes for the memory of containers.
+//! The memory manager: chooses NUMA nodes for the memory of containers.
 //!
 //! Source: `pkg/kubelet/cm/memorymanager`. [`policy`] decides. Containers of pods with class Guaranteed get memory and
-//! huge pages of few NUMA nodes; the kernel is restricted to these nodes (`cpuset.mems`).
+//! huge pages of as few NUMA nodes as possible. `cpuset.mems` restricts a container to its nodes.
 
 pub(crate) mod policy;
 
@@ -31,7 +31,7 @@ struct Current {
     state: MemoryState,
     /// Whether the state differs from the state file.
     is_changed: bool,
-    /// Memory of the init containers of the pod that is being allocated.
+    /// Memory of the init containers of the pod whose memory is being allocated.
     reusable: Reusable,
 }
 
@@ -61,7 +61,7 @@ impl MemoryManager {
     ) -> Result<Self, StateFileError> {
         let stored: Option<StateFile> = state_file::read(&file, STATIC)?;
         let stored = stored.map(|file| MemoryState { nodes: file.machine_state, blocks: file.entries });
-        // Without memory of containers the state has nothing that must be kept: the machine may have changed.
+        // A state without memory of containers is replaced. It may differ from the machine, which may have changed.
         let state = match stored.filter(|state| !state.blocks.is_empty()) {
             Some(state) => {
                 state.check(&empty).map_err(|problem| state_file::unusable(&file, problem))?;
@@ -76,7 +76,7 @@ impl MemoryManager {
         Ok(Self { file, current: Mutex::new(current), metrics })
     }
 
-    /// The NUMA nodes of a container's memory, in the kernel's list format. Empty for any nodes.
+    /// The NUMA nodes of a container's memory, in the kernel's list format. Empty if the container may use all nodes.
     pub(crate) fn nodes_of(&self, uid: &str, container: &str) -> String {
         let current = self.lock();
         let blocks = current.state.of(uid, container).into_iter().flatten();
@@ -89,13 +89,13 @@ impl MemoryManager {
         self.lock().state.of(uid, container).cloned().unwrap_or_default()
     }
 
-    /// The memory that containers can have, also that which is allocated.
+    /// The memory that containers can get, including memory that is already allocated.
     pub(crate) fn allocatable(&self) -> Vec<Block> {
         self.lock().state.allocatable()
     }
 
-    /// Releases the memory of the init containers before a container that has started: they have ended. Ephemeral
-    /// containers start at any time.
+    /// Releases the memory of the init containers that precede a started container, because they have ended. The start
+    /// of an ephemeral container releases nothing: it can start at any time.
     pub(crate) fn started(&self, uid: &str, spec: &PodSpec, container: &str) {
         let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
         let mut current = self.lock();
@@ -186,7 +186,7 @@ impl HintProvider for MemoryManager {
             current.reusable = Reusable::default();
         }
         if current.state.release(uid) {
-            // Without a record the next start finds memory of a pod that is gone, and releases it.
+            // If the write fails, the file still has the memory of this pod. The next start of the agent releases it.
             let _logged = self.write(&mut current);
         }
     }
@@ -218,7 +218,7 @@ impl Current {
     }
 }
 
-/// The state file in the state directory.
+/// Path of the state file in the state directory.
 pub(crate) fn state_path(state_dir: &Path) -> PathBuf {
     state_dir.join("memory_manager_state")
 }

@@ -1,5 +1,5 @@
-//! The pod resources API (`v1.PodResourcesLister`): monitoring agents find out which devices, exclusive CPUs and memory of
-//! NUMA nodes the containers have.
+//! The pod resources API (`v1.PodResourcesLister`): reports the devices, the exclusive CPUs and the NUMA memory of
+//! containers to monitoring agents.
 //!
 //! As at a kubelet, it is served at `pod-resources/kubelet.sock` below the directory of plugins.
 
@@ -30,10 +30,10 @@ use rate_limit::RateLimit;
 
 /// Maximum bytes of a request.
 const REQUEST_MAX: usize = 16 << 10;
-/// Maximum calls at a time of one client. The answer to one of them has the devices of all pods.
+/// Maximum calls at a time of one client. An answer can contain the devices of all pods.
 const CALLS_MAX: usize = 4;
 
-/// The service.
+/// The service at the socket.
 pub(crate) struct PodResources {
     pub(crate) pods: Pods,
     pub(crate) devices: DevicePlugins,
@@ -73,7 +73,7 @@ impl PodResources {
 
     fn of_pod(&self, pod: &Pod) -> api::PodResources {
         let spec = pod.spec.as_ref();
-        // As upstream: other init containers end before the pod runs.
+        // Init containers other than sidecars are left out, as upstream: they end before the pod runs.
         let sidecars = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());
         let sidecars = sidecars.filter(|init| init.restart_policy.as_deref() == Some("Always"));
         let containers = sidecars.chain(spec.into_iter().flat_map(|spec| &spec.containers));
@@ -96,7 +96,7 @@ impl PodResources {
     }
 }
 
-/// The pod with this name. As upstream, also one that has ended, if there is no other.
+/// The pod with this name. As upstream, an ended pod only if there is no other.
 fn named(pods: impl IntoIterator<Item = Arc<Pod>>, namespace: &str, name: &str) -> Option<Arc<Pod>> {
     let is_named = |pod: &Arc<Pod>| {
         let meta = &pod.metadata;
@@ -173,7 +173,7 @@ impl PodResourcesLister for PodResources {
         let api::GetPodResourcesRequest { pod_name: name, pod_namespace: namespace } = request.into_inner();
         let Some(pod) = named(self.pods.all(), &namespace, &name) else {
             self.metrics.pod_resources_get_failed();
-            // Upstream's code and message.
+            // Code and message are upstream's.
             let message = format!("pod {name} in namespace {namespace} not found");
             return Err(Status::new(Code::Unknown, message));
         };

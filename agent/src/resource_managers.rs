@@ -1,8 +1,8 @@
-//! The managers of CPUs, memory and topology, as the settings enable them.
+//! The managers of CPUs, memory and topology. Settings enable each of them.
 //!
-//! With the policies `none` there is no manager, no file, no task and no cpuset. A pod's resources are allocated at its
-//! admission, and released with its cgroup. The state files survive restarts of the agent: running containers keep
-//! their CPUs and their memory.
+//! If all policies are `none`, there is no manager, no file, no task and no cpuset. The resources of a pod are
+//! allocated at its admission, and released after the end of its containers. The state files survive restarts of the
+//! agent: running containers keep their CPUs and their memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -53,7 +53,8 @@ pub(crate) struct ManagerInputs<'a> {
     /// The directory of the state files.
     pub(crate) state_dir: &'a Path,
     pub(crate) facts: &'a NodeFacts,
-    /// Their devices are allocated near to CPUs and memory, if the topology manager has a policy.
+    /// Device plugins. If the topology manager has a policy other than `none`, their devices are allocated near to CPUs
+    /// and memory.
     pub(crate) devices: &'a DevicePlugins,
 }
 
@@ -79,7 +80,7 @@ pub enum ResourceManagerError {
 /// The managers of this node. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct ResourceManagers {
-    /// None if all policies are `none`, and there are no other providers.
+    /// None if all policies are `none`.
     shared: Option<Arc<Shared>>,
 }
 
@@ -127,7 +128,7 @@ impl ResourceManagers {
         let memory = memory.map(|empty| MemoryManager::open(empty, memory_file, Arc::clone(metrics)));
         let memory = memory.transpose().map_err(ResourceManagerError::State)?.map(Arc::new);
         let mut providers: Vec<Arc<dyn HintProvider>> = Vec::new();
-        // First, as upstream.
+        // Devices are the first provider, as upstream.
         if has_topology {
             let nodes = machine.nodes.keys().copied().collect();
             providers.push(Arc::new(AlignedDevices::new(inputs.devices.clone(), nodes)));
@@ -148,12 +149,12 @@ impl ResourceManagers {
         self.shared.as_ref().map_or(Ok(()), |shared| shared.topology.admit(pod))
     }
 
-    /// Allocates the resources of a pod that an earlier agent admitted, unless it did so. If this fails, the containers
-    /// run in the shared pools.
+    /// Allocates the resources of a pod that an earlier agent admitted, unless that agent has allocated them. If this
+    /// fails, the containers run in the shared pools.
     pub(crate) fn adopt(&self, pod: &Pod) {
         let (Some(shared), Some(uid)) = (&self.shared, &pod.metadata.uid) else { return };
         if let Err(error) = shared.topology.adopt(pod) {
-            tracing::warn!(uid, %error, "a pod of an earlier agent has no CPUs or memory of its own");
+            tracing::warn!(uid, %error, "cannot allocate CPUs or memory for a pod of an earlier agent");
         }
     }
 
@@ -208,7 +209,7 @@ impl ResourceManagers {
         cpu.is_some_and(|cpu| cpu.has_exclusive(uid))
     }
 
-    /// Notes that a container has started, with these CPUs.
+    /// Records that a container has started with these CPUs.
     pub(crate) fn started(&self, pod: &Pod, container: &str, (id, cpus): (&str, &str)) {
         let (Some(shared), Some(uid), Some(spec)) = (&self.shared, &pod.metadata.uid, &pod.spec) else {
             return;
@@ -233,7 +234,8 @@ impl ResourceManagers {
         memory.map(|memory| memory.blocks_of(uid, container)).unwrap_or_default()
     }
 
-    /// The CPUs that containers can have exclusively, and the memory of NUMA nodes. Empty without the managers.
+    /// The CPUs that containers can get exclusively, and the memory of NUMA nodes that they can get. Empty without the
+    /// managers.
     pub(crate) fn allocatable(&self) -> (CpuSet, Vec<Block>) {
         let Some(shared) = &self.shared else { return (CpuSet::default(), Vec::new()) };
         let cpus = shared.cpu.as_ref().map(|cpu| cpu.assignable());
@@ -241,7 +243,7 @@ impl ResourceManagers {
         (cpus.unwrap_or_default(), memory.unwrap_or_default())
     }
 
-    /// Why a resize is infeasible beside the managers: for the metrics, and a message. The messages are upstream's.
+    /// Why the managers make a resize infeasible: a reason for the metrics, and a message. The messages are upstream's.
     pub(crate) fn refuse_resize(
         &self,
         pod: &Pod,
@@ -263,7 +265,7 @@ impl ResourceManagers {
         None
     }
 
-    /// The task that updates the CPUs of running containers. None without exclusive CPUs.
+    /// The task that updates the CPUs of running containers. None if no container can get exclusive CPUs.
     pub(crate) fn task(&self, runtime: Arc<dyn Runtime>) -> Option<impl Future<Output = ()> + Send + use<>> {
         let cpu = self.shared.as_ref().and_then(|shared| shared.cpu.clone())?;
         Some(async move { cpu.run(&*runtime).await })
@@ -324,8 +326,8 @@ fn memory_state(
     Ok(Some(MemoryState::new(&machine.nodes, reserved)))
 }
 
-/// Refuses a machine with more NUMA nodes than permitted: each admission visits all sets of nodes, also with the topology
-/// policy `none`.
+/// Refuses a machine with more NUMA nodes than permitted. Each admission visits all sets of nodes, even with the
+/// topology policy `none`.
 fn check_node_count(count: usize, max: usize) -> Result<(), String> {
     if count <= max {
         return Ok(());
@@ -336,15 +338,15 @@ fn check_node_count(count: usize, max: usize) -> Result<(), String> {
     ))
 }
 
-/// Bytes of memory that pods cannot use: the reserved amounts and the eviction threshold.
+/// Bytes of memory that the node holds back from pods: the reserved amounts and the eviction threshold.
 fn held_back(facts: &NodeFacts) -> u64 {
     let huge = facts.capacity.iter().filter(|(name, _)| name.starts_with("hugepages-"));
     let huge: i64 = huge.map(|(_, quantity)| value_of(quantity)).sum();
     u64::try_from(facts.memory() - huge - facts.memory_allocatable()).unwrap_or(0)
 }
 
-/// Refuses reserved memory that differs from the amounts which the node holds back, or is 0. Huge pages are never held
-/// back.
+/// Refuses reserved memory that is 0, or differs from the amount that the node holds back. The node holds back no huge
+/// pages.
 fn check_memory_sums(reserved: &BTreeMap<u32, Amounts>, held_back: u64) -> Result<(), String> {
     let mut sums = Amounts::from([("memory".to_owned(), 0)]);
     for (name, size) in reserved.values().flatten() {

@@ -158,7 +158,7 @@ async fn run_agent(
     Ok(())
 }
 
-/// The node's object, with the overlay's range that it has claimed.
+/// Makes the agent of the Node object, and reserves the overlay's device for it.
 async fn node_agent(
     config: &AgentConfig,
     version: &VersionResponse,
@@ -285,7 +285,7 @@ fn spawn_pod_tasks(
     tasks.spawn(async move { source::apiserver::watch(client, health, &name, changes).await });
 }
 
-/// Runs the drivers and plugins of devices, and reports the devices of pods at the socket of the pod resources API.
+/// Starts the tasks that serve drivers, device plugins and the pod resources API.
 fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
     tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
     tasks.spawn(node.devices.clone().run());
@@ -426,7 +426,8 @@ fn dra_config(config: &AgentConfig) -> DraConfig {
     }
 }
 
-/// Reads the records of devices. Also returns the uids of pods with a device whose health changes.
+/// Reads the records of devices. Also returns a receiver, which gets the uid of a pod when the health of one of its
+/// devices changes.
 fn open_devices(
     config: &AgentConfig,
     agent: &NodeAgent,
@@ -439,7 +440,7 @@ fn open_devices(
     DevicePlugins::open(devices, &agent.facts().info.boot_id, agent.devices(), metrics)
 }
 
-/// The directory that plugins know as the kubelet's root directory.
+/// The directory that plugins use as the kubelet's root directory.
 fn plugin_root(config: &AgentConfig) -> &Path {
     config.plugin_registry_dir.parent().unwrap_or(&config.state_dir)
 }

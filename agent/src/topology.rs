@@ -39,11 +39,11 @@ pub struct TopologySettings {
     pub aligns_pods: bool,
     /// Whether NUMA nodes near to each other are preferred.
     pub prefers_near_nodes: bool,
-    /// Maximum NUMA nodes of a machine on which a policy other than `none`, or the memory manager, can be used.
+    /// Maximum number of NUMA nodes of a machine. It applies to policies other than `none` and to the memory manager.
     pub max_nodes: usize,
 }
 
-/// A manager of resources that are near to NUMA nodes.
+/// A manager of resources that belong to NUMA nodes.
 pub(crate) trait HintProvider: Send + Sync {
     /// NUMA nodes that can satisfy the requests of a container.
     fn container_hints(&self, pod: &Pod, container: &Container) -> Hints;
@@ -52,7 +52,7 @@ pub(crate) trait HintProvider: Send + Sync {
     fn pod_hints(&self, pod: &Pod) -> Hints;
 
     /// Allocates the resources of a container, on the nodes of the affinity if possible. Succeeds at once if they are
-    /// allocated already. The allocation may be lost by a crash until [`Self::record`] returns.
+    /// allocated already. Until [`Self::record`] returns, a crash can lose the allocation.
     fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError>;
 
     /// Writes the allocations of a pod to the disk, once for all its containers. Succeeds at once if it has none.
@@ -60,7 +60,8 @@ pub(crate) trait HintProvider: Send + Sync {
         Ok(())
     }
 
-    /// Whether resources of a pod are on record. They are not allocated again for a pod that an earlier agent admitted.
+    /// Whether resources of a pod are recorded. For a pod that an earlier agent admitted, recorded resources are not
+    /// allocated again.
     fn holds(&self, _uid: &str) -> bool {
         false
     }
@@ -68,7 +69,8 @@ pub(crate) trait HintProvider: Send + Sync {
     /// Releases all resources of a pod. Succeeds if it has none.
     fn release(&self, uid: &str);
 
-    /// Releases the resources of pods that are not on this node any more. `keep`: whether a pod is, by its uid.
+    /// Releases the resources of pods that are not on this node any more. `keep`: whether the pod with this uid is on
+    /// the node.
     fn retain(&self, keep: &dyn Fn(&str) -> bool);
 }
 
@@ -194,11 +196,11 @@ impl TopologyManager {
         admitted
     }
 
-    /// Allocates the resources of a pod that an earlier agent admitted and that may be running, by the providers which have
-    /// no record of it: they were enabled later.
+    /// Allocates the resources of a pod that an earlier agent admitted and that may be running. Only providers without
+    /// a record of the pod allocate, because they may have been enabled since.
     ///
     /// # Errors
-    /// As [`Self::admit`], but what was allocated stays allocated.
+    /// As [`Self::admit`], but resources that were allocated before the error stay allocated.
     pub(crate) fn adopt(&self, pod: &Pod) -> Result<(), AllocationError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let ignores_hints = self.settings.policy == TopologyPolicy::None;
@@ -281,20 +283,21 @@ impl TopologyManager {
     }
 }
 
-/// Whether a container of the pod requests resources of a provider that are near to NUMA nodes.
+/// Whether a container of the pod requests resources that belong to NUMA nodes from this provider.
 fn requests(pod: &Pod, provider: &dyn HintProvider) -> bool {
     let spec = pod.spec.iter();
     let mut all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     all.any(|container| !provider.container_hints(pod, container).is_empty())
 }
 
-/// Whether an init container ends before the main containers start.
+/// Whether this is an init container that ends before the main containers start.
 pub(crate) fn is_regular_init(spec: &PodSpec, name: &str) -> bool {
     let init = spec.init_containers.iter().flatten().find(|container| container.name == name);
     init.is_some_and(|container| container.restart_policy.as_deref() != Some("Always"))
 }
 
-/// Whether a pod has resources of its own. Managers of CPUs and memory leave its containers in the shared pools.
+/// Whether a pod has pod-level resources. The managers of CPUs and memory leave the containers of such a pod in the
+/// shared pools.
 pub(crate) fn has_pod_resources(pod: &Pod) -> bool {
     let resources = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let lists = resources.into_iter().flat_map(|resources| [&resources.requests, &resources.limits]);

@@ -196,8 +196,8 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        // The bridge knows the hardware address of a pod that may send only from its own. So frames to unknown
-        // addresses need not be flooded to the port of this pod.
+        // A pod that may send only from its own hardware address has no other address, and the bridge knows this one.
+        // So frames to unknown addresses need not be flooded to its port.
         let is_checked = conf.ours && self.host.guard.is_some();
         if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
             let port = Port {

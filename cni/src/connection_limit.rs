@@ -137,7 +137,7 @@ impl Max {
     }
 }
 
-/// A quarter of a number as text. `None` if the number is 0, which means no limit to the kernel, or absent.
+/// A quarter of a number as text. `None` if the number is absent or 0. For the kernel, 0 means no limit.
 fn quarter(text: &str) -> Option<u32> {
     let tracked: u32 = text.trim().parse().ok()?;
     (tracked > 0).then(|| (tracked / 4).max(1))

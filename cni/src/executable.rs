@@ -82,8 +82,8 @@ async fn serve(
     let version = request.version()?;
     let is_checked = kind != Kind::HostLocal && !may_be_own(environment);
     if is_checked && let Some(path) = request.netns.take_if(|path| netns::is_current(path)) {
-        // The sandbox is gone, and its path leads to the machine's own namespace now, which must not be changed.
-        // Commands that need no sandbox continue without the path.
+        // The sandbox is gone. Its path now leads to the machine's own namespace, which must not be changed. Commands
+        // that need no sandbox continue without the path.
         if matches!(command, Command::Add | Command::Check) {
             return Err(Error::OwnNamespace { path });
         }

@@ -31,7 +31,8 @@ const GROUP_RATE: u64 = 500;
 const GROUP_BURST: u32 = 2000;
 /// Maximum number of ports whose rate is measured at a time. Further ports have no limit.
 const MEASURED_MAX: u32 = 4096;
-/// Time without a broadcast or multicast frame after which a port's measurement is dropped: longer than a burst lasts.
+/// Time without a broadcast or multicast frame after which a port's measurement is dropped. It is longer than a burst
+/// lasts.
 const MEASURED: Duration = Duration::from_secs(60);
 /// Types of the nft tool: interface name and Ethernet address.
 const IFNAME: u32 = 41;
@@ -190,7 +191,7 @@ impl SourceGuard {
     fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
         state.is_unlimited = true;
         let made = self.make(state);
-        // If this fails too, the rate limit was not the cause.
+        // If this fails too, the rate limit is not the cause of the error.
         state.is_unlimited = made.is_ok();
         if made.is_ok() {
             tracing::warn!(

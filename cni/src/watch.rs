@@ -17,7 +17,7 @@ pub struct Watch {
     dir: PathBuf,
     queue: AsyncFd<Queue>,
     watched: WatchDescriptor,
-    /// Further directories.
+    /// Further watched directories.
     others: HashMap<PathBuf, WatchDescriptor>,
 }
 
@@ -46,18 +46,18 @@ impl Watch {
         Ok(Self { dir: dir.to_owned(), queue, watched, others: HashMap::new() })
     }
 
-    /// Watches these further directories, and no others. Symbolic links and absent directories are left out. Returns
-    /// whether a directory is new: it may have changed before it was watched.
+    /// Watches these further directories, in place of those of the previous call. Symbolic links and absent directories
+    /// are left out. Returns whether a directory is new. A new directory may have changed before it was watched.
     pub fn watch_also(&mut self, dirs: &BTreeSet<PathBuf>) -> bool {
         let inotify = &self.queue.get_ref().0;
         for (_, unlisted) in self.others.extract_if(|dir, _| !dirs.contains(dir)) {
-            // Fails if the directory was removed, which has removed the watch.
+            // Fails if the directory was removed, because the kernel has then removed the watch.
             let _absent = inotify.rm_watch(unlisted);
         }
         let only = AddWatchFlags::IN_ONLYDIR | AddWatchFlags::IN_DONT_FOLLOW;
         let mut is_new = false;
         for dir in dirs {
-            // The descriptor of a directory that is watched already is the same.
+            // For a directory that is already watched, the kernel returns the same descriptor.
             if let Ok(watched) = inotify.add_watch(dir, events() | only) {
                 is_new |= self.others.insert(dir.clone(), watched) != Some(watched);
             }
@@ -84,14 +84,14 @@ impl Watch {
         let watched = watch_nearest(inotify, &self.dir)?;
         let before = std::mem::replace(&mut self.watched, watched);
         if before != watched {
-            // Fails if the directory was removed, which has removed the watch.
+            // Fails if the directory was removed, because the kernel has then removed the watch.
             let _absent = inotify.rm_watch(before);
         }
         Ok(())
     }
 }
 
-/// The events of a directory that wake a watch.
+/// The events of a watched directory that count as changes.
 fn events() -> AddWatchFlags {
     let within = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;
     let moved = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_MOVED_FROM;

@@ -53,7 +53,7 @@ pub(crate) struct UndoContext {
     pub(crate) nri: Nri,
 }
 
-/// The steps of a creation. If it is dropped without [`Undo::finish`], a task undoes them.
+/// The steps of a creation. If this value is dropped without [`Undo::finish`], a task undoes the steps.
 pub(crate) struct Undo {
     /// Weak: a pending undo does not keep the runtime alive.
     context: Weak<UndoContext>,
@@ -71,8 +71,8 @@ impl Undo {
         self.steps.push(step);
     }
 
-    /// Ends the creation, and returns its result. A failure undoes all steps; a failed step does not prevent the undo of
-    /// the others.
+    /// Ends the creation, and returns its result. If the creation has failed, all steps are undone. If the undo of a
+    /// step fails, the undo of the others continues.
     pub(crate) async fn finish<T, E>(mut self, result: Result<T, E>) -> Result<T, E> {
         let steps = std::mem::take(&mut self.steps);
         if result.is_err() {

@@ -281,11 +281,11 @@ fn open_connections_end_with_their_permission_and_others_stay() {
     });
 }
 
-/// Set in the process that plays the agent of a test.
+/// Environment variable of a process that plays the agent of a test.
 const AGENT: &str = "CORACLE_TEST_AGENT";
 
-/// Runs a test of this program again in the network namespace of the caller, as an agent that is killed at a fault
-/// point.
+/// Runs a test of this program again as an agent, in the network namespace of the caller. The fault point kills the
+/// agent.
 fn run_until_killed(test: &str, point: &str) {
     let mut agent = Command::new(std::env::current_exe().unwrap());
     agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());
@@ -329,8 +329,8 @@ fn the_next_agent_completes_what_a_killed_one_began() {
     }
     alone(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
-        // The first passes are in the replacement of the table and in the check of all connections, which lists each
-        // family.
+        // The first passes belong to the start of the agent: it replaces the table, and checks the connections of each
+        // family. The later passes belong to the change.
         for (point, is_restricted) in [
             ("policies.committed:1", false),
             ("policies.marked:1", false),
@@ -338,7 +338,7 @@ fn the_next_agent_completes_what_a_killed_one_began() {
             ("policies.marked:3", true),
             ("policies.marked:4", true),
         ] {
-            // The kernel tracks connections while a table needs that.
+            // This table makes the kernel track connections.
             start(&unrelated());
             let kept = Connection::open(&friend, &web, 0);
             let forbidden = Connection::open(&other, &web, 0);
@@ -363,7 +363,7 @@ fn blocks_of_any_number_and_size_hold_at_their_ends() {
         [(&web, "web"), (&near, "near"), (&far, "far")]
             .iter()
             .for_each(|(pod, app)| model.put_pod(pod.facts("n", app)));
-        // Every second address of a range, which cannot be joined to larger blocks, and the addresses of a pod.
+        // Every second address of a range, so that no two join to a larger block, and the addresses of a pod.
         let every_second = (0..EXCEPTIONS).map(|number| std::net::Ipv4Addr::from(0x0b00_0000 + 2 * number));
         let mut v4: Vec<String> = every_second.map(|address| format!("{address}/32")).collect();
         v4.push(format!("{}/32", near.ips[0]));

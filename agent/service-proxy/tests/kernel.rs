@@ -361,11 +361,11 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
     });
 }
 
-/// Set in the process that plays the agent of a test.
+/// Environment variable of a process that plays the agent of a test.
 const AGENT: &str = "CORACLE_TEST_AGENT";
 
-/// Runs a test of this program again in the network namespace of the caller, as an agent that is killed at a fault
-/// point.
+/// Runs a test of this program again as an agent, in the network namespace of the caller. The fault point kills the
+/// agent.
 fn run_until_killed(test: &str, point: &str) {
     let mut agent = Command::new(std::env::current_exe().unwrap());
     agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());
@@ -397,7 +397,7 @@ fn the_next_agent_completes_what_a_killed_one_began() {
             let mut proxy = Proxy::open(TABLE, node()).unwrap();
             proxy.replace(node(), with(endpoint)).unwrap();
         };
-        // The first pass of each point is in the replacement of the table, the second one in the change.
+        // An agent passes each point first when it replaces the table, and then when it changes the table.
         for (point, left) in [
             ("services.committed:1", "a"),
             ("services.flows-deleted:1", "a"),

@@ -138,13 +138,13 @@ impl EndpointSlice {
         Arc::new(self)
     }
 
-    /// Whether one of the endpoints for which `of` is true takes traffic.
+    /// Whether at least one of the endpoints that `of` selects takes traffic.
     pub(crate) fn serves(&self, of: impl Fn(IpAddr) -> bool) -> bool {
         let mut those = self.endpoints.iter().filter(|endpoint| endpoint.address.is_some_and(&of));
         those.any(|endpoint| endpoint.conditions.is_ready() || endpoint.conditions.is_serving())
     }
 
-    /// The slice in which the endpoints for which `of` is true take no traffic.
+    /// A copy of this slice in which the endpoints that `of` selects take no traffic.
     pub(crate) fn without(&self, of: impl Fn(IpAddr) -> bool) -> Self {
         let mut slice = self.clone();
         let those = slice.endpoints.iter_mut().filter(|endpoint| endpoint.address.is_some_and(&of));

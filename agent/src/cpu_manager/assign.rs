@@ -99,7 +99,7 @@ impl<'a> Accumulator<'a> {
         of_part.map(|(number, _)| *number).collect()
     }
 
-    /// Parts with free CPUs, those with the fewest free CPUs first. `within`: only parts of another part.
+    /// Parts with free CPUs, those with the fewest free CPUs first. `within` restricts them to parts of another part.
     fn sorted(&self, level: Level, within: Option<(Level, u32)>) -> Vec<u32> {
         let is_within = |cpu: &&Cpu| within.is_none_or(|(level, part)| cpu.part(level) == part);
         let parts: BTreeSet<u32> = self.free.values().filter(is_within).map(|cpu| cpu.part(level)).collect();
@@ -182,7 +182,7 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes whole caches while as many CPUs are needed, then the rest from one cache that has room for it.
+    /// Takes whole caches while the request needs that many CPUs, then the rest from one cache with enough free CPUs.
     fn take_caches(&mut self) {
         if self.order != Order::PackedByCache {
             return;
@@ -200,7 +200,8 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes all that is needed from one cache, if it has as many free CPUs on as few cores as possible.
+    /// Takes the rest of a request from one cache, from the fewest cores that could satisfy it. Takes nothing if their
+    /// number of free CPUs differs from the request. Only an odd request may leave one thread of a core free.
     fn take_from_cache(&mut self, cache: u32) {
         let per_core = self.topology.per_part(Level::Core).max(1);
         let cores: BTreeSet<u32> =

@@ -15,7 +15,7 @@ pub struct CpuOptions {
     pub(super) full_cores: bool,
     /// Whether CPUs are aligned with sockets instead of NUMA nodes.
     pub(super) align_by_socket: bool,
-    /// Whether reserved CPUs are not in the shared pool.
+    /// Whether the shared pool excludes the reserved CPUs.
     pub(super) strict_reservation: bool,
     pub(super) placement: Placement,
 }
@@ -28,7 +28,7 @@ pub(super) enum Placement {
     Packed,
     /// As few last-level caches as possible.
     ByCache,
-    /// Evenly over NUMA nodes, if one does not suffice.
+    /// Evenly over NUMA nodes, if one node cannot satisfy the request.
     AcrossNuma,
     /// Over different cores.
     AcrossCores,
@@ -104,7 +104,7 @@ impl CpuOptions {
             ));
         }
         if topology.parts(Level::Socket).len() > topology.parts(Level::Numa).len() {
-            return Err(format!("the option {BY_SOCKET} needs as many NUMA nodes as sockets, or more"));
+            return Err(format!("the option {BY_SOCKET} needs at least as many NUMA nodes as sockets"));
         }
         Ok(())
     }

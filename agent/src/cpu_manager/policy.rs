@@ -1,12 +1,12 @@
-//! The static policy: which containers get exclusive CPUs, and which. Pure.
+//! The static policy: which containers get exclusive CPUs, and which CPUs these are. Pure.
 //!
 //! ```text
 //! all online CPUs = shared pool + exclusive CPUs of containers      (+ reserved CPUs, with strict-cpu-reservation)
 //! shared pool     = reserved CPUs + CPUs that can be assigned
 //! ```
-//! A container of a pod with class Guaranteed that requests whole CPUs gets exclusive ones. All other containers run in
-//! the shared pool. Source: `pkg/kubelet/cm/cpumanager/policy_static.go`, with the feature gate PodLevelResourceManagers
-//! off: pods with resources of their own as a whole run in the shared pool.
+//! A container of a pod with class Guaranteed that requests whole CPUs gets exclusive CPUs. All other containers run in
+//! the shared pool. Source: `pkg/kubelet/cm/cpumanager/policy_static.go`, with the feature gate
+//! PodLevelResourceManagers off: pods with pod-level resources run in the shared pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,9 +33,9 @@ pub(crate) struct CpuState {
 #[derive(Clone, Debug)]
 pub(crate) struct StaticPolicy {
     topology: CpuTopology,
-    /// CPUs that no container has exclusively.
+    /// CPUs that no container can get exclusively.
     reserved: CpuSet,
-    /// `reserved`, and the other CPUs of their cores.
+    /// The reserved CPUs, and the other CPUs of their cores.
     reserved_cores: CpuSet,
     options: CpuOptions,
 }
@@ -71,10 +71,10 @@ impl CpuState {
 // === impl StaticPolicy ===
 
 impl StaticPolicy {
-    /// A policy with `count` reserved CPUs: these ones, or those of the lowest cores.
+    /// A policy with `count` reserved CPUs: `reserved` or, if that is not set, CPUs of the lowest cores.
     ///
     /// # Errors
-    /// A message if CPUs cannot be reserved, or the options do not fit.
+    /// A message if the CPUs cannot be reserved, or the options do not fit the machine or the topology policy.
     pub(crate) fn new(
         topology: CpuTopology,
         count: usize,
@@ -105,11 +105,11 @@ impl StaticPolicy {
         CpuState { shared: self.usable(), exclusive: BTreeMap::new() }
     }
 
-    /// Checks a state of an earlier start. The messages are upstream's.
+    /// Checks the state of an earlier start. The messages are upstream's.
     pub(crate) fn check_state(&self, state: &CpuState) -> Result<(), String> {
         let (reserved, shared) = (&self.reserved, &state.shared);
         let both = reserved.intersection(shared);
-        // With strict reservation, containers can have all CPUs that are not reserved.
+        // With strict reservation the shared pool can be empty: containers can have all other CPUs exclusively.
         if shared.is_empty() && !self.options.strict_reservation {
             return Err("default cpuset cannot be empty".to_owned());
         }
@@ -145,7 +145,7 @@ impl StaticPolicy {
         state.shared.difference(&self.reserved)
     }
 
-    /// CPUs that containers can have exclusively, also those that are assigned.
+    /// CPUs that containers can get exclusively, including those that are already assigned.
     pub(crate) fn assignable(&self) -> CpuSet {
         self.topology.all().difference(&self.reserved)
     }
@@ -166,8 +166,8 @@ impl StaticPolicy {
         self.options.full_cores
     }
 
-    /// Assigns `count` exclusive CPUs, if possible of the nodes of the affinity. CPUs in `reusable` belong to containers
-    /// of the same pod that have ended by then.
+    /// Assigns `count` exclusive CPUs, if possible from the NUMA nodes of the affinity. `reusable`: CPUs of init
+    /// containers of the same pod, which end before this container starts.
     pub(crate) fn assign(
         &self,
         state: &mut CpuState,
@@ -208,7 +208,8 @@ impl StaticPolicy {
         masks.into_iter().map(|mask| Hint { nodes: Some(mask), preferred: is_preferred(mask) }).collect()
     }
 
-    /// Whether nodes are in as few sockets as `fewest` nodes can be, if CPUs are aligned with sockets.
+    /// Whether the nodes of a mask are in as few sockets as `fewest` nodes need. Always false unless CPUs are aligned
+    /// with sockets.
     fn is_of_few_sockets(&self, mask: NumaMask, fewest: usize) -> bool {
         let per_socket = self
             .topology
@@ -226,7 +227,7 @@ impl StaticPolicy {
         cpus.filter(|cpu| mask.contains(cpu.numa)).map(|cpu| cpu.socket).collect()
     }
 
-    /// The CPUs of these nodes, or of their sockets.
+    /// The CPUs of these nodes or, with the option align-by-socket, of their sockets.
     fn near(&self, nodes: NumaMask) -> CpuSet {
         let (level, parts) = if self.options.align_by_socket {
             (Level::Socket, self.sockets(nodes))
@@ -280,7 +281,7 @@ pub(crate) fn exclusive_count(pod: &Pod, container: &Container) -> usize {
     if is_whole { usize::try_from(whole).unwrap_or(0) } else { 0 }
 }
 
-/// Number of exclusive CPUs that the containers of a pod need at the same time.
+/// Largest number of exclusive CPUs that the containers of a pod need at the same time.
 pub(crate) fn exclusive_count_of_pod(pod: &Pod, spec: &PodSpec) -> usize {
     let (mut sidecars, mut inits) = (0_usize, 0_usize);
     for container in spec.init_containers.iter().flatten() {

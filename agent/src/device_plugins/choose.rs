@@ -27,13 +27,13 @@ pub(super) struct Want {
 /// A choice before its last step, which can follow the preference of the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// Devices that are chosen in any case.
+    /// Devices that are already chosen.
     chosen: BTreeSet<String>,
     /// Number of devices that are still to be chosen.
     missing: usize,
-    /// Groups of free devices. All of a group are taken before the next one.
+    /// Groups of free devices. All devices of a group are taken before those of the next group.
     groups: Vec<Vec<String>>,
-    /// Devices that the plugin may prefer.
+    /// Devices among which the plugin may express a preference.
     open: BTreeSet<String>,
 }
 
@@ -76,13 +76,13 @@ impl Choice {
         Ok(Self { chosen, missing, groups: vec![unaligned, unbound], open })
     }
 
-    /// The devices from which the plugin may choose, and those of them that it must include. None: nothing is open.
+    /// The devices from which the plugin may choose, and those of them that it must include. None if no choice is left.
     pub(super) fn question(&self) -> Option<(Vec<String>, Vec<String>)> {
         let available = self.open.union(&self.chosen).cloned().collect();
         (self.missing > 0).then(|| (available, self.chosen.iter().cloned().collect()))
     }
 
-    /// Ends the choice. Preferred devices that are not open are ignored.
+    /// Ends the choice. Preferred devices that are not in `open` are ignored.
     pub(super) fn finish(self, preferred: &[String]) -> BTreeSet<String> {
         let Self { mut chosen, missing, groups, open } = self;
         let target = chosen.len() + missing;
@@ -129,7 +129,7 @@ pub(super) struct Supply<'a> {
 }
 
 /// The topology hints of a request for `count` devices, on a machine with these NUMA nodes. None: the devices have no
-/// topology, so every node is as good. An empty list: no set of nodes has enough devices.
+/// topology, so all nodes are equally good. An empty list: no set of nodes has enough devices.
 pub(super) fn hints(count: usize, machine: &[u32], supply: Supply<'_>) -> Option<Vec<DeviceHint>> {
     let Supply { all, free, reusable } = supply;
     if all.values().all(Vec::is_empty) {

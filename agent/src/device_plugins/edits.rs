@@ -1,7 +1,7 @@
 //! The answer of a plugin to Allocate: variables, annotations, mounts and device nodes for a container. Pure.
 //!
-//! A plugin is as trusted as root, because it chooses files and devices of the node. Its answer has limits
-//! nevertheless: it is stored in a record, and a faulty plugin must not exhaust the node's memory.
+//! A plugin is as trusted as root, because it chooses files and devices of the node. Its answer is limited
+//! nevertheless, because it is stored in a record, and a faulty plugin must not exhaust the node's memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,7 +72,7 @@ impl Edits {
             return Err("an environment variable is invalid");
         }
         let mount_paths = answer.mounts.iter().flat_map(|mount| [&mount.container_path, &mount.host_path]);
-        // Without a path in the container, a device has that of the host.
+        // Without a path in the container, a device gets its path on the host.
         let inside =
             answer.devices.iter().map(|device| &device.container_path).filter(|path| !path.is_empty());
         let devices = answer.devices.iter().map(|device| &device.host_path).chain(inside);
@@ -80,7 +80,7 @@ impl Edits {
             return Err("a path is not absolute, too long or has control characters");
         }
         if answer.devices.iter().any(|device| !is_permissions(&device.permissions)) {
-            return Err("the permissions of a device are not some of r, w and m");
+            return Err("the permissions of a device are not a combination of r, w and m");
         }
         Ok(Self::checked(answer))
     }
@@ -115,8 +115,8 @@ fn is_permissions(text: &str) -> bool {
 // === impl DeviceOptions ===
 
 impl DeviceOptions {
-    /// Adds the changes for devices of another resource. As upstream, the first resource decides about a
-    /// variable, an annotation or a path that several resources set.
+    /// Adds the changes for devices of another resource. As upstream, if several resources set the same variable,
+    /// annotation or path, the first resource decides.
     pub(super) fn add(&mut self, edits: &Edits) {
         for (name, value) in &edits.env {
             self.env.entry(name.clone()).or_insert_with(|| value.clone());

@@ -6,7 +6,7 @@ use std::time::Duration;
 const SHORT: Duration = Duration::from_millis(100);
 /// Maximum pause: the interval in which a kubelet updates the status of its Node (`nodeStatusUpdateFrequency`).
 const LONG: Duration = Duration::from_secs(10);
-/// Changes at longer intervals do not lengthen the pause.
+/// Lists with changes at longer intervals do not lengthen the pause.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The pause after the next list.
@@ -20,8 +20,8 @@ impl Pace {
         Self(SHORT)
     }
 
-    /// The pause after a list for which the node waited so long, after the previous pause. The pause doubles while lists
-    /// arrive without a break, or change something each second.
+    /// The pause after a list. `waited`: time from the end of the previous pause to the list. The pause doubles while
+    /// lists arrive without a break, or change something each second.
     pub(super) fn pause_after(&mut self, waited: Duration, is_changed: bool) -> Duration {
         let quiet = if is_changed { QUIET } else { SHORT };
         self.0 = if waited < quiet { (self.0 * 2).min(LONG) } else { SHORT };

@@ -38,7 +38,7 @@ const ID_MAX: usize = 256;
 /// Maximum NUMA nodes of a device.
 const NODES_MAX: usize = 64;
 
-/// Why a plugin has not done a call.
+/// Why a call of a plugin failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PluginError {
     #[error("cannot connect to the socket {path}")]
@@ -49,7 +49,7 @@ pub(super) enum PluginError {
     },
     #[error("{call}: the plugin did not answer in time")]
     Late { call: &'static str },
-    /// The form of Go's gRPC library, which messages of the kubelet contain.
+    /// The text has the form of Go's gRPC library, as in the kubelet's messages.
     #[error("rpc error: code = {code:?} desc = {message}")]
     Rpc { code: Code, message: String },
     #[error("the plugin has ended")]
@@ -103,7 +103,7 @@ impl Plugin {
 
     /// Begins the stream of device lists.
     pub(super) async fn watch(&self) -> Result<Streaming<api::ListAndWatchResponse>, PluginError> {
-        // Without a timeout: some servers answer with the first list only, which may be late.
+        // No timeout: some servers send the response only with the first list, which may be late.
         let begun = self.client().list_and_watch(api::Empty {}).await;
         begun.map(tonic::Response::into_inner).map_err(|status| rpc(&status))
     }
@@ -156,8 +156,8 @@ impl Plugin {
     }
 }
 
-/// Waits for a list of a plugin. Of several that have arrived, returns the last: each has all devices. None: the plugin has
-/// ended the stream.
+/// Waits for a list of a plugin. If several lists have arrived, returns the last one, because each list has all
+/// devices. None if the plugin has ended the stream.
 pub(super) async fn newest<T>(
     lists: &mut (impl Stream<Item = Result<T, Status>> + Unpin),
 ) -> Result<Option<T>, PluginError> {

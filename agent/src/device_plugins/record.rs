@@ -1,8 +1,8 @@
 //! Durable records: the devices of each pod (`<state>/agent/devices/<uid>.json`), and the names of the resources
 //! (`<state>/agent/device-resources.json`).
 //!
-//! A record is written before the pod's containers start. A restarted agent knows which devices are in use, also while
-//! the plugins have not registered again.
+//! A record is written before the pod's containers start. So a restarted agent knows which devices are in use before
+//! the plugins have registered again.
 
 use std::fs;
 use std::io;
@@ -21,8 +21,8 @@ const UID_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Records {
     dir: PathBuf,
-    /// Held while a record is written, so that the last write has the last state. The names of the resources in their
-    /// record.
+    /// The names of the resources that the record on disk has. The lock is held during each write of any record, so
+    /// that the last write has the newest state.
     writing: Mutex<Vec<String>>,
 }
 
@@ -173,7 +173,7 @@ mod tests {
         save(&records, &["x.io/a"]);
         assert!(!path.exists());
         save(&records, &["x.io/a", "x.io/b"]);
-        // The next agent knows what the record has.
+        // The next agent reads the names in the record, so it does not write the same names again.
         let next = Records::new(dir.path().join("devices"));
         assert_eq!(next.resources().len(), 2);
         fs::remove_file(&path).unwrap();

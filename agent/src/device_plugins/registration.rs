@@ -25,7 +25,7 @@ const REQUEST_MAX: usize = 16 << 10;
 /// Maximum calls at a time of one client.
 const CALLS_MAX: usize = 8;
 
-/// A registered plugin, whose devices are not known yet.
+/// A registered plugin that has not listed its devices yet.
 pub(super) struct Connected {
     pub(super) name: String,
     /// Number of the registration.
@@ -84,8 +84,8 @@ impl DevicePluginHandler for DevicePlugins {
 }
 
 impl DevicePlugins {
-    /// A place for a plugin in the queue of the task that follows plugins. It must be taken before the plugin is added: a
-    /// client that disconnects must not leave a plugin that is not followed.
+    /// Reserves a place in the queue of the task that follows plugins. This comes before the plugin is added to the
+    /// table: if the client disconnects during the wait, the table must not keep a plugin that is not followed.
     async fn place(&self) -> Result<mpsc::Permit<'_, Connected>, Status> {
         let place = self.shared.connected.reserve().await;
         place.map_err(|_closed| Status::unavailable("the node is stopping"))
@@ -102,7 +102,7 @@ impl DevicePlugins {
         }
         self.check_name(&request.resource_name)?;
         let link = plugin::connect(&self.shared.config.sockets, Path::new(&request.endpoint)).await;
-        // The error has the endpoint, which is a text of the plugin.
+        // The error contains the endpoint, a text from the plugin.
         let link =
             link.map_err(|error| Status::new(Code::Unknown, printable(&chain(&error), MESSAGE_MAX)))?;
         self.open_plugin(&request.resource_name, link, None).await
@@ -137,8 +137,8 @@ impl DevicePlugins {
         Ok(())
     }
 
-    /// Asks a connected plugin for its options, adds it to the table, and lets it be followed. `ended` is dropped when
-    /// the plugin has ended.
+    /// Asks a connected plugin for its options, adds it to the table, and passes it to the task that follows plugins.
+    /// `ended` is dropped when the plugin has ended.
     async fn open_plugin(
         &self,
         name: &str,
@@ -147,9 +147,10 @@ impl DevicePlugins {
     ) -> Result<(), Status> {
         let plugin = Plugin::open(&link).await;
         let plugin = plugin.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
-        // Taken now: plugins that do not answer must not delay the registration of others.
+        // The place is reserved after the call: a plugin that does not answer must not delay the registration of
+        // others.
         let place = self.place().await?;
-        // Others may have registered meanwhile.
+        // Checked again, because other plugins may have registered meanwhile.
         self.check_name(name)?;
         place.send(Connected { ended, ..self.add(name, plugin, link) });
         tracing::info!(resource = name, "device plugin registered");
@@ -162,7 +163,7 @@ fn is_valid(name: &str) -> bool {
     is_extended(name) && qualified_name(&format!("requests.{name}")).is_empty()
 }
 
-/// A text of a plugin in messages.
+/// A text from a plugin, shortened and made printable for messages.
 fn shown(text: &str) -> String {
     printable(text, MESSAGE_MAX / 8)
 }

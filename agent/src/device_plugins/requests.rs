@@ -15,7 +15,7 @@ pub(super) type Numbers = BTreeMap<String, usize>;
 pub(super) struct Request {
     pub(super) container: String,
     pub(super) numbers: Numbers,
-    /// Whether the container ends before the next one starts, which can have its devices then.
+    /// Whether the container ends before the next one starts. Then the next container can get its devices.
     pub(super) ends_first: bool,
 }
 
@@ -34,7 +34,8 @@ pub(super) fn of_pod(pod: &Pod) -> Vec<Request> {
     requests.filter(|request| !request.numbers.is_empty()).collect()
 }
 
-/// The devices that a pod needs at once: each init container has those of the containers that keep theirs, and its own.
+/// The largest numbers of devices that a pod needs at the same time. While a container runs, sidecars and other
+/// containers before it keep their devices.
 pub(super) fn at_once(requests: &[Request]) -> Numbers {
     let (mut kept, mut most) = (Numbers::new(), Numbers::new());
     for request in requests {
@@ -52,7 +53,7 @@ pub(super) fn at_once(requests: &[Request]) -> Numbers {
 }
 
 /// The extended resources of a container, without those for which the scheduler has allocated devices of a
-/// ResourceClaim. They cannot be overcommitted, so the limits are the requests.
+/// ResourceClaim. Extended resources cannot be overcommitted, so their limits equal their requests.
 pub(super) fn of_container(pod: &Pod, container: &Container) -> Numbers {
     let claim = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
     let is_claimed = |resource: &str| {

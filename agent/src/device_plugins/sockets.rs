@@ -17,11 +17,12 @@ use crate::dra::open_socket;
 
 /// Name of the socket in its directory, as the kubelet's.
 const NAME: &str = "kubelet.sock";
-/// Directories below the kubelet's directory: of plugins, and of the pod resources API.
+/// Directory of device plugins and their registration socket, below the kubelet's directory.
 pub(crate) const DEVICE_PLUGINS: &str = "device-plugins";
+/// Directory of the socket of the pod resources API, below the kubelet's directory.
 pub(crate) const POD_RESOURCES: &str = "pod-resources";
-/// Maximum clients of a socket at a time. Others wait until one disconnects: they must not use up the descriptors that
-/// the agent may open.
+/// Maximum clients of a socket at a time. Further clients wait until one disconnects, so that they cannot use up the
+/// descriptors that the agent may open.
 const CLIENTS_MAX: usize = 128;
 /// Pause after a client could not be accepted, because the agent or the machine has no free descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
@@ -48,14 +49,14 @@ pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
 }
 
 /// Lets only the node's user connect to the socket. Containers of plugins can change the directory: a symlink in place
-/// of the socket would lead a chmod(2) to any file of the host, so none is followed.
+/// of the socket could lead chmod(2) to any file of the host, so symlinks are not followed.
 fn restrict(dir: &Path) -> io::Result<()> {
     let socket = open_socket(dir, Path::new(NAME))?;
     // fchmod(2) does not accept an O_PATH descriptor; chmod(2) of its path in /proc does.
     fs::set_permissions(format!("/proc/self/fd/{}", socket.as_raw_fd()), Permissions::from_mode(0o600))
 }
 
-/// The clients that connect. Without end: a server would end after an error.
+/// A stream of the clients that connect. It never ends and has no errors, because the server would end after an error.
 pub(crate) fn clients(listener: UnixListener) -> BoxStream<'static, io::Result<UnixClient>> {
     accepted(listener, CLIENTS_MAX)
 }
@@ -88,7 +89,7 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
     };
     check_owner(dir)?;
     for entry in entries.take(FILES_MAX).flatten() {
-        // Of the entry itself: symlinks are not followed.
+        // The type of the entry itself, because symlinks are not followed.
         if entry.file_type().is_ok_and(|found| found.is_socket()) {
             fs::remove_file(entry.path())?;
         }
@@ -100,7 +101,7 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
 /// directories if these are empty then.
 ///
 /// # Errors
-/// As readdir(3) and unlink(2): the first error. It does not stop the removal.
+/// The first error of readdir(3) or unlink(2). It does not stop the removal.
 pub fn remove(registry: &Path) -> io::Result<()> {
     let Some(root) = registry.parent() else { return Ok(()) };
     let mut result = Ok(());
@@ -191,7 +192,7 @@ mod tests {
             [UnixStream::connect(&path).await.unwrap(), UnixStream::connect(&path).await.unwrap()];
         let first = clients.next().await.unwrap().unwrap();
         let second = tokio::spawn(async move { clients.next().await.unwrap().map(drop) });
-        // Time for the second task, which could accept the other client.
+        // Give the second task time in which it could accept the other client.
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }

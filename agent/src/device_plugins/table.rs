@@ -12,11 +12,13 @@ use crate::node::{DeviceCount, DeviceCounts};
 
 /// Maximum resources of plugins. Each has a connection and a task.
 pub(super) const RESOURCES_MAX: usize = 256;
-/// Maximum resources that are forgotten until the agent's next start: metrics keep their names.
+/// Maximum resources that the table forgets before the agent's next start. It is limited because metrics keep the
+/// names.
 const FORGOTTEN_MAX: usize = 4096;
-/// Maximum sum of the devices of all resources and of their NUMA nodes. About 100 bytes of memory each.
+/// Maximum number of the devices of all resources plus the number of their NUMA nodes. Each takes about 100 bytes of
+/// memory.
 const TOTAL_MAX: usize = 1 << 18;
-/// Maximum devices of a container's resource in the status of the pod, whose size the API server limits.
+/// Maximum devices of one resource of a container in the status of the pod. The API server limits the size of a pod.
 const HEALTH_MAX: usize = 1000;
 
 /// A device in the list of a plugin.
@@ -80,11 +82,11 @@ pub(super) enum Refusal {
 pub(super) struct Table {
     resources: BTreeMap<String, Resource>,
     pods: HashMap<String, PodDevices>,
-    /// The uid of the pod that has a device, by resource and device.
+    /// By resource and device: the uid of the pod that has the device.
     used: BTreeMap<String, HashMap<String, String>>,
     /// Number of the last registration.
     last: u64,
-    /// Number of forgotten resources.
+    /// Number of resources forgotten since the agent's start.
     forgotten: usize,
 }
 
@@ -150,8 +152,8 @@ impl Table {
         resource.map(|resource| resource.is_listed = false).is_some()
     }
 
-    /// Ends the grace period of a resource, if no plugin has registered since. The health of the devices that pods have
-    /// stays known, as upstream.
+    /// Ends the grace period of a resource, if no plugin has registered since. The table keeps the health of devices
+    /// that pods have, as upstream.
     pub(super) fn expire(&mut self, name: &str, number: u64) {
         let resource = self.resources.get_mut(name);
         if let Some(resource) = resource.filter(|r| r.number == number && !r.is_listed) {
@@ -252,8 +254,8 @@ impl Table {
         Err(Refusal::Wait(format!("{message} {name}")))
     }
 
-    /// Devices of a container's predecessors that it can have: the pod's init containers that end before it starts,
-    /// unless a later container has taken them.
+    /// Devices that a container can take over: those of the pod's init containers that end before it starts, except
+    /// devices that a later container keeps.
     pub(super) fn reusable(
         &self,
         place: Place<'_>,
@@ -309,7 +311,7 @@ impl Table {
         Ok(ids)
     }
 
-    /// Frees the devices that a container has and no other container of its pod.
+    /// Frees the devices of a container, except those that another container of its pod has as well.
     fn end_reservation(&mut self, place: Place<'_>, resource: &str) {
         let Some(pod) = self.pods.get_mut(place.uid) else { return };
         let container = pod.containers.get_mut(place.container);
@@ -405,7 +407,7 @@ impl Table {
         let all = self.all(&want.resource)?;
         let none = BTreeSet::new();
         let supply = match self.given(place, &want.resource) {
-            // As upstream: the container keeps its devices.
+            // As upstream, the container keeps its devices, so the hints are for these only.
             Some(given) => Supply { all: &all, free: &given.devices, reusable: &none },
             None => {
                 let free = self.free(&want.resource);
@@ -419,8 +421,8 @@ impl Table {
         hints(want.count, machine, supply)
     }
 
-    /// Topology hints for a number of devices of a pod, which keeps those that it has. As upstream, if these
-    /// suffice, the hints are for them only.
+    /// Topology hints for a number of devices of a pod. The pod keeps the devices that it has. As upstream, if these
+    /// suffice, the hints are for these only.
     pub(super) fn pod_hints(
         &self,
         uid: &str,

@@ -290,7 +290,7 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     let changed = tokio::time::timeout(LIMIT, agent.changed.recv()).await.expect("a change");
     assert_eq!(changed.as_deref(), Some("p"));
     assert_eq!(agent.health("p"), expected("Unhealthy"));
-    // The plugin ends: the node has the device, and no pod gets it.
+    // After the end of the plugin the node still has the device, but pods cannot get it.
     dongles.end();
     agent.has(1, 0).await;
     let started = agent.devices.container_options(&first, &first.spec.as_ref().unwrap().containers[0]).await;
@@ -418,7 +418,7 @@ async fn plugins_that_do_not_answer_do_not_delay_the_registration_of_others() {
 async fn an_answer_that_is_too_large_for_records_is_refused() {
     let dir = dir();
     let mut agent = Agent::start(dir.path(), "boot");
-    // The plugin answers with the ids of the devices.
+    // The size of the plugin's answer grows with the ids of the devices.
     let ids: Vec<String> = (0..1200).map(|number| format!("{number:0>250}")).collect();
     let devices: Vec<_> = ids.iter().map(|id| (id.as_str(), true)).collect();
     let _serving = Dongles::new(&devices).serve(dir.path(), "dongle.sock");

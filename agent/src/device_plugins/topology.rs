@@ -37,7 +37,8 @@ impl HintProvider for AlignedDevices {
     }
 
     fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError> {
-        // Without an affinity the plugin may choose the devices, before the pod's sandbox is made.
+        // Without an affinity, nothing is reserved: the plugin may choose the devices later, before the pod's sandbox
+        // is made.
         let Some(nodes) = affinity.nodes else { return Ok(()) };
         let mask = nodes.nodes().fold(0, |mask, node| mask | (1_u64 << node));
         self.plugins.reserve(pod, container, Some(mask)).map_err(AllocationError::Unexpected)
@@ -62,8 +63,8 @@ fn converted(hints: BTreeMap<String, Vec<DeviceHint>>) -> Hints {
 // === impl DevicePlugins ===
 
 impl DevicePlugins {
-    /// Reserves the devices of one container near to NUMA nodes (bit n of the affinity is node n), if it has none. The
-    /// pod gets them by [`Self::allocate`], or others that are as near and that the plugin prefers.
+    /// Reserves devices near to NUMA nodes for a container that has none. Bit n of the affinity is node n.
+    /// [`Self::allocate`] gives the pod these devices, or devices as near to the nodes that the plugin prefers.
     ///
     /// # Errors
     /// When there are too few devices. The message is upstream's.
@@ -84,7 +85,7 @@ impl DevicePlugins {
                 Err(refusal) => Err(refusal),
             };
             match reserved {
-                // The allocation waits for the devices of the earlier boot.
+                // The later allocation waits for the devices that the pod had before the reboot.
                 Ok(()) | Err(Refusal::Wait(_)) => {}
                 Err(Refusal::Reject(message)) => return Err(message),
             }
@@ -98,7 +99,8 @@ impl DevicePlugins {
     }
 
     /// Topology hints for the devices of a container, by resource, on a machine with these NUMA nodes. Resources whose
-    /// devices have no topology are left out: every node is as good. An empty list: the devices do not suffice.
+    /// devices have no topology are left out, because all nodes are equally good for them. An empty list: the devices
+    /// do not suffice.
     fn hints(&self, pod: &Pod, container: &Container, machine: &[u32]) -> BTreeMap<String, Vec<DeviceHint>> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let place = Place { uid, container: &container.name };
@@ -113,7 +115,7 @@ impl DevicePlugins {
         hints.collect()
     }
 
-    /// Topology hints for the devices of all containers of a pod, as of [`Self::hints`].
+    /// Topology hints for the devices of all containers of a pod, in the form of [`Self::hints`].
     fn pod_hints(&self, pod: &Pod, machine: &[u32]) -> BTreeMap<String, Vec<DeviceHint>> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let state = self.state();

@@ -99,7 +99,7 @@ pub(super) fn admit(pod: &Pod, used: &Used, claim: &ResourceClaim) -> Result<Rec
 }
 
 /// The drivers that must be called for an operation. A driver is not called if all its devices in the claim skip the
-/// operation (`skipNodeOperations`, of Kubernetes 1.37).
+/// operation (`skipNodeOperations`, since Kubernetes 1.37).
 fn drivers<'a>(
     results: impl Iterator<Item = &'a DeviceRequestAllocationResult>,
     operation: &str,

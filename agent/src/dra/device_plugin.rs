@@ -1,5 +1,4 @@
-//! Device plugins in the registration directory: plugins of another kind than drivers, which another part of the agent
-//! handles.
+//! Device plugins that register in the directory of drivers. Another part of the agent handles them.
 
 use futures::future::BoxFuture;
 
@@ -11,11 +10,11 @@ pub(crate) struct WatchedPlugin {
     pub(crate) resource: String,
     /// Supported versions of the plugin's API.
     pub(crate) versions: Vec<String>,
-    /// The connection to its endpoint. The plugin is disconnected when it is dropped.
+    /// The connection to the plugin's endpoint. Dropping it disconnects the plugin.
     pub(crate) link: Link,
 }
 
-/// Ends when the plugin has ended, or another one has registered for its resource.
+/// Completes when the plugin has ended, or when another plugin has registered for its resource.
 pub(crate) type PluginEnd = BoxFuture<'static, ()>;
 
 /// Registers device plugins.

@@ -1,8 +1,8 @@
 //! The health of devices, which drivers may report in a stream (`v1alpha1.DRAResourceHealth`). Source: `healthinfo.go`
 //! of `pkg/kubelet/cm/dra`.
 //!
-//! The health of a device is unknown if its driver has not reported it within the device's timeout, or if the stream has
-//! ended.
+//! The health of a device is unknown if its driver has not reported it within the device's timeout, or if the stream
+//! has ended.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,11 +20,11 @@ use super::driver::{ANSWER_MAX, Caller, NAME_MAX, origin};
 /// Time after which the health of a device is unknown, unless the driver sets another, as in the kubelet
 /// (`DefaultHealthTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum timeout. A longer one has no use, and could overflow.
+/// Maximum timeout of a device. A longer timeout is shortened to it, so that no deadline can overflow.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Maximum devices of a driver whose health is kept.
 const DEVICES_MAX: usize = 4096;
-/// Maximum devices whose changed health is recorded until it is read.
+/// Maximum devices whose change of health is recorded until [`HealthTable::next_changes`] returns it.
 const CHANGES_MAX: usize = 4 * DEVICES_MAX;
 /// Maximum bytes of a message, as in the API.
 const MESSAGE_MAX: usize = 1024;
@@ -62,9 +62,9 @@ pub(super) struct HealthTable {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the driver's name.
+    /// Reports by the name of the driver.
     drivers: HashMap<String, Reports>,
-    /// Number of the last stream.
+    /// Number of the newest stream.
     last: u64,
     /// Devices whose health has changed: driver, pool and name.
     changes: BTreeSet<(String, Device)>,
@@ -77,7 +77,8 @@ struct Reports {
     devices: HashMap<Device, Report>,
 }
 
-/// An open stream of a driver. Its end, also that of the connection, makes the health of the devices unknown.
+/// An open stream of a driver. If it is dropped, as at the end of the connection, the health of the devices becomes
+/// unknown.
 struct Stream<'a> {
     table: &'a HealthTable,
     driver: &'a str,
@@ -134,7 +135,7 @@ impl HealthTable {
         }
     }
 
-    /// Follows the health that a plugin reports, until the plugin says that it does not report health.
+    /// Follows the health that a plugin reports. Returns if the plugin does not implement the service.
     pub(super) async fn follow(&self, driver: &str, caller: &Caller) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -255,8 +256,8 @@ impl HealthTable {
 // === impl State ===
 
 impl State {
-    /// Records changed devices of a driver. Devices over the maximum are left out: a driver can report new names all the
-    /// time.
+    /// Records changed devices of a driver. Devices above the maximum are left out, because a driver can report new
+    /// names without end.
     fn add_changes(&mut self, driver: &str, devices: impl IntoIterator<Item = Device>) {
         let room = CHANGES_MAX.saturating_sub(self.changes.len());
         self.changes.extend(devices.into_iter().take(room).map(|device| (driver.to_owned(), device)));

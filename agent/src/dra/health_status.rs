@@ -28,7 +28,7 @@ impl Dra {
         }
     }
 
-    /// Waits until the health of devices of pods has changed. Returns the uids of the pods. Cancel-safe.
+    /// Waits until the health of any device of a pod has changed. Returns the uids of these pods. Cancel-safe.
     pub(crate) async fn next_health_changes(&self) -> BTreeSet<String> {
         loop {
             let changed = self.shared.health_of_devices.next_changes().await;

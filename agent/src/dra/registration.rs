@@ -1,5 +1,5 @@
-//! Registration of drivers and device plugins: each has a socket in the registration directory or in a directory below it, as for the
-//! kubelet's plugin watcher.
+//! Registration of drivers and device plugins. Each has a socket in the registration directory or in a directory below
+//! it, as for the kubelet's plugin watcher.
 //!
 //! A task for each socket asks the plugin for its driver and endpoint, connects to the endpoint, and waits until that
 //! connection ends. It starts again after a pause, until the socket is removed.
@@ -37,7 +37,7 @@ const ANSWER_MAX: usize = 64 << 10;
 const SOCKETS_MAX: usize = 64;
 /// Maximum files that are examined in the directory and below it.
 const FILES_MAX: usize = 1024;
-/// Maximum directories below the directory, and their maximum depth. More are ignored.
+/// Maximum number and maximum depth of the directories below the directory. Further directories are ignored.
 const DIRS_MAX: usize = 64;
 const DEPTH_MAX: usize = 4;
 /// Maximum length of a driver's name (`DriverNameMaxLength` of resource.k8s.io).
@@ -82,7 +82,7 @@ pub(super) struct Registry {
     handlers: Handlers,
 }
 
-/// The parts of the agent that get the plugins.
+/// The parts of the agent to which plugins are passed.
 #[derive(Clone)]
 pub(super) struct Handlers {
     pub(super) drivers: Arc<Drivers>,
@@ -99,7 +99,7 @@ enum Accepted {
 /// The content of the registration directory.
 #[derive(Debug, Default)]
 struct Found {
-    /// By the path below the registration directory.
+    /// Sockets by their paths relative to the registration directory.
     sockets: HashMap<OsString, Identity>,
     /// The directories below it.
     dirs: BTreeSet<PathBuf>,
@@ -174,7 +174,8 @@ impl Registry {
                     tracing::info!(socket = %socket.display(), "the connection to a driver has ended");
                     pause = FIRST_PAUSE;
                 }
-                // The pause grows: another plugin may have registered for the resource.
+                // The pause is not reset. Otherwise two plugins that register for the same resource would replace each
+                // other all the time.
                 Ok(Accepted::DevicePlugin(ended)) => ended.await,
                 Err(error) => {
                     let error = chain(&error);
@@ -277,7 +278,7 @@ impl Registry {
     }
 }
 
-/// A text of a plugin in messages.
+/// A text from a plugin, shortened and made printable for messages.
 fn shown(text: &str) -> String {
     printable(text, MESSAGE_MAX / 8)
 }
@@ -331,8 +332,8 @@ async fn within<T>(
     }
 }
 
-/// The sockets in the directory and below it. Others than the node's user must not be able to make one: directories that
-/// others can write are left out.
+/// The sockets in the directory and below it. Directories that other users can write are left out, because these users
+/// could make sockets there.
 fn sockets(dir: &Path) -> io::Result<Found> {
     let mut found = Found::default();
     if !is_private(dir)? {
@@ -348,7 +349,7 @@ fn sockets(dir: &Path) -> io::Result<Found> {
         for file in files.take(files_left).flatten() {
             files_left = files_left.saturating_sub(1);
             let path = below.join(file.file_name());
-            // Of the entry itself: symlinks are not followed.
+            // The metadata of the entry itself, because symlinks are not followed.
             let Ok(entry) = file.metadata() else { continue };
             if file.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;
@@ -367,7 +368,7 @@ fn sockets(dir: &Path) -> io::Result<Found> {
     Ok(found)
 }
 
-/// Whether a directory exists.
+/// Whether a directory exists. An existing directory must be private to the node's user.
 ///
 /// # Errors
 /// Also if another user owns the directory or can write it.

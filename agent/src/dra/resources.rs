@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::claim;
 use super::record::{Device, Key, Record};
 
-/// The prepared claims of a container. As upstream, each has all its devices, also those of requests that the container
-/// does not use.
+/// The prepared claims of a container. As upstream, each claim is listed with all its devices, including those of
+/// requests that the container does not use.
 pub(super) fn of_container<'a>(
     pod: &Pod,
     container: &Container,

@@ -9,7 +9,7 @@ use super::{KubeletMetrics, Registered};
 /// The version of the pod resources API.
 const VERSION: &str = "v1";
 
-/// Metrics of device plugins and of the pod resources API. As upstream, only Get of this API can fail.
+/// Metrics of device plugins and of the pod resources API. As upstream, only failed calls of Get have a counter.
 pub(super) struct DeviceMetrics {
     registrations: IntCounterVec,
     allocations: HistogramVec,

@@ -1,4 +1,4 @@
-//! The times in which images of starting pods are pulled, which do not count as a part of the start.
+//! The times for which images of starting pods are pulled. The SLI of pod starts does not include them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub(crate) struct PullTimes(Mutex<HashMap<String, Pulls>>);
 
-/// A running pull. It ends when it is dropped.
+/// A running pull. Dropping this value ends it.
 pub(crate) struct RunningPull<'a> {
     times: &'a PullTimes,
     uid: &'a str,
@@ -20,16 +20,16 @@ pub(crate) struct RunningPull<'a> {
 struct Pulls {
     /// Number of running pulls.
     running: usize,
-    /// Since when at least one pull runs. `None` if none runs.
+    /// Time since which at least one pull has been running. `None` if none runs.
     since: Option<Instant>,
-    /// The time in which at least one pull ran, without the running ones.
+    /// The total time in which at least one pull ran, up to `since` if a pull runs.
     total: Duration,
 }
 
 // === impl PullTimes ===
 
 impl PullTimes {
-    /// Records the begin of a pull.
+    /// Records the start of a pull.
     pub(crate) fn begin<'a>(&'a self, uid: &'a str) -> RunningPull<'a> {
         self.lock().entry(uid.to_owned()).or_default().begin(Instant::now());
         RunningPull { times: self, uid }

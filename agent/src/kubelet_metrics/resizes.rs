@@ -30,7 +30,7 @@ pub(crate) enum InfeasibleReason {
     NodeAllocatable,
     /// The pod may have exclusive CPUs.
     CpuManager,
-    /// The pod may have NUMA nodes of its own.
+    /// The pod may have memory of certain NUMA nodes.
     MemoryManager,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct ResizeMetrics {
     durations: HistogramVec,
 }
 
-/// A change of the resources that a container requests. 0 means that there is no amount.
+/// A change of a resource of a container. An amount of 0 means that the resource is not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestedChange {
     /// `cpu` or `memory`.

@@ -6,7 +6,8 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::{KubeletMetrics, Registered};
 
-/// Bounds in milliseconds of an admission: 50 µs, and each twice the one before.
+/// Bounds in milliseconds of the durations of admissions. The first is 50 µs; each further one is twice the previous
+/// one.
 const ADMISSIONS: [f64; 15] =
     [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2];
 
@@ -136,7 +137,7 @@ impl KubeletMetrics {
         }
     }
 
-    /// Sets the numbers of CPUs that can be assigned and that are exclusive, in all and by NUMA node.
+    /// Sets the number of CPUs that can be assigned, and the numbers of exclusive CPUs in total and by NUMA node.
     pub(crate) fn exclusive_cpus(
         &self,
         available: usize,
@@ -165,8 +166,8 @@ impl KubeletMetrics {
         self.alignments(scope, boundary, succeeded).inc();
     }
 
-    /// Creates counters of alignments, so that they are 0 and not absent before the first pod. `outcomes`: whether to count
-    /// successes (true), failures (false) or both.
+    /// Creates counters of alignments, so that they are 0 instead of absent before the first pod. `outcomes`: whether
+    /// to count successes (true), failures (false) or both.
     pub(crate) fn create_alignments(
         &self,
         scope: Scope,

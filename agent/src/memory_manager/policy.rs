@@ -1,7 +1,7 @@
 //! The static policy of the memory manager: memory and huge pages of NUMA nodes for containers. Pure.
 //!
-//! A NUMA node serves either containers that need this node alone, or containers that need one group of nodes: two
-//! groups never overlap. Source: `pkg/kubelet/cm/memorymanager/policy_static.go`, with the feature gate
+//! A NUMA node serves either containers that use this node alone, or containers that use one group of nodes. Two groups
+//! never overlap. Source: `pkg/kubelet/cm/memorymanager/policy_static.go`, with the feature gate
 //! PodLevelResourceManagers off. Messages are upstream's.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(crate) type Amounts = BTreeMap<String, u64>;
 
 /// Name of the resource of memory.
 const MEMORY: &str = "memory";
-/// Names of resources of huge pages begin with it.
+/// Prefix of the names of resources of huge pages.
 const HUGE_PAGES: &str = "hugepages-";
 
 /// One resource of a NUMA node, in bytes.
@@ -63,7 +63,7 @@ pub(crate) struct MemoryState {
     pub(crate) blocks: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
 }
 
-/// Memory of the init containers of one pod, which later containers may use, by nodes and resource.
+/// Memory of the init containers of one pod, by nodes and resource. Later containers of the pod may use it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reusable {
     pub(crate) uid: String,
@@ -96,7 +96,7 @@ impl MemoryTable {
         Self { total, system_reserved, allocatable, reserved: 0, free: allocatable }
     }
 
-    /// Takes up to `size` bytes. Returns what is missing.
+    /// Takes up to `size` free bytes. Returns the number of bytes that are missing.
     fn take(&mut self, size: u64) -> u64 {
         let taken = size.min(self.free);
         self.free -= taken;
@@ -104,7 +104,7 @@ impl MemoryTable {
         size - taken
     }
 
-    /// Returns up to `size` bytes. Returns what other nodes have to return.
+    /// Frees up to `size` reserved bytes. Returns the number of bytes that other nodes must free.
     fn give(&mut self, size: u64) -> u64 {
         let given = size.min(self.reserved);
         self.reserved -= given;
@@ -210,7 +210,8 @@ impl MemoryState {
                 .all(|name| is_same_table(name) && of_group(self, name) == of_group(other, name))
     }
 
-    /// The memory that containers can have, also that which is allocated. One block for each NUMA node and resource.
+    /// The memory that containers can get, including memory that is already allocated. One block for each NUMA node and
+    /// resource.
     pub(crate) fn allocatable(&self) -> Vec<Block> {
         let blocks = self.nodes.iter().flat_map(|(node, memory)| {
             memory.memory_map.iter().map(|(resource, table)| Block {
@@ -227,7 +228,8 @@ impl MemoryState {
         self.blocks.get(uid)?.get(container)
     }
 
-    /// Hints for these amounts. No hints if no nodes suffice: the allocation fails then, with a message of its own.
+    /// Hints for these amounts. No hints if no set of nodes suffices. Then the allocation fails, with a message of its
+    /// own.
     pub(crate) fn hints(&self, requested: &Amounts, reusable: &Reusable) -> Hints {
         let hints = self.hints_of_each(requested, reusable);
         let has_hints = !hints.is_empty();
@@ -275,7 +277,7 @@ impl MemoryState {
         mask.count() > 1 && used.any(|node| node.cells != mask)
     }
 
-    /// Allocates memory for a container, and returns its blocks. Memory of init containers is used again.
+    /// Allocates memory for a container, and returns its blocks. Reusable memory of init containers is used first.
     pub(crate) fn allocate(
         &mut self,
         requested: &Amounts,
@@ -291,7 +293,8 @@ impl MemoryState {
         Ok(blocks)
     }
 
-    /// The nodes of the affinity, or others if it has none or they do not suffice.
+    /// The nodes of the affinity, or the best nodes if the affinity has none. If these do not suffice, a larger set
+    /// that contains them.
     fn choose(&self, requested: &Amounts, affinity: Hint, reusable: &Reusable) -> Result<NumaMask, String> {
         let error = |text: &str| format!("[memorymanager] {text}");
         let hints = || self.hints_of_each(requested, reusable);
@@ -326,8 +329,8 @@ impl MemoryState {
         Ok(nodes)
     }
 
-    /// Stores the blocks of a container. Blocks of init containers before it become smaller by what it uses again, so
-    /// that the sum of all blocks is what the pod has.
+    /// Stores the blocks of a container. Blocks of earlier init containers shrink by the memory that the container
+    /// reuses, so that the sum of all blocks is the memory of the pod.
     pub(crate) fn store(&mut self, uid: &str, spec: &PodSpec, container: &str, blocks: Vec<Block>) {
         let of_pod = self.blocks.entry(uid.to_owned()).or_default();
         let inits = spec.init_containers.iter().flatten().map(|init| init.name.as_str());
@@ -402,7 +405,7 @@ pub(crate) fn reuse(reusable: &mut Reusable, uid: &str, blocks: &[Block], is_reg
     reusable.update(blocks, is_regular_init);
 }
 
-/// Hints for memory that a container has already. None if it requests other amounts.
+/// Hints for memory that a container already has. None if the container requests other amounts.
 pub(crate) fn known_hints(blocks: &[Block], requested: &Amounts) -> Hints {
     let is_same = |block: &Block| requested.get(&block.resource) == Some(&block.size);
     if blocks.len() != requested.len() || !blocks.iter().all(is_same) {

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Minimum time between two updates of the Node because of devices: a faulty plugin could register again and again, with
+/// Minimum time between two updates of the Node because of devices. A faulty plugin could register repeatedly, with
 /// other devices each time.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -27,7 +27,7 @@ pub(super) struct DeviceChanges {
     counts: watch::Receiver<DeviceCounts>,
     /// Whether a change has not been reported.
     is_due: bool,
-    /// Time of the next update.
+    /// Earliest time of the next update.
     next: Instant,
 }
 
@@ -41,7 +41,7 @@ impl DeviceChanges {
     /// Waits until a change must be reported. Cancel-safe.
     pub(super) async fn changed(&mut self) {
         if !self.is_due {
-            // The agent ends with the sender.
+            // The sender is dropped only when the agent ends.
             let _ = self.counts.changed().await;
             self.is_due = true;
         }
@@ -78,7 +78,7 @@ mod tests {
         changes.changed().await;
         assert!(started.elapsed() < PAUSE);
         sender.send_modify(|_| {});
-        // Another event ends the wait.
+        // Another event of the caller cancels the wait.
         assert!(tokio::time::timeout(PAUSE / 2, changes.changed()).await.is_err());
         changes.changed().await;
         assert!(started.elapsed() >= PAUSE);

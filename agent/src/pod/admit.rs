@@ -1,5 +1,5 @@
 //! Admission of pods: one check per file; the first rejection decides. Pure, except [`in_use`], which reads the
-//! kernel's sockets, and [`allocation`], which allocates CPUs and memory.
+//! kernel's sockets, and [`allocation`], which allocates CPUs, memory and other aligned resources.
 
 pub(crate) mod allocation;
 pub(crate) mod containers;

@@ -234,7 +234,7 @@ pub(crate) struct WorkerState {
     pub(crate) restart_wait: Option<RestartWait>,
 }
 
-/// Back-off of a pod that repeatedly restarts all of its containers. The removed containers start when it has ended.
+/// Back-off of a pod that repeatedly restarts all of its containers. The removed containers start after its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RestartWait {
     /// When the last container was removed.

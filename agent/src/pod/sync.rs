@@ -205,7 +205,7 @@ impl Sync {
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
         };
-        // Resources are allocated last, when no other check can reject the pod.
+        // Resources are allocated last, so that no other check rejects the pod after its allocation.
         let admitted = admit::admit(&facts)
             .and_then(|()| admit::in_use::check(pod, &self.node.config))
             .and_then(|()| admit::allocation::allocate(pod, &self.node.managers));

@@ -426,7 +426,7 @@ impl Worker {
             host_ips: &self.node.host_ips(),
             runtime_name: &self.node.runtime_name,
             now,
-            // The control plane may give the devices and CPUs of an ended pod to another one.
+            // After the report of its end, the control plane may give its devices and CPUs to another pod.
             finished: !self.observed.alive()
                 && self.has_ended(desired, plan)
                 && !self.node.dra.holds(&self.uid)

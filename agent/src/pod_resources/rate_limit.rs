@@ -1,5 +1,5 @@
-//! Rate limit of the pod resources API: as in the kubelet, of all clients together. An answer has the devices of all pods,
-//! so a client that calls without a break would occupy a processor.
+//! Rate limit of the pod resources API. All clients share one limit, as in the kubelet. An answer can contain the
+//! devices of all pods, so a client that calls without a break would occupy a processor.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-/// Calls per second, and calls at once, as in the kubelet (`DefaultQPS`, `DefaultBurstTokens`).
+/// Rate in calls per second and burst in calls, as in the kubelet (`DefaultQPS`, `DefaultBurstTokens`).
 const RATE: f64 = 100.0;
 const BURST: f64 = 10.0;
 
@@ -18,7 +18,7 @@ pub(super) struct RateLimit(Arc<Mutex<Bucket>>);
 #[derive(Debug)]
 struct Bucket {
     tokens: f64,
-    /// When the tokens were counted.
+    /// Time at which the tokens were last counted.
     counted: Instant,
 }
 
@@ -29,7 +29,7 @@ impl RateLimit {
         Self(Arc::new(Mutex::new(Bucket { tokens: BURST, counted: Instant::now() })))
     }
 
-    /// Whether a call may be done now.
+    /// Takes a token. Returns false if none is left.
     fn allows(&self) -> bool {
         let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -46,7 +46,7 @@ impl RateLimit {
 
 impl Interceptor for RateLimit {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        // Upstream's code and message.
+        // Code and message are upstream's.
         if self.allows() { Ok(request) } else { Err(Status::resource_exhausted("rejected by rate limit")) }
     }
 }

@@ -131,8 +131,8 @@ async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
     removed
 }
 
-/// Whether there is nothing to remove, if the state directory is absent: pods may still run. Fails if a running node
-/// uses the run directory, because then it has another state directory.
+/// Whether there is nothing to remove, given that the state directory is absent. Pods may still run without it. Fails
+/// if a running node uses the run directory, because that node has another state directory.
 fn has_nothing_to_remove(dirs: &Dirs) -> anyhow::Result<bool> {
     if let Some(pid) = Lock::holder(&dirs.run) {
         let (state, run) = (dirs.state.display(), dirs.run.display());

@@ -14,7 +14,7 @@ use libc::Elf64_Phdr as Header;
 
 /// Time after which a start is complete, and after which a node without events is idle.
 const REST: Duration = Duration::from_secs(3);
-/// Time in which the work of a heartbeat ends: the renewal of the lease, and the updates of status and network beside it.
+/// Time for the work of a heartbeat: the renewal of the lease, and the updates of status and network at the same time.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Releases the program's pages some time after the start.
@@ -35,7 +35,7 @@ async fn when_idle(
     mut release: impl FnMut(),
 ) {
     loop {
-        // Both arms are cancel-safe: a channel keeps what was not received. The second one is not used after the agent
+        // Both arms are cancel-safe: a channel keeps what was not received. The second one is disabled after the agent
         // has ended.
         let mut pause = tokio::select! {
             changed = changes.changed() => match changed {
@@ -44,7 +44,7 @@ async fn when_idle(
             },
             Ok(()) = heartbeats.changed() => HEARTBEAT,
         };
-        // A pod that starts soon after a heartbeat needs the pages.
+        // While pods change, the pages are needed. So each change restarts the wait.
         while let Ok(Ok(())) = tokio::time::timeout(pause, changes.changed()).await {
             pause = REST;
         }

@@ -50,7 +50,7 @@ pub trait PodView: Send + Sync + 'static {
 
 /// Measurements of the disk usage of pods.
 pub trait DiskUsageView: Send + Sync + 'static {
-    /// The usage of these pods by their uids. A pod whose first measurement takes long is left out.
+    /// The usage of these pods by their uids. A pod is left out while its first measurement is not complete.
     fn of<'a>(&'a self, pods: &'a [Arc<Pod>]) -> BoxFuture<'a, HashMap<String, PodDiskUsage>>;
 }
 

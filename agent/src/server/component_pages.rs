@@ -12,16 +12,16 @@ use crate::runtime::Body;
 
 /// The name of the component, as upstream.
 const COMPONENT: &str = "kubelet";
-/// Kubernetes version whose behaviour the kubelet API has.
+/// Kubernetes version that the kubelet API corresponds to.
 const EMULATED: &str = "1.37";
-/// The first parts of the paths that `/statusz` lists.
+/// The paths that `/statusz` lists, by their first components.
 #[rustfmt::skip]
 const LISTED: &[&str] = &[
     "/attach", "/checkpoint", "/configz", "/containerLogs", "/exec", "/flagz", "/healthz", "/logs", "/metrics", "/pods",
     "/portForward", "/runningpods", "/stats",
 ];
 
-/// What the pages show.
+/// Content of the pages.
 #[derive(Debug)]
 pub struct ComponentPages {
     started: Timestamp,

@@ -123,7 +123,7 @@ fn volumes(current: &mut Current, pods: &dyn PodView) {
     current.gauge("volume_manager_total_volumes", help, ["plugin_name", "state"], counts);
 }
 
-/// The pods whose resize waits, and those that are being resized, by their conditions.
+/// Numbers of pods with a pending resize and with a resize in progress, by their conditions.
 fn resizes(current: &mut Current, pods: &dyn PodView) {
     let (mut deferred, mut infeasible, mut running) = (0, 0, 0);
     for pod in pods.pods() {
@@ -143,7 +143,7 @@ fn resizes(current: &mut Current, pods: &dyn PodView) {
     current.gauge("kubelet_pod_in_progress_resizes", help, [], [([], running)]);
 }
 
-/// The status that the node has last computed, or that of the API.
+/// The newest status that the node has computed, or the status in the API.
 fn current_status(pods: &dyn PodView, pod: &Pod) -> Option<PodStatus> {
     pod.metadata.uid.as_deref().and_then(|uid| pods.status(uid)).or_else(|| pod.status.clone())
 }

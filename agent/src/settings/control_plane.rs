@@ -193,8 +193,8 @@ settings! {
     tls_min_version: String = default "VersionTLS12", "VERSION";
     /// Cipher suites for TLS 1.2, by their names in Go. Those of TLS 1.3 are always in use.
     tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
-    /// Time without use after which a token in a Secret that Kubernetes before 1.24 made for a service account becomes
-    /// invalid. After the same time again, the Secret is deleted.
+    /// Time without use after which the token in an automatically created Secret of a service account (Kubernetes
+    /// before 1.24) becomes invalid. After the same time again, the Secret is deleted.
     legacy_service_account_token_clean_up_period: Age = default "8760h", "DURATION";
     /// Name of the node that joins from this machine. Its certificate may contain addresses of the API server.
     own_node: Option<String> = unset "", "NAME";
@@ -210,9 +210,9 @@ settings! {
     /// Addresses for LoadBalancer services of the class coracle.dev/address-pool. Nodes announce them in their network, so
     /// no other machine may use them.
     load_balancer_pool: Vec<IpNetwork> = default "", "CIDR";
-    /// Seconds for which pods without a toleration for it stay on a node that is not ready.
+    /// Seconds for which a pod without its own toleration of the taint not-ready stays on a node that is not ready.
     default_not_ready_toleration_seconds: i64 = default "300", "SECONDS";
-    /// Seconds for which pods without a toleration for it stay on a node that is unreachable.
+    /// Seconds for which a pod without its own toleration of the taint unreachable stays on an unreachable node.
     default_unreachable_toleration_seconds: i64 = default "300", "SECONDS";
     /// Time after which an event is deleted; at least 1s.
     event_ttl: Age = default "1h", "DURATION";

@@ -135,7 +135,7 @@ impl Parser<'_> {
         self.file.insert(NODE, "register-with-taints", FileValue::List(taints), place);
     }
 
-    /// Converts reservations, which are objects in this file, to the texts of the setting: the form of the kubelet's flag.
+    /// Converts reservations, which are objects in this file, to texts in the form of the kubelet's flag.
     fn reserved_memory(&mut self, path: &str, value: &Value) {
         let reservation = |value: &Value| {
             let fields = value.as_mapping()?;

@@ -123,21 +123,22 @@ settings! {
     /// Exclusive CPUs for containers of Guaranteed pods that request whole CPUs: none or static. static needs reserved
     /// cpu. Before a change, drain the node and delete cpu_manager_state in the state directory.
     cpu_manager_policy: resource_managers::CpuPolicy = default "none", "POLICY";
-    /// Options of the policy static, true or false: full-pcpus-only, strict-cpu-reservation, prefer-align-cpus-by-uncorecache,
-    /// distribute-cpus-across-numa; with the feature gate CPUManagerPolicyAlphaOptions also align-by-socket and
-    /// distribute-cpus-across-cores.
+    /// Options of the policy static, each true or false: full-pcpus-only, strict-cpu-reservation,
+    /// prefer-align-cpus-by-uncorecache, distribute-cpus-across-numa; with the feature gate
+    /// CPUManagerPolicyAlphaOptions also align-by-socket and distribute-cpus-across-cores.
     cpu_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
     /// Memory of few NUMA nodes for containers of Guaranteed pods: None or Static. Static needs reserved-memory. Before a
     /// change, drain the node and delete memory_manager_state in the state directory.
     memory_manager_policy: resource_managers::MemoryPolicy = default "None", "POLICY";
-    /// Memory reserved for the system by NUMA node, for the policy Static: 0:memory=1Gi. All together must be the memory in
-    /// system-reserved, kube-reserved and eviction-hard.
+    /// Memory reserved for the system by NUMA node, for the policy Static, such as 0:memory=1Gi. The sum must equal the
+    /// memory in system-reserved, kube-reserved and eviction-hard.
     reserved_memory: resource_managers::MemoryReservations = default "", "MEMORY";
     /// How strictly CPUs and memory must be on the same NUMA nodes: none, best-effort, restricted or single-numa-node.
     topology_manager_policy: resource_managers::TopologyPolicy = default "none", "POLICY";
     /// What the topology manager aligns: each container, or all containers of a pod.
     topology_manager_scope: resource_managers::TopologyScope = default "container", "SCOPE";
-    /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (a number from 8).
+    /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (8 or
+    /// more).
     topology_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
     /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods:
     /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each a quantity or a percentage. A

@@ -125,8 +125,8 @@ pub(super) fn decide(node: &NodeSettings, gates: &FeatureGates) -> anyhow::Resul
     })
 }
 
-/// The amounts that are reserved for the system and for the node's own processes. As in the kubelet, the number of
-/// reserved CPUs replaces both amounts of cpu.
+/// The amounts that are reserved for the system and for the node's own processes. As in the kubelet, the number of the
+/// CPUs in reserved-cpus replaces both amounts of cpu.
 pub(super) fn reserved(node: &NodeSettings) -> [BTreeMap<String, String>; 2] {
     let (mut system, mut own) = (node.system_reserved.0.clone(), node.kube_reserved.0.clone());
     if let Some(cpus) = reserved_cpus(node) {

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Numbers above it are refused, because a range allocates memory for each of its numbers. The kernel has at most 8,192
-/// CPUs (`NR_CPUS`).
+/// Maximum number of a CPU. Larger numbers are refused, because a range allocates memory for each of its numbers. The
+/// kernel has at most 8,192 CPUs (`NR_CPUS`).
 const MAX_NUMBER: u32 = 65_535;
 
 /// A set of CPU numbers.
@@ -15,7 +15,7 @@ const MAX_NUMBER: u32 = 65_535;
 #[serde(try_from = "String", into = "String")]
 pub struct CpuSet(BTreeSet<u32>);
 
-/// A text is not a list of CPUs.
+/// The text is not a list of CPUs.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a list of CPUs such as 0-3,7")]
 pub struct CpuSetError(String);

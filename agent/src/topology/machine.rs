@@ -1,7 +1,7 @@
 //! CPUs, cores, caches, sockets and NUMA nodes of a machine, read from sysfs.
 //!
-//! Values and rules are those of cAdvisor (`info/v1/machine.go`, `utils/sysinfo`) and of
-//! `pkg/kubelet/cm/cpumanager/topology`, from which the kubelet takes them. Only online CPUs count.
+//! As in the kubelet, the rules are those of cAdvisor (`info/v1/machine.go`, `utils/sysinfo`) and of
+//! `pkg/kubelet/cm/cpumanager/topology`. Only online CPUs count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::CpuSet;
 use super::numa_mask::MAX_NODE;
 
-/// Where a CPU is.
+/// NUMA node, socket, core and cache of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cpu {
     pub(crate) numa: u32,
@@ -75,7 +75,7 @@ pub enum MachineError {
         path: PathBuf,
     },
     /// The number of a NUMA node is too large.
-    #[error("NUMA node {0} has a number above 63, which cannot be used")]
+    #[error("cannot use NUMA node {0}: the highest supported number is 63")]
     NodeNumber(u32),
 }
 
@@ -125,7 +125,7 @@ impl CpuTopology {
         self.cpus.len().checked_div(self.parts(level).len()).unwrap_or(0)
     }
 
-    /// These CPUs with their places, without unknown ones.
+    /// These CPUs with their places. CPUs that are not in the topology are left out.
     pub(crate) fn keep(&self, cpus: &CpuSet) -> BTreeMap<u32, Cpu> {
         cpus.iter().filter_map(|number| Some((number, *self.get(number)?))).collect()
     }
@@ -173,14 +173,14 @@ fn place(dir: &Path, cpu: u32, (numa, online): (u32, &CpuSet)) -> Cpu {
     let dir = dir.join("topology");
     let siblings = cpu_list(&dir.join("thread_siblings_list")).unwrap_or_default().intersection(online);
     let core = siblings.iter().next().unwrap_or(cpu);
-    // Some virtual machines and boards have no file, or -1 in it.
+    // On some virtual machines and boards the file is absent or contains -1.
     let socket = text(&dir.join("physical_package_id")).ok().and_then(|text| text.trim().parse().ok());
     let socket = socket.unwrap_or(0);
     Cpu { numa, socket, core, cache: socket }
 }
 
-/// Sets the cache of CPUs that share a level-3 cache with other cores, but not with the whole NUMA node. Other CPUs keep
-/// the number of their socket.
+/// Sets the cache of each CPU that shares a level-3 cache with other cores but not with the whole NUMA node. The other
+/// CPUs keep the number of their socket as the number of their cache.
 fn share_caches(cpus: &mut BTreeMap<u32, Cpu>, cpu_dir: &Path, online: &CpuSet) {
     let topology = CpuTopology::new(cpus.clone());
     for (number, cpu) in cpus {

@@ -1,9 +1,10 @@
 //! Merge of hints into one NUMA affinity, as the policies of the topology manager do. Pure.
 //!
-//! Source: `pkg/kubelet/cm/topologymanager/policy*.go` and `numa_info.go`. Upstream visits each combination of the hints
-//! of all resources. Their number is a product, and a pod with several sizes of huge pages can make it huge on a machine
-//! with eight NUMA nodes. Here the resources are merged one after the other, and equal intermediate results are kept once.
-//! The result is the same: a combination matters only by the intersection of its masks and by whether it is preferred.
+//! Source: `pkg/kubelet/cm/topologymanager/policy*.go` and `numa_info.go`. Upstream visits each combination of the
+//! hints of all resources. Their number is the product of the numbers of hints. On a machine with eight NUMA nodes, a
+//! pod with several sizes of huge pages can make it too large. Here the resources are merged one after the other, and
+//! equal intermediate results are kept once. The result is the same: a combination matters only by the intersection of
+//! its masks and by whether it is preferred.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +19,8 @@ pub(crate) struct Hint {
     pub(crate) preferred: bool,
 }
 
-/// Hints by the name of the resource. A resource without an entry has no preference. One with an empty list cannot be
-/// satisfied by any nodes.
+/// Hints by the name of the resource. A resource without an entry has no preference. An empty list means that no nodes
+/// can satisfy the request.
 pub(crate) type Hints = BTreeMap<String, Vec<Hint>>;
 
 /// How strictly resources must be on the same NUMA nodes.
@@ -36,13 +37,13 @@ pub enum TopologyPolicy {
     SingleNumaNode,
 }
 
-/// What one level of the merge must know of a combination of hints.
+/// The properties of a combination of hints that decide about the result of the merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Combination {
     /// The intersection of all masks.
     nodes: NumaMask,
-    /// The first mask, while all masks are equal: only then the combination can be preferred. None for a combination that
-    /// is not preferred, so that there is one for each intersection.
+    /// The mask of the hints, if all masks are equal: only then the combination can be preferred. None for a
+    /// combination that is not preferred, so that equal intersections are kept once.
     first: Option<NumaMask>,
     preferred: bool,
 }
@@ -51,7 +52,7 @@ struct Combination {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NumaNodes {
     pub(crate) all: NumaMask,
-    /// By node and other node. None: fewer nodes with lower numbers are preferred, without regard to distances.
+    /// Distances by node and other node. None: distances do not matter; fewer nodes with lower numbers are preferred.
     pub(crate) distances: Option<BTreeMap<u32, BTreeMap<u32, u64>>>,
 }
 
@@ -144,7 +145,8 @@ impl Combination {
 struct Merge<'a> {
     numa: &'a NumaNodes,
     ignores_distances: bool,
-    /// Number of nodes that the resource needs which needs the most: the best size of a result that is not preferred.
+    /// Each resource needs a minimum number of nodes. This is the largest of these minimums, and the best size of a
+    /// result that is not preferred.
     narrowest: usize,
 }
 
@@ -159,8 +161,8 @@ impl Merge<'_> {
         if takes_next { next } else { best }
     }
 
-    /// Whether a result that is not preferred is better than another one: by its number of nodes as near below
-    /// [`Self::narrowest`] as possible.
+    /// Whether `next` is better than `best`, if neither is preferred. The best number of nodes is [`Self::narrowest`],
+    /// then the largest number below it, then the smallest number above it.
     fn is_nearer(&self, next: NumaMask, best: NumaMask) -> bool {
         use std::cmp::Ordering::{Equal, Greater, Less};
         let (count, goal) = (next.count(), self.narrowest);

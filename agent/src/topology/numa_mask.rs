@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[serde(from = "Vec<u32>", into = "Vec<u32>")]
 pub(crate) struct NumaMask(u64);
 
-/// Highest number of a NUMA node that a mask can have.
+/// Highest number of a NUMA node that a mask can contain.
 pub(crate) const MAX_NODE: u32 = 63;
 
 // === impl NumaMask ===

@@ -1,8 +1,8 @@
 //! State files of the CPU manager and the memory manager, with the kubelet's names, format and checks.
 //!
 //! A state of another policy prevents the start, as upstream: running containers may hold resources that the new policy
-//! does not know. A state of the same policy without resources of containers is replaced instead of checked. The checksum
-//! is 0, which the kubelet accepts. A file is replaced as a whole, so it is never half written.
+//! does not know. A state of the same policy without resources of containers is not checked but replaced. The checksum
+//! is 0, which the kubelet accepts. A file is replaced atomically, so it is never incomplete.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::{bounded, json_file};
 /// Maximum size in bytes.
 const MAX_SIZE: u64 = 16 << 20;
 
-/// Why the state of an earlier start cannot be used.
+/// Why a state file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
     /// The file cannot be read.

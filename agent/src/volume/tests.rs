@@ -458,7 +458,7 @@ fn files_of_a_new_pod_are_written_once() {
         let ctx = machine.context();
         let mut second = pod(json!([{"name": "v", "configMap": {"name": "c"}}]));
         mount_all(&ctx, &second).await.expect("mounted");
-        // The object is known now: its first answer is not a change for this pod.
+        // The first answer about a known object is not a change for this pod.
         second.metadata.uid = Some("u2".to_owned());
         let volumes = mount_all(&ctx, &second).await.expect("mounted");
         let file = volumes.host_path("v").expect("a volume").join("key");

@@ -194,9 +194,9 @@ impl FlowSelector {
         }
     }
 
-    /// The requests whose lists together contain all these connections. A probe with a result makes the later requests
-    /// unnecessary. A connection must meet all conditions of a filter, so each end of the connections needs its own
-    /// list.
+    /// The requests whose lists together contain all these connections. If a probe returns a connection, the later
+    /// requests are unnecessary. A connection must meet all conditions of a filter, so each end of the connections
+    /// needs its own list.
     fn dump_requests(self) -> Vec<DumpRequest> {
         let Self::Of(address) = self else {
             return vec![DumpRequest { filter: Attributes::default(), is_probe: false }];

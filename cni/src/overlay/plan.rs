@@ -216,8 +216,8 @@ pub(crate) fn wanted<'a>(
 /// Whether pods of a peer use a family of addresses.
 ///
 /// A peer with ranges of both families uses only the families of the addresses that it announces. Its ranges do not
-/// prove more, because the cluster assigns ranges of both families also to a flannel node that is configured for one.
-/// A peer with ranges of one family uses that family, independent of its announced addresses.
+/// show which families it uses: the cluster also assigns ranges of both families to a flannel node that is configured
+/// for one family. A peer with ranges of one family uses that family, independent of its announced addresses.
 fn uses_family(peer: &Peer, v6: bool) -> bool {
     let announces = |v6: bool| peer.ends.iter().any(|end| end.ip.is_ipv6() == v6);
     let has_range = |v6: bool| peer.cidrs.iter().any(|cidr| cidr.is_ipv6() == v6);

@@ -1,5 +1,6 @@
-//! TLS clients that accept every certificate: probes of pods, requests to pods and nodes on behalf of users, registries
-//! with `skip_verify`. Such a connection is encrypted, but the identity of the server is not checked.
+//! A verifier for TLS clients that accept every certificate: probes of pods, requests to pods and nodes on behalf of
+//! users, and registries with `skip_verify`. Such a connection is encrypted, but the client does not check the identity
+//! of the server.
 
 use std::sync::Arc;
 
@@ -8,7 +9,8 @@ use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signat
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-/// Accepts every certificate of a server. The server must have its private key.
+/// Accepts every certificate of a server. The handshake still proves that the server has the private key of the
+/// certificate.
 #[derive(Debug)]
 pub struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! Streams whose client has closed the connection while nothing reads the data that the client sent before.
+//! Detects streams whose client has closed the connection while earlier data of the client is still unread.
 //!
 //! A stream notices the end of a connection only after it has read all data before the end. A stream that waits for a
 //! slow receiver does not read, so it would hold its memory and descriptors until the receiver continues. Therefore the
@@ -29,8 +29,8 @@ use crate::observed::{Observe, Observed};
 
 /// Interval of the checks of a stream that does not read.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Number of intervals without a read after which a stream is abandoned, if its client is gone. It leaves time to read
-/// the data of a client that only closed its side for writing, because such a client waits for the answer.
+/// Number of intervals without a read after which a stream is abandoned, if its client is gone. A client that has only
+/// closed its side for writing waits for the answer, so this leaves time to read its data.
 const IDLE_INTERVALS: u32 = 3;
 
 /// The socket of a connection. None before the connection has a stream, and after the stream's end.
@@ -49,7 +49,7 @@ pub(crate) struct SocketOwner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientState {
     Connected,
-    /// The client has closed its side for writing, or all of it. Data before that may not have been read.
+    /// The client has closed its side for writing, or all of it. Earlier data may still be unread.
     Closing,
     /// Both sides are closed, or the connection is broken.
     Closed,

@@ -1,7 +1,7 @@
 //! Fault points: named places at which a test aborts the process, to check the recovery of the next one.
 //!
 //! A point follows every step of the runtime, of the network plugins, of the service proxy and of the network policies
-//! that changes the kernel or the disk. Without a test it costs one pointer comparison.
+//! that changes the kernel or the disk. Outside of tests a point costs one pointer comparison.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -322,9 +322,8 @@ pub(crate) fn fitted_beside(container: &Container, fields: &[usize]) -> Containe
     fitted(container.clone(), MAX_CONTENT.saturating_sub(used))
 }
 
-/// The container, without its longest fields if a message has no room for them. While no plugin is connected, a user
-/// can create a container that no message has room for. Such a container must not prevent plugins from joining or from
-/// receiving events.
+/// The container, without its longest fields if it is too large for a message. While no plugin is connected, a user can
+/// create such a container. It must not prevent plugins from joining or from receiving events.
 fn fitted(mut container: Container, room: usize) -> Container {
     let steps: [fn(&mut Container); 3] = [
         |container| (container.env, container.args) = (Vec::new(), Vec::new()),

@@ -1,13 +1,13 @@
 //! Accepts the `:authority` of gRPC clients that send the path of a Unix socket.
 //!
-//! Clients that are built on the C core (Python, C++, Ruby) and Go's clients of older device plugins send the path,
-//! most of them percent-encoded. RFC 9110 allows neither a percent sign nor a slash in a host, so the HTTP library
-//! resets the stream with PROTOCOL_ERROR. Servers in other languages accept it, and no server of a Unix socket uses the
-//! value. So these characters are replaced before the library reads them.
+//! Clients that are built on the C core (Python, C++, Ruby) and Go clients in older device plugins send the path,
+//! usually percent-encoded. RFC 9110 allows neither a percent sign nor a slash in a host, so the HTTP library resets
+//! the stream with PROTOCOL_ERROR. Servers in other languages accept such a value, and no server of a Unix socket uses
+//! it. So these characters are replaced before the library reads them.
 //!
 //! The bytes are changed in place: no frame and no entry of the HPACK table changes its size, and nothing is buffered.
-//! The C core sends the header plain, Go's clients with the Huffman code, in which the replaced characters have codes
-//! of the same length.
+//! The C core sends the header as plain text. Go clients encode it with the Huffman code, in which each character and
+//! its replacement have codes of the same length.
 
 mod hpack;
 

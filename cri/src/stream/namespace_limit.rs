@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum permits of one namespace, as a multiple of the free permits. So a namespace has at most three quarters of
-/// all.
+/// Maximum number of permits of one namespace, as a multiple of the free permits. So a namespace can take at most three
+/// quarters of all permits.
 const PER_FREE: usize = 3;
 
 /// The permits of a node. Clones share them.

@@ -80,8 +80,7 @@ pub(super) fn endpoint_name(endpoint: &Endpoint) -> String {
         (Some(name), _) if !name.is_empty() => name.to_lowercase(),
         (_, Some(address)) => {
             let name = address.to_string().replace(['.', ':'], "-");
-            // A host name cannot end with a dash. So the last zero of an address such as `fd00::` is written, as in
-            // CoreDNS.
+            // A host name cannot end with a dash, so an address such as `fd00::` gets a zero at its end, as in CoreDNS.
             if name.ends_with('-') { name + "0" } else { name }
         }
         _ => String::new(),

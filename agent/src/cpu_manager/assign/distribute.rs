@@ -1,4 +1,4 @@
-//! Even distribution of CPUs over NUMA nodes, if one node does not suffice. Pure.
+//! Even distribution of CPUs over NUMA nodes, for requests that one node cannot satisfy. Pure.
 //!
 //! Source: `takeByTopologyNUMADistributed` of `pkg/kubelet/cm/cpumanager/cpu_assignment.go` (KEP-2902).
 
@@ -21,13 +21,13 @@ pub(crate) struct Distribution {
 /// NUMA nodes that share a request.
 struct Choice {
     nodes: Vec<u32>,
-    /// Nodes that get the CPUs which cannot be divided by the number of nodes.
+    /// Nodes that give the remainder of the division of the CPUs by the number of nodes.
     remainder: Vec<u32>,
-    /// Standard deviation of the free CPUs that the nodes have afterwards, in thousandths.
+    /// Standard deviation, in thousandths, of the numbers of CPUs that stay free on the nodes.
     balance: i64,
 }
 
-/// Chooses CPUs, with the same number on each of as few NUMA nodes as possible. If this is not possible, CPUs are packed.
+/// Chooses the same number of CPUs on each of as few NUMA nodes as possible. If this is not possible, CPUs are packed.
 ///
 /// # Errors
 /// When fewer CPUs are available.
@@ -115,7 +115,8 @@ fn balanced(free: &BTreeMap<u32, usize>, nodes: &[u32], request: Distribution) -
     best
 }
 
-/// The balance after these nodes gave the remainder, one group each in turn. None if they have too few CPUs.
+/// The balance after these nodes have given the remainder, one group of CPUs each in turn. None if they have too few
+/// CPUs.
 fn with_remainder(
     mut left: BTreeMap<u32, usize>,
     takers: &[u32],

@@ -118,7 +118,7 @@ fn memory_of_init_containers_is_used_again() {
     reuse(&mut reusable, "u", &init, true);
     state.store("u", &spec, "i", init);
     assert_eq!(free(&state), [0, GIB + GIB / 2]);
-    // The affinity alone has too few free bytes; with those of the init container it suffices.
+    // The nodes of the affinity have too few free bytes. Together with the bytes of the init container they suffice.
     let main = state.allocate(&memory(GIB / 2), at, &reusable).unwrap();
     reuse(&mut reusable, "u", &main, false);
     state.store("u", &spec, "a", main);

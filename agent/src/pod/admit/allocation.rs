@@ -7,7 +7,7 @@ use crate::pod::state::Verdict;
 use crate::resource_managers::ResourceManagers;
 use crate::topology::AllocationError;
 
-/// Allocates the resources of a pod, which must have passed all other checks.
+/// Allocates the resources of a pod. The pod must have passed all other checks of the admission.
 pub(crate) fn allocate(pod: &Pod, managers: &ResourceManagers) -> Result<(), Verdict> {
     managers.admit(pod).map_err(|error| rejection(&error))
 }

@@ -12,8 +12,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) pod: &'a Pod,
     /// Resources that other pods hold.
     pub(crate) used: UsedResources,
-    /// Extended resources of device plugins. Their devices are allocated after the admission, which fails if they do
-    /// not suffice.
+    /// Extended resources of device plugins. Their devices are allocated after the admission, and the pod is rejected
+    /// if they do not suffice.
     pub(crate) managed: Vec<String>,
     /// The Node object, once known.
     pub(crate) node: Option<&'a Node>,

@@ -54,8 +54,8 @@ pub(crate) type OwnPort = (Protocol, u16, &'static str);
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     listed: Vec<(Protocol, Vec<Listener>)>,
-    /// The owners of sockets, by inode. A search reads the open files of all processes of the host's network. Its
-    /// result is kept, because many services may have the same used port.
+    /// The owners of sockets, by inode. A search reads the open files of all processes in the host's network namespace.
+    /// Its result is cached, because many services may have the same used port.
     owners: HashMap<u32, String>,
 }
 

@@ -49,9 +49,9 @@ impl Job {
         errors.extend(unmounted.map_err(ApplyError::Volume).err());
         let removed = self.node.cgroups.remove_pod(&self.uid).await;
         match removed {
-            // A volume that cannot be unmounted does not keep CPUs and memory.
+            // CPUs and memory are released even if a volume cannot be unmounted.
             Ok(()) => self.node.managers.release(&self.uid),
-            // The cgroup may have processes on exclusive CPUs.
+            // CPUs and memory stay allocated, because the cgroup may have processes on exclusive CPUs.
             Err(error) => errors.push(ApplyError::Cgroup(error)),
         }
         errors

@@ -242,7 +242,7 @@ impl Job {
     /// The changes of the container's configuration for its devices.
     async fn device_options(&self, container: &Container) -> Result<DeviceOptions, NotStarted> {
         let options = self.node.devices.container_options(&self.pod, container);
-        // A plugin that does not answer must not delay the end of the pod.
+        // The end of the pod cancels the call: a plugin that does not answer must not delay it.
         match self.interrupt.run_until_cancelled(options).await {
             Some(options) => options.map_err(|error| NotStarted::config(chain(&error))),
             None => Err(NotStarted::config("the pod is ending")),

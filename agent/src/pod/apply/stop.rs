@@ -51,7 +51,8 @@ impl Job {
             }
         }
         if errors.is_empty() {
-            // The end of the pod is reported after all: the control plane may then give CPUs and devices to another pod.
+            // The end of the pod is reported only after these steps: then the control plane may give its CPUs and
+            // devices to another pod.
             self.node.managers.release(&self.uid);
             errors.extend(self.node.dra.unprepare(&self.uid).await.map_err(ApplyError::Claims).err());
             self.node.devices.release(&self.uid).await;

@@ -19,7 +19,7 @@ pub(crate) struct Parts {
     pub(crate) mounts: Vec<cri::Mount>,
     pub(crate) resources: cri::LinuxContainerResources,
     pub(crate) security: cri::LinuxContainerSecurityContext,
-    /// Devices of the node that it gets.
+    /// Devices of the node that the container gets.
     pub(crate) devices: Vec<cri::Device>,
     /// CDI ids of its devices.
     pub(crate) cdi_devices: Vec<String>,

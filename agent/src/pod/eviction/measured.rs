@@ -14,7 +14,8 @@ use super::{MIN_INTERVAL_FACTOR, usage};
 use crate::pod::NodeContext;
 use crate::server::{DiskUsageView, PodDiskUsage};
 
-/// Maximum time in which a client waits for measurements. They continue after that, for the next client.
+/// Maximum time for which a client waits for measurements. Measurements that take longer continue, and their results
+/// are for the next client.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Minimum interval of the measurements of a pod, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -24,7 +25,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 pub struct DiskUsages {
     node: Arc<NodeContext>,
     known: Arc<Mutex<Known>>,
-    /// Held by the task that measures.
+    /// The task that measures holds the lock, so only one task measures at a time.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -96,7 +97,7 @@ impl Known {
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
     }
 
-    /// Adds a measurement with its begin and its duration. A slow one is repeated later.
+    /// Adds a measurement with its start and its duration. After a slow measurement the next one is due later.
     fn add(&mut self, uid: &str, measured: PodDiskUsage, (begun, took): (Instant, Duration)) {
         let due = begun + INTERVAL.max(took * MIN_INTERVAL_FACTOR);
         self.0.insert(uid.to_owned(), (measured, due));

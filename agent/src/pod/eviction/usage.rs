@@ -40,7 +40,7 @@ pub(super) async fn with_layers(node: &NodeContext, pod: &Arc<Pod>, layers: Laye
     walked.unwrap_or_default()
 }
 
-/// Writable layers as the runtime counts them, by the uids of pods. `uid`: only those of this pod.
+/// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod.
 pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<String, Layers> {
     let label_selector = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())).into_iter().collect();
     let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });

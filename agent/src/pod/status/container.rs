@@ -33,9 +33,10 @@ pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<Conta
     containers.iter().map(|container| one(container, facts)).collect()
 }
 
-/// Statuses of init containers and sidecars. The API server refuses a status in which an ended init container runs again
-/// although its policy does not restart it, as after the loss of the sandbox. Such a container keeps its last status
-/// until its next end, but is not ready. Source: `ValidateInitContainerStateTransition` of `pkg/apis/core/validation`.
+/// Statuses of init containers and sidecars. After the loss of the sandbox, an init container runs again although its
+/// policy does not restart it. The API server refuses a status with this transition. So such a container keeps its last
+/// status until its next end, but is not ready. Source: `ValidateInitContainerStateTransition` of
+/// `pkg/apis/core/validation`.
 pub(super) fn init_statuses(shape: &Shape<'_>, facts: &Facts<'_>) -> Vec<ContainerStatus> {
     let mut all = statuses(shape.inits(), facts);
     if !may_restart_all(shape.spec) {

@@ -1,5 +1,5 @@
 //! Pods of an earlier agent, found in the runtime, the cgroup tree, the pod directories and the records of claims and
-//! devices. Each is adopted by the desired pod of its uid, or ended like a deleted one.
+//! devices. A desired pod with the same uid adopts such a pod. Otherwise the pod is ended like a deleted one.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -35,8 +35,8 @@ impl Worker {
     }
 }
 
-/// Whether a volume of the pod outlives the pod, or comes from the node or from an image. The SLI of starts does not
-/// include such pods. Source: `isStatefulPod` of the kubelet.
+/// Whether the pod has a volume of another kind than secret, config map, downward API, emptyDir and projected. The SLI
+/// of pod starts does not include such pods. Source: `isStatefulPod` of the kubelet.
 fn is_stateful(pod: &Pod) -> bool {
     let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.any(|volume| {
@@ -48,7 +48,7 @@ fn is_stateful(pod: &Pod) -> bool {
     })
 }
 
-/// The time that init containers have run. Sidecars still run and do not count.
+/// Total run time of the ended init containers. Running sidecars do not count.
 fn init_time(status: &PodStatus) -> Duration {
     let ends = status.init_container_statuses.iter().flatten().filter_map(terminated);
     let times = ends.filter_map(|end| {

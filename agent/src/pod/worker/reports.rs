@@ -65,7 +65,7 @@ impl Worker {
         }
     }
 
-    /// Rejects the pod: its devices cannot be allocated.
+    /// Rejects the pod because its devices cannot be allocated.
     fn reject(&mut self, verdict: Verdict) {
         if self.state.verdict.is_some() {
             return;

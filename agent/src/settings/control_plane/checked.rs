@@ -357,7 +357,7 @@ fn etcd(
         anyhow::ensure!(!has_files, "etcd-cafile, etcd-certfile and etcd-keyfile need etcd-servers");
         return Ok(None);
     }
-    // The message does not name the server: it would show the password.
+    // The message does not contain the URL of the server, because the URL may have a password.
     let has_credentials = servers.iter().any(|server| server.contains('@'));
     anyhow::ensure!(
         !has_credentials,

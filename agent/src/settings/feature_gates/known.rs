@@ -2,10 +2,10 @@
 //!
 //! Source: `test/compatibility_lifecycle/reference/versioned_feature_list.yaml` of Kubernetes.
 
-/// Gates that change something here. They are on by default.
+/// Gates that are switches here and on by default.
 pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "WatchList"];
 
-/// Gates that change something here. They are off by default.
+/// Gates that are switches here and off by default.
 pub(super) const SWITCHES_OFF: &[&str] = &["CPUManagerPolicyAlphaOptions"];
 
 /// Gates whose effect does not depend on their value here. The APIs of three of them follow `runtime-config`, and the

@@ -21,7 +21,7 @@ pub(super) enum Support {
     Port,
     /// It is `register-with-taints`.
     Taints,
-    /// It is `reserved-memory`.
+    /// An array of reservations, for the setting `reserved-memory`.
     ReservedMemory,
     /// It has no effect, and may only be unset or have one of these values.
     Only(&'static [&'static str]),

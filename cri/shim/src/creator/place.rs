@@ -50,8 +50,8 @@ pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<
     }
 }
 
-/// Makes a path whose last component alone is missing, if no directory above it is a link. Most mount points of an image
-/// are so. It takes a third of the system calls that resolve each component.
+/// Makes a path of which only the last component is missing, if no directory above it is a link. Most mount points of
+/// an image are such paths. This takes a third of the system calls that a resolution of each component takes.
 fn make_in_plain_directory(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> Option<()> {
     if path.components().any(|part| part == Component::ParentDir) {
         return None;

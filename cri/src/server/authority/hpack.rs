@@ -59,7 +59,7 @@ enum Coding {
         code: u8,
         bits: u8,
     },
-    /// A Huffman code of more than eight bits has begun, or the padding. The rest of the string is not changed.
+    /// The next bits are padding, or a Huffman code of more than eight bits. The rest of the string is not changed.
     Unknown,
 }
 
@@ -149,8 +149,8 @@ impl Coding {
         if plain { Self::Plain } else { Self::Huffman { code: 0, bits: 0 } }
     }
 
-    /// Processes a byte of an authority. Percent signs and slashes are changed, bit by bit: the next byte may not have
-    /// been received. The codes of other characters stay, and no code changes its length (RFC 7541, appendix B).
+    /// Processes a byte of an authority. Replaces percent signs and slashes bit by bit, because the rest of a code may
+    /// not have been received yet. No code changes its length (RFC 7541, appendix B).
     fn process(&mut self, byte: &mut u8) {
         match self {
             Self::Plain if matches!(*byte, b'%' | b'/') => *byte = b'-',
@@ -169,7 +169,8 @@ impl Coding {
         let mut set = 0;
         (*code, *bits) = (*code << 1 | bit, *bits + 1);
         match (*bits, *code) {
-            // The begin of a space and of a percent sign. With the bit set, it is that of a hyphen and of a full stop.
+            // The first bits of a space and of a percent sign. With the last bit set, they are the first bits of a
+            // hyphen and of a full stop.
             (5, 0b01010) => set = 1,
             // A slash becomes the digit 3.
             (6, 0b011000) => set = 1,
