@@ -452,3 +452,20 @@ async fn a_container_does_not_start_before_its_devices_are_recorded() {
     assert_eq!(agent.env(&pod, 0).await, "a");
     assert!(records.join("p.json").exists());
 }
+
+#[tokio::test]
+async fn an_ended_plugin_without_pods_is_forgotten_after_the_grace_period() {
+    let dir = dir();
+    let mut agent = Agent::start(dir.path(), "boot");
+    let dongles = Dongles::new(&[("a", true)]);
+    let _serving = dongles.serve(dir.path(), "dongle.sock");
+    let _registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
+    agent.has(1, 1).await;
+    dongles.end();
+    agent.has(1, 0).await;
+    // It requires PreStartContainer, so it is known until then.
+    let number = agent.devices.state().plugins.get(NAME).map(|(number, _)| *number).unwrap();
+    tokio::time::pause();
+    agent.devices.clone().expire(NAME.to_owned(), number).await;
+    assert!(!agent.devices.state().plugins.contains_key(NAME));
+}

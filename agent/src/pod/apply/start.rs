@@ -83,6 +83,10 @@ impl Job {
                 Ok(image) => self.start(&shape, &container, &start, image).await,
                 Err(missing) => Err(NotStarted { waiting: missing.waiting, failed: missing.failed }),
             };
+            if started.is_err() && self.interrupt.is_cancelled() {
+                // The end of the pod may have interrupted the start, which has not failed then.
+                break;
+            }
             let failure = started.as_ref().err().map(|not| not.waiting.reason.as_str());
             self.node.metrics.container_started(kind_of(&shape, &start.name), failure);
             match started {
@@ -134,7 +138,12 @@ impl Job {
             removed.map_err(|s| NotStarted::new("CreateContainerError", s.message(), Failed::Start))?;
         }
         let made = self.container_config(shape, container, start.attempt, image).await;
-        let config = made.inspect_err(|not| self.record_failure(container, &not.waiting.message))?;
+        let config = made.inspect_err(|not| {
+            // The end of the pod may have interrupted the start.
+            if !self.interrupt.is_cancelled() {
+                self.record_failure(container, &not.waiting.message);
+            }
+        })?;
         let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
         let cpus = resources.map(|resources| resources.cpuset_cpus.clone()).unwrap_or_default();
         let parent = self.cgroup_parent(start).await.map_err(NotStarted::config)?;
