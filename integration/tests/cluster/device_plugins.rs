@@ -139,11 +139,12 @@ impl DevicePlugin for Dongle {
     }
 }
 
+/// With a grace period of zero, the API server would remove a deleted pod before the node has freed its device.
 fn pod(name: &str, node: Option<&str>, resource: &str) -> Value {
     let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"],
         "resources": {"limits": {resource: "1"}}});
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
-        "terminationGracePeriodSeconds": 0, "containers": [container], "nodeName": node}})
+        "terminationGracePeriodSeconds": 1, "containers": [container], "nodeName": node}})
 }
 
 /// A pod gets the device of a plugin, another one is rejected, and the health of the device is reported.
