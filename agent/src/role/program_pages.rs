@@ -107,6 +107,9 @@ fn unwritten(base: usize, header: Header) -> Option<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+    use tokio::task::JoinHandle;
+
     use super::*;
 
     #[cfg(target_pointer_width = "64")]
@@ -136,16 +139,28 @@ mod tests {
         assert_eq!(unwritten(usize::MAX, header(libc::PT_LOAD, read, u64::MAX, 1)), None);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn pages_are_released_after_changes_and_after_heartbeats_of_an_idle_node() {
+    /// A node that records the times at which pages are released.
+    struct Node {
+        changes: watch::Sender<()>,
+        heartbeats: watch::Sender<()>,
+        releases: mpsc::UnboundedReceiver<Duration>,
+        waiting: JoinHandle<()>,
+    }
+
+    fn node() -> Node {
         let (changes, changed) = watch::channel(());
         let (heartbeats, beat) = watch::channel(());
-        let (released, mut releases) = tokio::sync::mpsc::unbounded_channel();
+        let (released, releases) = mpsc::unbounded_channel();
         let started = tokio::time::Instant::now();
         let release = move || {
             let _delivered = released.send(started.elapsed());
         };
-        let waiting = tokio::spawn(when_idle(changed, beat, release));
+        Node { changes, heartbeats, releases, waiting: tokio::spawn(when_idle(changed, beat, release)) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pages_are_released_after_changes_and_after_heartbeats_of_an_idle_node() {
+        let Node { changes, heartbeats, mut releases, waiting } = node();
         tokio::task::yield_now().await;
         changes.send_replace(());
         tokio::time::sleep(REST / 2).await;
@@ -163,14 +178,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pages_stay_while_pods_change_after_a_heartbeat() {
-        let (changes, changed) = watch::channel(());
-        let (heartbeats, beat) = watch::channel(());
-        let (released, mut releases) = tokio::sync::mpsc::unbounded_channel();
-        let started = tokio::time::Instant::now();
-        let release = move || {
-            let _delivered = released.send(started.elapsed());
-        };
-        let waiting = tokio::spawn(when_idle(changed, beat, release));
+        let Node { changes, heartbeats, mut releases, waiting } = node();
         heartbeats.send_replace(());
         tokio::time::sleep(HEARTBEAT / 2).await;
         changes.send_replace(());

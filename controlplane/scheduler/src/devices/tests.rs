@@ -766,45 +766,43 @@ fn a_node_with_the_first_alternative_is_preferred() {
     assert_eq!(decide(&pod("q", "c"), &Profile::default(), &mut snapshot), Ok("b".to_owned()));
 }
 
+/// A version of a claim for two devices, without an allocation.
+fn claim_of_two(version: &str) -> Claim {
+    let mut claim = claim("two", exactly(json!({"count": 2})));
+    claim.metadata.resource_version = Some(version.to_owned());
+    claim
+}
+
+/// Notes that the reserved devices were written into version 3 of the claim.
+fn write_allocation(devices: &Devices, reserved: &Reservations) {
+    let mut written = claim_of_two("3");
+    written.status.allocation.clone_from(&reserved[0].1);
+    devices.apply(|state| state.update(&reserved[0].0, written));
+}
+
 #[test]
 fn a_released_claim_keeps_no_devices_although_the_watch_skipped_its_allocation() {
     let devices = devices();
-    let of = |version: &str| {
-        let mut claim = claim("two", exactly(json!({"count": 2})));
-        claim.metadata.resource_version = Some(version.to_owned());
-        claim
-    };
-    put(&devices, of("1"));
+    put(&devices, claim_of_two("1"));
     let reserved = devices.reserve(&devices.of_pod(&pod("p", "two")).unwrap(), &properties("a")).unwrap();
-    let mut written = of("3");
-    written.status.allocation.clone_from(&reserved[0].1);
-    devices.apply(|state| state.update(&reserved[0].0, written));
-    put(&devices, of("2"));
+    write_allocation(&devices, &reserved);
+    put(&devices, claim_of_two("2"));
     assert_ne!(devices.lock().allocated, Allocated::default(), "the state is older than the allocation");
-    let mut written = of("3");
-    written.status.allocation.clone_from(&reserved[0].1);
-    devices.apply(|state| state.update(&reserved[0].0, written));
-    put(&devices, of("4"));
+    write_allocation(&devices, &reserved);
+    put(&devices, claim_of_two("4"));
     assert_eq!(devices.lock().allocated, Allocated::default());
 }
 
 #[test]
 fn a_pod_that_is_not_bound_keeps_its_written_devices_while_the_watch_is_behind() {
     let devices = devices();
-    let of = |version: &str| {
-        let mut claim = claim("two", exactly(json!({"count": 2})));
-        claim.metadata.resource_version = Some(version.to_owned());
-        claim
-    };
-    put(&devices, of("1"));
+    put(&devices, claim_of_two("1"));
     let reserved = devices.reserve(&devices.of_pod(&pod("p", "two")).unwrap(), &properties("a")).unwrap();
-    let mut written = of("3");
-    written.status.allocation.clone_from(&reserved[0].1);
-    devices.apply(|state| state.update(&reserved[0].0, written));
+    write_allocation(&devices, &reserved);
     // The claim has a finalizer, but no allocation yet.
-    devices.apply(|state| state.put_changed(of("2")));
+    devices.apply(|state| state.put_changed(claim_of_two("2")));
     devices.release(&reserved);
     assert_ne!(devices.lock().allocated, Allocated::default());
-    devices.apply(|state| state.put_changed(of("4")));
+    devices.apply(|state| state.put_changed(claim_of_two("4")));
     assert_eq!(devices.lock().allocated, Allocated::default(), "the claim is released");
 }
