@@ -11,6 +11,11 @@ use nix::sys::stat::Mode;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// Bytes of a process's command line that are read. The programs of this node have their directories in this part.
+const COMMAND_LINE_MAX: u64 = 16 << 10;
+/// Maximum bytes of another file of a process's directory in /proc.
+const FILE_MAX: u64 = 16 << 20;
+
 /// A process, and its directory in /proc.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -66,10 +71,14 @@ impl Process {
         Ok(openat(&self.directory, name, flags | OFlag::O_CLOEXEC, Mode::empty())?.into())
     }
 
-    /// Reads a file of the process's directory in /proc. The kernel limits its size.
+    /// Reads a file of the process's directory in /proc; `FileTooLarge` above 16 MiB. A process can have a mountinfo of
+    /// a hundred thousand long lines (`fs.mount-max`).
     pub(crate) fn read(&self, name: &str) -> io::Result<String> {
         let mut text = Vec::new();
-        self.file(name, OFlag::O_RDONLY)?.read_to_end(&mut text)?;
+        self.file(name, OFlag::O_RDONLY)?.take(FILE_MAX + 1).read_to_end(&mut text)?;
+        if text.len() as u64 > FILE_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
@@ -107,6 +116,15 @@ pub(crate) fn send(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The first 16 KiB of a process's command line (proc_pid_cmdline(5)); empty after its end. Any process can declare all
+/// of its memory to be its command line (`PR_SET_MM_MAP`).
+pub(crate) fn command_line(pid: i32) -> Vec<u8> {
+    let mut line = Vec::new();
+    let read = File::open(format!("/proc/{pid}/cmdline"))
+        .and_then(|file| file.take(COMMAND_LINE_MAX).read_to_end(&mut line));
+    if read.is_ok() { line } else { Vec::new() }
 }
 
 /// Whether a process has not ended. A zombie has ended.
@@ -154,6 +172,23 @@ mod tests {
                 "{absent}"
             );
         }
+    }
+
+    #[test]
+    fn the_beginning_of_a_long_command_line_is_read() {
+        let long = "x".repeat(100 << 10);
+        let mut command = std::process::Command::new("sh");
+        // The shell waits for the end of its input.
+        command.args(["-c", "read x", &long, &long, &long]).stdin(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let read = || super::command_line(pid);
+        // The kernel shows the command line a moment after the exec.
+        assert!((0..100_000).any(|_| read().starts_with(b"sh\0-c\0read x\0xx")));
+        assert_eq!(read().len() as u64, super::COMMAND_LINE_MAX);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(read(), b"");
     }
 
     #[test]
