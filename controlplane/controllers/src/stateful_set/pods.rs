@@ -83,6 +83,7 @@ pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::revision_history::template_of;
 
     #[test]
     fn a_template_with_fields_of_a_wrong_type_makes_a_pod() {
@@ -97,5 +98,27 @@ mod tests {
             assert_eq!(pod["spec"], json!({"hostname": "db-0"}), "{template}");
             assert_eq!(pod["metadata"]["generateName"], "db-", "{template}");
         }
+    }
+
+    /// CVE-2026-2270: the metadata in a revision chose the namespace and the owners of a pod.
+    #[test]
+    fn cve_2026_2270_a_revision_determines_no_namespace_and_no_owner() {
+        let set = json!({"metadata": {"name": "db", "namespace": "own", "uid": "u"}});
+        let set: StatefulSet = serde_json::from_value(set).unwrap();
+        let foreign = json!({"name": "x", "namespace": "victim", "ownerReferences": [{"uid": "v"}]});
+        let template = json!({"metadata": foreign, "spec": {"containers": [{"image": "i"}]}});
+        let revision = json!({
+            "metadata": {"name": "r"},
+            "revision": 1,
+            "data": {"metadata": foreign, "spec": {"template": template, "serviceName": "y"}},
+        });
+        let revision = serde_json::from_value(revision).unwrap();
+        let pod = new_pod(&set, 0, &template_of(&revision), "r");
+        assert_eq!(pod["spec"], json!({"containers": [{"image": "i"}], "hostname": "db-0"}));
+        let metadata = pod["metadata"].as_object().unwrap();
+        let names: std::collections::BTreeSet<&str> = metadata.keys().map(String::as_str).collect();
+        assert_eq!(names, ["generateName", "labels", "name", "ownerReferences"].into());
+        assert_eq!(metadata["name"], "db-0");
+        assert_eq!(metadata["ownerReferences"], json!([set.controller_reference()]));
     }
 }
