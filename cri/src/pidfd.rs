@@ -74,18 +74,23 @@ impl Process {
     /// Reads a file of the process's directory in /proc; `FileTooLarge` above 16 MiB. A process can have a mountinfo of
     /// a hundred thousand long lines (`fs.mount-max`).
     pub(crate) fn read(&self, name: &str) -> io::Result<String> {
-        let mut text = Vec::new();
-        self.file(name, OFlag::O_RDONLY)?.take(FILE_MAX + 1).read_to_end(&mut text)?;
-        if text.len() as u64 > FILE_MAX {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        text_of(self.file(name, OFlag::O_RDONLY)?, FILE_MAX)
     }
 
     /// Waits for the end of the process. Cancel safe.
     pub(crate) async fn ended(&self) -> io::Result<()> {
         watch(self.pidfd.try_clone()?)?.readable().await.map(drop)
     }
+}
+
+/// The text of a file of at most `max` bytes; `FileTooLarge` for a larger one.
+fn text_of(file: impl io::Read, max: u64) -> io::Result<String> {
+    let mut text = Vec::new();
+    file.take(max + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > max {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Opens a process; `NotFound` if the pid is unused.
@@ -172,6 +177,13 @@ mod tests {
                 "{absent}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_of_a_process_has_a_limited_size() {
+        assert_eq!(super::text_of(&b"12345"[..], 5).unwrap(), "12345");
+        let error = super::text_of(std::io::repeat(b'x'), 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
     }
 
     #[test]
