@@ -22,6 +22,11 @@ use super::attributes;
 
 /// Maximum length of a path (`PATH_MAX`).
 const MAX_PATH: usize = 4095;
+/// Maximum bytes of the paths that are kept while an archive is written: those of deleted files, and of files with several
+/// names. A container determines their number and lengths. A restore refuses longer lists of deleted files.
+const NAMES_MAX: usize = 64 << 20;
+/// Bytes that count for each kept path in addition to its length.
+const NAME_OVERHEAD: usize = 64;
 
 /// Archives the contents of a writable layer. Returns the paths that it deletes from lower layers. Mount points are left
 /// out: they belong to the runtime.
@@ -37,6 +42,7 @@ pub(super) fn archive(
         archive: builder(BufWriter::new(File::create(to)?)),
         deleted: BTreeSet::new(),
         linked: HashMap::new(),
+        names_left: NAMES_MAX,
     };
     let mut place = Place::default();
     writing.add_directory(&File::open(upper)?, Path::new(""))?;
@@ -73,6 +79,8 @@ struct Writing<'a> {
     deleted: BTreeSet<PathBuf>,
     /// Files with several names: the first name, and the number of names not yet seen.
     linked: HashMap<(u64, u64), (PathBuf, u64)>,
+    /// Bytes that are left for the paths in `deleted` and `linked`.
+    names_left: usize,
 }
 
 /// Opens an entry as a path descriptor, without following a link. None if it is gone.
@@ -102,6 +110,11 @@ fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     Dir::new(openat2(layer, path, flags, Mode::empty(), resolve).ok()?).ok()
+}
+
+/// The part of [`NAMES_MAX`] that a path takes.
+fn cost(path: &Path) -> usize {
+    path.as_os_str().len() + NAME_OVERHEAD
 }
 
 fn header(metadata: &Metadata) -> Header {
@@ -138,13 +151,13 @@ impl Writing<'_> {
         let metadata = file.metadata()?;
         let kind = metadata.file_type();
         if kind.is_char_device() && metadata.rdev() == 0 {
-            self.deleted.insert(Path::new("/").join(path));
+            self.add_deleted(Path::new("/").join(path))?;
         } else if path.ancestors().any(|above| self.mounted.contains(above)) {
         } else if kind.is_dir() {
             self.add_directory(&file, path)?;
         } else if kind.is_socket() {
             // A socket without its listener has no use.
-        } else if let Some(first) = self.first_name(&metadata, path) {
+        } else if let Some(first) = self.first_name(&metadata, path)? {
             let mut header = header(&metadata);
             header.set_entry_type(EntryType::Link);
             header.set_size(0);
@@ -171,15 +184,40 @@ impl Writing<'_> {
     }
 
     /// The name under which a file with several names was archived first.
-    fn first_name(&mut self, metadata: &Metadata, path: &Path) -> Option<PathBuf> {
-        let more = metadata.nlink().checked_sub(1).filter(|more| *more > 0)?;
+    fn first_name(&mut self, metadata: &Metadata, path: &Path) -> io::Result<Option<PathBuf>> {
+        let more = metadata.nlink().saturating_sub(1);
+        if more == 0 {
+            return Ok(None);
+        }
         let file = (metadata.dev(), metadata.ino());
         let Some((first, left)) = self.linked.get_mut(&file) else {
+            self.keep(path)?;
             self.linked.insert(file, (path.to_owned(), more));
-            return None;
+            return Ok(None);
         };
         *left -= 1;
-        if *left > 0 { Some(first.clone()) } else { self.linked.remove(&file).map(|(first, _)| first) }
+        if *left > 0 {
+            return Ok(Some(first.clone()));
+        }
+        let first = self.linked.remove(&file).map(|(first, _)| first);
+        self.names_left += first.as_deref().map_or(0, cost);
+        Ok(first)
+    }
+
+    /// Takes the part of a path that is kept from the limit of all.
+    fn keep(&mut self, path: &Path) -> io::Result<()> {
+        let left = self.names_left.checked_sub(cost(path));
+        self.names_left = left.ok_or_else(|| {
+            let why = format!("the paths of its deleted and linked files take more than {NAMES_MAX} bytes");
+            io::Error::new(io::ErrorKind::FileTooLarge, why)
+        })?;
+        Ok(())
+    }
+
+    fn add_deleted(&mut self, path: PathBuf) -> io::Result<()> {
+        self.keep(&path)?;
+        self.deleted.insert(path);
+        Ok(())
     }
 
     /// Adds the attributes of the next entry.
@@ -226,7 +264,7 @@ impl Writing<'_> {
                 let is_there = || statat(there, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
                 if !matches!(name.to_bytes(), b"." | b"..") && !is_there() {
                     let name = OsStr::from_bytes(name.to_bytes());
-                    self.deleted.insert(Path::new("/").join(path).join(name));
+                    self.add_deleted(Path::new("/").join(path).join(name))?;
                 }
             }
         }
@@ -307,17 +345,54 @@ mod tests {
         assert_eq!(deleted.contains(Path::new("/gone")), whiteout);
     }
 
-    /// The paths hidden below `a/b`.
-    fn hidden_below(upper: &Path, lower: &[PathBuf]) -> BTreeSet<PathBuf> {
-        let mut writing = Writing {
+    /// An archive of nothing yet, with bytes left for names.
+    fn writing(lower: &[PathBuf], names_left: usize) -> Writing<'_> {
+        Writing {
             lower,
             mounted: BTreeSet::new(),
             archive: builder(BufWriter::new(tempfile::tempfile().expect("file"))),
             deleted: BTreeSet::new(),
             linked: HashMap::new(),
-        };
+            names_left,
+        }
+    }
+
+    /// The paths hidden below `a/b`.
+    fn hidden_below(upper: &Path, lower: &[PathBuf]) -> BTreeSet<PathBuf> {
+        let mut writing = writing(lower, NAMES_MAX);
         writing.add_hidden(&File::open(upper).expect("open"), Path::new("a/b")).expect("look");
         writing.deleted
+    }
+
+    #[test]
+    fn the_names_that_are_kept_are_limited() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (upper, lower) = (dir.path().join("upper"), dir.path().join("lower"));
+        for made in [&upper, &lower.join("a/b")] {
+            fs::create_dir_all(made).expect("make");
+        }
+        fs::write(lower.join("a/b/gone"), "").expect("write");
+        let lower = [lower];
+        let hide = |names_left: usize| {
+            let mut writing = writing(&lower, names_left);
+            writing.add_hidden(&File::open(&upper).expect("open"), Path::new("a/b"))
+        };
+        let needed = cost(Path::new("/a/b/gone"));
+        assert!(hide(needed).is_ok());
+        assert_eq!(hide(needed - 1).expect_err("too many").kind(), io::ErrorKind::FileTooLarge);
+
+        // The name of a linked file is kept until all of its names were archived.
+        fs::write(upper.join("one"), "").expect("write");
+        fs::hard_link(upper.join("one"), upper.join("two")).expect("link");
+        let metadata = fs::metadata(upper.join("one")).expect("there");
+        let [one, two] = ["one", "two"].map(Path::new);
+        let mut linking = writing(&[], cost(one));
+        assert_eq!(linking.first_name(&metadata, one).expect("kept"), None);
+        assert_eq!(linking.names_left, 0);
+        assert_eq!(linking.first_name(&metadata, two).expect("known").as_deref(), Some(one));
+        assert_eq!(linking.names_left, cost(one));
+        linking.names_left -= 1;
+        assert!(linking.first_name(&metadata, one).is_err());
     }
 
     #[test]
