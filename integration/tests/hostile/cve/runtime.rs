@@ -150,7 +150,7 @@ fn cve_2026_53495_children_of_a_probe_leave_no_descriptors() {
         let descriptors = || fs::read_dir(format!("/proc/{}/fd", cluster.pid())).unwrap().count();
         let probes = |number: usize| {
             eventually("probes", 60, || {
-                sh(cluster, "p", "wc -l </runs").trim().parse().is_ok_and(|runs: usize| runs >= number)
+                sh(cluster, "p", "wc -l </runs").trim().parse::<usize>().is_ok_and(|runs| runs >= number)
             });
         };
         probes(2);
