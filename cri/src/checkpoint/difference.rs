@@ -13,7 +13,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat, statat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, SeekFrom, openat, openat2, readlinkat, seek, statat,
+};
 use rustix::io::Errno;
 use tar::{Builder, EntryType, Header, HeaderMode};
 
@@ -27,6 +29,9 @@ const MAX_PATH: usize = 4095;
 const NAMES_MAX: usize = 64 << 20;
 /// Bytes that count for each kept path in addition to its length.
 const NAME_OVERHEAD: usize = 64;
+/// Maximum parts of a sparse file with data between its holes. The archive's builder has all of them in memory. A restore
+/// refuses more, where the end of the file counts as one.
+const SEGMENTS_MAX: usize = (1 << 16) - 1;
 
 /// Archives the contents of a writable layer. Returns the paths that it deletes from lower layers. Mount points are left
 /// out: they belong to the runtime.
@@ -110,6 +115,22 @@ fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     Dir::new(openat2(layer, path, flags, Mode::empty(), resolve).ok()?).ok()
+}
+
+/// Refuses a file with data in more than `most` parts between its holes. The file is read from its beginning afterwards.
+fn limit_segments(file: &File, most: usize) -> io::Result<()> {
+    let mut end = 0;
+    let next = || {
+        let start = seek(file, SeekFrom::Data(end)).ok()?;
+        end = seek(file, SeekFrom::Hole(start)).ok()?;
+        Some(())
+    };
+    if std::iter::from_fn(next).take(most + 1).count() > most {
+        let why = format!("a sparse file has more than {most} segments");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    seek(file, SeekFrom::Start(0))?;
+    Ok(())
 }
 
 /// The part of [`NAMES_MAX`] that a path takes.
@@ -234,6 +255,7 @@ impl Writing<'_> {
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
             .open(proc_path(file))?;
         let before = content.metadata()?;
+        limit_segments(&content, SEGMENTS_MAX)?;
         self.add_attributes(file, path)?;
         self.archive.append_file(path, &mut content)?;
         let after = content.metadata()?;
@@ -275,8 +297,8 @@ impl Writing<'_> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::io::Read;
-    use std::os::unix::fs::symlink;
+    use std::io::{Read, Seek as _};
+    use std::os::unix::fs::{FileExt as _, symlink};
 
     use nix::sys::stat::{Mode as NixMode, SFlag, makedev, mknod};
 
@@ -393,6 +415,20 @@ mod tests {
         assert_eq!(linking.names_left, cost(one));
         linking.names_left -= 1;
         assert!(linking.first_name(&metadata, one).is_err());
+    }
+
+    #[test]
+    fn the_segments_of_a_sparse_file_are_limited() {
+        let mut file = tempfile::tempfile().expect("file");
+        let data = [b'x'; 1 << 16];
+        for place in 0..3 {
+            file.write_all_at(&data, place << 22).expect("write");
+        }
+        assert!(limit_segments(&file, 3).is_ok());
+        assert_eq!(file.read(&mut [0; 1]).expect("read"), 1);
+        assert_eq!(file.stream_position().expect("position"), 1, "it is read from its beginning");
+        assert_eq!(limit_segments(&file, 2).expect_err("three").kind(), io::ErrorKind::FileTooLarge);
+        assert!(limit_segments(&tempfile::tempfile().expect("file"), 0).is_ok(), "an empty file");
     }
 
     #[test]
