@@ -201,8 +201,7 @@ impl PodClaims {
             let reasons: Vec<String> = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by: Changes::ALL })
         };
-        let in_use = self.exclusive.iter().any(|claim| usage.claim_users.contains_key(claim));
-        if in_use && profile.filters_by("VolumeRestrictions") {
+        if self.are_in_use(usage.claim_users) && profile.filters_by("VolumeRestrictions") {
             return refused(&[IN_USE], true);
         }
         let limited = profile.filters_by("NodeVolumeLimits") && !self.attached.is_empty();
@@ -219,6 +218,17 @@ impl PodClaims {
             let in_zone = self.bound.iter().flatten().all(|volume| is_in_zone(volume, node));
             if in_zone || !profile.filters_by("VolumeZone") { None } else { refused(&[ZONE_CONFLICT], false) }
         })
+    }
+
+    /// Whether another pod uses a claim that only one pod may use.
+    pub(crate) fn are_in_use(&self, claim_users: &HashMap<Key, usize>) -> bool {
+        self.exclusive.iter().any(|claim| claim_users.contains_key(claim))
+    }
+
+    /// Skips the check that other pods do not use the pod's claims. Upstream skips it if no pod used them at the
+    /// beginning of the decision, even if nominated pods that use them are added later.
+    pub(crate) fn skip_users(&mut self) {
+        self.exclusive.clear();
     }
 
     /// Whether the pod has no claims.

@@ -199,6 +199,24 @@ fn an_exclusive_claim_is_used_by_one_pod() {
 }
 
 #[test]
+fn a_nominated_pod_does_not_reserve_its_exclusive_claim() {
+    let mut exclusive = bound("c", "v");
+    exclusive["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    snapshot.volumes = volumes(&[exclusive], &[volume("v", "a")], &[]);
+    let user = json!([{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}]);
+    let other = fixture::pod("other", json!({"volumes": user}));
+    let decide = |snapshot: &mut Snapshot| {
+        let found = crate::decide::decide(&pod(&["c"]), &Profile::default(), snapshot);
+        found.map_err(|refused| refused.message)
+    };
+    snapshot.nominate(&other, "a");
+    assert_eq!(decide(&mut snapshot), Ok("a".to_owned()));
+    snapshot.place(&other, "a");
+    assert!(decide(&mut snapshot).unwrap_err().contains("ReadWriteOncePod"));
+}
+
+#[test]
 fn a_nodes_limit_of_volumes_per_driver_is_respected() {
     let mut volumes_ = Vec::new();
     for name in ["v", "w", "x"] {
