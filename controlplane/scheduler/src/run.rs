@@ -65,7 +65,8 @@ struct Scheduler {
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
-    marks: JoinSet<()>,
+    /// Requests about refused pods. Each returns the uid of the pod if the pod must be scheduled again.
+    marks: JoinSet<Option<String>>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
@@ -130,7 +131,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 scheduler.queue.volumes_changed(&changes, Instant::now());
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
-            Some(_) = scheduler.marks.join_next() => {}
+            Some(done) = scheduler.marks.join_next() => scheduler.marked(done.ok().flatten()),
             change = scheduler.group_feed.next() => scheduler.group_change(change),
             Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
                 scheduler.group_written(&write, is_done);
