@@ -238,7 +238,12 @@ impl Scheduler {
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
-            // The result of the binding decides.
+            // The result of the binding decides. If it fails, the latest state of the pod is scheduled again.
+            if pod.waits() {
+                self.queue.add(pod);
+            } else {
+                self.queue.remove(pod.uid());
+            }
         } else if pod.waits() && self.config.profile(pod.scheduler()).is_some() {
             // After a restart the nominations are read from the pods.
             if let (Some(node), false) =
@@ -524,6 +529,35 @@ mod tests {
         assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
         assert_eq!(names(Watched::InitDone), "bc");
         assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_deleted_while_it_is_bound_is_not_scheduled_again() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            let conflict = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict"});
+            let body = Body::from(conflict.to_string().into_bytes());
+            Ok::<_, std::convert::Infallible>(Response::builder().status(409).body(body).unwrap())
+        });
+        for is_deleted in [false, true] {
+            let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+            let (recorder, _) = coracle_events::recorder(client.clone(), "");
+            let calls = ExtenderCalls::new(&config).unwrap();
+            let mut scheduler =
+                Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+            scheduler.node_event(Watched::Apply(crate::fixture::node("a", json!({}))));
+            let mut pod = crate::fixture::pod("p", json!({"containers": [{}]}));
+            scheduler.pod_event(Watched::Apply(pod.clone()));
+            scheduler.schedule_next();
+            assert!(scheduler.assumed.contains("p"));
+            if is_deleted {
+                pod.metadata.deletion_timestamp =
+                    serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+            }
+            scheduler.pod_event(Watched::Apply(pod));
+            let bound = scheduler.bindings.join_next().await.unwrap().unwrap();
+            scheduler.bound(bound);
+            assert_eq!(scheduler.queue.uids().is_empty(), is_deleted);
+        }
     }
 
     #[test]
