@@ -234,7 +234,7 @@ impl Scheduler {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
             self.put_in_group(&pod, true);
-            self.snapshot.remove_nomination(pod.uid());
+            self.end_nomination(pod.uid(), node);
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
@@ -272,7 +272,7 @@ impl Scheduler {
         self.assumed.remove(uid);
         self.queue.remove(uid);
         self.groups.remove_pod(uid);
-        self.snapshot.remove_nomination(uid);
+        self.end_nomination(uid, "");
         if self.snapshot.remove(uid) {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
@@ -286,14 +286,12 @@ impl Scheduler {
                 self.node_seen(&node);
             }
             watcher::Event::Apply(node) => self.node_seen(&node),
-            watcher::Event::Delete(node) => {
-                self.snapshot.remove_node(&node.metadata.name.unwrap_or_default())
-            }
+            watcher::Event::Delete(node) => self.node_gone(&node.metadata.name.unwrap_or_default()),
             watcher::Event::InitDone => {
                 self.nodes.complete = true;
                 let seen = std::mem::take(&mut self.nodes.seen);
                 for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {
-                    self.snapshot.remove_node(name);
+                    self.node_gone(name);
                 }
             }
         }
@@ -342,6 +340,11 @@ impl Scheduler {
                 self.snapshot.budgets = std::mem::take(&mut self.listed_budgets);
             }
         }
+    }
+
+    fn node_gone(&mut self, name: &str) {
+        self.snapshot.remove_node(name);
+        self.queue.change(Changes::NODE_GONE, Instant::now());
     }
 
     fn node_seen(&mut self, node: &Node) {

@@ -303,9 +303,9 @@ impl Snapshot {
         self.nominated.insert(pod.uid().to_owned(), nominated);
     }
 
-    /// Removes the nomination of a pod.
-    pub(crate) fn remove_nomination(&mut self, uid: &str) {
-        self.nominated.remove(uid);
+    /// Removes the nomination of a pod. Returns the node for which it was nominated.
+    pub(crate) fn remove_nomination(&mut self, uid: &str) -> Option<String> {
+        self.nominated.remove(uid).map(|nominated| nominated.node)
     }
 
     /// The node on which other pods are evicted for this pod.

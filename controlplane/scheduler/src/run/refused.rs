@@ -90,21 +90,23 @@ impl Scheduler {
         if never_preempts || waits_for_victims(pod, &self.snapshot, &refused.resolvable) {
             return node;
         }
-        if is_nominated {
-            self.snapshot.remove_nomination(pod.uid());
-            // Pods of the same or a lower priority may use the node now.
+        self.end_nomination(pod.uid(), "");
+        None
+    }
+
+    /// Removes the nomination of a pod. Pods of the same or a lower priority may use the node now, unless the pod is on it.
+    pub(super) fn end_nomination(&mut self, uid: &str, node: &str) {
+        if self.snapshot.remove_nomination(uid).is_some_and(|nominated| nominated != node) {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
-        None
     }
 
     /// Gates a popped pod. Other pods may use its nominated node.
     pub(super) fn gate_pod(&mut self, pod: &Pod, message: String) {
         self.queue.gate(pod.uid());
         if self.snapshot.is_nominated(pod.uid()) {
-            self.snapshot.remove_nomination(pod.uid());
+            self.end_nomination(pod.uid(), "");
             self.report_refusal(pod, message, None);
-            self.queue.change(Changes::POD_GONE, Instant::now());
         }
     }
 
@@ -237,6 +239,41 @@ mod tests {
         scheduler.schedule_alone(pod, &Profile::default());
         assert!(!scheduler.snapshot.is_nominated("p"));
         assert_eq!(scheduler.queue.due(), None, "the pod waits for its claim");
+    }
+
+    #[tokio::test]
+    async fn pods_are_retried_when_a_nominated_pod_or_a_domain_is_gone() {
+        let pod = |name: &str, more: serde_json::Value| {
+            let mut spec = json!({"containers": [{"resources": {"requests": {"cpu": "3"}}}]});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            fixture::pod(name, spec)
+        };
+        let mut scheduler = with_node();
+        scheduler.snapshot.nominate(&pod("nominated", json!({"priority": 5})), "a");
+        scheduler.queue.add(pod("p", json!({})));
+        let refused = scheduler.queue.pop(Instant::now()).unwrap();
+        scheduler.schedule_alone(refused, &Profile::default());
+        assert_eq!(scheduler.queue.due(), None);
+        scheduler.remove_pod("nominated");
+        assert!(scheduler.queue.due().is_some(), "its node has room now");
+        let mut scheduler = with_node();
+        scheduler.snapshot.set_node(&fixture::node("b", json!({"/spec/unschedulable": true})));
+        let labels = json!({"matchLabels": {"app": "x"}});
+        let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": labels}],
+            "containers": [{}]});
+        let spread = |name: &str| {
+            let mut pod = pod(name, spread.clone());
+            pod.metadata.labels = Some([("app".to_owned(), "x".to_owned())].into());
+            pod
+        };
+        scheduler.snapshot.place(&spread("first"), "a");
+        scheduler.queue.add(spread("second"));
+        let refused = scheduler.queue.pop(Instant::now()).unwrap();
+        scheduler.schedule_alone(refused, &Profile::default());
+        assert_eq!(scheduler.queue.due(), None);
+        scheduler.node_gone("b");
+        assert!(scheduler.queue.due().is_some(), "one domain is left");
     }
 
     #[tokio::test(start_paused = true)]
