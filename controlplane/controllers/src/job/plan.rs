@@ -29,8 +29,8 @@ pub(crate) enum Change {
     Create(Vec<NewPod>),
     /// Pods of a job that ends. They keep their finalizer until they are counted.
     Delete(Vec<Arc<Pod>>),
-    /// Pods of a suspended job, or pods above the desired number. They lose their finalizer before the deletion, so that
-    /// they do not count as failed.
+    /// Pods of a suspended job, or pods above the desired number. They lose their finalizer before the deletion, so
+    /// that they do not count as failed.
     Discard(Vec<Arc<Pod>>),
 }
 
@@ -170,8 +170,8 @@ fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
 }
 
 /// The remaining back-off. It depends on the number of pods that failed since the last success. As upstream, failures
-/// that the failure policy ignores count, so that their pods are not replaced in a tight loop. Pods that this controller
-/// deleted as superfluous have no finalizer and do not count.
+/// that the failure policy ignores count, so that their pods are not replaced in a tight loop. Pods that this
+/// controller deleted as superfluous have no finalizer and do not count.
 fn backoff(observed: &ObservedJob<'_>) -> Option<Duration> {
     let ended = |is: &dyn Fn(&Pod) -> bool| {
         let times = observed.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));

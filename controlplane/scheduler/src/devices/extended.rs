@@ -1,7 +1,8 @@
 //! Extended resources that device classes provide: the scheduler allocates devices for them in a claim that it creates.
 //! Source: `extendeddynamicresources.go` of upstream's plugin DynamicResources.
 //!
-//! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides it.
+//! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -144,8 +145,8 @@ impl State {
         self.extended_amounts(pod).is_some()
     }
 
-    /// The amounts of a pod's extended resources by name, and the resources that classes provide. `None` if classes provide
-    /// none of them.
+    /// The amounts of a pod's extended resources by name, and the resources that classes provide. `None` if classes
+    /// provide none of them.
     fn extended_amounts(&self, pod: &Pod) -> Option<(BTreeMap<String, i128>, BTreeSet<String>)> {
         if !requests_extended(pod) {
             return None;
@@ -290,8 +291,8 @@ impl Extended {
 // === impl OfResource ===
 
 impl OfResource {
-    /// The requests and mappings of a resource. Init containers that end share one request, and first use the devices of
-    /// the containers after them. Source: `createRequestsAndMappings`.
+    /// The requests and mappings of a resource. Init containers that end share one request, and first use the devices
+    /// of the containers after them. Source: `createRequestsAndMappings`.
     fn of(containers: &[ContainerRequests], resource: &str) -> Self {
         let (mut requests, mut all) = (Vec::new(), Vec::new());
         for (index, container) in containers.iter().enumerate().filter(|(_, one)| !one.is_short_lived) {

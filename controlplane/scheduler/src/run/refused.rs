@@ -94,7 +94,8 @@ impl Scheduler {
         None
     }
 
-    /// Removes the nomination of a pod. Pods of the same or a lower priority may use the node now, unless the pod is on it.
+    /// Removes the nomination of a pod. Pods of the same or a lower priority may use the node now, unless the pod is on
+    /// it.
     pub(super) fn end_nomination(&mut self, uid: &str, node: &str) {
         if self.snapshot.remove_nomination(uid).is_some_and(|nominated| nominated != node) {
             self.queue.change(Changes::POD_GONE, Instant::now());
@@ -159,8 +160,8 @@ impl Scheduler {
         });
     }
 
-    /// Handles the end of a request about a refused pod. If a victim was not evicted or a claim not released, there may be
-    /// no change that lets the pod be scheduled again, so it is retried after its back-off.
+    /// Handles the end of a request about a refused pod. If a victim was not evicted or a claim not released, there may
+    /// be no change that lets the pod be scheduled again, so it is retried after its back-off.
     pub(super) fn marked(&mut self, retried: Option<String>) {
         if let Some(uid) = retried {
             self.queue.retry(&uid, Instant::now());
