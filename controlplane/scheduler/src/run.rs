@@ -202,7 +202,7 @@ impl Scheduler {
             && volumes.is_complete()
             && selectors.is_complete()
             && self.snapshot.devices.is_complete();
-        if listed { self.queue.due() } else { None }
+        if listed { self.queue.next_attempt() } else { None }
     }
 
     fn pod_event(&mut self, event: watcher::Event<Pod>) {
