@@ -197,15 +197,18 @@ fn wanted_nodes(percentage: u8, total: usize) -> usize {
 
 /// Computes the input of the filters. The error is the reason why no node can run the pod.
 pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<Prepared, String> {
-    let claims = if profile.filters_by("VolumeBinding") {
-        snapshot.volumes.of_pod(pod)?
-    } else {
-        PodClaims::default()
-    };
+    let mut claims = claims(pod, profile, snapshot)?;
+    if !claims.are_in_use(&snapshot.claim_users) {
+        claims.skip_users();
+    }
     let devices = snapshot.devices.of_pod(pod)?;
     let mut needs = PodRequirements::of(pod);
     needs.of_classes = devices.resources_of_classes();
     Ok(Prepared { topology: Topology::of(pod, profile, snapshot), needs, claims, devices })
+}
+
+fn claims(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<PodClaims, String> {
+    if profile.filters_by("VolumeBinding") { snapshot.volumes.of_pod(pod) } else { Ok(PodClaims::default()) }
 }
 
 /// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.
@@ -268,27 +271,42 @@ pub(crate) fn refused_beside_nominated(
     if nodes.is_empty() {
         return found;
     }
-    let skips_affinity = Topology::of(pod, profile, snapshot).skips_affinity();
+    let claims = claims(pod, profile, snapshot);
+    let skipped = Skipped {
+        affinity: Topology::of(pod, profile, snapshot).skips_affinity(),
+        users: claims.is_ok_and(|claims| !claims.are_in_use(&snapshot.claim_users)),
+    };
     for node in nodes {
-        if let Some(refused) = refuse_beside_nominated(pod, profile, (snapshot, skips_affinity), &node) {
+        if let Some(refused) = refuse_beside_nominated(pod, profile, (snapshot, skipped), &node) {
             found.insert(node, refused);
         }
     }
     found
 }
 
-/// The refusal of a node if the pods that are nominated for it run there. If upstream skips the affinity filter without
-/// these pods, it also skips it with them.
+/// Checks that upstream skips without the nominated pods. It also skips them with these pods.
+#[derive(Clone, Copy)]
+struct Skipped {
+    /// The affinity filter.
+    affinity: bool,
+    /// The check for other users of claims that only one pod may use.
+    users: bool,
+}
+
+/// The refusal of a node if the pods that are nominated for it run there.
 fn refuse_beside_nominated(
     pod: &Pod,
     profile: &Profile,
-    (snapshot, skips_affinity): (&mut Snapshot, bool),
+    (snapshot, skipped): (&mut Snapshot, Skipped),
     node: &str,
 ) -> Option<Refused> {
     let added = snapshot.assume_nominated(pod, node);
     let refused = prepare(pod, profile, snapshot).ok().and_then(|mut prepared| {
-        if skips_affinity {
+        if skipped.affinity {
             prepared.topology.skip_affinity();
+        }
+        if skipped.users {
+            prepared.claims.skip_users();
         }
         let candidate = snapshot.candidate(node)?;
         refuse(pod, profile, &prepared, (candidate, snapshot))

@@ -260,7 +260,7 @@ impl Devices {
 
     /// The text that upstream's plugin adds to the message about a refused pod whose claims keep their devices.
     pub(crate) fn outcome(&self, pod: &Pod) -> &'static str {
-        let has_claims = !pod.spec.resource_claims.is_empty() || self.lock().extended(pod).is_some();
+        let has_claims = !pod.spec.resource_claims.is_empty() || self.lock().provides_extended(pod);
         if has_claims { "still not schedulable" } else { "no new claims to deallocate" }
     }
 

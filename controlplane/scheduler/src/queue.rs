@@ -22,6 +22,9 @@ use crate::object::Pod;
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
 
+/// Time after which a refused pod is tried again without a change that may help it, as upstream. A safety net.
+const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
+
 /// The state of a pod in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueueState {
@@ -51,6 +54,8 @@ struct Entry {
     changes_in_flight: Changes,
     /// The changes that may help a refused pod.
     helped_by: Changes,
+    /// The time at which a refused pod is tried again without a change.
+    retry_at: Option<Instant>,
 }
 
 impl Entry {
@@ -68,6 +73,8 @@ pub(crate) struct Queue {
     held_back: BTreeMap<(Instant, u64), String>,
     /// Unschedulable pods by the changes that may help them.
     unschedulable: HashMap<Changes, HashSet<String>>,
+    /// Unschedulable pods by the time at which they are tried again without a change.
+    retries: BTreeMap<(Instant, u64), String>,
     /// Number of changes so far.
     changes: u64,
     /// The number of the last change of each type.
@@ -88,6 +95,7 @@ impl Queue {
             ready: BTreeMap::new(),
             held_back: BTreeMap::new(),
             unschedulable: HashMap::new(),
+            retries: BTreeMap::new(),
             changes: 0,
             last_change: [0; Changes::TYPES.len()],
             with_devices: HashSet::new(),
@@ -117,6 +125,7 @@ impl Queue {
                 popped_at: 0,
                 changes_in_flight: Changes::default(),
                 helped_by: Changes::ALL,
+                retry_at: None,
             };
             self.entries.insert(uid.clone(), entry);
             return self.put_ready(&uid);
@@ -143,6 +152,10 @@ impl Queue {
         while let Some(due) = self.held_back.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.get().clone();
             self.put_ready(&uid);
+        }
+        while let Some(due) = self.retries.first_entry().filter(|due| due.key().0 <= now) {
+            let uid = due.remove();
+            self.help(&uid, Changes::ALL, now);
         }
         let (_, uid) = self.ready.pop_first()?;
         self.start(&uid)
@@ -208,6 +221,12 @@ impl Queue {
         self.held_back.keys().next().map(|(due, _)| *due)
     }
 
+    /// The time at which a pod is ready, or at which a refused pod is tried again without a change.
+    pub(crate) fn next_attempt(&self) -> Option<Instant> {
+        let retry = self.retries.keys().next().map(|(at, _)| *at);
+        self.due().into_iter().chain(retry).min()
+    }
+
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
         self.remove_from_order(uid);
@@ -216,6 +235,9 @@ impl Queue {
         entry.rest_until = Some(now + wait(self.backoff, entry.refusals));
         entry.state = QueueState::Unschedulable;
         entry.helped_by = helped_by;
+        let retry_at = now + MAX_UNSCHEDULABLE;
+        entry.retry_at = Some(retry_at);
+        self.retries.insert((retry_at, entry.serial_number), uid.to_owned());
         let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
         let changes_in_flight = newer.fold(entry.changes_in_flight, |all, (one, _)| all | one);
         self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
@@ -321,6 +343,11 @@ impl Queue {
     }
 
     fn remove_unschedulable(&mut self, uid: &str, helped_by: Changes) {
+        if let Some(entry) = self.entries.get_mut(uid)
+            && let Some(retry_at) = entry.retry_at.take()
+        {
+            self.retries.remove(&(retry_at, entry.serial_number));
+        }
         if let Some(uids) = self.unschedulable.get_mut(&helped_by) {
             uids.remove(uid);
             if uids.is_empty() {
@@ -356,6 +383,25 @@ mod tests {
         queue.add(pod("important", json!({"priority": 10})));
         let order = [pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now)];
         assert_eq!(order, ["important", "old", "young", ""]);
+    }
+
+    #[tokio::test]
+    async fn a_refused_pod_is_tried_again_without_a_change_after_five_minutes() {
+        let (mut queue, now) = (empty(), Instant::now());
+        queue.add(pod("p", json!({})));
+        for start in [now, now + MAX_UNSCHEDULABLE] {
+            assert_eq!(pop(&mut queue, start), "p");
+            queue.refused("p", Changes::NODE, start);
+            assert_eq!(queue.due(), None);
+            assert_eq!(queue.next_attempt(), Some(start + MAX_UNSCHEDULABLE));
+            assert_eq!(pop(&mut queue, start + Duration::from_secs(299)), "");
+        }
+        queue.change(Changes::NODE, now + 2 * MAX_UNSCHEDULABLE);
+        assert!(queue.retries.is_empty() && queue.due().is_some(), "a change helped the pod");
+        assert_eq!(pop(&mut queue, now + 2 * MAX_UNSCHEDULABLE), "p");
+        queue.refused("p", Changes::NODE, now);
+        queue.remove("p");
+        assert_eq!(queue.next_attempt(), None);
     }
 
     #[tokio::test]

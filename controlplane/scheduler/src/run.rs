@@ -65,7 +65,8 @@ struct Scheduler {
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
-    marks: JoinSet<()>,
+    /// Requests about refused pods. Each returns the uid of the pod if the pod must be scheduled again.
+    marks: JoinSet<Option<String>>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
@@ -130,7 +131,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 scheduler.queue.volumes_changed(&changes, Instant::now());
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
-            Some(_) = scheduler.marks.join_next() => {}
+            Some(done) = scheduler.marks.join_next() => scheduler.marked(done.ok().flatten()),
             change = scheduler.group_feed.next() => scheduler.group_change(change),
             Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
                 scheduler.group_written(&write, is_done);
@@ -201,7 +202,7 @@ impl Scheduler {
             && volumes.is_complete()
             && selectors.is_complete()
             && self.snapshot.devices.is_complete();
-        if listed { self.queue.due() } else { None }
+        if listed { self.queue.next_attempt() } else { None }
     }
 
     fn pod_event(&mut self, event: watcher::Event<Pod>) {
@@ -233,11 +234,16 @@ impl Scheduler {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
             self.put_in_group(&pod, true);
-            self.snapshot.remove_nomination(pod.uid());
+            self.end_nomination(pod.uid(), node);
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
-            // The result of the binding decides.
+            // The result of the binding decides. If it fails, the latest state of the pod is scheduled again.
+            if pod.waits() {
+                self.queue.add(pod);
+            } else {
+                self.queue.remove(pod.uid());
+            }
         } else if pod.waits() && self.config.profile(pod.scheduler()).is_some() {
             // After a restart the nominations are read from the pods.
             if let (Some(node), false) =
@@ -266,7 +272,7 @@ impl Scheduler {
         self.assumed.remove(uid);
         self.queue.remove(uid);
         self.groups.remove_pod(uid);
-        self.snapshot.remove_nomination(uid);
+        self.end_nomination(uid, "");
         if self.snapshot.remove(uid) {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
@@ -280,14 +286,12 @@ impl Scheduler {
                 self.node_seen(&node);
             }
             watcher::Event::Apply(node) => self.node_seen(&node),
-            watcher::Event::Delete(node) => {
-                self.snapshot.remove_node(&node.metadata.name.unwrap_or_default())
-            }
+            watcher::Event::Delete(node) => self.node_gone(&node.metadata.name.unwrap_or_default()),
             watcher::Event::InitDone => {
                 self.nodes.complete = true;
                 let seen = std::mem::take(&mut self.nodes.seen);
                 for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {
-                    self.snapshot.remove_node(name);
+                    self.node_gone(name);
                 }
             }
         }
@@ -336,6 +340,11 @@ impl Scheduler {
                 self.snapshot.budgets = std::mem::take(&mut self.listed_budgets);
             }
         }
+    }
+
+    fn node_gone(&mut self, name: &str) {
+        self.snapshot.remove_node(name);
+        self.queue.change(Changes::NODE_GONE, Instant::now());
     }
 
     fn node_seen(&mut self, node: &Node) {
@@ -523,6 +532,35 @@ mod tests {
         assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
         assert_eq!(names(Watched::InitDone), "bc");
         assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_deleted_while_it_is_bound_is_not_scheduled_again() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            let conflict = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict"});
+            let body = Body::from(conflict.to_string().into_bytes());
+            Ok::<_, std::convert::Infallible>(Response::builder().status(409).body(body).unwrap())
+        });
+        for is_deleted in [false, true] {
+            let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+            let (recorder, _) = coracle_events::recorder(client.clone(), "");
+            let calls = ExtenderCalls::new(&config).unwrap();
+            let mut scheduler =
+                Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+            scheduler.node_event(Watched::Apply(crate::fixture::node("a", json!({}))));
+            let mut pod = crate::fixture::pod("p", json!({"containers": [{}]}));
+            scheduler.pod_event(Watched::Apply(pod.clone()));
+            scheduler.schedule_next();
+            assert!(scheduler.assumed.contains("p"));
+            if is_deleted {
+                pod.metadata.deletion_timestamp =
+                    serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+            }
+            scheduler.pod_event(Watched::Apply(pod));
+            let bound = scheduler.bindings.join_next().await.unwrap().unwrap();
+            scheduler.bound(bound);
+            assert_eq!(scheduler.queue.uids().is_empty(), is_deleted);
+        }
     }
 
     #[test]

@@ -143,7 +143,11 @@ async fn mark_not_ready(context: &Context, pod: &Pod) -> Result<(), Error> {
     });
     match context.pods().merge(&pod.key(), Part::Status, patch).await {
         Err(Error::Request { source, .. }) if crate::error::is_not_found(&source) => Ok(()),
-        other => other.map(drop),
+        Err(error) => Err(error),
+        Ok(_) => {
+            context.record(pod, COMPONENT, Event::warning("NodeNotReady", "Node is not ready"));
+            Ok(())
+        }
     }
 }
 
