@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use coracle_values::go;
 
 use super::assign::Order;
-use crate::topology::machine::{CpuTopology, Level};
 use crate::topology::TopologyPolicy;
+use crate::topology::machine::{CpuTopology, Level};
 
 /// Options of the static policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
