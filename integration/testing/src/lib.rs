@@ -12,6 +12,6 @@ mod poll;
 mod skipped;
 mod suite;
 
-pub use poll::{Outcome, eventually, eventually_async};
+pub use poll::{Outcome, eventually, eventually_async, until};
 pub use skipped::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, record_skip, record_skipped_part, test_name};
 pub use suite::{Suite, Test};
