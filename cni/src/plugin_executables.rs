@@ -284,11 +284,7 @@ mod tests {
         let script = std::fs::read_to_string(dir.path().join("test")).unwrap().replace("$WAIT", "wait");
         std::fs::write(dir.path().join("test"), script).unwrap();
         assert!(executables.run("test", &request()).await.unwrap_err().chain().contains("was killed"));
-        let begun = tokio::time::Instant::now();
-        while lives() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "the child of a killed plugin is killed");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        coracle_testing::until("the child of a killed plugin is killed", 10, || !lives()).await;
     }
 
     #[tokio::test]
