@@ -224,14 +224,11 @@ mod tests {
     }
 
     fn request() -> Request {
+        let conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "test"});
         Request {
-            command: Command::Add,
             container_id: "id1".into(),
             netns: Some("/proc/1/ns/net".into()),
-            ifname: "eth0".into(),
-            args: "IgnoreUnknown=1;A=b".into(),
-            path: Vec::new(),
-            conf: json!({"cniVersion": "1.0.0", "name": "n", "type": "test"}).as_object().unwrap().clone(),
+            ..Request::for_test(&conf, "IgnoreUnknown=1;A=b")
         }
     }
 
