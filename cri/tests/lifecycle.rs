@@ -230,7 +230,7 @@ async fn the_exit_code_survives_the_shim(machine: &mut Machine) {
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock").as_nanos();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim), nix::sys::signal::Signal::SIGKILL)
         .expect("kill");
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    fixture::ends(shim).await;
     machine.open_runtime().await;
     let end = machine.wait_exited(&ends).await;
     assert_eq!((end.exit_code, end.reason.as_str(), end.message.as_str()), (9, "Error", ""));
