@@ -195,9 +195,7 @@ fn is_sealed(state: &Path) {
 fn pods_are_ready_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
-        let command = nodes.token(&["create"]);
-        nodes.join(1, &command, &[]);
-        nodes.wait_ready();
+        nodes.join_all(1, &[]);
         let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
         let always = pod("always", json!({"containers": [container("c", "Always", "true", "true")]}));
@@ -299,9 +297,7 @@ fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
 fn a_node_killed_while_it_writes_boots_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
-        let command = nodes.token(&["create"]);
-        nodes.join(1, &command, &[]);
-        nodes.wait_ready();
+        nodes.join_all(1, &[]);
         let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
         for round in 0..6 {
