@@ -8,7 +8,7 @@ use coracle_proto::device_plugin::registration_client::RegistrationClient;
 use coracle_testing::eventually_async;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
