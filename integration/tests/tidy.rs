@@ -66,6 +66,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("coracle-audit", &[]),
+    ("coracle-certificate-subject", &[]),
     ("coracle-sealing", &[]),
     ("coracle-token-signer", &[]),
     ("coracle-store", &["coracle-error-chain", "coracle-sealing"]),
@@ -95,6 +96,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-any-certificate",
             "coracle-audit",
             "coracle-cel",
+            "coracle-certificate-subject",
             "coracle-connections",
             "coracle-custom-resources",
             "coracle-error-chain",
@@ -108,7 +110,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ),
     ("coracle-events", &[]),
     ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values"]),
-    ("coracle-controllers", &["coracle-events", "coracle-values"]),
+    ("coracle-controllers", &["coracle-certificate-subject", "coracle-events", "coracle-values"]),
     (
         "coracle-controlplane",
         &[

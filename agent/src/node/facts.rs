@@ -280,22 +280,7 @@ mod tests {
 
     #[test]
     fn this_machine_describes_itself() {
-        let config = NodeConfig {
-            name: "n".to_owned(),
-            ips: Vec::new(),
-            labels: BTreeMap::new(),
-            taints: Vec::new(),
-            register: true,
-            kubelet_port: 10250,
-            max_pods: 110,
-            lease_seconds: 40,
-            eviction: EvictionThresholds::default(),
-            reserved: Default::default(),
-            state_dir: "/var/lib/coracle-is-not-there".into(),
-            runtime_version: "coracle://0".to_owned(),
-            overlay: None,
-            local_volume_dir: "/var/lib/coracle/local-volumes".into(),
-        };
+        let config = NodeConfig::for_test(Path::new("/var/lib/coracle-is-not-there"));
         let facts = find(&config).expect("facts");
         assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);
         assert!(!facts.info.kernel_version.is_empty() && !facts.info.boot_id.is_empty());

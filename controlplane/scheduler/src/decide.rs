@@ -66,8 +66,7 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
     let found = filter(pod, profile, snapshot, refused_by_nominated)?;
-    let from = (&found.prepared.topology, snapshot);
-    let best = score::best(pod, profile, from, (&found.fitting, &found.scores));
+    let best = score::best(pod, profile, found.score_inputs(snapshot));
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
 }
 
@@ -87,8 +86,7 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
     }
-    let from = (&found.prepared.topology, snapshot);
-    let totals = score::totals(pod, profile, from, (&found.fitting, &found.scores));
+    let totals = score::totals(pod, profile, found.score_inputs(snapshot));
     let nodes = found.fitting.iter().zip(totals);
     let nodes = nodes.map(|(node, total)| (node.properties.name.clone(), total, node.info.requested.pods));
     let nodes = nodes.collect();
@@ -332,6 +330,12 @@ pub(crate) fn fit_error_message<'a>(total: usize, reasons: impl Iterator<Item = 
 // === impl Filtered ===
 
 impl Filtered<'_> {
+    /// The nodes that can run the pod, for their scores.
+    pub(crate) fn score_inputs<'s>(&'s self, snapshot: &'s Snapshot) -> score::Inputs<'s> {
+        let (nodes, own) = (self.fitting.as_slice(), self.scores.as_slice());
+        score::Inputs { topology: &self.prepared.topology, snapshot, nodes, own }
+    }
+
     /// The refusals by the filters, if no node can run the pod.
     pub(crate) fn unschedulable(&self) -> Unschedulable {
         let refused = self.refused.iter().map(|(name, refused)| (*name, refused));

@@ -49,15 +49,15 @@ pub(super) fn archive(
         linked: HashMap::new(),
         names_left: NAMES_MAX,
     };
-    let mut place = Place::default();
+    let mut current = WalkPath::default();
     writing.add_directory(&File::open(upper)?, Path::new(""))?;
     let mut written = Ok(());
     let walked = coracle_tree::walk(upper, |found| {
         if written.is_ok() {
-            let there = place.go(found.depth, found.name);
+            let there = current.go(found.depth, found.name);
             let opened = there.and_then(|()| open(found.dir, found.name));
             written = match opened {
-                Ok(Some(file)) => writing.add(file, place.path()),
+                Ok(Some(file)) => writing.add(file, current.path()),
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
             };
@@ -70,7 +70,7 @@ pub(super) fn archive(
 
 /// The current path of the walk.
 #[derive(Debug, Default)]
-struct Place {
+struct WalkPath {
     path: Vec<u8>,
     /// End of each path component.
     ends: Vec<usize>,
@@ -144,9 +144,9 @@ fn header(metadata: &Metadata) -> Header {
     header
 }
 
-// === impl Place ===
+// === impl WalkPath ===
 
-impl Place {
+impl WalkPath {
     /// Goes to an entry of the directory at this depth.
     fn go(&mut self, depth: usize, name: &CStr) -> io::Result<()> {
         self.ends.truncate(depth);

@@ -27,6 +27,14 @@ pub(crate) struct UnusableClaim {
     pub(crate) is_former: bool,
 }
 
+/// The allocation of a claim that does not exist yet.
+#[derive(Clone, Copy)]
+struct NewAllocation<'a> {
+    /// The key that stands for the claim.
+    key: &'a Key,
+    allocation: &'a Value,
+}
+
 /// Writes the allocations into the claims, and the pod into `reservedFor` of the claims. Creates the claim for the pod's
 /// extended resources. Returns the keys of the claims. After an error the claims are as before.
 pub(crate) async fn bind(
@@ -54,9 +62,10 @@ async fn bind_all(
     let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     for (key, allocation) in reserved {
         if let Some(allocation) = allocation.as_ref().filter(|_| extended::is_uncreated(key)) {
-            let created = create(client, devices, pod, (key, allocation)).await?;
+            let new = NewAllocation { key, allocation };
+            let created = create(client, devices, pod, new).await?;
             keys.push(created.key());
-            allocate(client, devices, pod, created, (key, allocation)).await?;
+            allocate(client, devices, pod, created, new).await?;
             continue;
         }
         keys.push(key.clone());
@@ -81,7 +90,7 @@ async fn create(
     client: &Client,
     devices: &Devices,
     pod: &Pod,
-    (key, allocation): (&Key, &Value),
+    NewAllocation { key, allocation }: NewAllocation<'_>,
 ) -> Result<Claim, BindError> {
     let object = {
         let state = devices.lock();
@@ -101,7 +110,7 @@ async fn allocate(
     devices: &Devices,
     pod: &Pod,
     created: Claim,
-    (key, allocation): (&Key, &Value),
+    NewAllocation { key, allocation }: NewAllocation<'_>,
 ) -> Result<(), BindError> {
     let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     let status = devices.lock().new_claims.get(key).map(|new| new.pod_status(created.name()));

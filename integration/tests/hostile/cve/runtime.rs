@@ -121,22 +121,28 @@ fn cve_2022_23471_disconnected_clients_leave_no_descriptors() {
         let descriptors = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         let pid = cluster.pid();
         let clients = |kubectl: &Kubectl| {
+            let before = descriptors(pid);
             let attach = ["attach", "p", "-i", "-t"];
             let exec = ["exec", "p", "-i", "-t", "--", "sleep", "1000"];
             let mut started: Vec<_> =
                 (0..10).flat_map(|_| [kubectl.start(&attach), kubectl.start(&exec)]).collect();
-            std::thread::sleep(std::time::Duration::from_secs(2));
+            let all = before + started.len();
+            eventually("the connections of all clients", 30, || descriptors(pid) >= all);
             for client in &mut started {
                 client.kill().unwrap();
                 client.wait().unwrap();
             }
         };
         clients(cluster);
-        std::thread::sleep(std::time::Duration::from_secs(2));
-        let before = descriptors(pid);
-        clients(cluster);
-        clients(cluster);
-        eventually("the descriptors of the clients to be closed", 30, || descriptors(pid) <= before + 4);
+        let mut before = 0;
+        eventually("a constant number of descriptors", 30, || {
+            let now = descriptors(pid);
+            std::mem::replace(&mut before, now) == now
+        });
+        for _ in 0..2 {
+            clients(cluster);
+            eventually("the descriptors of the clients to be closed", 30, || descriptors(pid) <= before + 4);
+        }
     });
 }
 
