@@ -10,7 +10,7 @@ use super::pods::{
 };
 use super::policy::{self, Failure};
 pub(crate) use super::verdict::ObservedJob;
-use crate::object::Pod;
+use crate::object::{ObjectExt, Pod};
 use crate::queue::until;
 use crate::replica_set::sort_for_deletion;
 
