@@ -8,7 +8,7 @@ use super::file::{File, FileValue};
 use super::value::Value;
 
 /// Prefix of all environment variables of settings.
-const PREFIX: &str = "CORACLE_";
+pub(super) const PREFIX: &str = "CORACLE_";
 
 /// Variables with the prefix that are not settings: credentials of `coracle image pull`, and the fault points of tests.
 const OTHER_VARIABLES: [&str; 2] = ["CORACLE_REGISTRY_CREDS", "CORACLE_FAULT"];
