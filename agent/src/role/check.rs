@@ -261,10 +261,19 @@ fn tempdir() -> Result<std::path::PathBuf, String> {
     Ok(dir)
 }
 
+/// Writes a file in the directory, and removes it. A directory that does not exist is created and removed, too.
 fn writable(dir: &Path) -> Result<(), String> {
-    fs::create_dir_all(dir).map_err(|e| e.to_string())?;
+    let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
     let probe = dir.join(".check");
-    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(|e| e.to_string())
+    let written = fs::create_dir_all(dir)
+        .and_then(|()| fs::write(&probe, b""))
+        .and_then(|()| fs::remove_file(&probe))
+        .map_err(|e| e.to_string());
+    // The deepest first. A directory that another process uses meanwhile is not empty and stays.
+    for path in missing {
+        drop(fs::remove_dir(path));
+    }
+    written
 }
 
 #[cfg(test)]
@@ -276,6 +285,15 @@ mod tests {
         assert_eq!(is_new_enough("5.12.0"), Ok(()));
         assert_eq!(is_new_enough("6.1.0-18-amd64"), Ok(()));
         assert_eq!(is_new_enough("5.4.0-150-generic"), Err("this is 5.4.0-150-generic".to_owned()));
+    }
+
+    #[test]
+    fn a_check_leaves_no_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(writable(&dir.path().join("state/more")), Ok(()));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(writable(dir.path()), Ok(()));
+        assert!(dir.path().exists());
     }
 
     #[test]
