@@ -1,0 +1,91 @@
+//! Blocks of commands in documents that begin with ```` ```sh run ````. `integration/documents/run` runs each one as on a
+//! new machine, with the default directories.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use coracle_integration::{Machine, Trace, on_a_machine};
+
+/// Commands of a document.
+#[derive(Debug, PartialEq, Eq)]
+struct Block {
+    /// Whether `coracle up` runs before the first command.
+    needs_cluster: bool,
+    commands: String,
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn runnable_blocks(text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut open: Option<Block> = None;
+    for line in text.lines().map(str::trim_start) {
+        let Some(first) = line.strip_prefix("```") else {
+            if let Some(block) = &mut open {
+                block.commands.push_str(line);
+                block.commands.push('\n');
+            }
+            continue;
+        };
+        match open.take() {
+            Some(block) => blocks.push(block),
+            None if matches!(first, "sh run" | "sh run cluster") => {
+                open = Some(Block { needs_cluster: first == "sh run cluster", commands: String::new() });
+            }
+            None => {}
+        }
+    }
+    blocks
+}
+
+/// All runnable blocks, with their pages.
+fn blocks_of_documents() -> Vec<(PathBuf, Block)> {
+    let docs = fs::read_dir(repository().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let mut pages: Vec<PathBuf> = docs.filter(|path| path.extension().is_some_and(|e| e == "md")).collect();
+    pages.push(repository().join("README.md"));
+    pages.sort();
+    let blocks = pages.into_iter().flat_map(|page| {
+        let blocks = runnable_blocks(&fs::read_to_string(&page).unwrap());
+        blocks.into_iter().map(move |block| (page.clone(), block))
+    });
+    blocks.collect()
+}
+
+#[test]
+fn marked_blocks_are_found() {
+    let text = "```yaml\na: b\n```\n```sh run\ncoracle check\n```\n1. x\n   ```sh run cluster\n   kubectl get pods\n   ```\n\
+                ```sh not run: slow\nscripts/test\n```\n";
+    let block = |needs_cluster, commands: &str| Block { needs_cluster, commands: commands.to_owned() };
+    assert_eq!(runnable_blocks(text), [block(false, "coracle check\n"), block(true, "kubectl get pods\n")]);
+}
+
+#[test]
+fn marked_blocks_run_and_leave_nothing() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let before = Trace::of(machine);
+        let blocks = blocks_of_documents();
+        assert!(blocks.len() >= 5, "{blocks:?}");
+        for (number, (page, block)) in blocks.iter().enumerate() {
+            let (dir, file) =
+                (machine.path(&format!("block-{number}")), machine.path(&format!("block-{number}.sh")));
+            fs::create_dir(&dir).unwrap();
+            fs::write(&file, &block.commands).unwrap();
+            let mut run = Command::new(repository().join("integration/documents/run"));
+            run.arg(&dir).arg(Machine::coracle()).arg(Machine::kubectl("1.37"));
+            run.args(block.needs_cluster.then_some("--cluster")).arg(&file).stdin(Stdio::null());
+            run.env("CORACLE_CGROUP_ROOT", format!("/{}", machine.name()));
+            run.env("CORACLE_REGISTRY_CONFIG_DIR", &mirrors);
+            // The test machine may have little free disk space.
+            run.env("CORACLE_DISK_FREE_PERCENT", "1").env("CORACLE_IMAGE_GC_HIGH_THRESHOLD", "100");
+            let output = run.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}:\n{}{said}{errors}", page.display(), block.commands);
+        }
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
