@@ -96,6 +96,7 @@ fn the_debian_package_has_program_services_pages_and_completions_of_root() {
         "./usr/lib/systemd/system/coracle-agent.service",
         "./usr/share/bash-completion/completions/coracle",
         "./usr/share/doc/coracle/copyright",
+        "./usr/share/doc/coracle/.github/SECURITY.md",
         "./usr/share/doc/coracle/docs/install.md",
         "./usr/share/doc/coracle/examples/web.yaml",
         "./usr/share/fish/vendor_completions.d/coracle.fish",
