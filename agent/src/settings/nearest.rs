@@ -1,7 +1,6 @@
 //! Hints for misspelt keys and variables: the nearest known one.
 
-use super::field::{Field, variable};
-use super::sources::PREFIX;
+use super::field::{Field, PREFIX, variable};
 
 /// Minimum similarity of a hint, from 0 to 1.
 const SIMILAR: f64 = 0.75;
