@@ -289,8 +289,12 @@ fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     coracle_agent::volume::isolate_parts(&dir)?;
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     for point in mount_points_below(&table, &dir) {
-        nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH)
-            .with_context(|| format!("cannot unmount {}", point.display()))?;
+        match nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH) {
+            // The unmount of another mount of the same peer group has removed this one, for example if the directory is
+            // bind-mounted over itself.
+            Err(nix::errno::Errno::EINVAL) => {}
+            unmounted => unmounted.with_context(|| format!("cannot unmount {}", point.display()))?,
+        }
     }
     Ok(())
 }
@@ -365,6 +369,26 @@ mod tests {
         let left = nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH);
         unmounted.expect("unmounted");
         assert_eq!(left, Err(nix::errno::Errno::EINVAL), "nothing is mounted any more");
+    }
+
+    #[test]
+    fn mounts_below_a_directory_that_is_mounted_over_itself_are_unmounted() {
+        use nix::mount::{MntFlags, MsFlags, mount, umount2};
+        let dir = tempfile::tempdir().expect("directory");
+        let (top, point) = (dir.path(), dir.path().join("pods"));
+        std::fs::create_dir(&point).expect("mount point");
+        let none = None::<&str>;
+        let bind = || mount(Some(top), top, none, MsFlags::MS_BIND, none).expect("this test needs root");
+        bind();
+        mount(none, top, none, MsFlags::MS_SHARED, none).expect("shared");
+        bind();
+        // It is mounted in both.
+        mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), none).expect("tmpfs");
+        let unmounted = unmount_below(top);
+        for _ in 0..2 {
+            umount2(top, MntFlags::MNT_DETACH).expect("unmounted");
+        }
+        unmounted.expect("unmounted");
     }
 
     #[test]

@@ -62,6 +62,26 @@ fn marked_blocks_are_found() {
     assert_eq!(runnable_blocks(text), [block(false, "coracle check\n"), block(true, "kubectl get pods\n")]);
 }
 
+/// Runs commands on a new machine with these options, and returns their output.
+fn run(machine: &Machine, mirrors: &Path, options: &[&str], commands: &str) -> String {
+    let dir = tempfile::tempdir_in(machine.path("")).unwrap();
+    let file = dir.path().join("block.sh");
+    fs::write(&file, commands).unwrap();
+    let scratch = dir.path().join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let mut run = Command::new(repository().join("integration/documents/run"));
+    run.arg(scratch).arg(Machine::coracle()).arg(Machine::kubectl("1.37")).args(options).arg(file);
+    run.env("CORACLE_CGROUP_ROOT", format!("/{}", machine.name()))
+        .env("CORACLE_REGISTRY_CONFIG_DIR", mirrors);
+    // The test machine may have little free disk space.
+    run.env("CORACLE_DISK_FREE_PERCENT", "1").env("CORACLE_IMAGE_GC_HIGH_THRESHOLD", "100");
+    let output = run.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{commands}{said}{errors}");
+    said
+}
+
 #[test]
 fn marked_blocks_run_and_leave_nothing() {
     on_a_machine(|machine| {
@@ -69,23 +89,27 @@ fn marked_blocks_run_and_leave_nothing() {
         let before = Trace::of(machine);
         let blocks = blocks_of_documents();
         assert!(blocks.len() >= 5, "{blocks:?}");
-        for (number, (page, block)) in blocks.iter().enumerate() {
-            let (dir, file) =
-                (machine.path(&format!("block-{number}")), machine.path(&format!("block-{number}.sh")));
-            fs::create_dir(&dir).unwrap();
-            fs::write(&file, &block.commands).unwrap();
-            let mut run = Command::new(repository().join("integration/documents/run"));
-            run.arg(&dir).arg(Machine::coracle()).arg(Machine::kubectl("1.37"));
-            run.args(block.needs_cluster.then_some("--cluster")).arg(&file).stdin(Stdio::null());
-            run.env("CORACLE_CGROUP_ROOT", format!("/{}", machine.name()));
-            run.env("CORACLE_REGISTRY_CONFIG_DIR", &mirrors);
-            // The test machine may have little free disk space.
-            run.env("CORACLE_DISK_FREE_PERCENT", "1").env("CORACLE_IMAGE_GC_HIGH_THRESHOLD", "100");
-            let output = run.output().unwrap();
-            let said = String::from_utf8_lossy(&output.stdout);
-            let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{}:\n{}{said}{errors}", page.display(), block.commands);
+        for (page, block) in blocks {
+            let options: &[&str] = if block.needs_cluster { &["--cluster"] } else { &[] };
+            // The page is in the message of a failure.
+            run(machine, &mirrors, options, &format!("# {}\n{}", page.display(), block.commands));
         }
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+/// The table of `docs/install.md`.
+#[test]
+fn the_documented_directories_suffice_on_a_read_only_root() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let before = Trace::of(machine);
+        let commands = "if touch /file || touch /etc/file || touch /run/file; then exit 9; fi\n\
+                        kubectl create deployment web --image=nginx\n\
+                        kubectl rollout status deployment/web --timeout=60s\n\
+                        kubectl exec deployment/web -- true\n";
+        let said = run(machine, &mirrors, &["--cluster", "--read-only"], commands);
+        assert!(said.contains("successfully rolled out"), "{said}");
         assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
     });
 }
