@@ -268,7 +268,8 @@ fn read(path: &Path) -> anyhow::Result<File> {
 fn log_unknown_variables(sources: &Sources) {
     let known: Vec<_> = TABLES.iter().map(|(_, fields)| *fields).collect();
     for variable in sources.unknown_variables(&known) {
-        tracing::warn!(variable, "ignoring an environment variable that is not a setting");
+        let did_you_mean = nearest::variable_like(variable, TABLES);
+        tracing::warn!(variable, did_you_mean, "ignoring an environment variable that is not a setting");
     }
 }
 

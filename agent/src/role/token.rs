@@ -97,8 +97,12 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
 
 /// A client with the credentials of a kubeconfig.
 pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
-    let file = Kubeconfig::read_from(path)
-        .with_context(|| format!("cannot read {}; does the control plane run here?", path.display()))?;
+    anyhow::ensure!(
+        path.exists(),
+        "there is no kubeconfig {}: run this command where the control plane runs, or use --kubeconfig",
+        path.display()
+    );
+    let file = Kubeconfig::read_from(path).with_context(|| format!("cannot read {}", path.display()))?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     let config = config.with_context(|| format!("{} has no usable cluster and user", path.display()))?;
     Client::try_from(config).context("cannot create an API client")
