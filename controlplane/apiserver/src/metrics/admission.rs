@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{HistogramVec, IntCounterVec, core::Collector};
+use prometheus::{Histogram, HistogramVec, IntCounterVec, core::Collector};
 
 use super::{
     buckets::{STEP_DURATIONS, WEBHOOK_DURATIONS},
@@ -19,6 +19,7 @@ const MAX_WEBHOOKS: usize = 200;
 /// Metrics of admission.
 pub(crate) struct AdmissionMetrics {
     steps: HistogramVec,
+    plugins: HistogramVec,
     webhooks: HistogramVec,
     refusals: IntCounterVec,
     failures: IntCounterVec,
@@ -54,6 +55,11 @@ impl AdmissionMetrics {
                 "Duration of the steps of admission in seconds, by the type of the step and the operation.",
                 (&STEP_DURATIONS, &["type", "operation", "rejected"]),
             ),
+            plugins: histogram(
+                "apiserver_admission_controller_admission_duration_seconds",
+                "Duration of single admission plugins in seconds, by name, type of the step and operation.",
+                (&STEP_DURATIONS, &["name", "type", "operation", "rejected"]),
+            ),
             webhooks: histogram(
                 "apiserver_admission_webhook_admission_duration_seconds",
                 "Duration of the calls of admission webhooks in seconds, by name, type and operation.",
@@ -74,9 +80,10 @@ impl AdmissionMetrics {
         }
     }
 
-    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 4] {
+    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 5] {
         [
             Box::new(self.steps.clone()),
+            Box::new(self.plugins.clone()),
             Box::new(self.webhooks.clone()),
             Box::new(self.refusals.clone()),
             Box::new(self.failures.clone()),
@@ -85,11 +92,18 @@ impl AdmissionMetrics {
 
     /// Counts a step of the admission of one object.
     pub(crate) fn step(&self, (step, operation): (Step, &str), rejected: bool, took: Duration) {
-        let step = match step {
-            Step::Admit => "admit",
-            Step::Validate => "validate",
-        };
-        self.steps.with_label_values(&[step, operation, flag(rejected)]).observe(took.as_secs_f64());
+        let labels = [step.name(), operation, flag(rejected)];
+        self.steps.with_label_values(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The durations of a plugin. `name`: one of the names in this program.
+    pub(crate) fn plugin_durations(
+        &self,
+        name: &'static str,
+        (step, operation): (Step, &'static str),
+        rejected: bool,
+    ) -> Histogram {
+        self.plugins.with_label_values(&[name, step.name(), operation, flag(rejected)])
     }
 
     /// Counts a call of a webhook.
@@ -122,6 +136,18 @@ impl AdmissionMetrics {
             names.insert(name.to_owned());
         }
         name
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    /// The type of the step, as upstream names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Admit => "admit",
+            Self::Validate => "validate",
+        }
     }
 }
 

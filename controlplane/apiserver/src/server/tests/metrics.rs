@@ -74,6 +74,29 @@ async fn steps_of_admission_and_deprecated_apis_are_counted() {
 }
 
 #[tokio::test]
+async fn admission_plugins_are_counted_in_the_steps_that_they_implement() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let refused =
+        server.post("/api/v1/namespaces/absent/configmaps", json!({"metadata": {"name": "c"}})).await;
+    assert_eq!(refused.code, 404, "{}", refused.body);
+    let text = metrics(&server).await;
+    let count = |plugin: &str, kind: &str, rejected: &str| {
+        let name = "apiserver_admission_controller_admission_duration_seconds_count";
+        let labels =
+            [format!("name=\"{plugin}\""), format!("type=\"{kind}\""), format!("rejected=\"{rejected}\"")];
+        let [plugin, kind, rejected] = &labels;
+        value(&text, name, &[plugin, kind, rejected, "operation=\"CREATE\""])
+    };
+    assert!(count("PodSecurity", "validate", "false").is_some_and(|count| count >= 1.0), "{text}");
+    assert!(count("DefaultTolerationSeconds", "admit", "false").is_some_and(|count| count >= 1.0), "{text}");
+    assert!(count("NamespaceLifecycle", "validate", "true").is_some_and(|count| count >= 1.0), "{text}");
+    assert_eq!(count("NamespaceLifecycle", "admit", "false"), None, "{text}");
+    let without_name = "apiserver_admission_controller_admission_duration_seconds_count{name=\"\"";
+    assert!(!text.contains(without_name), "members without a name are no plugins");
+}
+
+#[tokio::test]
 async fn the_remaining_validity_of_client_certificates_is_counted() {
     let server = Fixture::new().await;
     let key = KeyPair::generate().unwrap();
