@@ -105,7 +105,7 @@ pub struct ServiceProxyConfig {
     pub node_port_addresses: Vec<IpNetwork>,
     /// Address of its health checks. None: no server.
     pub healthz: Option<SocketAddr>,
-    /// Address at which it reports its mode. None: no server.
+    /// Address at which it has its mode and its metrics. None: no server.
     pub status: Option<SocketAddr>,
 }
 

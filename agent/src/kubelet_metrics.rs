@@ -10,6 +10,7 @@ mod registered;
 mod resizes;
 mod resource_managers;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use prometheus::{
@@ -17,6 +18,7 @@ use prometheus::{
     TextEncoder, core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+use crate::proxy_metrics::ProxyMetrics;
 use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
 pub(crate) use pull_times::PullTimes;
@@ -111,6 +113,8 @@ pub struct KubeletMetrics {
     collected_images: IntCounterVec,
     managers: ManagerMetrics,
     devices: DeviceMetrics,
+    /// Set if the node has a service proxy.
+    proxy: OnceLock<ProxyMetrics>,
 }
 
 /// Calls of the runtime.
@@ -196,6 +200,7 @@ impl Default for KubeletMetrics {
             ),
             managers: ManagerMetrics::new(&all),
             devices: DeviceMetrics::new(&all),
+            proxy: OnceLock::new(),
             registry,
         }
     }
@@ -421,11 +426,17 @@ impl KubeletMetrics {
         self.collected_images.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
+    /// Shows the metrics of the node's service proxy.
+    pub(crate) fn show_proxy(&self, proxy: ProxyMetrics) {
+        // There is one proxy.
+        let _ = self.proxy.set(proxy);
+    }
+
     /// All metrics in Prometheus' text format, with those that the caller has read.
     pub(crate) fn text(&self, current: &Current) -> String {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());
-        encoded(&families)
+        encoded(&families) + &self.proxy.get().map(ProxyMetrics::text).unwrap_or_default()
     }
 }
 
@@ -553,6 +564,15 @@ mod tests {
         }
         assert_eq!(lines(&text, "kubelet_http_requests_duration_seconds_count").len(), 1, "{text}");
         assert_eq!(lines(&text, "process_resident_memory_bytes ").len(), 1, "{text}");
+    }
+
+    #[test]
+    fn the_service_proxy_is_shown_where_it_runs() {
+        let metrics = KubeletMetrics::default();
+        let line = "\nkubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 0\n";
+        assert!(!metrics.text(&Current::default()).contains(line));
+        metrics.show_proxy(ProxyMetrics::default());
+        assert!(metrics.text(&Current::default()).contains(line));
     }
 
     #[test]

@@ -227,6 +227,7 @@ fn spawn_service_tasks(
         let overlay = pod::admit::in_use::overlay_port(config);
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
         let state = proxy.state();
+        node.metrics.show_proxy(state.metrics());
         let ranges = settings.node_port_addresses.clone().into();
         let health = ServiceHealth::new(&config.node_name, node.services.clone(), state.clone(), ranges);
         tasks.spawn(health.run());
