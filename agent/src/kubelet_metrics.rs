@@ -4,7 +4,9 @@
 //! all other values are read when a client gets the metrics. Labels have values of fixed sets or names of a limited
 //! number of plugins, never text of pods or requests, so their number is limited.
 
+mod current;
 mod devices;
+mod operations;
 mod pull_times;
 mod registered;
 mod resizes;
@@ -14,13 +16,15 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use prometheus::{
-    DEFAULT_BUCKETS, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    TextEncoder, core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
+    DEFAULT_BUCKETS, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry, TextEncoder,
+    core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
 use crate::proxy_metrics::ProxyMetrics;
+pub(crate) use current::Current;
 use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
+pub(crate) use operations::{CgroupOperation, CgroupOperations, VolumeOperations, plugin};
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
 pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, RetryTrigger};
@@ -111,6 +115,8 @@ pub struct KubeletMetrics {
     evictions: IntCounterVec,
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
+    /// Image volumes of containers that were created or not: requested, mounted and failed.
+    image_volumes: [IntCounter; 3],
     managers: ManagerMetrics,
     devices: DeviceMetrics,
     /// Set if the node has a service proxy.
@@ -198,6 +204,14 @@ impl Default for KubeletMetrics {
                 "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
                 &["reason"],
             ),
+            image_volumes: [
+                all.counter("image_volume_requested_total", "Number of requested image volumes."),
+                all.counter(
+                    "image_volume_mounted_succeed_total",
+                    "Number of successful image volume mounts.",
+                ),
+                all.counter("image_volume_mounted_errors_total", "Number of failed image volume mounts."),
+            ],
             managers: ManagerMetrics::new(&all),
             devices: DeviceMetrics::new(&all),
             proxy: OnceLock::new(),
@@ -426,6 +440,20 @@ impl KubeletMetrics {
         self.collected_images.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
+    /// Shows a metric of another part of the agent, which has a name of its own.
+    pub(crate) fn show(&self, metric: Box<dyn Collector>) {
+        valid(self.registry.register(metric));
+    }
+
+    /// Counts image volumes of a container, and whether the container could be created.
+    pub(crate) fn image_volumes_mounted(&self, number: usize, succeeded: bool) {
+        let number = u64::try_from(number).unwrap_or(u64::MAX);
+        let [requested, mounted, failed] = &self.image_volumes;
+        requested.inc_by(number);
+        let result = if succeeded { mounted } else { failed };
+        result.inc_by(number);
+    }
+
     /// Shows the metrics of the node's service proxy.
     pub(crate) fn show_proxy(&self, proxy: ProxyMetrics) {
         // There is one proxy.
@@ -437,46 +465,6 @@ impl KubeletMetrics {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());
         encoded(&families) + &self.proxy.get().map(ProxyMetrics::text).unwrap_or_default()
-    }
-}
-
-/// Values that are read for one response.
-#[derive(Debug, Default)]
-pub(crate) struct Current(Vec<MetricFamily>);
-
-// === impl Current ===
-
-impl Current {
-    /// Adds a gauge with its samples: values of the labels, and the sample's value. A gauge without samples is left out.
-    pub(crate) fn gauge<const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: [&str; N],
-        samples: impl IntoIterator<Item = ([String; N], u64)>,
-    ) {
-        let gauge = valid(IntGaugeVec::new(Opts::new(name, help), &labels));
-        for (values, value) in samples {
-            gauge.with_label_values(&values).set(i64::try_from(value).unwrap_or(i64::MAX));
-        }
-        self.add(&gauge);
-    }
-
-    /// Adds a counter without labels.
-    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
-        let counter = valid(IntCounter::new(name, help));
-        counter.inc_by(value);
-        self.add(&counter);
-    }
-
-    /// The metrics in Prometheus' text format.
-    pub(crate) fn text(&self) -> String {
-        encoded(&self.0)
-    }
-
-    fn add(&mut self, collector: &impl Collector) {
-        // The encoder refuses a family without samples.
-        self.0.extend(collector.collect().into_iter().filter(|family| !family.get_metric().is_empty()));
     }
 }
 
@@ -564,6 +552,22 @@ mod tests {
         }
         assert_eq!(lines(&text, "kubelet_http_requests_duration_seconds_count").len(), 1, "{text}");
         assert_eq!(lines(&text, "process_resident_memory_bytes ").len(), 1, "{text}");
+    }
+
+    #[test]
+    fn image_volumes_are_counted_by_their_result() {
+        let metrics = KubeletMetrics::default();
+        metrics.image_volumes_mounted(2, true);
+        metrics.image_volumes_mounted(1, false);
+        let text = metrics.text(&Current::default());
+        for line in [
+            "# TYPE kubelet_image_volume_requested_total counter",
+            "kubelet_image_volume_requested_total 3",
+            "kubelet_image_volume_mounted_succeed_total 2",
+            "kubelet_image_volume_mounted_errors_total 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
     }
 
     #[test]

@@ -8,12 +8,12 @@ use coracle_proto::cri::{
 };
 use http::Response;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus, Volume};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::backend::{Backend, PodView};
 use super::stats::exposition;
 use crate::join::Renewal;
-use crate::kubelet_metrics::Current;
+use crate::kubelet_metrics::{Current, plugin};
 use crate::runtime::{Body, Runtime, RuntimeError};
 use crate::volume::{ClaimName, FileSystem};
 
@@ -146,24 +146,6 @@ fn resizes(current: &mut Current, pods: &dyn PodView) {
 /// The newest status that the node has computed, or the status in the API.
 fn current_status(pods: &dyn PodView, pod: &Pod) -> Option<PodStatus> {
     pod.metadata.uid.as_deref().and_then(|uid| pods.status(uid)).or_else(|| pod.status.clone())
-}
-
-/// The kubelet's name of a volume's plugin. For a claim, the plugin is known only from the persistent volume, which the
-/// agent does not read here.
-fn plugin(volume: &Volume) -> &'static str {
-    let kinds = [
-        (volume.config_map.is_some(), "kubernetes.io/configmap"),
-        (volume.downward_api.is_some(), "kubernetes.io/downward-api"),
-        (volume.empty_dir.is_some(), "kubernetes.io/empty-dir"),
-        (volume.host_path.is_some(), "kubernetes.io/host-path"),
-        (volume.image.is_some(), "kubernetes.io/image"),
-        (volume.nfs.is_some(), "kubernetes.io/nfs"),
-        (volume.projected.is_some(), "kubernetes.io/projected"),
-        (volume.secret.is_some(), "kubernetes.io/secret"),
-        (volume.persistent_volume_claim.is_some(), "kubernetes.io/persistent-claim"),
-        (volume.ephemeral.is_some(), "kubernetes.io/persistent-claim"),
-    ];
-    kinds.into_iter().find(|(has, _)| *has).map_or("N/A", |(_, name)| name)
 }
 
 /// The volumes of claims.
