@@ -20,6 +20,7 @@ use prometheus::{
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+use crate::client::measured;
 use crate::proxy_metrics::ProxyMetrics;
 pub(crate) use current::Current;
 use devices::DeviceMetrics;
@@ -464,12 +465,13 @@ impl KubeletMetrics {
     pub(crate) fn text(&self, current: &Current) -> String {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());
-        encoded(&families) + &self.proxy.get().map(ProxyMetrics::text).unwrap_or_default()
+        let proxy = self.proxy.get().map(ProxyMetrics::text).unwrap_or_default();
+        encoded(&families) + &proxy + &measured::text()
     }
 }
 
 /// Unwraps a result that is an error only if a name in the code is invalid or used twice.
-fn valid<T>(made: prometheus::Result<T>) -> T {
+pub(crate) fn valid<T>(made: prometheus::Result<T>) -> T {
     made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
 

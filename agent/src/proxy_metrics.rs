@@ -12,6 +12,8 @@ use prometheus::{
     TextEncoder, core::Collector, exponential_buckets,
 };
 
+use crate::kubelet_metrics::valid;
+
 const LABELS: [&str; 1] = ["ip_family"];
 /// Values of the label.
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
@@ -143,11 +145,6 @@ fn registered<C: Collector + Clone + 'static>(registry: &Registry, made: prometh
     let collector = valid(made);
     valid(registry.register(Box::new(collector.clone())));
     collector
-}
-
-/// Unwraps a result that is an error only if a metric in this file is invalid.
-fn valid<T>(made: prometheus::Result<T>) -> T {
-    made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
 
 #[cfg(test)]
