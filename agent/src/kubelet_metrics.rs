@@ -20,8 +20,9 @@ use prometheus::{
     core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
-use crate::client::measured;
+use crate::client;
 use crate::proxy_metrics::ProxyMetrics;
+use crate::runtime::relist;
 pub(crate) use current::Current;
 use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
@@ -466,7 +467,7 @@ impl KubeletMetrics {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());
         let proxy = self.proxy.get().map(ProxyMetrics::text).unwrap_or_default();
-        encoded(&families) + &proxy + &measured::text()
+        [encoded(&families), proxy, client::measured::text(), relist::measured::text()].concat()
     }
 }
 
