@@ -33,3 +33,5 @@ pub(super) const VALIDITIES: [f64; 14] = [
     15_552_000.0,
     31_104_000.0,
 ];
+/// Upper bounds of the times in queues, in seconds.
+pub(super) const WAITS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];

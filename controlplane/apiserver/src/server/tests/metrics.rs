@@ -32,6 +32,8 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
     let took =
         value(&text, "apiserver_request_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
     assert_eq!(took, Some(2.0));
+    assert_eq!(value(&text, "apiserver_storage_objects", &["resource=\"pods\""]), Some(1.0));
+    assert!(value(&text, "apiserver_storage_objects", &["resource=\"deployments.apps\""]).is_some());
     let own =
         value(&text, "apiserver_request_sli_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
     assert_eq!(own, Some(2.0));
