@@ -48,7 +48,9 @@ pub(crate) enum AttemptResult {
 /// A step of an attempt that is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ExtensionPoint {
+    Filter,
     PostFilter,
+    Score,
     Reserve,
     PreBind,
     Bind,
@@ -283,7 +285,9 @@ impl AttemptResult {
 impl ExtensionPoint {
     fn name(self) -> &'static str {
         match self {
+            Self::Filter => "Filter",
             Self::PostFilter => "PostFilter",
+            Self::Score => "Score",
             Self::Reserve => "Reserve",
             Self::PreBind => "PreBind",
             Self::Bind => "Bind",

@@ -22,7 +22,6 @@ use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
 use crate::consult;
-use crate::decide::decide;
 use crate::devices;
 use crate::groups::Groups;
 use crate::groups::condition::{Verdict, Write};
@@ -370,7 +369,7 @@ impl Scheduler {
             return self.consult(&pod);
         }
         let start = Instant::now();
-        match decide(&pod, profile, &mut self.snapshot) {
+        match self.search(&pod, profile) {
             Ok(node) => {
                 self.config.metrics.searched(start.elapsed());
                 self.assume_and_bind(pod, profile, node);

@@ -1,6 +1,8 @@
 //! Counts attempts to schedule pods.
 
 use super::Scheduler;
+use crate::config::Profile;
+use crate::decide::{Unschedulable, decide_measured};
 use crate::metrics::{Attempt, AttemptResult};
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
@@ -9,6 +11,13 @@ impl Scheduler {
     /// Sets the metrics of the queue's lengths.
     pub(super) fn measure_queue(&self) {
         self.config.metrics.set_pending(self.queue.lengths());
+    }
+
+    /// Searches the best node for a pod.
+    pub(super) fn search(&mut self, pod: &Pod, profile: &Profile) -> Result<String, Unschedulable> {
+        let metrics = &self.config.metrics;
+        let ran = |point, result, start| metrics.ran(point, result, (pod.scheduler(), start));
+        decide_measured(pod, profile, &mut self.snapshot, ran)
     }
 
     /// Counts the attempt for a pod that was refused, or whose scheduling failed. A gated pod has no attempt.
@@ -72,8 +81,14 @@ mod tests {
         ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
-        for (point, status) in [("Reserve", "Success"), ("Bind", "Success"), ("PostFilter", "Unschedulable")]
-        {
+        for (point, status) in [
+            ("Filter", "Success"),
+            ("Filter", "Unschedulable"),
+            ("Score", "Success"),
+            ("Reserve", "Success"),
+            ("Bind", "Success"),
+            ("PostFilter", "Unschedulable"),
+        ] {
             let labels = format!("extension_point=\"{point}\",{profile},status=\"{status}\"");
             let line = format!("scheduler_framework_extension_point_duration_seconds_count{{{labels}}} 1");
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
