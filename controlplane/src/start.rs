@@ -216,10 +216,11 @@ fn apiserver_config(
 /// The metrics of the controllers, and of the scheduler if it runs in this process.
 fn component_metrics(controllers: &ControllersConfig, config: &ControlPlaneConfig) -> ComponentMetrics {
     let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
+    let zones = controllers.zone_metrics.clone();
     let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
     ComponentMetrics(Arc::new(move || {
         let scheduler = scheduler.as_ref().map(coracle_scheduler::SchedulerMetrics::text);
-        [queues.text(), jobs.text(), scheduler.unwrap_or_default()].concat()
+        [queues.text(), jobs.text(), zones.text(), scheduler.unwrap_or_default()].concat()
     }))
 }
 
