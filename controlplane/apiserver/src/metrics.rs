@@ -7,6 +7,8 @@
 mod admission;
 mod buckets;
 mod health;
+mod known_names;
+mod policies;
 mod reloads;
 mod remotes;
 mod request_labels;
@@ -25,11 +27,13 @@ use prometheus::{
 };
 
 pub(crate) use admission::{AdmissionMetrics, Step, WebhookCall};
+pub(crate) use policies::CheckResult;
 pub(crate) use request_labels::Request;
 pub(crate) use serving::{LongRunning, Terminated};
 
 use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES, WAITS};
 use health::HealthMetrics;
+use policies::PolicyMetrics;
 use reloads::Reloads;
 use remotes::RemoteMetrics;
 use request_labels::{DEPRECATED_LABELS, LABELS, SLI_LABELS};
@@ -69,6 +73,7 @@ pub(crate) struct Metrics {
     sizes: HistogramVec,
     deprecated: IntGaugeVec,
     pub(crate) admission: AdmissionMetrics,
+    pub(crate) policies: PolicyMetrics,
     pub(crate) serving: ServingMetrics,
     pub(crate) tokens: TokenMetrics,
     pub(crate) remotes: RemoteMetrics,
@@ -151,16 +156,22 @@ impl Metrics {
                 &DEPRECATED_LABELS,
             ),
             admission: AdmissionMetrics::new(),
+            policies: PolicyMetrics::new(),
             serving: ServingMetrics::new(),
             tokens: TokenMetrics::new(),
             remotes: RemoteMetrics::new(),
             health: HealthMetrics::new(),
         };
-        let parts = metrics.serving.collectors().into_iter().chain(metrics.tokens.collectors());
-        for collector in metrics.collectors().into_iter().chain(parts).chain(metrics.admission.collectors()) {
-            valid(metrics.registry.register(collector));
-        }
+        metrics.register();
         metrics
+    }
+
+    fn register(&self) {
+        let parts = self.serving.collectors().into_iter().chain(self.tokens.collectors());
+        let parts = parts.chain(self.policies.collectors()).chain(self.admission.collectors());
+        for collector in self.collectors().into_iter().chain(parts) {
+            valid(self.registry.register(collector));
+        }
     }
 
     fn collectors(&self) -> [Box<dyn Collector>; 12] {

@@ -1,16 +1,13 @@
 //! Metrics of admission: its steps, and the calls of webhooks. Source: `k8s.io/apiserver/pkg/admission/metrics`.
 
-use std::{
-    collections::HashSet,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use prometheus::{Histogram, HistogramVec, IntCounterVec, core::Collector};
 
 use super::{
     buckets::{STEP_DURATIONS, WEBHOOK_DURATIONS},
     counter, histogram,
+    known_names::KnownNames,
 };
 
 /// Maximum number of webhooks with their own label. Further webhooks have the label `other`.
@@ -24,7 +21,7 @@ pub(crate) struct AdmissionMetrics {
     refusals: IntCounterVec,
     failures: IntCounterVec,
     /// Names of webhooks with their own label.
-    webhook_names: Mutex<HashSet<String>>,
+    webhook_names: KnownNames,
 }
 
 /// A step of admission.
@@ -76,7 +73,7 @@ impl AdmissionMetrics {
                 "Number of failed calls of admission webhooks that did not reject the request, by name and type.",
                 &["name", "type"],
             ),
-            webhook_names: Mutex::default(),
+            webhook_names: KnownNames::new(MAX_WEBHOOKS),
         }
     }
 
@@ -128,14 +125,7 @@ impl AdmissionMetrics {
 
     /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs one.
     fn webhook_label<'a>(&self, name: &'a str) -> &'a str {
-        let mut names = self.webhook_names.lock().unwrap_or_else(PoisonError::into_inner);
-        if !names.contains(name) {
-            if names.len() >= MAX_WEBHOOKS {
-                return "other";
-            }
-            names.insert(name.to_owned());
-        }
-        name
+        if self.webhook_names.has(name) { name } else { "other" }
     }
 }
 
