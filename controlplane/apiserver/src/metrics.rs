@@ -275,15 +275,23 @@ impl Metrics {
         );
         let deprecated = "Number of stored objects at the time of last check split by kind. Use apiserver_resource_objects.";
         let stored = gauge("apiserver_storage_objects", deprecated, &["resource"]);
+        let events = counter(
+            "apiserver_storage_events_received_total",
+            "Number of changes received from the store split by kind.",
+            &["group", "resource"],
+        );
         for collection in sources.cache.all() {
             let collection = collection.lock();
             let (kind, number) = (collection.kind(), signed(collection.len()));
-            objects.with_label_values(&[&*kind.group, &*kind.plural]).set(number);
+            let labels = [&*kind.group, &*kind.plural];
+            objects.with_label_values(&labels).set(number);
+            events.with_label_values(&labels).inc_by(collection.received());
             let resource = [&*kind.plural, &*kind.group].join(".");
             stored.with_label_values(&[resource.trim_end_matches('.')]).set(number);
         }
         let mut families = self.registry.gather();
         families.extend([in_flight, objects, stored].iter().flat_map(Collector::collect));
+        families.extend(events.collect());
         families.extend(watchers(sources.cache).collect());
         families.extend(flow_control(sources.flow_control));
         families.extend(sources.flow_control.waits().collect());

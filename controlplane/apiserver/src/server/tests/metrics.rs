@@ -40,6 +40,9 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
     let version = server.get("/version").await.body["gitVersion"].as_str().unwrap().to_owned();
     assert_eq!(value(&text, "kubernetes_build_info", &[&format!("git_version=\"{version}\"")]), Some(1.0));
     assert_eq!(value(&text, "apiserver_resource_objects", &["group=\"\"", "resource=\"pods\""]), Some(1.0));
+    let events =
+        value(&text, "apiserver_storage_events_received_total", &["group=\"\"", "resource=\"pods\""]);
+    assert_eq!(events, Some(1.0));
     let size = value(&text, "apiserver_storage_size_bytes", &["storage_cluster_id=\"embedded-0\""]);
     assert!(size.is_some_and(|bytes| bytes > 0.0), "{text}");
     let sizes = |verb| value(&text, "apiserver_response_sizes_count", &[verb, "resource=\"pods\""]);
