@@ -90,6 +90,8 @@ pub struct AgentConfig {
     pub image_verification: ImageVerification,
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,
+    /// The metric of the feature gates, in the text format of Prometheus.
+    pub feature_metrics: Arc<str>,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
 }

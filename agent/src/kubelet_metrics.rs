@@ -12,7 +12,7 @@ mod registered;
 mod resizes;
 mod resource_managers;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus::{
@@ -123,6 +123,8 @@ pub struct KubeletMetrics {
     devices: DeviceMetrics,
     /// Set if the node has a service proxy.
     proxy: OnceLock<ProxyMetrics>,
+    /// The metric of the feature gates.
+    features: OnceLock<Arc<str>>,
 }
 
 /// Calls of the runtime.
@@ -217,6 +219,7 @@ impl Default for KubeletMetrics {
             managers: ManagerMetrics::new(&all),
             devices: DeviceMetrics::new(&all),
             proxy: OnceLock::new(),
+            features: OnceLock::new(),
             registry,
         }
     }
@@ -456,6 +459,12 @@ impl KubeletMetrics {
         result.inc_by(number);
     }
 
+    /// Shows the metric of the feature gates, in the text format of Prometheus.
+    pub(crate) fn show_features(&self, features: Arc<str>) {
+        // The gates do not change.
+        let _ = self.features.set(features);
+    }
+
     /// Shows the metrics of the node's service proxy.
     pub(crate) fn show_proxy(&self, proxy: ProxyMetrics) {
         // There is one proxy.
@@ -467,7 +476,8 @@ impl KubeletMetrics {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());
         let proxy = self.proxy.get().map(ProxyMetrics::text).unwrap_or_default();
-        [encoded(&families), proxy, client::measured::text(), relist::measured::text()].concat()
+        let features = self.features.get().map(|features| features.to_string()).unwrap_or_default();
+        [encoded(&families), features, proxy, client::measured::text(), relist::measured::text()].concat()
     }
 }
 
@@ -579,7 +589,9 @@ mod tests {
         let line = "\nkubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 0\n";
         assert!(!metrics.text(&Current::default()).contains(line));
         metrics.show_proxy(ProxyMetrics::default());
-        assert!(metrics.text(&Current::default()).contains(line));
+        metrics.show_features("feature 1\n".into());
+        let text = metrics.text(&Current::default());
+        assert!(text.contains(line) && text.contains("\nfeature 1\n"), "{text}");
     }
 
     #[test]

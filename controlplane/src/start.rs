@@ -216,11 +216,12 @@ fn apiserver_config(
 /// The metrics of the controllers, and of the scheduler if it runs in this process.
 fn component_metrics(controllers: &ControllersConfig, config: &ControlPlaneConfig) -> ComponentMetrics {
     let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
-    let zones = controllers.zone_metrics.clone();
+    let (zones, features) = (controllers.zone_metrics.clone(), config.feature_metrics.clone());
     let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
     ComponentMetrics(Arc::new(move || {
         let scheduler = scheduler.as_ref().map(coracle_scheduler::SchedulerMetrics::text);
-        [queues.text(), jobs.text(), zones.text(), scheduler.unwrap_or_default()].concat()
+        let scheduler = scheduler.unwrap_or_default();
+        [queues.text(), jobs.text(), zones.text(), scheduler, features.to_string()].concat()
     }))
 }
 
@@ -493,6 +494,8 @@ mod tests {
         assert!(text(&config).contains("scheduler_pending_pods{queue=\"active\"} 0\n"));
         config.run_scheduler = false;
         assert_eq!(text(&config), "");
+        config.feature_metrics = "feature 1\n".into();
+        assert_eq!(text(&config), "feature 1\n");
     }
 
     #[test]

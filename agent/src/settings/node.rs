@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -269,8 +270,16 @@ pub(crate) struct Node {
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) serving: Serving,
+    pub(crate) shown: ShownSettings,
+}
+
+/// Settings in the forms in which the kubelet API shows them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShownSettings {
     /// The settings in effect as texts, by the names of their flags.
     pub(crate) flags: BTreeMap<String, String>,
+    /// The metric of the feature gates, in the text format of Prometheus.
+    pub(crate) feature_metrics: Arc<str>,
 }
 
 // === impl NodeSettings ===
@@ -336,7 +345,7 @@ impl NodeSettings {
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
             serving: serving?,
-            flags: BTreeMap::new(),
+            shown: ShownSettings::default(),
         })
     }
 
