@@ -44,9 +44,9 @@ impl Member {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let began = Instant::now();
+        let began = self.counts(Steps::Mutate).then(Instant::now);
         let result = self.plugin.mutate(admission, attributes, object).await;
-        if self.steps != Steps::Validate {
+        if let Some(began) = began {
             self.count(Step::Admit, (admission, attributes), result.is_err(), began);
         }
         result
@@ -59,12 +59,17 @@ impl Member {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let began = Instant::now();
+        let began = self.counts(Steps::Validate).then(Instant::now);
         let result = self.plugin.validate(admission, attributes, object).await;
-        if self.steps != Steps::Mutate {
+        if let Some(began) = began {
             self.count(Step::Validate, (admission, attributes), result.is_err(), began);
         }
         result
+    }
+
+    /// Whether calls in this step are counted.
+    fn counts(&self, step: Steps) -> bool {
+        !self.name.is_empty() && (self.steps == step || self.steps == Steps::Both)
     }
 
     fn count(
@@ -74,9 +79,6 @@ impl Member {
         rejected: bool,
         began: Instant,
     ) {
-        if self.name.is_empty() {
-            return;
-        }
         let operation = attributes.operation;
         let durations = &self.durations.0[step as usize][operation as usize][usize::from(rejected)];
         let create =
