@@ -90,6 +90,8 @@ pub struct AgentConfig {
     pub image_verification: ImageVerification,
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,
+    /// The metric of the feature gates, in the text format of Prometheus.
+    pub feature_metrics: Arc<str>,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
 }
@@ -105,7 +107,7 @@ pub struct ServiceProxyConfig {
     pub node_port_addresses: Vec<IpNetwork>,
     /// Address of its health checks. None: no server.
     pub healthz: Option<SocketAddr>,
-    /// Address at which it reports its mode. None: no server.
+    /// Address at which it has its mode and its metrics. None: no server.
     pub status: Option<SocketAddr>,
 }
 

@@ -44,6 +44,7 @@ mod policy_gate;
 mod private_file;
 mod project_quota;
 mod proxy_health;
+mod proxy_metrics;
 mod repair;
 mod resource_managers;
 pub mod runtime;

@@ -106,6 +106,7 @@ async fn run_agent(
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
     let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
+    metrics.show_features(Arc::clone(&config.feature_metrics));
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(runtime.calls, Arc::clone(&metrics)));
     let (evictions, evicted) = pod::Evictions::new();
     let (devices, device_changes) = open_devices(&config, &agent, Arc::clone(&metrics));
@@ -227,6 +228,7 @@ fn spawn_service_tasks(
         let overlay = pod::admit::in_use::overlay_port(config);
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
         let state = proxy.state();
+        node.metrics.show_proxy(state.metrics());
         let ranges = settings.node_port_addresses.clone().into();
         let health = ServiceHealth::new(&config.node_name, node.services.clone(), state.clone(), ranges);
         tasks.spawn(health.run());
@@ -333,17 +335,15 @@ impl NodeServices {
             pod_pids_limit: config.pod_pids_limit,
         };
         let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
+        metrics.show(cgroups.operations().collector());
         let volumes = VolumeConfig {
             pods_dir: config.state_dir.join("pods"),
             memory_dir: config.run_dir.join("volumes"),
             local_dir: config.local_volume_dir.clone(),
         };
         let volumes = VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(&facts));
-        let machine = Machine {
-            memory: facts.memory(),
-            cgroup_v2: cgroups.is_v2(),
-            limits_swap: cgroups.limits_swap(),
-        };
+        let volumes = volumes.map_err(Error::Volumes)?;
+        metrics.show(volumes.operations().collector());
         let providers = providers(&config)?;
         let managers = resource_managers(&config, &facts, &devices, &metrics)?;
         Ok(pod::NodeContext {
@@ -364,7 +364,7 @@ impl NodeServices {
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
             statuses: pod::StatusWriter::new(client),
             configs,
-            machine,
+            machine: machine(&facts, &cgroups),
             allocatable: Amount {
                 cpu_millis: facts.allocatable.get("cpu").map_or(0, millis_of),
                 memory: facts.memory_allocatable(),
@@ -377,7 +377,7 @@ impl NodeServices {
             metrics,
             resizes: pod::Resizes::default(),
             checkpoint: PodCheckpoint::new(checkpoint),
-            volumes: volumes.map_err(Error::Volumes)?,
+            volumes,
             cgroups,
             config,
         })
@@ -389,6 +389,10 @@ impl NodeServices {
 fn policy_gate(config: &AgentConfig) -> (PolicyGate, Option<GateEnd>) {
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
     gate(&config.node_name, record.as_deref())
+}
+
+fn machine(facts: &NodeFacts, cgroups: &Cgroups) -> Machine {
+    Machine { memory: facts.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() }
 }
 
 fn providers(config: &AgentConfig) -> Result<pod::Providers, Error> {

@@ -9,6 +9,7 @@
 
 mod local_pods;
 mod subscription;
+mod trigger_times;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -17,6 +18,7 @@ use std::time::Duration;
 use coracle_services::{EndpointSlice, Tables};
 use coracle_values::object::{Key as ObjectKey, ObjectExt as _};
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
@@ -28,6 +30,7 @@ use crate::checkpoint::{Checkpoint, Key};
 pub(crate) use local_pods::LocalPod;
 use local_pods::{Change, LocalPods};
 pub(crate) use subscription::Subscription;
+use trigger_times::TriggerTimes;
 
 /// Namespace and name of the API server's service, which the environment of every pod has.
 const OWN_NAMESPACE: &str = "default";
@@ -57,6 +60,7 @@ struct Shared {
     tables: Arc<RwLock<Tables>>,
     local_pods: Mutex<LocalPods>,
     subscriptions: Mutex<Vec<Arc<Subscription>>>,
+    trigger_times: TriggerTimes,
     progress: watch::Sender<Progress>,
     /// Namespaces with changes that are not stored yet.
     unsaved: Mutex<BTreeSet<String>>,
@@ -93,6 +97,7 @@ impl ServiceCache {
             tables: Arc::default(),
             local_pods: Mutex::default(),
             subscriptions: Mutex::default(),
+            trigger_times: TriggerTimes::default(),
             progress: watch::Sender::default(),
             unsaved: Mutex::default(),
             unsaved_more: Notify::new(),
@@ -135,6 +140,11 @@ impl ServiceCache {
         let mut all = self.shared.subscriptions.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Arc::clone(&subscription));
         subscription
+    }
+
+    /// Returns the times of the changes that EndpointSlices have shown since the last call.
+    pub(crate) fn take_trigger_times(&self) -> Vec<Timestamp> {
+        self.shared.trigger_times.take()
     }
 
     /// Records the readiness of a pod of this node.
@@ -288,7 +298,14 @@ impl ServiceCache {
                 let all = std::mem::take(listed);
                 self.write(|tables| tables.replace_slices(all)).into_iter().collect()
             }
-            Event::Apply(slice) => self.write(|tables| tables.put_slice(slice.slim())),
+            Event::Apply(slice) => {
+                let trigger = trigger_times::of(&slice.metadata);
+                let changed = self.write(|tables| tables.put_slice(slice.slim()));
+                if let Some(time) = trigger.filter(|_| !changed.is_empty()) {
+                    self.shared.trigger_times.add(time);
+                }
+                changed
+            }
             Event::Delete(slice) => {
                 self.write(|tables| tables.remove_slice(&slice.key())).into_iter().collect()
             }

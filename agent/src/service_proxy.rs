@@ -92,8 +92,12 @@ impl ServiceProxy {
                     );
                     repair.before_repair().await;
                 }
-                Ok(Replace::Failed) => tokio::time::sleep(FIRST_PAUSE).await,
+                Ok(Replace::Failed) => {
+                    self.state.fail_change();
+                    tokio::time::sleep(FIRST_PAUSE).await;
+                }
                 Err(error) => {
+                    self.state.fail_change();
                     tracing::warn!(error = chain(&error), "cannot program services, retrying");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(MAX_PAUSE);
@@ -126,6 +130,7 @@ impl ServiceProxy {
         let proxy = Proxy::open(&self.config.table, self.view.clone())?;
         let author = proxy.author();
         changes.take();
+        let triggers = services.take_trigger_times();
         self.balancer.withdraw();
         let (keys, read, view) = (services.keys(), self.reader(services), self.view.clone());
         let mut proxy = blocking(proxy, move |proxy| proxy.replace(view, keys.into_iter().map(read))).await?;
@@ -135,7 +140,7 @@ impl ServiceProxy {
             return Ok(Replace::ForeignChange);
         }
         *pause = FIRST_PAUSE;
-        self.state.end_change();
+        self.state.end_change(&triggers);
         self.balancer.end_transaction();
         loop {
             // Each arm is cancel-safe: keys stay in the subscription until they are returned, a change of the node stays
@@ -143,12 +148,12 @@ impl ServiceProxy {
             tokio::select! {
                 changed = changes.next() => {
                     self.state.begin_change();
-                    let read = self.reader(services);
+                    let (read, triggers) = (self.reader(services), services.take_trigger_times());
                     let applied = blocking(proxy, move |proxy| proxy.change(changed.into_iter().map(read)));
                     match applied.await {
                         Ok(applied) => {
                             proxy = applied;
-                            self.state.end_change();
+                            self.state.end_change(&triggers);
                             self.balancer.end_transaction();
                         }
                         Err(error) => {

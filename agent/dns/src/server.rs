@@ -146,7 +146,8 @@ impl Server {
 
     fn answer_udp(&self, socket: &Arc<UdpSocket>, client: SocketAddr, query: &[u8]) {
         let began = Instant::now();
-        let asked = UdpQuery { socket: Arc::clone(socket), client, most: udp_size(query), began };
+        let (socket, size) = (Arc::clone(socket), query.len());
+        let asked = UdpQuery { socket, client, size, most: udp_size(query), began };
         match reply(query, &self.zone, &self.upstream) {
             Reply::Nothing => {}
             Reply::Now(message) => asked.answer(&self.upstream, &message),
@@ -211,7 +212,9 @@ impl Server {
         };
         let received = received(&message, client, true);
         self.upstream.metrics.record_response(received, message.metadata.response_code, began.elapsed());
-        encode(&message, u16::MAX)
+        let reply = encode(&message, u16::MAX)?;
+        self.upstream.metrics.record_sizes(true, query.len(), reply.len());
+        Some(reply)
     }
 
     /// Whether the client is a pod or a process of this node.
@@ -226,6 +229,8 @@ impl Server {
 struct UdpQuery {
     socket: Arc<UdpSocket>,
     client: SocketAddr,
+    /// Bytes of the query.
+    size: usize,
     /// Maximum bytes of the reply.
     most: u16,
     began: Instant,
@@ -240,6 +245,7 @@ impl UdpQuery {
         let received = received(message, self.client.ip(), false);
         upstream.metrics.record_response(received, message.metadata.response_code, self.began.elapsed());
         let Some(reply) = encode(message, self.most) else { return };
+        upstream.metrics.record_sizes(false, self.size, reply.len());
         if let Err(error) = self.socket.try_send_to(&reply, self.client) {
             tracing::debug!(%error, client = %self.client, "cannot send a DNS reply");
         }

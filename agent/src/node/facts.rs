@@ -34,7 +34,7 @@ pub struct NodeFacts {
 }
 
 /// The version of the kubelet that the agent corresponds to; its own version follows the plus.
-pub(crate) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
+pub(crate) const KUBELET_VERSION: &str = concat!("v1.36.0+coracle.", env!("CARGO_PKG_VERSION"));
 
 // === impl NodeFacts ===
 

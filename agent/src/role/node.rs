@@ -1,6 +1,7 @@
 //! Wiring of a node: images, network, runtime, the CRI socket and the agent. Shared by `up` and `agent`.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use anyhow::Context;
 use coracle_agent::node::PodNetwork;
@@ -137,6 +138,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         image_gc: node.image_gc,
         image_verification: node.image_verification.clone(),
         credential_providers: node.credential_providers.clone(),
-        flags: node.flags.clone(),
+        flags: node.shown.flags.clone(),
+        feature_metrics: Arc::clone(&node.shown.feature_metrics),
     }
 }

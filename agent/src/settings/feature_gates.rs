@@ -8,6 +8,7 @@
 )]
 
 mod known;
+mod metrics;
 
 use std::collections::BTreeMap;
 

@@ -21,6 +21,7 @@ use tokio_stream::wrappers::BroadcastStream;
 use super::*;
 use crate::api_health::ApiHealth;
 use crate::checkpoint::Checkpoint;
+use crate::kubelet_metrics::{Current, KubeletMetrics};
 
 type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
 
@@ -205,6 +206,27 @@ fn pod(volumes: Value) -> Pod {
 
 fn content(volumes: &Volumes, volume: &str, file: &str) -> Option<String> {
     fs::read_to_string(volumes.host_path(volume).expect("a volume").join(file)).ok()
+}
+
+#[test]
+fn mounts_are_measured_by_plugin() {
+    apart(async {
+        let machine = Machine::new("measured");
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        let ctx = machine.context();
+        let volumes = json!([{"name": "disk", "emptyDir": {}}, {"name": "map", "configMap": {"name": "c"}}]);
+        mount_all(&ctx, &pod(volumes)).await.expect("mounted");
+        let metrics = KubeletMetrics::default();
+        metrics.show(ctx.operations().collector());
+        let text = metrics.text(&Current::default());
+        for plugin in ["empty-dir", "configmap"] {
+            let fixed = "migrated=\"false\",operation_name=\"volume_mount\",status=\"success\"";
+            let labels = format!("{fixed},volume_plugin=\"kubernetes.io/{plugin}\"");
+            let line = format!("storage_operation_duration_seconds_count{{{labels}}} 1");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
 }
 
 #[test]

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use tokio::time::Instant;
+
 use crate::config::{MIN_FEASIBLE_NODES, Profile};
 use crate::devices::{self, PodDevices};
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
 use crate::memo::{NodeInput, NodeOutcome};
+use crate::metrics::{AttemptResult, ExtensionPoint};
 use crate::node_score::NodeScores;
 use crate::object::Pod;
 use crate::refusal::Refused;
@@ -63,10 +66,28 @@ pub(crate) struct Filtered<'a> {
 
 /// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
+    decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
+}
+
+/// As [`decide`]. `ran` gets each extension point that ran, with its result and its start.
+pub(crate) fn decide_measured(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    ran: impl Fn(ExtensionPoint, AttemptResult, Instant),
+) -> Result<String, Unschedulable> {
+    let start = Instant::now();
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, refused_by_nominated)?;
+    let found = filter(pod, profile, snapshot, refused_by_nominated);
+    let fits = found.as_ref().is_ok_and(|found| !found.fitting.is_empty());
+    let result = if fits { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
+    ran(ExtensionPoint::Filter, result, start);
+    let (found, start) = (found?, Instant::now());
     let best = score::best(pod, profile, found.score_inputs(snapshot));
+    if best.is_some() {
+        ran(ExtensionPoint::Score, AttemptResult::Scheduled, start);
+    }
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
 }
 

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
+use crate::metrics::{Attempt, QueueLengths};
 use crate::object::Pod;
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
@@ -48,6 +49,12 @@ struct Entry {
     refusals: u32,
     /// End of the back-off.
     rest_until: Option<Instant>,
+    /// Start of the attempt that is not counted yet.
+    started: Option<Instant>,
+    /// Start of the first attempt.
+    first_started: Option<Instant>,
+    /// Number of attempts so far.
+    attempts: u32,
     /// Number of changes when the pod was popped.
     popped_at: u64,
     /// Changes of the pod's volumes and devices while the pod was in flight.
@@ -61,6 +68,15 @@ struct Entry {
 impl Entry {
     fn order(&self) -> QueueOrder {
         QueueOrder(std::cmp::Reverse(self.pod.spec.priority.unwrap_or_default()), self.serial_number)
+    }
+
+    /// Ends an attempt in which the pod was not tried. It does not count.
+    fn cancel_attempt(&mut self) {
+        self.started = None;
+        self.attempts = self.attempts.saturating_sub(1);
+        if self.attempts == 0 {
+            self.first_started = None;
+        }
     }
 }
 
@@ -83,6 +99,8 @@ pub(crate) struct Queue {
     with_devices: HashSet<String>,
     /// Pods that use claims of volumes.
     with_claims: HashSet<String>,
+    /// Number of gated pods.
+    gated: usize,
     serial: u64,
 }
 
@@ -100,6 +118,7 @@ impl Queue {
             last_change: [0; Changes::TYPES.len()],
             with_devices: HashSet::new(),
             with_claims: HashSet::new(),
+            gated: 0,
             serial: 0,
         }
     }
@@ -122,6 +141,9 @@ impl Queue {
                 serial_number: self.serial,
                 refusals: 0,
                 rest_until: None,
+                started: None,
+                first_started: None,
+                attempts: 0,
                 popped_at: 0,
                 changes_in_flight: Changes::default(),
                 helped_by: Changes::ALL,
@@ -173,6 +195,10 @@ impl Queue {
     fn start(&mut self, uid: &str) -> Option<Pod> {
         let entry = self.entries.get_mut(uid)?;
         entry.state = QueueState::InFlight;
+        let now = Instant::now();
+        entry.started = Some(now);
+        entry.first_started.get_or_insert(now);
+        entry.attempts = entry.attempts.saturating_add(1);
         entry.popped_at = self.changes;
         entry.changes_in_flight = Changes::default();
         Some(entry.pod.clone())
@@ -182,6 +208,25 @@ impl Queue {
     pub(crate) fn gate(&mut self, uid: &str) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
             entry.state = QueueState::Gated;
+            entry.cancel_attempt();
+            self.gated += 1;
+        }
+    }
+
+    /// Ends the attempt for a popped pod. `None` if it was ended before, or if the pod was not tried.
+    pub(crate) fn finish_attempt(&mut self, uid: &str) -> Option<Attempt> {
+        let entry = self.entries.get_mut(uid)?;
+        let (started, first_started) = (entry.started.take()?, entry.first_started?);
+        Some(Attempt { started, first_started, number: entry.attempts })
+    }
+
+    /// The numbers of pods by their state.
+    pub(crate) fn lengths(&self) -> QueueLengths {
+        QueueLengths {
+            active: self.ready.len(),
+            backoff: self.held_back.len(),
+            unschedulable: self.unschedulable.values().map(HashSet::len).sum(),
+            gated: self.gated,
         }
     }
 
@@ -198,6 +243,7 @@ impl Queue {
     pub(crate) fn hold_back(&mut self, uid: &str, until: Instant) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
             entry.state = QueueState::HeldBack(until, entry.serial_number);
+            entry.cancel_attempt();
             self.held_back.insert((until, entry.serial_number), uid.to_owned());
         }
     }
@@ -338,7 +384,8 @@ impl Queue {
                 drop(self.held_back.remove(&(due, serial_number)))
             }
             Some((QueueState::Unschedulable, helped_by)) => self.remove_unschedulable(uid, helped_by),
-            Some((QueueState::InFlight | QueueState::Gated, _)) | None => {}
+            Some((QueueState::Gated, _)) => self.gated = self.gated.saturating_sub(1),
+            Some((QueueState::InFlight, _)) | None => {}
         }
     }
 
@@ -497,6 +544,54 @@ mod tests {
         queue.remove("node");
         queue.remove("later");
         assert!(queue.unschedulable.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_lengths_count_each_waiting_pod_once() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for name in ["refused", "resting", "gated", "ready"] {
+            queue.add(pod(name, json!({})));
+        }
+        for name in ["refused", "resting", "gated"] {
+            assert_eq!(pop(&mut queue, now), name);
+        }
+        queue.refused("refused", Changes::NODE, now);
+        queue.failed("resting", now);
+        queue.gate("gated");
+        let all = QueueLengths { active: 1, backoff: 1, unschedulable: 1, gated: 1 };
+        assert_eq!(queue.lengths(), all);
+        queue.wake("gated", now);
+        assert_eq!(queue.lengths(), QueueLengths { active: 2, gated: 0, ..all });
+        assert_eq!([pop(&mut queue, now), pop(&mut queue, now)], ["gated", "ready"]);
+        for name in ["refused", "resting", "gated"] {
+            queue.gate(name);
+            queue.remove(name);
+        }
+        assert_eq!(queue.lengths(), QueueLengths::default(), "a pod in flight waits for nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_counts_unless_the_pod_is_gated_or_held_back() {
+        let (mut queue, start) = (empty(), Instant::now());
+        let seconds = |seconds| start + Duration::from_secs(seconds);
+        queue.add(pod("p", json!({})));
+        pop(&mut queue, start);
+        queue.gate("p");
+        assert_eq!(queue.finish_attempt("p"), None);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        queue.wake("p", seconds(5));
+        pop(&mut queue, seconds(5));
+        queue.hold_back("p", seconds(6));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        pop(&mut queue, seconds(6));
+        let first = Attempt { started: seconds(6), first_started: seconds(6), number: 1 };
+        assert_eq!(queue.finish_attempt("p"), Some(first));
+        assert_eq!(queue.finish_attempt("p"), None, "an attempt ends once");
+        queue.failed("p", seconds(6));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        pop(&mut queue, seconds(8));
+        let second = Attempt { started: seconds(8), number: 2, ..first };
+        assert_eq!(queue.finish_attempt("p"), Some(second));
     }
 
     #[tokio::test]

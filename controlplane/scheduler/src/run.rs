@@ -2,7 +2,9 @@
 
 mod extender_calls;
 mod grouped;
+mod measured;
 mod refused;
+mod report;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,12 +22,12 @@ use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
 use crate::consult;
-use crate::decide::decide;
 use crate::devices;
 use crate::groups::Groups;
 use crate::groups::condition::{Verdict, Write};
 use crate::groups::feed::Feed;
 use crate::hint::Changes;
+use crate::metrics::{Attempt, AttemptResult, ExtensionPoint};
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
 use crate::queue::Queue;
 use crate::reserve::{Reserved, reserve};
@@ -37,6 +39,7 @@ use crate::watch::{stream, watch_config};
 use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use extender_calls::ExtenderCalls;
+use report::{cause, record_wait};
 
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
 /// memory and, with a remote server, more connections.
@@ -47,6 +50,7 @@ struct Bound {
     pod: Pod,
     node: String,
     reserved: Reserved,
+    attempt: Option<Attempt>,
     result: Result<(), BindError>,
 }
 
@@ -144,6 +148,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 tokio::task::yield_now().await;
             }
         }
+        scheduler.measure_queue();
     }
 }
 
@@ -372,15 +377,26 @@ impl Scheduler {
         if self.extender_calls.needs_extenders(&pod) {
             return self.consult(&pod);
         }
-        match decide(&pod, profile, &mut self.snapshot) {
-            Ok(node) => self.assume_and_bind(pod, profile, node),
-            Err(refused) => self.refused(&pod, profile, &refused),
+        let start = Instant::now();
+        match self.search(&pod, profile) {
+            Ok(node) => {
+                self.config.metrics.searched(start.elapsed());
+                self.assume_and_bind(pod, profile, node);
+            }
+            Err(refused) => {
+                self.refused(&pod, profile, &refused);
+                self.config.metrics.searched(start.elapsed());
+            }
         }
     }
 
     /// Reserves the volumes and devices of a pod on a node, and starts the binding.
     fn assume_and_bind(&mut self, pod: Pod, profile: &Profile, node: String) {
-        match reserve(&pod, profile, &self.snapshot, &node) {
+        let start = Instant::now();
+        let reserved = reserve(&pod, profile, &self.snapshot, &node);
+        let (metrics, result) = (&self.config.metrics, AttemptResult::of(&reserved));
+        metrics.ran(ExtensionPoint::Reserve, result, (pod.scheduler(), start));
+        match reserved {
             Ok(reserved) => self.assume(pod, node, reserved),
             Err(message) => {
                 self.queue.failed(pod.uid(), Instant::now());
@@ -394,29 +410,36 @@ impl Scheduler {
         let changes = self.snapshot.place(&pod, &node);
         self.changed(changes);
         self.assumed.insert(pod.uid().to_owned());
+        let attempt = self.queue.finish_attempt(pod.uid());
         self.groups.assume(pod.uid());
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict { is_scheduled: true, message: String::new() });
         }
         let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
         let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
-        let recorder = self.recorder.clone();
+        let (recorder, metrics) = (self.recorder.clone(), self.config.metrics.clone());
         let (extenders, permits) = (self.extender_calls.extenders.clone(), self.extender_requests.clone());
         self.bindings.spawn(async move {
             let result = async {
-                volumes::bind::bind(&client, &volumes, &reserved.volumes, &node).await?;
-                let claims = devices::bind::bind(&client, &devices, &pod, &reserved.devices).await?;
-                let on_wait = || record_wait(&recorder, &pod, &node);
-                devices::binding::wait(&client, &devices, &pod, &claims, on_wait).await?;
-                if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
-                    return bound.map_err(BindError::Extender);
-                }
-                // The semaphore is never closed. The wait for volumes and devices does not hold a permit.
-                let _permit = requests.acquire().await;
-                bind::bind(client, &pod, &node).await.map_err(BindError::Request)
+                let pre_bind = async {
+                    volumes::bind::bind(&client, &volumes, &reserved.volumes, &node).await?;
+                    let claims = devices::bind::bind(&client, &devices, &pod, &reserved.devices).await?;
+                    let on_wait = || record_wait(&recorder, &pod, &node);
+                    devices::binding::wait(&client, &devices, &pod, &claims, on_wait).await
+                };
+                metrics.measure((ExtensionPoint::PreBind, pod.scheduler()), pre_bind).await?;
+                let bind = async {
+                    if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
+                        return bound.map_err(BindError::Extender);
+                    }
+                    // The semaphore is never closed. The wait for volumes and devices does not hold a permit.
+                    let _permit = requests.acquire().await;
+                    bind::bind(client, &pod, &node).await.map_err(BindError::Request)
+                };
+                metrics.measure((ExtensionPoint::Bind, pod.scheduler()), bind).await
             };
             let result = result.await;
-            Bound { pod, node, reserved, result }
+            Bound { pod, node, reserved, attempt, result }
         });
         self.update_saturation();
     }
@@ -426,8 +449,11 @@ impl Scheduler {
         self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
     }
 
-    fn bound(&mut self, Bound { pod, node, reserved, result }: Bound) {
+    fn bound(&mut self, Bound { pod, node, reserved, attempt, result }: Bound) {
         self.update_saturation();
+        if let Some(attempt) = attempt {
+            self.count_binding(&pod, &attempt, AttemptResult::of(&result));
+        }
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));
@@ -477,21 +503,6 @@ impl Scheduler {
 
     fn record(&self, pod: &Pod, event: Event) {
         self.recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
-    }
-}
-
-/// Records that a pod waits for the drivers of its devices.
-fn record_wait(recorder: &Recorder, pod: &Pod, node: &str) {
-    let message = format!("waiting for binding conditions for device on node {node}");
-    let event = Event::normal("BindingConditionsPending", message);
-    recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
-}
-
-/// The message of the API server, or of the failed connection. The client's own text repeats the whole response.
-fn cause(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
     }
 }
 
@@ -561,13 +572,6 @@ mod tests {
             scheduler.bound(bound);
             assert_eq!(scheduler.queue.uids().is_empty(), is_deleted);
         }
-    }
-
-    #[test]
-    fn the_event_of_a_failed_binding_has_the_message_of_the_server() {
-        let status = json!({"status": "Failure", "message": "pod p is being deleted", "reason": "Conflict", "code": 409});
-        let error = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
-        assert_eq!(cause(&error), "pod p is being deleted");
     }
 
     #[tokio::test]

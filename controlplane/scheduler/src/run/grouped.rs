@@ -149,6 +149,9 @@ impl Scheduler {
                     self.snapshot.remove_nomination(pod.uid());
                     if let Some(node) = &nominated {
                         self.snapshot.nominate(&pod, node);
+                        if !victims.is_empty() {
+                            self.config.metrics.preempted(victims.len());
+                        }
                         for victim in victims {
                             self.evict(&pod, victim, node);
                         }

@@ -12,6 +12,7 @@ use crate::devices::may_use_devices;
 use crate::groups::condition::Verdict;
 use crate::groups::placement::UNSCHEDULABLE;
 use crate::hint::Changes;
+use crate::metrics::{AttemptResult, ExtensionPoint};
 use crate::object::Pod;
 use crate::preempt::{Preemption, Victim, preempt, waits_for_victims, with_outcome};
 use coracle_events::Event;
@@ -21,7 +22,12 @@ impl Scheduler {
     /// Handles a pod that no node can run: pods of lower priority may be evicted for it.
     pub(super) fn refused(&mut self, pod: &Pod, profile: &Profile, refused: &Unschedulable) {
         let preemption = if profile.preempts {
-            preempt(pod, profile, &mut self.snapshot, &refused.resolvable)
+            let (metrics, start) = (&self.config.metrics, Instant::now());
+            metrics.preemption_attempted();
+            let found = preempt(pod, profile, &mut self.snapshot, &refused.resolvable);
+            let result = if found.is_ok() { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
+            metrics.ran(ExtensionPoint::PostFilter, result, (pod.scheduler(), start));
+            found
         } else {
             Err(String::new())
         };
@@ -40,6 +46,7 @@ impl Scheduler {
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
                 self.snapshot.nominate(pod, &node);
+                self.config.metrics.preempted(victims.len());
                 for victim in victims {
                     self.evict(pod, victim, &node);
                 }
@@ -125,6 +132,11 @@ impl Scheduler {
 
     fn report(&mut self, pod: &Pod, reason: NotScheduled, message: String, nominated: Option<String>) {
         self.record(pod, Event::warning("FailedScheduling", message.clone()));
+        let result = match reason {
+            NotScheduled::Unschedulable => AttemptResult::Unschedulable,
+            NotScheduled::SchedulerError => AttemptResult::Error,
+        };
+        self.count_refusal(pod, result);
         let (client, pod) = (self.client.clone(), pod.clone());
         self.marks.spawn(async move {
             let marked = bind::mark_not_scheduled(client, &pod, reason, &message, nominated.as_deref()).await;
