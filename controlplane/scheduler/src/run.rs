@@ -35,7 +35,6 @@ use crate::snapshot::Snapshot;
 use crate::volumes;
 use crate::volumes::bind::BindError;
 use crate::watch::{stream, watch_config};
-use binding::Binding;
 use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use extender_calls::ExtenderCalls;
@@ -406,7 +405,7 @@ impl Scheduler {
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict { is_scheduled: true, message: String::new() });
         }
-        let binding = Binding::new(self);
+        let binding = binding::Binding::new(self);
         self.bindings.spawn(async move {
             let result = binding.run(&pod, &node, &reserved).await;
             Bound { pod, node, reserved, attempt, result }
