@@ -427,7 +427,7 @@ mod tests {
         };
         assert_eq!((times("true"), times("false")), (default.dispatched, 1));
         control.configure(&[], &[]);
-        let labels = control.waits().collect();
+        let labels = prometheus::core::Collector::collect(control.waits());
         let mut labels = labels.iter().flat_map(|family| family.get_metric()).flat_map(|one| one.get_label());
         assert!(!labels.any(|label| label.value() == "global-default"), "the schema does not exist any more");
     }

@@ -1,5 +1,6 @@
 //! The task that owns the queue and the snapshot. It receives watch events and starts bindings.
 
+mod binding;
 mod extender_calls;
 mod grouped;
 mod measured;
@@ -18,10 +19,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::affinity_term::Labels;
-use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
-use crate::consult;
 use crate::devices;
 use crate::groups::Groups;
 use crate::groups::condition::{Verdict, Write};
@@ -39,7 +38,7 @@ use crate::watch::{stream, watch_config};
 use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use extender_calls::ExtenderCalls;
-use report::{cause, record_wait};
+use report::cause;
 
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
 /// memory and, with a remote server, more connections.
@@ -415,30 +414,9 @@ impl Scheduler {
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict { is_scheduled: true, message: String::new() });
         }
-        let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
-        let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
-        let (recorder, metrics) = (self.recorder.clone(), self.config.metrics.clone());
-        let (extenders, permits) = (self.extender_calls.extenders.clone(), self.extender_requests.clone());
+        let binding = binding::Binding::new(self);
         self.bindings.spawn(async move {
-            let result = async {
-                let pre_bind = async {
-                    volumes::bind::bind(&client, &volumes, &reserved.volumes, &node).await?;
-                    let claims = devices::bind::bind(&client, &devices, &pod, &reserved.devices).await?;
-                    let on_wait = || record_wait(&recorder, &pod, &node);
-                    devices::binding::wait(&client, &devices, &pod, &claims, on_wait).await
-                };
-                metrics.measure((ExtensionPoint::PreBind, pod.scheduler()), pre_bind).await?;
-                let bind = async {
-                    if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
-                        return bound.map_err(BindError::Extender);
-                    }
-                    // The semaphore is never closed. The wait for volumes and devices does not hold a permit.
-                    let _permit = requests.acquire().await;
-                    bind::bind(client, &pod, &node).await.map_err(BindError::Request)
-                };
-                metrics.measure((ExtensionPoint::Bind, pod.scheduler()), bind).await
-            };
-            let result = result.await;
+            let result = binding.run(&pod, &node, &reserved).await;
             Bound { pod, node, reserved, attempt, result }
         });
         self.update_saturation();
@@ -543,6 +521,13 @@ mod tests {
         assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
         assert_eq!(names(Watched::InitDone), "bc");
         assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
+
+    #[test]
+    fn the_event_of_a_failed_binding_has_the_message_of_the_server() {
+        let status = json!({"status": "Failure", "message": "pod p is being deleted", "reason": "Conflict", "code": 409});
+        let error = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
+        assert_eq!(cause(&error), "pod p is being deleted");
     }
 
     #[tokio::test]

@@ -2,11 +2,11 @@
 
 use super::{
     Admit, PluginConfigs, Plugins, bootstrap_token, certificate, claim_status, default_tolerations,
-    device_admin_access, escalation, initializers, limit_ranger,
-    member::{Member, Steps},
-    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_groups, pod_resize,
-    pod_security, policy, priority, runtime_class, service_account, storage, webhook,
+    device_admin_access, escalation, initializers, limit_ranger, mountable_secrets, namespace_lifecycle,
+    node_restriction, node_taints, optional, pod_groups, pod_resize, pod_security, policy, priority,
+    runtime_class, service_account, storage, webhook,
 };
+use crate::admit::member::{Member, Steps};
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,9 +17,9 @@ pub struct PluginSelection {
     pub disabled: Vec<String>,
 }
 
-/// A member of the chain: the name of its plugin, whether it runs by default, the steps that it implements, and the
-/// implementation. A member without a name always runs: it implements rules of a kind. A plugin may have several members.
-type Row = (&'static str, bool, Steps, Box<dyn Admit>);
+/// A member of the chain: the name of its plugin, whether it runs by default, and the implementation. A member without
+/// a name always runs: it implements rules of a kind. A plugin may have several members.
+type Row = (&'static str, bool, Member);
 
 /// The plugin that charges quotas. It is a stage of the write pipeline (`quota.rs`), not a member of the chain.
 const QUOTA: &str = "ResourceQuota";
@@ -49,8 +49,7 @@ pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> 
         tracing::warn!(plugin, "the configuration of an admission plugin that does not run is ignored");
     }
     selection.check(&rows)?;
-    let running = rows.into_iter().filter(|row| selection.runs(row.0, row.1));
-    let members = running.map(|(name, _, steps, plugin)| Member::new(name, steps, plugin)).collect();
+    let members = rows.into_iter().filter(|row| selection.runs(row.0, row.1)).map(|row| row.2).collect();
     Ok(Plugins { members, charges_quota: selection.runs(QUOTA, true) })
 }
 
@@ -133,6 +132,12 @@ fn configured<P: Default>(
 }
 
 fn rows(configured: Configured) -> Vec<Row> {
+    let members = members(configured).into_iter();
+    members.map(|(name, runs, steps, plugin)| (name, runs, Member::new(name, steps, plugin))).collect()
+}
+
+/// The name, whether it runs by default, the steps that it implements, and the implementation of each member.
+fn members(configured: Configured) -> Vec<(&'static str, bool, Steps, Box<dyn Admit>)> {
     use Steps::{Both, Mutate, Validate};
     vec![
         ("AlwaysAdmit", false, Validate, Box::new(optional::AlwaysAdmit)),

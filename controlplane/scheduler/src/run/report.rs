@@ -18,17 +18,3 @@ pub(super) fn cause(error: &kube::Error) -> String {
         other => other.to_string(),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn the_event_of_a_failed_binding_has_the_message_of_the_server() {
-        let status = json!({"status": "Failure", "message": "pod p is being deleted", "reason": "Conflict", "code": 409});
-        let error = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
-        assert_eq!(cause(&error), "pod p is being deleted");
-    }
-}
