@@ -87,13 +87,12 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     if kept(spec, old) != kept(before, old) {
         causes.forbidden(&path, CLAIM_IMMUTABLE);
     }
-    let size = |size: &Value| Quantity::parse(text(size)).ok();
+    // As upstream, an absent size is zero.
+    let size = |size: &Value| Quantity::parse(text(size)).unwrap_or_default();
     let requested = |spec: &Value| size(&spec["resources"]["requests"]["storage"]);
     // A request may shrink again down to the actual size, after an expansion that failed.
     let actual = size(&old["status"]["capacity"]["storage"]);
-    if requested(spec).zip(requested(before)).is_some_and(|(new, old)| new < old)
-        && requested(spec).zip(actual).is_some_and(|(new, actual)| new <= actual)
-    {
+    if requested(spec) < requested(before) && requested(spec) <= actual {
         let here = path.field("resources").field("requests").field("storage");
         causes.forbidden(&here, "field can not be less than status.capacity");
     }
@@ -408,6 +407,23 @@ mod tests {
         };
         assert_eq!(update("a"), Vec::<String>::new());
         assert_eq!(update("b"), ["spec"]);
+    }
+
+    #[test]
+    fn a_claim_requests_no_less_than_its_size() {
+        let of = |requests: Value| {
+            json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": requests}},
+                "status": {"phase": "Bound", "capacity": {"storage": "2Gi"}}})
+        };
+        let old = of(json!({"storage": "3Gi"}));
+        let update = |requests: Value| {
+            let new = of(requests);
+            fields(|causes| claim(causes, &new, Some(&old)))
+        };
+        let size = "spec.resources.requests.storage";
+        assert_eq!(update(json!({"storage": "2500Mi"})), Vec::<String>::new());
+        assert_eq!(update(json!({"storage": "2Gi"})), [size]);
+        assert_eq!(update(json!({})), ["spec.resources[storage]", size]);
     }
 
     #[test]
