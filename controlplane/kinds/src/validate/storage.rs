@@ -76,7 +76,10 @@ fn basic_amount(causes: &mut Causes, path: &Path, amount: &Value) {
 
 pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    claim_spec(causes, &path, spec);
+    // As upstream, an update of a claim whose source has a group may have any group. The source is immutable.
+    let fields = ["dataSource", "dataSourceRef"];
+    let has_group = |old: &Value| fields.iter().any(|field| !old["spec"][*field]["apiGroup"].is_null());
+    checked_spec(causes, &path, spec, !old.is_some_and(has_group));
     let Some(old) = old else { return };
     let before = &old["spec"];
     let (beta, beta_before) = (beta_class(object), beta_class(old));
@@ -155,6 +158,10 @@ fn kept(spec: &Value, old: &Value) -> Value {
 
 /// Checks the spec of a claim, also of one in a stateful set.
 pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
+    checked_spec(causes, path, spec, true);
+}
+
+fn checked_spec(causes: &mut Causes, path: &Path, spec: &Value, checks_groups: bool) {
     access_modes(causes, path, spec, "at least 1 access mode is required");
     if !spec["selector"].is_null() {
         label_selector(causes, &path.field("selector"), &spec["selector"]);
@@ -167,7 +174,7 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     class_name(causes, path, spec);
     causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
     for field in ["dataSource", "dataSourceRef"] {
-        data_source(causes, &path.field(field), &spec[field]);
+        data_source(causes, &path.field(field), &spec[field], checks_groups);
     }
     let namespace = text(&spec["dataSourceRef"]["namespace"]);
     if !namespace.is_empty() {
@@ -199,7 +206,7 @@ fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
 }
 
 /// Checks the object from which a claim gets its data.
-fn data_source(causes: &mut Causes, path: &Path, source: &Value) {
+fn data_source(causes: &mut Causes, path: &Path, source: &Value, checks_group: bool) {
     if source.is_null() {
         return;
     }
@@ -213,7 +220,7 @@ fn data_source(causes: &mut Causes, path: &Path, source: &Value) {
         let detail = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
         causes.invalid(path, &source["kind"], detail);
     }
-    if !group.is_empty() {
+    if !group.is_empty() && checks_group {
         causes.format(&path.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
 }
@@ -407,6 +414,19 @@ mod tests {
         };
         assert_eq!(update("a"), Vec::<String>::new());
         assert_eq!(update("b"), ["spec"]);
+    }
+
+    #[test]
+    fn the_group_of_a_source_is_checked_at_the_creation() {
+        let of = |group: &str| {
+            let source = json!({"apiGroup": group, "kind": "K", "name": "a"});
+            json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}},
+                "dataSource": source, "dataSourceRef": source}})
+        };
+        let (bad, good) = (of("A b"), of("a.b"));
+        let both = ["spec.dataSource.apiGroup", "spec.dataSourceRef.apiGroup"];
+        assert_eq!(fields(|causes| claim(causes, &bad, None)), both);
+        assert_eq!(fields(|causes| claim(causes, &bad, Some(&good))), ["spec"]);
     }
 
     #[test]
