@@ -224,7 +224,7 @@ fn keep_node_ports(new: &mut Value, old: &Value) {
     let before: HashMap<&str, i64> = elements(old).map(|port| (name_of(port), number(port))).collect();
     let taken: HashSet<i64> = elements(new).map(number).collect();
     for port in new["spec"].get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
-        let kept = before.get(name_of(port)).filter(|kept| !taken.contains(kept));
+        let kept = before.get(name_of(port)).filter(|kept| !taken.contains(*kept));
         if let Some(kept) = kept.filter(|kept| number(port) == 0 && **kept != 0) {
             port["nodePort"] = (*kept).into();
         }
