@@ -12,24 +12,11 @@ VARYING = [
     (r"/tmp/[A-Za-z]+-\d+/", "/tmp/"),
     (r"\b\d+(s|ms)\b", "AGE"),
 ]
-# Fields that Kubernetes has since v1.37, the version of our definitions.
-YOUNGER = """ClusterTrustBundleProjection.user ConfigMapVolumeSource.defaultUser DownwardAPIVolumeFile.user
-    DownwardAPIVolumeSource.defaultUser EmptyDirVolumeSource.mode GRPCAction.mode HTTPGetAction.protocol
-    HorizontalPodAutoscalerCondition.observedGeneration KeyToPath.user NodeSpec.podPreemptionPolicy
-    NodeSystemInfo.runningInUserNamespace PodCertificateProjection.user PodSpec.evictionResponders PodStatus.volumeHealth
-    NodeAllocatableResourceClaimStatus.mapping NodeAllocatableResourceClaimStatus.overhead
-    ProjectedVolumeSource.defaultUser SecretVolumeSource.defaultUser ServiceAccountTokenProjection.user
-    VolumeMount.bindMountOptions""".split()
-# Fields that Kubernetes has no longer since v1.37.
-OLDER = ["NodeAllocatableResourceClaimStatus.resources"]
-FIELD = re.compile(r"( +)(\w+)\t<(?:\[\]|map\[string\])*(\w+)>")
 # Intended differences: the name of the command, and the line with its sign (- for kube-apiserver, + for us).
 INTENDED = [(re.compile(name), re.compile(line)) for name, line in [
     # docs/limitations.md has the two kinds; metrics are served without metrics-server.
     ("^api-resources$", r"^-(bindings|componentstatuses) "),
     ("^api-(resources|versions)$", r"^\+.*\bmetrics\.k8s\.io/v1beta1\b"),
-    # Required since v1.37.
-    ("^explain deployments", r"^[-+]  spec\t<DeploymentSpec>( -required-)?$"),
     # Upstream repeats the patch.
     ("^apply, an unknown field$", r'^[-+]The request is invalid: patch: Invalid value: ("map.*": )?strict decoding error: unknown field "dta"$'),
 ]]
@@ -45,29 +32,8 @@ def shown(text):
     return text
 
 
-def without(text, fields):
-    """The output of `explain --recursive` without some fields, and all below them."""
-    kept, parents, skipped = [], [], None
-    for line in text.splitlines():
-        indent = len(line) - len(line.lstrip())
-        if skipped is not None and indent > skipped:
-            continue
-        skipped = None
-        if found := FIELD.match(line):
-            while parents and parents[-1][0] >= indent:
-                parents.pop()
-            if parents and f"{parents[-1][1]}.{found[2]}" in fields:
-                skipped = indent
-                continue
-            parents.append((indent, found[3]))
-        kept.append(line)
-    return "\n".join(kept)
-
-
 def differences(name, ours, theirs):
     """Lines of the comparison that are not intended."""
-    if name.startswith("explain "):
-        ours, theirs = without(ours, YOUNGER), without(theirs, OLDER)
     lines = difflib.unified_diff(shown(theirs).splitlines(), shown(ours).splitlines(), "kube-apiserver", "coracle",
                                  lineterm="", n=0)
     changes = [line for line in lines if not line.startswith(("---", "+++", "@@"))]

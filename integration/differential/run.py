@@ -3,7 +3,8 @@
 
 scripts/differential calls it: run.py OURS THEIRS FIXTURES [PART…]. OURS and THEIRS are URLs; both servers accept the
 token `differential` for a cluster administrator. FIXTURES is the folder of upstream's serialized objects, one of each
-kind with all fields set. PART is bootstrap, discovery, tables, schemas, fixtures, protobuf, objects, mutations or requests.
+kind with all fields set. PART is bootstrap, discovery, tables, schemas, fixtures, protobuf, objects, mutations, requests or
+custom.
 
 A difference is a line `part<TAB>case<TAB>place<TAB>theirs<TAB>ours`. Intended differences are left out: each line of
 intended.txt is a regular expression of the whole line of a difference, a tab, `# ` and the reason.
@@ -22,6 +23,7 @@ import urllib.parse
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from bases import BASES, META  # noqa: E402
+from custom import custom  # noqa: E402
 
 NAMESPACE = "diff"
 # Fields that differ between any two servers.
@@ -494,7 +496,8 @@ def main():
         "bootstrap": lambda: bootstrap(test), "discovery": lambda: discovery(test), "tables": lambda: tables(test), "schemas": lambda: schemas(test),
         "fixtures": lambda: fixtures(test, folder, "json", "fixtures", "application/json"),
         "protobuf": lambda: fixtures(test, folder, "pb", "protobuf", "application/vnd.kubernetes.protobuf"),
-        "requests": lambda: requests(test), "objects": lambda: objects(test), "mutations": lambda: mutated(test)}
+        "requests": lambda: requests(test), "custom": lambda: custom(test, clean),
+        "objects": lambda: objects(test), "mutations": lambda: mutated(test)}
     for name, run in all_parts.items():
         if not parts or name in parts:
             run()

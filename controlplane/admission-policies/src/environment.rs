@@ -62,24 +62,35 @@ pub struct Input<'a> {
 // === impl Expressions ===
 
 impl Expressions {
-    /// An environment. `params` is declared if the policy has a `paramKind`.
+    /// The environment of match conditions. `params` is declared if the policy has a `paramKind`.
     pub fn new(has_params: bool) -> Expressions {
-        let message = base(Type::Dyn, has_params.then_some(Type::Dyn));
+        Expressions::of(base(Type::Dyn, has_params.then_some(Type::Dyn)))
+    }
+
+    /// The environment of the other expressions of a policy, which also have `variables`.
+    pub fn with_variables(has_params: bool) -> Expressions {
+        Expressions::of(base(Type::Dyn, has_params.then_some(Type::Dyn)).with_shared())
+    }
+
+    fn of(message: Environment) -> Expressions {
         let full = message.clone().variable("authorizer", AUTHORIZER);
         let patch = full.clone().with_structures();
         Expressions { full, message, patch, shared: Shared::default() }
     }
 
-    /// Compiles a variable. Later expressions use it as `variables.name`.
+    /// Compiles a variable. Later expressions use it as `variables.name`. One that does not compile has any type there.
     ///
     /// # Errors
     /// The expression does not compile.
     pub fn add_variable(&mut self, name: &str, source: &str) -> Result<(), String> {
-        let program = compiled(source, &self.full)?;
+        let program = compiled(source, &self.full);
         for environment in [&mut self.full, &mut self.message, &mut self.patch] {
-            environment.shared(name, &program);
+            match &program {
+                Ok(program) => environment.shared(name, program),
+                Err(_) => environment.shared_of_any_type(name),
+            }
         }
-        self.shared.add(name, program);
+        self.shared.add(name, program?);
         Ok(())
     }
 
@@ -132,7 +143,7 @@ fn compiled(source: &str, environment: &Environment) -> Result<Program, String> 
 
 /// The variables of all expressions of a policy for objects of this type. `params` is None without a `paramKind`.
 pub(crate) fn typed(object: Type, params: Option<Type>) -> Environment {
-    base(object, params).variable("authorizer", AUTHORIZER)
+    base(object, params).variable("authorizer", AUTHORIZER).with_shared()
 }
 
 fn base(object: Type, params: Option<Type>) -> Environment {

@@ -96,9 +96,9 @@ impl Checker {
             let name = variable["name"].as_str().unwrap_or_default();
             let source = variable["expression"].as_str().unwrap_or_default();
             let compiled = self.may_compile(source).then(|| Program::compile(source, &environment).ok());
-            let unknown = || Program::compile("dyn(null)", &environment).ok();
-            if let Some(program) = compiled.flatten().or_else(unknown) {
-                environment.shared(name, &program);
+            match compiled.flatten() {
+                Some(program) => environment.shared(name, &program),
+                None => environment.shared_of_any_type(name),
             }
         }
         environment

@@ -181,7 +181,7 @@ impl Validation {
 
 /// Compiles the variables. The text is the error of the first one that does not compile.
 pub(crate) fn read_variables(spec: &Value, has_params: bool) -> (Expressions, Option<String>) {
-    let mut expressions = Expressions::new(has_params);
+    let mut expressions = Expressions::with_variables(has_params);
     let mut broken = None;
     for variable in spec["variables"].as_array().into_iter().flatten() {
         let name = variable["name"].as_str().unwrap_or_default();

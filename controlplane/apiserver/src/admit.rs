@@ -12,6 +12,7 @@ mod escalation;
 mod expression;
 mod initializers;
 mod limit_ranger;
+mod limited_resources;
 mod matching;
 mod member;
 mod mountable_secrets;
@@ -35,7 +36,9 @@ use std::{sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 use coracle_admission_policies::RequestCost;
-use coracle_kinds::{Resource, initializers::is_uninitialized, resource::Subresource};
+use coracle_kinds::{
+    Resource, initializers::is_uninitialized, quota::LimitedResource, resource::Subresource,
+};
 use serde_json::Value;
 
 use crate::{
@@ -158,6 +161,8 @@ pub(crate) struct Plugins {
     members: Vec<Member>,
     /// Whether requests are charged to the quotas of their namespace.
     pub(crate) charges_quota: bool,
+    /// Resources whose use needs a quota.
+    pub(crate) limited: Vec<LimitedResource>,
 }
 
 /// The chain of plugins, and the services that they use.

@@ -3,7 +3,12 @@
 
 mod families;
 
-use std::{collections::HashSet, net::IpAddr, ops::RangeInclusive, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+    ops::RangeInclusive,
+    sync::Arc,
+};
 
 use coracle_kinds::{Resource, kind::by_kind, validate::Cause};
 use coracle_store::{Expect, Guard};
@@ -209,19 +214,29 @@ impl Allocator {
     }
 }
 
+/// Sets the node ports that an update omits to those of the old ports with the same names, unless another port of the
+/// update has them. Source: `patchAllocatedValues` in `pkg/registry/core/service/storage`.
 fn keep_node_ports(new: &mut Value, old: &Value) {
-    if !has_node_ports(new) {
+    if !allocates_node_ports(new) || !allocates_node_ports(old) {
         return;
     }
-    let olds = old["spec"]["ports"].as_array().cloned().unwrap_or_default();
+    let number = |port: &Value| port["nodePort"].as_i64().unwrap_or(0);
+    let before: HashMap<&str, i64> = elements(old).map(|port| (name_of(port), number(port))).collect();
+    let taken: HashSet<i64> = elements(new).map(number).collect();
     for port in new["spec"].get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
-        let same = olds.iter().find(|old| old["port"] == port["port"] && old["protocol"] == port["protocol"]);
-        if port["nodePort"].as_u64().unwrap_or(0) == 0
-            && let Some(kept) = same.map(|old| old["nodePort"].clone()).filter(|kept| !kept.is_null())
-        {
-            port["nodePort"] = kept;
+        let kept = before.get(name_of(port)).filter(|kept| !taken.contains(*kept));
+        if let Some(kept) = kept.filter(|kept| number(port) == 0 && **kept != 0) {
+            port["nodePort"] = (*kept).into();
         }
     }
+}
+
+fn elements(service: &Value) -> impl Iterator<Item = &Value> {
+    service["spec"]["ports"].as_array().into_iter().flatten()
+}
+
+fn name_of(port: &Value) -> &str {
+    port["name"].as_str().unwrap_or_default()
 }
 
 /// A kind of `networking.k8s.io/v1`.
@@ -600,6 +615,24 @@ mod tests {
         let none =
             json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{"port": 80}]});
         assert_eq!(allocated(none, &[]).unwrap(), [0]);
+    }
+
+    #[test]
+    fn an_update_keeps_the_node_ports_of_the_same_names() {
+        let old = json!({"spec": {"type": "NodePort", "ports": [
+            {"name": "a", "port": 80, "nodePort": 30001}, {"name": "b", "port": 81, "nodePort": 30002}]}});
+        let kept = |kind: &str, ports: Value| {
+            let mut new = json!({"spec": {"type": kind, "ports": ports}});
+            keep_node_ports(&mut new, &old);
+            elements(&new).map(|port| port["nodePort"].as_i64().unwrap_or(0)).collect::<Vec<_>>()
+        };
+        let other_numbers = json!([{"name": "b", "port": 91}, {"name": "a", "port": 90}]);
+        assert_eq!(kept("NodePort", other_numbers.clone()), [30002, 30001]);
+        assert_eq!(kept("LoadBalancer", other_numbers.clone()), [30002, 30001]);
+        assert_eq!(kept("ClusterIP", other_numbers), [0, 0]);
+        assert_eq!(kept("NodePort", json!([{"name": "c", "port": 80}])), [0], "another name");
+        let moved = json!([{"name": "a", "port": 80}, {"name": "c", "port": 82, "nodePort": 30001}]);
+        assert_eq!(kept("NodePort", moved), [0, 30001], "another port has it now");
     }
 
     #[test]

@@ -324,7 +324,7 @@ impl ApiError {
 
     /// The client requests a revision that does not exist yet.
     pub(crate) fn future_revision(asked: u64, newest: u64) -> Self {
-        let message = format!("Too large resource version: {asked}, current: {newest}");
+        let message = format!("Timeout: Too large resource version: {asked}, current: {newest}");
         let mut error = Self::new(504, "Timeout", message);
         let cause = "Too large resource version";
         error.details =

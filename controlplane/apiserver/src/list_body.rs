@@ -46,7 +46,7 @@ impl ListBody {
         let left = matches!(form, Form::Plain | Form::Discovery).then(|| {
             // Each item except the first is preceded by a comma; the list ends with its closing brackets.
             let length = |object: &Arc<Object>| {
-                let (start, rest) = object.item();
+                let (start, rest) = object.item(&kind);
                 start.len() + rest.len()
             };
             let items: usize = objects.iter().map(length).sum();
@@ -88,7 +88,7 @@ impl ListBody {
             }
             match self.form {
                 Form::Plain | Form::Discovery | Form::Protobuf => {
-                    let (start, rest) = object.item();
+                    let (start, rest) = object.item(&self.kind);
                     text.extend_from_slice(start.as_bytes());
                     if rest.len() >= MIN_CHUNK_BYTES {
                         self.whole = Some(rest);
@@ -187,7 +187,7 @@ mod tests {
     async fn chunks_make_the_whole_list_and_share_large_objects() {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let objects = vec![config_map("a", 10), config_map("b", 1 << 20), config_map("c", 10)];
-        let large = objects[1].item().1.as_ptr_range();
+        let large = objects[1].item(kind).1.as_ptr_range();
         let mut body = ListBody::new(Form::Plain, kind.clone(), objects, json!({"resourceVersion": "9"}));
         let promised = body.size_hint().exact().unwrap();
         let (mut whole, mut shared) = (Vec::new(), false);

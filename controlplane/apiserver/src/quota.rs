@@ -13,7 +13,7 @@
 use coracle_kinds::{
     Resource,
     initializers::is_pending,
-    quota::{growth, is_terminating, missing_requests},
+    quota::{growth, is_terminating, missing_requests, uncovered, whole_usage},
 };
 use serde_json::Value;
 
@@ -32,11 +32,12 @@ pub(crate) async fn charge(
     old: Option<(&Value, Part)>,
 ) -> Result<QuotaLock> {
     let namespace = call.namespace();
-    let quotas = &call.state.cache.quotas;
-    if !call.state.admission.plugins.charges_quota {
+    let plugins = &call.state.admission.plugins;
+    if !plugins.charges_quota || namespace.is_empty() {
         return Ok(None);
     }
-    if namespace.is_empty() || !quotas.lock().has(namespace) || !is_charged(&call.kind, object, old) {
+    let is_checked = !plugins.limited.is_empty() || call.state.cache.quotas.lock().has(namespace);
+    if !is_checked || !is_charged(&call.kind, object, old) {
         return Ok(None);
     }
     let guard = call.state.quota_locks.lock(namespace).await;
@@ -57,17 +58,19 @@ fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> b
     }
 }
 
-/// Checks the request against each quota. Returns whether it increases the use of any quota.
+/// Checks the request against each quota, and whether it needs another one. Returns whether it increases the use of any
+/// quota.
 fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result<bool> {
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));
     let ledger = call.state.cache.quotas.lock();
-    let mut uses = false;
+    let (mut uses, mut is_tracked) = (false, false);
     for account in ledger.accounts(call.namespace()) {
         let quota = &account.quota;
         if !quota.tracks(kind) || !quota.covers(kind, object) {
             continue;
         }
+        is_tracked = true;
         if kind.is("", "Pod")
             && let Some(missing) = missing_requests(quota, object)
         {
@@ -80,5 +83,15 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
             return forbidden(why);
         }
     }
-    Ok(uses)
+    let limited = &call.state.admission.plugins.limited;
+    if limited.is_empty() {
+        return Ok(uses);
+    }
+    let before = || old.map(|old| whole_usage(kind, old)).unwrap_or_default();
+    let grows = if is_tracked { uses } else { !growth(&whole_usage(kind, object), &before()).is_empty() };
+    let quotas = ledger.accounts(call.namespace()).map(|account| &account.quota);
+    match uncovered(limited, quotas, kind, object).filter(|_| grows) {
+        Some(why) => forbidden(why),
+        None => Ok(uses),
+    }
 }

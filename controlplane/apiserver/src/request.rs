@@ -74,8 +74,13 @@ pub(crate) fn parse_revision(text: &str) -> Result<Option<u64>> {
 
 impl RequestInfo {
     pub(crate) fn parse(method: &Method, uri: &http::Uri) -> Self {
-        let query = Query::parse(uri.query().unwrap_or_default());
+        let mut query = Query::parse(uri.query().unwrap_or_default());
         let path = uri.path().to_owned();
+        if *method == Method::GET
+            && let Some(resource) = watched(&path, &mut query)
+        {
+            return Self { verb: "watch", path, query, resource: Some(resource) };
+        }
         let resource = ResourceInfo::parse(&path);
         let verb = match &resource {
             Some(resource) => resource_verb(method, resource, &query),
@@ -96,6 +101,30 @@ impl RequestInfo {
         let name = named.next().map(|one| one.value).filter(|name| path_segment(name).is_empty());
         Cow::Owned(name.unwrap_or_default())
     }
+}
+
+/// The resource of a deprecated path of a watch: `/api/v1/watch/pods` stands for `/api/v1/pods?watch=1`. The name of an
+/// object becomes a field selector. Source: `RequestInfoFactory`.
+fn watched(path: &str, query: &mut Query) -> Option<ResourceInfo> {
+    let mut parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    let at = if *parts.first()? == "api" { 2 } else { 3 };
+    // A collection of this name is no watch.
+    if parts.get(at) != Some(&"watch") || parts.len() == at + 1 {
+        return None;
+    }
+    parts.remove(at);
+    let mut resource = ResourceInfo::parse(&parts.join("/"))?;
+    let name = std::mem::take(&mut resource.name);
+    if !resource.subresource.is_empty() || name.contains(['=', ',', '!', '\\']) {
+        return None;
+    }
+    if !name.is_empty() {
+        query.add_field(format!("metadata.name={name}"));
+        if !resource.below_namespace {
+            resource.namespace.clear();
+        }
+    }
+    Some(resource)
 }
 
 fn resource_verb(method: &Method, resource: &ResourceInfo, query: &Query) -> &'static str {
@@ -208,6 +237,15 @@ impl Query {
             values: selectors.map(|(name, text)| (name.to_owned(), vec![text])).collect(),
             raw: String::new(),
         }
+    }
+
+    /// Adds a requirement to the field selector.
+    fn add_field(&mut self, requirement: String) {
+        let known = match self.get("fieldSelector") {
+            "" => requirement,
+            known => format!("{known},{requirement}"),
+        };
+        self.values.insert("fieldSelector".to_owned(), vec![known]);
     }
 
     /// The first value of a parameter.
@@ -326,6 +364,35 @@ mod tests {
         {
             assert_eq!(ResourceInfo::parse(path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn deprecated_paths_of_watches_are_watches() {
+        let parse = |uri: &str| RequestInfo::parse(&Method::GET, &uri.parse().unwrap());
+        for (uri, namespace, resource, fields) in [
+            ("/api/v1/watch/pods", "", "pods", ""),
+            ("/api/v1/watch/namespaces/x/pods?fieldSelector=a%3Db", "x", "pods", "a=b"),
+            ("/api/v1/watch/namespaces/x/pods/p", "x", "pods", "metadata.name=p"),
+            ("/api/v1/watch/namespaces/x?fieldSelector=a%3Db", "", "namespaces", "a=b,metadata.name=x"),
+            ("/apis/apps/v1/watch/deployments", "", "deployments", ""),
+        ] {
+            let info = parse(uri);
+            let found = info.resource.clone().unwrap();
+            assert_eq!(
+                (info.verb, &*found.namespace, &*found.resource),
+                ("watch", namespace, resource),
+                "{uri}"
+            );
+            assert_eq!((info.query.get("fieldSelector"), &*found.name), (fields, ""), "{uri}");
+        }
+        assert_eq!(parse("/api/v1/watch/namespaces/x/pods/p").object_name(), "p");
+        for other in
+            ["/apis/example.com/v1/watch", "/api/v1/watch/pods/p/status", "/api/v1/watch/nodes/a%2Cb"]
+        {
+            assert_ne!(parse(other).verb, "watch", "{other}");
+        }
+        let info = RequestInfo::parse(&Method::DELETE, &"/api/v1/watch/pods".parse().unwrap());
+        assert_ne!(info.verb, "watch");
     }
 
     #[test]

@@ -66,8 +66,11 @@ impl<'a> Checker<'a> {
             Kind::Literal(literal) => Ok(literal_type(literal)),
             Kind::Ident(name) => self.ident(expr, name),
             Kind::Select { operand, field, test } => {
-                if let Some(kind) = self.shared(operand, field) {
-                    return Ok(if *test { Type::Bool } else { kind });
+                if self.is_shared(operand) {
+                    let Some(kind) = self.environment.find_shared(field) else {
+                        return Err(self.error(expr, &format!("undefined field '{field}'")));
+                    };
+                    return Ok(if *test { Type::Bool } else { kind.clone() });
                 }
                 if signatures::qualified_type(expr).is_some_and(|(root, _)| !self.declares(root)) {
                     return Ok(Type::Type);
@@ -142,14 +145,12 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The type of `variables.name`. None for another expression.
-    fn shared(&self, operand: &Expr, field: &str) -> Option<Type> {
+    /// Whether an expression is `variables`, which has the shared values as fields.
+    fn is_shared(&self, operand: &Expr) -> bool {
         let hidden = || self.scopes.iter().any(|(known, _)| *known == SHARED);
         match &operand.kind {
-            Kind::Ident(name) if &**name == SHARED && !hidden() => {
-                self.environment.find_shared(field).cloned()
-            }
-            _ => None,
+            Kind::Ident(name) => &**name == SHARED && self.environment.has_shared() && !hidden(),
+            _ => false,
         }
     }
 

@@ -13,6 +13,7 @@ pub(crate) const SHARED: &str = "variables";
 pub struct Environment {
     variables: BTreeMap<Box<str>, Type>,
     shared: BTreeMap<Box<str>, (Type, usize)>,
+    declares_shared: bool,
     structures: bool,
 }
 
@@ -35,6 +36,22 @@ impl Environment {
     pub fn with_structures(mut self) -> Environment {
         self.structures = true;
         self
+    }
+
+    /// Declares `variables`, also while no value is shared. Without it a use of `variables` is an undeclared reference.
+    #[must_use]
+    pub fn with_shared(mut self) -> Environment {
+        self.declares_shared = true;
+        self
+    }
+
+    /// Declares `variables.name` with any type, for an expression that does not compile.
+    pub fn shared_of_any_type(&mut self, name: &str) {
+        self.add_shared(name, Type::Dyn, 0);
+    }
+
+    pub(crate) fn has_shared(&self) -> bool {
+        self.declares_shared || !self.shared.is_empty()
     }
 
     pub(crate) fn makes_structures(&self) -> bool {

@@ -165,7 +165,7 @@ fn validate_node(value: &Value, schema: &Schema, path: &Path, violations: &mut V
 
 fn validate_embedded(map: &Map<String, Value>, path: &Path, violations: &mut Violations) {
     match map.get("apiVersion").and_then(Value::as_str) {
-        None | Some("") => violations.required(&path.field("apiVersion"), "must not be empty"),
+        None | Some("") => violations.required(&path.field("apiVersion"), ""),
         Some(version) if version.matches('/').count() > 1 => {
             let detail = format!("unexpected GroupVersion string: {version}");
             violations.invalid(&path.field("apiVersion"), &version.into(), &detail);
@@ -173,7 +173,7 @@ fn validate_embedded(map: &Map<String, Value>, path: &Path, violations: &mut Vio
         Some(_) => {}
     }
     match map.get("kind").and_then(Value::as_str) {
-        None | Some("") => violations.required(&path.field("kind"), "must not be empty"),
+        None | Some("") => violations.required(&path.field("kind"), ""),
         Some(kind) => {
             let problems = names::dns1035_label(&kind.to_lowercase());
             if !problems.is_empty() {
@@ -223,6 +223,10 @@ mod tests {
         assert!(violations.is_empty());
         assert_eq!(object["template"]["metadata"], json!({"name": "x"}));
         validate(&json!({"template": {"kind": "Pod"}}), &schema, &mut violations);
-        assert_eq!(violations.as_slice()[0].field, "template.apiVersion");
+        let violation = &violations.as_slice()[0];
+        assert_eq!(
+            (violation.field.as_str(), violation.message.as_str()),
+            ("template.apiVersion", "Required value")
+        );
     }
 }

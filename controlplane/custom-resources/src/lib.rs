@@ -10,6 +10,7 @@
 //! | names and conditions | [`conditions`] | `controller/status`, `controller/establish` |
 //! | schemas | [`schema`] | `apiserver/schema` |
 //! | unknown fields, defaults, embedded metadata | `prune`, `default`, `embedded` | `apiserver/schema/{pruning,defaulting,objectmeta}` |
+//! | numbers without a fraction | `whole_number` | `util/json` of the API machinery |
 //! | validation of objects | `check`, `format`, `list_type`, `rules` | `apiserver/validation`, `apiserver/schema/{listtype,cel}` |
 //! | printer columns | [`columns`], [`json_path`] | `registry/customresource/tableconvertor` |
 //! | OpenAPI | [`publish`] | `controller/openapi` |
@@ -41,8 +42,10 @@ mod structural;
 mod types;
 pub mod validate;
 mod violation;
+mod whole_number;
 
 pub use custom_resource::CustomResource;
 pub use default::TooManyDefaults;
 pub use definition::Definition;
 pub use violation::{Path, Violation, Violations};
+pub use whole_number::write_whole_numbers;

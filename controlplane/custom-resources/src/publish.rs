@@ -26,13 +26,35 @@ pub fn v3(definition: &Definition, version: &Version) -> Value {
         Some(Value::Object(map)) => {
             let mut schema = map.clone();
             describe_resource(&mut schema, V3);
-            for_each_below(&mut schema, &mut |node| describe_embedded(node, V3));
+            for_each_below(&mut schema, &mut |node| {
+                describe_embedded(node, V3);
+                unfold(node);
+            });
             schema
         }
         _ => plain_object(),
     };
     mark(&mut schema, definition, version, &definition.spec.names.kind);
     Value::Object(schema)
+}
+
+/// Writes `x-kubernetes-int-or-string` as `anyOf`, which clients that do not know the extension understand. Source:
+/// `Unfold` of structural schemas.
+fn unfold(schema: &mut Map<String, Value>) {
+    let types = json!([{"type": "integer"}, {"type": "string"}]);
+    let first = schema.get("allOf").and_then(|list| list.get(0)).and_then(|one| one.get("anyOf"));
+    let is_unfolded = schema.get("anyOf") == Some(&types) || first == Some(&types);
+    if schema.get("x-kubernetes-int-or-string") != Some(&Value::Bool(true)) || is_unfolded {
+        return;
+    }
+    if !schema.contains_key("anyOf") {
+        schema.insert("anyOf".to_owned(), types);
+        return;
+    }
+    let all = schema.entry("allOf").or_insert_with(|| json!([]));
+    if let Some(list) = all.as_array_mut() {
+        list.insert(0, json!({"anyOf": types}));
+    }
 }
 
 /// The OpenAPI v2 schema of a version. It has no junctors, and no structure where values may be null or unknown.
@@ -250,6 +272,8 @@ mod tests {
             "versions": [{"name": "v1", "schema": {"openAPIV3Schema": {"type": "object", "required": ["n"], "properties": {
                 "n": {"type": "string", "nullable": true},
                 "any": {"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": {"a": {"type": "string"}}},
+                "port": {"x-kubernetes-int-or-string": true},
+                "odd": {"x-kubernetes-int-or-string": true, "anyOf": [{"minLength": 1}]},
                 "one": {"type": "string", "oneOf": [{"pattern": "a"}]}}}}}]}}))
         .unwrap();
         let version = &definition.spec.versions[0];
@@ -260,6 +284,10 @@ mod tests {
         assert_eq!(metadata(&new)["$ref"], Value::Null);
         assert_eq!(metadata(&old)["$ref"], format!("#/definitions/{OBJECT_META}"));
         assert_eq!(new["properties"]["one"]["oneOf"], json!([{"pattern": "a"}]));
+        let types = json!([{"type": "integer"}, {"type": "string"}]);
+        assert_eq!(new["properties"]["port"]["anyOf"], types);
+        assert_eq!(new["properties"]["odd"]["allOf"], json!([{"anyOf": types}]));
+        assert_eq!(old["properties"]["port"].get("anyOf"), None);
         assert_eq!(old["properties"]["n"], json!({}));
         assert_eq!(old["properties"]["any"], json!({"x-kubernetes-preserve-unknown-fields": true}));
         assert_eq!(old["properties"]["one"], json!({"type": "string"}));

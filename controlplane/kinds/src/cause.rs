@@ -34,7 +34,7 @@ pub struct Causes {
 }
 
 /// Maximum number of violations of one object. A request can have a million, and the response repeats each twice.
-const MAX_CAUSES: usize = 200;
+const MAX_CAUSES: usize = 300;
 /// Bytes of violations after which no more are added. Each can quote a value of any size.
 const MAX_BYTES: usize = 1 << 20;
 

@@ -106,7 +106,7 @@ impl<'a> Definitions<'a> {
         let schemas = self.reachable(version);
         let document = Page {
             openapi: "3.0.0",
-            info: json!({"title": "Kubernetes", "version": format!("v{}", self.version)}),
+            info: json!({"title": "Kubernetes", "version": self.version}),
             paths,
             components: Components { schemas },
         };
@@ -288,6 +288,22 @@ mod tests {
         assert!(policy["description"].as_str().unwrap().contains("Possible enum values"));
         let scalars = &schemas["io.k8s.apimachinery.pkg.util.intstr.IntOrString"];
         assert_eq!(scalars["oneOf"], json!([{"type": "integer"}, {"type": "string"}]));
+    }
+
+    #[test]
+    fn fields_and_descriptions_are_those_of_one_version() {
+        let core = read("api/v1");
+        assert_eq!(core["info"]["version"], "1.36");
+        let properties = |name: &str| core["components"]["schemas"][name]["properties"].clone();
+        // Kubernetes 1.37 has these fields.
+        assert_eq!(properties("io.k8s.api.core.v1.PodSpec").get("evictionResponders"), None);
+        assert_eq!(properties("io.k8s.api.core.v1.VolumeMount").get("bindMountOptions"), None);
+        // 1.37 does not have this one, and writes the description in another way.
+        let status = properties("io.k8s.api.core.v1.NodeAllocatableResourceClaimStatus");
+        assert_eq!(status["resources"]["type"], "object");
+        let reference = &read("apis/rbac.authorization.k8s.io/v1")["components"]["schemas"];
+        let group = &reference["io.k8s.api.rbac.v1.RoleRef"]["properties"]["apiGroup"]["description"];
+        assert_eq!(group, "APIGroup is the group for the resource being referenced");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Source: `pkg/quota/v1/evaluator/core`, and `resourcequota/controller.go` of the API server library.
 
+mod limited;
 mod scope;
 mod usage;
 
@@ -10,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use coracle_values::Quantity;
 use serde_json::{Map, Value};
 
+pub use self::limited::{LimitedResource, uncovered};
 use self::scope::ScopeSelector;
 pub use self::scope::is_terminating;
 pub use self::usage::Usage;
@@ -61,6 +63,11 @@ impl Quota {
     /// Whether the scopes include the object. Without scopes they include every object.
     pub fn covers(&self, kind: &Resource, object: &Value) -> bool {
         self.scopes.iter().all(|selector| selector.matches(kind, object))
+    }
+
+    /// The names of the scopes that include the object, also if another scope of the quota does not.
+    fn matched_scopes<'a>(&'a self, kind: &'a Resource, object: &'a Value) -> impl Iterator<Item = &'a str> {
+        self.scopes.iter().filter(|scope| scope.matches(kind, object)).map(ScopeSelector::name)
     }
 
     /// The usage of this quota by an object.
@@ -128,6 +135,11 @@ impl Quota {
 /// Whether the usage depends on the object, and not on its kind alone.
 pub fn reads_object(kind: &Resource) -> bool {
     usage::reads_object(kind)
+}
+
+/// The usage of an object by all names, also those that no quota limits.
+pub fn whole_usage(kind: &Resource, object: &Value) -> Usage {
+    usage::of(kind, object)
 }
 
 /// The growth of a usage. Amounts that do not grow are omitted.

@@ -37,13 +37,17 @@ pub fn read(kind: &Resource, workload: &Value) -> Value {
         }
     };
     let count = |replicas: &Value| replicas.as_i64().unwrap_or(0);
-    json!({
+    let mut scale = json!({
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
         "spec": {"replicas": count(spec)},
-        "status": {"replicas": count(status), "selector": selector},
-    })
+        "status": {"replicas": count(status)},
+    });
+    if !selector.is_empty() {
+        scale["status"]["selector"] = selector.into();
+    }
+    scale
 }
 
 /// Writes a Scale's replicas (and its resourceVersion, when given, as the update's precondition) into the workload.
@@ -111,5 +115,7 @@ mod tests {
         scale["spec"]["replicas"] = (-1).into();
         let causes = apply(kind, &mut workload, &scale).unwrap_err();
         assert_eq!(causes[0].message, "Invalid value: -1: must be greater than or equal to 0");
+        let bare = read(kind, &json!({"metadata": {"name": "d"}, "spec": {"selector": {}}}));
+        assert_eq!(bare["status"], json!({"replicas": 0}), "no selector");
     }
 }

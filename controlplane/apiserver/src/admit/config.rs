@@ -12,8 +12,14 @@ const LIMIT: u64 = 1 << 20;
 /// API versions of the file.
 const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
 /// The plugins that can have a configuration.
-const CONFIGURABLE: [&str; 5] =
-    ["EventRateLimit", "ImagePolicyWebhook", "PodNodeSelector", "PodSecurity", "PodTolerationRestriction"];
+const CONFIGURABLE: [&str; 6] = [
+    "EventRateLimit",
+    "ImagePolicyWebhook",
+    "PodNodeSelector",
+    "PodSecurity",
+    "PodTolerationRestriction",
+    "ResourceQuota",
+];
 /// Fields of files without a kind, which precede AdmissionConfiguration, and their plugins.
 const LEGACY: [(&str, &str); 2] =
     [("imagePolicy", "ImagePolicyWebhook"), ("podNodeSelectorPluginConfig", "PodNodeSelector")];

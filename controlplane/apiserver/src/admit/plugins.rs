@@ -2,9 +2,9 @@
 
 use super::{
     Admit, PluginConfigs, Plugins, bootstrap_token, certificate, claim_status, default_tolerations,
-    device_admin_access, escalation, initializers, limit_ranger, mountable_secrets, namespace_lifecycle,
-    node_restriction, node_taints, optional, pod_groups, pod_resize, pod_security, policy, priority,
-    runtime_class, service_account, storage, webhook,
+    device_admin_access, escalation, initializers, limit_ranger, limited_resources, mountable_secrets,
+    namespace_lifecycle, node_restriction, node_taints, optional, pod_groups, pod_resize, pod_security,
+    policy, priority, runtime_class, service_account, storage, webhook,
 };
 use crate::admit::member::{Member, Steps};
 
@@ -44,13 +44,14 @@ struct Configured {
 /// # Errors
 /// A name is unknown or not supported, a plugin is both enabled and disabled, or a configuration is invalid.
 pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> Result<Plugins, String> {
+    let limited = configured((QUOTA, true), selection, || limited_resources::read(&mut configs, QUOTA))?;
     let rows = rows(Configured::read(&mut configs, selection)?);
     for plugin in configs.unused() {
         tracing::warn!(plugin, "the configuration of an admission plugin that does not run is ignored");
     }
     selection.check(&rows)?;
     let members = rows.into_iter().filter(|row| selection.runs(row.0, row.1)).map(|row| row.2).collect();
-    Ok(Plugins { members, charges_quota: selection.runs(QUOTA, true) })
+    Ok(Plugins { members, charges_quota: selection.runs(QUOTA, true), limited })
 }
 
 // === impl PluginSelection ===

@@ -59,15 +59,26 @@ impl Admit for ServiceAccount {
         let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return Ok(()) };
         let namespace = attributes.namespace;
         let account = admission.cache.get(kind, namespace, &name).ok_or_else(|| {
-            let why = format!(
-                "error looking up service account {namespace}/{name}: serviceaccount \"{name}\" not found"
-            );
+            let why = format!("error looking up service account {namespace}/{name}: {}", lookup_error(&name));
             ApiError::forbidden_object(attributes.kind, attributes.name, why)
         })?;
         let fields: &[&[&str]] = &[&["imagePullSecrets"], &["automountServiceAccountToken"]];
         complete(&mut object["spec"], &name, &account.part(fields));
         Ok(())
     }
+}
+
+/// The error of the look-up of a missing account, in the words of upstream's client. It refuses names that cannot be
+/// in the path of a request.
+fn lookup_error(name: &str) -> String {
+    let dots = matches!(name, "." | "..").then(|| format!("may not be '{name}'"));
+    let signs = ['/', '%'].into_iter().filter(|sign| name.contains(*sign));
+    let problems: Vec<String> =
+        dots.into_iter().chain(signs.map(|sign| format!("may not contain '{sign}'"))).collect();
+    if problems.is_empty() {
+        return format!("serviceaccount \"{name}\" not found");
+    }
+    format!("invalid resource name \"{name}\": [{}]", problems.join(" "))
 }
 
 fn complete(spec: &mut Value, name: &str, account: &Value) {
@@ -143,6 +154,16 @@ mod tests {
         assert_eq!(spec["containers"][1]["volumeMounts"].as_array().unwrap().len(), 1);
         assert_eq!(spec["initContainers"][0]["volumeMounts"][0]["mountPath"], MOUNT_PATH);
         assert_eq!(spec["imagePullSecrets"][0]["name"], "pull");
+    }
+
+    #[test]
+    fn a_name_that_no_path_can_have_is_an_error_of_its_own() {
+        assert_eq!(lookup_error("a"), "serviceaccount \"a\" not found");
+        assert_eq!(lookup_error(".."), "invalid resource name \"..\": [may not be '..']");
+        assert_eq!(
+            lookup_error("a/%"),
+            "invalid resource name \"a/%\": [may not contain '/' may not contain '%']"
+        );
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(super) fn synchronize(new: &mut Value, old: Option<&Value>) {
         if ip(new).is_empty() {
             new["spec"]["clusterIP"] = old["spec"]["clusterIP"].clone();
         }
-        if ips(new, "clusterIPs").is_empty() && ip(new) == ip(old) {
+        if ips(new, "clusterIPs").is_empty() {
             new["spec"]["clusterIPs"] = old["spec"]["clusterIPs"].clone();
         }
     }
@@ -286,6 +286,8 @@ mod tests {
         assert!(less[0].contains("must be 'SingleStack' to release the secondary cluster IP"), "{less:?}");
         let old_client = json!({"clusterIP": "10.0.0.1"});
         assert_eq!(fields(&completed(old_client, Some(&dual), BOTH).unwrap()), fields(&dual));
+        let other = completed(json!({"clusterIP": "x"}), Some(&dual), BOTH).unwrap_err();
+        assert!(other[0].starts_with("spec.clusterIPs[0]: Invalid value: \"x\": "), "{other:?}");
         let empty = completed(json!({}), Some(&dual), BOTH).unwrap();
         assert_eq!(fields(&empty), fields(&dual), "an update that omits everything");
     }

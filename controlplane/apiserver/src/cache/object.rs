@@ -139,9 +139,16 @@ impl Object {
         text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
     }
 
-    /// The object as an item of a list, without apiVersion and kind. Returns the start, and the rest without a copy.
-    pub(crate) fn item(&self) -> (String, Bytes) {
-        (format!("{{{METADATA}{}", self.stamp()), self.stored.slice(self.fields_at..))
+    /// The object as an item of a list of its kind. Returns the start, and the rest without a copy. As upstream, only
+    /// items of custom resources have apiVersion and kind.
+    pub(crate) fn item(&self, kind: &Resource) -> (String, Bytes) {
+        let head = self.stored.get(..self.fields_at).filter(|_| !kind.is_built_in);
+        let head = head.and_then(|head| std::str::from_utf8(head).ok());
+        let start = match head {
+            Some(head) => format!("{head}{}", self.stamp()),
+            None => format!("{{{METADATA}{}", self.stamp()),
+        };
+        (start, self.stored.slice(self.fields_at..))
     }
 
     /// The resourceVersion as the first field of the metadata.

@@ -2,7 +2,7 @@
 
 use coracle_cel::Type;
 use coracle_custom_resources::columns::PrinterColumn;
-use coracle_custom_resources::{CustomResource, Violations};
+use coracle_custom_resources::{CustomResource, Violations, write_whole_numbers};
 use coracle_kinds::resource::Strategy;
 use coracle_kinds::schema::{self, FieldValidation, Parsed, SchemaError};
 use coracle_kinds::table::age_of;
@@ -58,6 +58,7 @@ impl Strategy for CustomStrategy {
         if !value.is_object() {
             return Err(self.problem("json: cannot unmarshal a value that is not an object".to_owned()));
         }
+        write_whole_numbers(&mut value);
         let mut notes = duplicates;
         notes.extend(schema::decode_metadata(&mut value).map_err(|problem| self.problem(problem))?);
         let mut violations = Violations::default();

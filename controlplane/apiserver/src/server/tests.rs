@@ -42,6 +42,7 @@ mod runtime_config;
 mod services;
 mod serving;
 mod webhook;
+mod webhook_faults;
 
 /// A server and its directory.
 struct Fixture {

@@ -1,4 +1,5 @@
-//! DELETE of a collection: deletes each object that the selectors match, by the rules of a single deletion.
+//! DELETE of a collection: deletes each object that the selectors match, by the rules of a single deletion. With a
+//! `limit` it deletes a page, and returns the token of the next one.
 
 use serde_json::json;
 
@@ -23,11 +24,17 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if let Some(fields) = fields {
         objects = version_fields::select(&call.kind, &fields, objects).await?;
     }
-    let mut touched = Vec::new();
+    let limit = call.info.query.page_limit();
+    let (mut touched, mut chosen, mut next) = (Vec::new(), 0, None);
     for object in objects {
         if !scope.selects(&call.kind, &object) {
             continue;
         }
+        if chosen == limit {
+            next = Some(list::token_from(&object)?);
+            break;
+        }
+        chosen += 1;
         // A dry run has no other await point, and policies may evaluate each object.
         tokio::task::yield_now().await;
         match delete::one(call, object.name(), &options).await {
@@ -38,6 +45,9 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
     }
     let touched = convert::objects(&call.kind, touched).await?;
-    let meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
+    let mut meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
+    if let Some(next) = next {
+        meta["continue"] = next.into();
+    }
     Ok(reply::list(call.form()?, call.kind.clone(), (touched, None), meta).await)
 }

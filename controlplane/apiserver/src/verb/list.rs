@@ -166,6 +166,11 @@ fn token(call: &Call) -> Result<Option<Continue>> {
     Ok(Some(token))
 }
 
+/// The token of the page that starts at an object, at the newest revision.
+pub(crate) fn token_from(object: &Object) -> Result<String> {
+    Continue { rv: 0, start: object.key.to_string(), issued: 0 }.encode()
+}
+
 /// The current time in seconds since 1970.
 fn now() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0)

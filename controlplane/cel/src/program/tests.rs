@@ -404,6 +404,22 @@ fn shared_values_are_evaluated_once_and_only_if_used() {
 }
 
 #[test]
+fn an_unknown_shared_value_is_an_undefined_field() {
+    let error = |environment: &Environment| {
+        let result = Program::compile("variables.v < 5", environment);
+        result.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert!(error(&Environment::default()).contains("undeclared reference to 'variables'"));
+    let mut environment = Environment::default().with_shared();
+    assert_eq!(
+        error(&environment),
+        "ERROR: <input>:1:10: undefined field 'v'\n | variables.v < 5\n | .........^"
+    );
+    environment.shared_of_any_type("v");
+    assert_eq!(error(&environment), "");
+}
+
+#[test]
 fn one_evaluation_has_a_limit_whatever_the_budget() {
     let source = "lists.range(1100).all(i, lists.range(1100).all(j, i + j >= 0))";
     let program = Program::compile(source, &Environment::default()).unwrap();

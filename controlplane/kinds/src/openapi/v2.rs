@@ -30,10 +30,9 @@ pub fn json(set: &Resources) -> Value {
         Some((resource.schema.clone().into_owned(), schema_of(schema)))
     });
     let definitions: Map<String, Value> = built_in.chain(custom).collect();
-    let version = format!("v{}", file["version"].as_str().unwrap_or_default());
     json!({
         "swagger": "2.0",
-        "info": {"title": "Kubernetes", "version": version},
+        "info": {"title": "Kubernetes", "version": file["version"]},
         "paths": paths(set),
         "definitions": definitions,
     })

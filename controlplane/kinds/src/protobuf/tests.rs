@@ -102,6 +102,24 @@ fn policies_that_are_newer_than_the_source_of_field_numbers_are_decoded() {
 }
 
 #[test]
+fn lists_of_device_attributes_are_decoded() {
+    let attribute = [number(6, 1), number(6, 2), number(7, 1), field(8, b"a"), field(9, b"1.0.0")].concat();
+    let attributes = field(2, &[field(1, b"k"), field(2, &attribute)].concat());
+    let mappings = field(13, &[field(1, b"cpu"), field(2, &field(1, b"example.com/cores"))].concat());
+    let device = [field(1, b"d"), attributes, mappings].concat();
+    check(
+        "resource.k8s.io/v1",
+        "ResourceSlice",
+        &field(2, &field(6, &device)),
+        json!({"spec": {"devices": [{
+            "name": "d",
+            "attributes": {"k": {"ints": [1, 2], "bools": [true], "strings": ["a"], "versions": ["1.0.0"]}},
+            "nodeAllocatableResourceMappings": {"cpu": {"capacityKey": "example.com/cores"}},
+        }]}}),
+    );
+}
+
+#[test]
 fn int_or_string_follows_its_type() {
     let text = field(4, &[number(1, 1), number(2, 0), field(3, b"http")].concat());
     let whole = field(4, &[number(1, 0), number(2, 80), field(3, b"")].concat());

@@ -1,5 +1,8 @@
 //! Scopes: which pods and claims a quota covers.
 
+use std::fmt;
+
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::Resource;
@@ -7,10 +10,14 @@ use crate::strategy::qos_class;
 use coracle_values::qos::QosClass;
 
 /// One requirement of `scopeSelector`, or one of `scopes`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct ScopeSelector {
+    #[serde(rename = "scopeName")]
     name: String,
+    #[serde(default)]
     operator: String,
+    #[serde(default)]
     values: Vec<String>,
 }
 
@@ -35,6 +42,10 @@ pub(super) fn read(spec: &Value) -> Vec<ScopeSelector> {
 // === impl ScopeSelector ===
 
 impl ScopeSelector {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn matches(&self, kind: &Resource, object: &Value) -> bool {
         let spec = &object["spec"];
         if kind.is("", "PersistentVolumeClaim") {
@@ -67,6 +78,13 @@ impl ScopeSelector {
             "NotIn" => values.is_empty() || values.iter().any(|value| !named(value)),
             _ => false,
         }
+    }
+}
+
+impl fmt::Display for ScopeSelector {
+    /// The form of Go's struct, which upstream's messages have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{{} {} [{}]}}", self.name, self.operator, self.values.join(" "))
     }
 }
 

@@ -83,6 +83,14 @@ fn items_that_are_no_schema_are_ignored_as_in_go() {
 }
 
 #[test]
+fn lists_of_any_values_have_the_type_name_of_schemas() {
+    const SCHEMA: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
+    let parsed = parse_json(br#"{"enum":"x"}"#).unwrap();
+    let error = decode(SCHEMA, parsed, FieldValidation::Ignore).unwrap_err().to_string();
+    assert!(error.ends_with("of type []v1.JSON"), "{error}");
+}
+
+#[test]
 fn unknown_and_duplicate_fields_follow_field_validation() {
     let input = r#"{"apiVersion":"v1","kind":"Pod","spec":{"foo":1,"nodeName":"a","nodeName":"b","containers":[{"name":"c","bar":2}]}}"#;
     let pruned = r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{"containers":[{"name":"c","resources":{}}],"nodeName":"b"},"status":{}}"#;

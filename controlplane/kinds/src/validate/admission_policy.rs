@@ -130,7 +130,7 @@ fn common(causes: &mut Causes, spec: &Value, old: Option<&Value>) -> Option<Expr
     if is_too_long(causes, &place, &spec["variables"]) {
         return None;
     }
-    let mut expressions = Expressions::new(has_params);
+    let mut expressions = Expressions::with_variables(has_params);
     for (index, variable) in items(&spec["variables"]) {
         self::variable(causes, &place.index(index), variable, &mut expressions);
     }
@@ -348,6 +348,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_variable_that_does_not_compile_is_one_cause() {
+        let (mut causes, mut expressions) = (Causes::default(), Expressions::with_variables(false));
+        let broken = json!({"name": "v", "expression": "nothing"});
+        variable(&mut causes, &Path::root("variables"), &broken, &mut expressions);
+        for name in ["v", "w"] {
+            let rule = json!({"expression": format!("variables.{name} < 5")});
+            validation(&mut causes, &Path::root(name), &rule, &expressions);
+        }
+        let fields: Vec<String> = causes.into_list().into_iter().map(|cause| cause.field).collect();
+        assert_eq!(fields, ["variables.expression", "w.expression"]);
+    }
 
     #[test]
     fn reasons_and_values_of_annotations_have_upstreams_causes() {

@@ -155,9 +155,6 @@ fn job_spec(causes: &mut Causes, path: &Path, spec: &Value) {
         causes.required(&path.field("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
     }
     managed_by(causes, &path.field("managedBy"), &spec["managedBy"]);
-    if !spec["scheduling"].is_null() {
-        causes.forbidden(&path.field("scheduling"), "scheduling of a job as a group is not supported");
-    }
     match spec["completionMode"].as_str() {
         Some("Indexed") => indexed(causes, path, spec),
         mode => {

@@ -35,10 +35,18 @@ pub(super) fn is_plain_finalizer(name: &str) -> bool {
     !name.contains('/') && !["kubernetes", "foregroundDeletion", "orphan"].contains(&name)
 }
 
-/// Checks finalizers. Those of built-in kinds have a domain, except the standard ones. Upstream has no such rule for
-/// webhooks and admission policies.
+/// Groups whose finalizers need no domain: upstream validates them with the rules of the API machinery alone.
+const PLAIN_FINALIZER_GROUPS: [&str; 5] = [
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+];
+
+/// Checks finalizers. Those of most built-in kinds have a domain, except the standard ones.
 fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
-    let has_rule = kind.is_built_in && kind.group != "admissionregistration.k8s.io";
+    let has_rule = kind.is_built_in && !PLAIN_FINALIZER_GROUPS.contains(&&*kind.group);
     for (index, finalizer) in items(list) {
         let name = text(finalizer);
         let problems = format::qualified_name(name);

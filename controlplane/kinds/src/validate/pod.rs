@@ -116,7 +116,7 @@ pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
                 causes.forbidden(&path, &detail);
             }
             Some(container) if *container != before => {
-                let detail = format!("existing ephemeral containers {} may not be changed\n", before["name"]);
+                let detail = format!("existing ephemeral containers {} may not be changed", before["name"]);
                 causes.forbidden(&path, &detail);
             }
             Some(_) => {}

@@ -22,11 +22,12 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     }
     profiles(causes, path, context);
     for (field, known) in [
-        ("fsGroupChangePolicy", ["Always", "OnRootMismatch"]),
-        ("supplementalGroupsPolicy", ["Merge", "Strict"]),
-        ("seLinuxChangePolicy", ["MountOption", "Recursive"]),
+        ("fsGroupChangePolicy", &["Always", "OnRootMismatch"][..]),
+        ("supplementalGroupsPolicy", &["Merge", "Strict"][..]),
+        // Another value needs the gate `SELinuxMount`, which is off by default.
+        ("seLinuxChangePolicy", &["Recursive"][..]),
     ] {
-        causes.optional_word(&path.field(field), &context[field], &known);
+        causes.optional_word(&path.field(field), &context[field], known);
     }
     let mut names = HashSet::new();
     for (index, sysctl) in items(&context["sysctls"]) {
@@ -275,6 +276,7 @@ mod tests {
         assert!(
             of(json!({"supplementalGroupsPolicy": "Strict", "seLinuxChangePolicy": "Recursive"})).is_empty()
         );
+        assert_eq!(of(json!({"seLinuxChangePolicy": "MountOption"})).len(), 1);
         for field in ["supplementalGroupsPolicy", "seLinuxChangePolicy", "fsGroupChangePolicy"] {
             let causes = of(json!({(field): "x"}));
             assert!(

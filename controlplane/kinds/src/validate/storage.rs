@@ -76,7 +76,10 @@ fn basic_amount(causes: &mut Causes, path: &Path, amount: &Value) {
 
 pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    claim_spec(causes, &path, spec);
+    // As upstream, an update of a claim whose source has a group may have any group. The source is immutable.
+    let fields = ["dataSource", "dataSourceRef"];
+    let has_group = |old: &Value| fields.iter().any(|field| !old["spec"][*field]["apiGroup"].is_null());
+    checked_spec(causes, &path, spec, !old.is_some_and(has_group));
     let Some(old) = old else { return };
     let before = &old["spec"];
     let (beta, beta_before) = (beta_class(object), beta_class(old));
@@ -87,13 +90,12 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     if kept(spec, old) != kept(before, old) {
         causes.forbidden(&path, CLAIM_IMMUTABLE);
     }
-    let size = |size: &Value| Quantity::parse(text(size)).ok();
+    // As upstream, an absent size is zero.
+    let size = |size: &Value| Quantity::parse(text(size)).unwrap_or_default();
     let requested = |spec: &Value| size(&spec["resources"]["requests"]["storage"]);
     // A request may shrink again down to the actual size, after an expansion that failed.
     let actual = size(&old["status"]["capacity"]["storage"]);
-    if requested(spec).zip(requested(before)).is_some_and(|(new, old)| new < old)
-        && requested(spec).zip(actual).is_some_and(|(new, actual)| new <= actual)
-    {
+    if requested(spec) < requested(before) && requested(spec) <= actual {
         let here = path.field("resources").field("requests").field("storage");
         causes.forbidden(&here, "field can not be less than status.capacity");
     }
@@ -156,6 +158,10 @@ fn kept(spec: &Value, old: &Value) -> Value {
 
 /// Checks the spec of a claim, also of one in a stateful set.
 pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
+    checked_spec(causes, path, spec, true);
+}
+
+fn checked_spec(causes: &mut Causes, path: &Path, spec: &Value, checks_groups: bool) {
     access_modes(causes, path, spec, "at least 1 access mode is required");
     if !spec["selector"].is_null() {
         label_selector(causes, &path.field("selector"), &spec["selector"]);
@@ -168,7 +174,7 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     class_name(causes, path, spec);
     causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
     for field in ["dataSource", "dataSourceRef"] {
-        data_source(causes, &path.field(field), &spec[field]);
+        data_source(causes, &path.field(field), &spec[field], checks_groups);
     }
     let namespace = text(&spec["dataSourceRef"]["namespace"]);
     if !namespace.is_empty() {
@@ -200,7 +206,7 @@ fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
 }
 
 /// Checks the object from which a claim gets its data.
-fn data_source(causes: &mut Causes, path: &Path, source: &Value) {
+fn data_source(causes: &mut Causes, path: &Path, source: &Value, checks_group: bool) {
     if source.is_null() {
         return;
     }
@@ -214,7 +220,7 @@ fn data_source(causes: &mut Causes, path: &Path, source: &Value) {
         let detail = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
         causes.invalid(path, &source["kind"], detail);
     }
-    if !group.is_empty() {
+    if !group.is_empty() && checks_group {
         causes.format(&path.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
 }
@@ -408,6 +414,36 @@ mod tests {
         };
         assert_eq!(update("a"), Vec::<String>::new());
         assert_eq!(update("b"), ["spec"]);
+    }
+
+    #[test]
+    fn the_group_of_a_source_is_checked_at_the_creation() {
+        let of = |group: &str| {
+            let source = json!({"apiGroup": group, "kind": "K", "name": "a"});
+            json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}},
+                "dataSource": source, "dataSourceRef": source}})
+        };
+        let (bad, good) = (of("A b"), of("a.b"));
+        let both = ["spec.dataSource.apiGroup", "spec.dataSourceRef.apiGroup"];
+        assert_eq!(fields(|causes| claim(causes, &bad, None)), both);
+        assert_eq!(fields(|causes| claim(causes, &bad, Some(&good))), ["spec"]);
+    }
+
+    #[test]
+    fn a_claim_requests_no_less_than_its_size() {
+        let of = |requests: Value| {
+            json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": requests}},
+                "status": {"phase": "Bound", "capacity": {"storage": "2Gi"}}})
+        };
+        let old = of(json!({"storage": "3Gi"}));
+        let update = |requests: Value| {
+            let new = of(requests);
+            fields(|causes| claim(causes, &new, Some(&old)))
+        };
+        let size = "spec.resources.requests.storage";
+        assert_eq!(update(json!({"storage": "2500Mi"})), Vec::<String>::new());
+        assert_eq!(update(json!({"storage": "2Gi"})), [size]);
+        assert_eq!(update(json!({})), ["spec.resources[storage]", size]);
     }
 
     #[test]

@@ -13,6 +13,10 @@ use std::{
 
 use coracle_sealing::Keys;
 use coracle_testing::{eventually_async, skip};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use super::{Etcd, EtcdOptions, compaction::CompactionState};
 use crate::{
@@ -24,12 +28,18 @@ use crate::{
 struct Server {
     dir: tempfile::TempDir,
     ports: [u16; 2],
+    /// Further flags.
+    flags: &'static [&'static str],
     process: Option<Child>,
 }
 
 impl Server {
     /// Starts etcd; `None` if it is not built.
     fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    fn start_with(flags: &'static [&'static str]) -> Option<Self> {
         let built = Self::built();
         if !built.exists() {
             return None;
@@ -37,7 +47,7 @@ impl Server {
         let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let ports = free.each_ref().map(|listener| listener.local_addr().unwrap().port());
         drop(free);
-        let mut server = Self { dir: tempfile::tempdir().unwrap(), ports, process: None };
+        let mut server = Self { dir: tempfile::tempdir().unwrap(), ports, flags, process: None };
         server.resume(&built);
         Some(server)
     }
@@ -64,6 +74,7 @@ impl Server {
         ] {
             command.args([flag, value]);
         }
+        command.args(self.flags);
         let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
         command.arg("--unsafe-no-fsync").stdout(Stdio::null()).stderr(log);
         self.process = Some(command.spawn().unwrap());
@@ -74,6 +85,11 @@ impl Server {
             process.kill().unwrap();
             process.wait().unwrap();
         }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.process.as_ref().unwrap().id();
+        kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
     fn options(&self, prefix: &str) -> EtcdOptions {
@@ -150,6 +166,57 @@ async fn a_watch_resumes_after_etcd_was_away() {
     let second = store.write(put("/c", Expect::Absent, "1", Tier::Durable)).await.unwrap();
     assert_eq!(commit(&mut watch).await.revision, second);
     eventually_async("the store to be healthy", 10, async || store.health() == Health::Good).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_etcd_is_unavailable_and_afterwards_each_event_comes_once() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    // As behind a broken network: connections stay open, and nothing is answered.
+    server.signal(Signal::SIGSTOP);
+    let refused = store.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap_err();
+    assert!(matches!(refused, Error::Unavailable { .. }), "{refused:?}");
+    assert!(matches!(store.health(), Health::Failed(_)));
+    server.signal(Signal::SIGCONT);
+    eventually_async("etcd to serve again", 20, async || store.revision().await.is_ok()).await;
+    let last = store.write(put("/b", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    let events = until(&mut watch, last).await;
+    let commits = events.iter().filter_map(|event| match event {
+        Event::Commit(commit) => Some((&*commit.key, commit.revision)),
+        Event::Progress(_) | Event::Resync { .. } => None,
+    });
+    let commits: Vec<_> = commits.collect();
+    // The outcome of the refused write is unknown.
+    let other = store.get("/a").await.unwrap().map(|entry| entry.modified).filter(|at| *at < last);
+    let expected: Vec<_> = other.map(|at| ("/a", at)).into_iter().chain([("/b", last)]).collect();
+    assert_eq!(commits, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_etcd_serves_reads_and_deletions() {
+    let server = Server::start_with(&["--quota-backend-bytes=4194304"]);
+    let Some(server) = server else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    let mut written = Vec::new();
+    let refused = loop {
+        let key = format!("/{:02}", written.len());
+        let large = put(&key, Expect::Absent, &"x".repeat(256 << 10), Tier::Durable);
+        match store.write(large).await {
+            Ok(revision) => written.push((key, revision)),
+            Err(error) => break error,
+        }
+        assert!(written.len() < 64, "the quota has no effect");
+    };
+    assert!(matches!(refused, Error::Quota), "{refused:?}");
+    assert!(matches!(store.health(), Health::Full { .. }));
+    let found = store.list(Range::default()).await.unwrap().entries;
+    let found: Vec<_> = found.iter().map(|entry| (entry.key.to_string(), entry.modified)).collect();
+    assert_eq!(found, written);
+    let (key, revision) = written.remove(0);
+    let deletion = Write { value: None, ..put(&key, Expect::Revision(revision), "", Tier::Durable) };
+    store.write(deletion).await.unwrap();
+    assert!(store.get(&key).await.unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

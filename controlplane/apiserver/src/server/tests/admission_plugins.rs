@@ -75,6 +75,28 @@ async fn events_above_the_rate_are_refused_and_the_client_learns_when_to_retry()
 }
 
 #[tokio::test]
+async fn a_limited_priority_class_needs_a_quota() {
+    let config = "{name: ResourceQuota, configuration: {apiVersion: apiserver.config.k8s.io/v1, \
+        kind: ResourceQuotaConfiguration, limitedResources: [{resource: pods, matchScopes: [\
+        {scopeName: PriorityClass, operator: In, values: [high]}]}]}}";
+    let server = with_config((&[], &[]), config).await;
+    let class = json!({"metadata": {"name": "high"}, "value": 10});
+    assert_eq!(server.post("/apis/scheduling.k8s.io/v1/priorityclasses", class).await.code, 201);
+    let mut wanted = pod("p");
+    wanted["spec"]["priorityClassName"] = "high".into();
+    let refused = server.post(PODS, wanted.clone()).await;
+    let why =
+        "pods \"p\" is forbidden: insufficient quota to match these scopes: [{PriorityClass In [high]}]";
+    assert_eq!((refused.code, message(&refused)), (403, why));
+    assert_eq!(server.post(PODS, pod("q")).await.code, 201, "another class");
+    let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": ["high"]});
+    let quota = json!({"metadata": {"name": "q"},
+        "spec": {"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions": [scope]}}});
+    assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
+    assert_eq!(server.post(PODS, wanted).await.code, 201);
+}
+
+#[tokio::test]
 async fn a_webhook_decides_on_the_images_of_pods() {
     let hook = crate::remote::tests::Hook::start(|review| {
         let images = review["spec"]["containers"].as_array().unwrap();

@@ -88,6 +88,10 @@ async fn a_definition_is_served_until_it_is_deleted() {
         .merge(&format!("{FOOS}/a/status"), json!({"status": {"replicas": 3}, "spec": {"size": "M"}}))
         .await;
     assert_eq!((&status.body["status"]["replicas"], &status.body["spec"]["size"]), (&json!(3), &json!("S")));
+    let whole = server.merge(&format!("{FOOS}/a"), json!({"spec": {"replicas": 3.0}})).await;
+    assert_eq!(whole.body["spec"]["replicas"], 3, "{}", whole.body);
+    let listed = server.get(FOOS).await.body["items"][0].clone();
+    assert_eq!((&listed["apiVersion"], &listed["kind"]), (&json!("example.com/v1"), &json!("Foo")));
     let selected = server.get(&format!("{FOOS}?fieldSelector=spec.size%3DM")).await.body;
     assert_eq!(selected["items"], json!([]));
 

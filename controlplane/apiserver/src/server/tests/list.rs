@@ -40,6 +40,26 @@ async fn lists_select_and_page_as_of_their_first_page() {
 }
 
 #[tokio::test]
+async fn a_deletion_with_a_limit_deletes_a_page() {
+    let server = Fixture::new().await;
+    for name in ["a", "b", "c", "d", "e"] {
+        let even = json!({"even": (name == "b" || name == "d").to_string()});
+        server.post(CONFIG_MAPS, config_map(name, even)).await;
+    }
+    let mut query = "limit=2&labelSelector=even%3Dfalse".to_owned();
+    let mut pages = Vec::new();
+    loop {
+        let page = server.delete(&format!("{CONFIG_MAPS}?{query}"), json!({})).await.body;
+        pages.push(page["items"].as_array().unwrap().len());
+        let Some(token) = page["metadata"]["continue"].as_str() else { break };
+        query = format!("limit=2&labelSelector=even%3Dfalse&continue={token}");
+    }
+    assert_eq!(pages, [2, 1]);
+    let left = server.get(CONFIG_MAPS).await.body;
+    assert_eq!(left["items"].as_array().unwrap().len(), 2, "{left}");
+}
+
+#[tokio::test]
 async fn the_selectors_of_a_deletion_are_compared_with_current_objects() {
     let server = Fixture::new().await;
     let made = server.post(CONFIG_MAPS, config_map("a", json!({"owner": "ann"}))).await.body;

@@ -24,23 +24,11 @@ pub(super) struct Webhook {
 impl Webhook {
     /// Starts a webhook that answers each request by a function.
     pub(super) async fn start(answer: fn(&Value) -> Value) -> Self {
-        let key = KeyPair::generate().unwrap();
-        let certificate =
-            CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(
-                vec![certificate.der().clone()],
-                rustls_pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-            )
-            .unwrap();
+        let (acceptor, ca_bundle) = tls();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://127.0.0.1:{}/hook", listener.local_addr().unwrap().port());
         let requests: Arc<Mutex<Vec<Value>>> = Arc::default();
-        let (acceptor, seen) = (TlsAcceptor::from(Arc::new(tls)), requests.clone());
+        let seen = requests.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -66,7 +54,7 @@ impl Webhook {
                 );
             }
         });
-        Self { url, ca_bundle: BASE64_STANDARD.encode(certificate.pem()), requests }
+        Self { url, ca_bundle, requests }
     }
 
     /// A configuration with one webhook for config maps, with more fields.
@@ -85,12 +73,30 @@ impl Webhook {
     }
 }
 
-async fn configure(server: &Fixture, kind: &str, configuration: Value) {
+/// TLS with a new certificate, and the `caBundle` with it.
+pub(super) fn tls() -> (TlsAcceptor, String) {
+    let key = KeyPair::generate().unwrap();
+    let certificate =
+        CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![certificate.der().clone()],
+            rustls_pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        )
+        .unwrap();
+    (TlsAcceptor::from(Arc::new(tls)), BASE64_STANDARD.encode(certificate.pem()))
+}
+
+pub(super) async fn configure(server: &Fixture, kind: &str, configuration: Value) {
     let made = server.post(&format!("{CONFIGURATIONS}/{kind}webhookconfigurations"), configuration).await;
     assert_eq!(made.code, 201, "{}", made.body);
 }
 
-fn map(name: &str) -> Value {
+pub(super) fn map(name: &str) -> Value {
     json!({"metadata": {"name": name}, "data": {"a": "b"}})
 }
 

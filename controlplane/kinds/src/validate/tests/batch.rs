@@ -21,11 +21,6 @@ fn jobs_are_checked() {
             "spec.backoffLimitPerIndex: Invalid value: 1: requires indexed",
         ),
         (
-            "/spec/scheduling",
-            json!({}),
-            "spec.scheduling: Forbidden: scheduling of a job as a group is not supported",
-        ),
-        (
             "/spec/podFailurePolicy",
             json!({"rules": [{"action": "FailJob"}]}),
             "spec.podFailurePolicy.rules[0]: Invalid value: specifying one of",

@@ -166,6 +166,11 @@ fn a_pod_that_is_invalid_today_gets_ephemeral_containers_and_is_resized() {
     new["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "x"}]);
     defaults::apply(kind("Pod"), &mut new);
     assert_eq!(texts(ephemeral_containers(&new, &old)), Vec::<String>::new());
+    let mut changed = new.clone();
+    changed["spec"]["ephemeralContainers"][0]["image"] = "y".into();
+    let cause =
+        "spec.ephemeralContainers: Forbidden: existing ephemeral containers \"debug\" may not be changed";
+    assert_eq!(texts(ephemeral_containers(&changed, &new)), [cause]);
     new["spec"]["ephemeralContainers"][0]["name"] = "A".into();
     let causes = texts(ephemeral_containers(&new, &old));
     assert!(

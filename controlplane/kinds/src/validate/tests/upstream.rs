@@ -445,6 +445,9 @@ fn owners_and_finalizers_of_objects_are_checked() {
     }
     let three = json!([owner("v1", "A"), owner("v1", "B"), owner("v1", "C")]);
     check("ConfigMap", "/metadata/ownerReferences", three, &["metadata.ownerReferences: Invalid value"; 2]);
+    let cause = "metadata.finalizers[0]: Invalid value: \"plain\": name is neither a standard finalizer name";
+    check("ConfigMap", "/metadata/finalizers", json!(["plain"]), &[cause]);
+    check("Lease", "/metadata/finalizers", json!(["plain"]), &[]);
     check(
         "ConfigMap",
         "/metadata/finalizers",

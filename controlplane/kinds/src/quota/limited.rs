@@ -1,0 +1,117 @@
+//! Amounts and scopes that only a quota permits: `limitedResources` in the configuration of the plugin ResourceQuota.
+//!
+//! Source: `CheckRequest` in `resourcequota/controller.go` of the API server library.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::scope::ScopeSelector;
+use super::{Quota, usage};
+use crate::Resource;
+
+/// A resource whose use needs a quota that limits it: an entry of `limitedResources`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct LimitedResource {
+    #[serde(default)]
+    api_group: String,
+    #[serde(default)]
+    resource: String,
+    /// An amount is limited if its name contains one of these texts.
+    #[serde(default)]
+    match_contains: Vec<String>,
+    /// An object in one of these scopes needs a quota with this scope, independent of the resource.
+    #[serde(default)]
+    match_scopes: Vec<ScopeSelector>,
+}
+
+// === impl LimitedResource ===
+
+impl LimitedResource {
+    /// Whether the entry names a resource.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        !self.resource.is_empty()
+    }
+
+    fn limits(&self, kind: &Resource, name: &str) -> bool {
+        *self.api_group == *kind.group
+            && *self.resource == *kind.plural
+            && self.match_contains.iter().any(|part| name.contains(part.as_str()))
+    }
+}
+
+/// The reason why an object needs a quota that the namespace does not have. `None` if its quotas suffice. `quotas` is all
+/// quotas of the namespace.
+pub fn uncovered<'a>(
+    limited: &[LimitedResource],
+    quotas: impl Iterator<Item = &'a Quota>,
+    kind: &Resource,
+    object: &Value,
+) -> Option<String> {
+    let quotas: Vec<&Quota> = quotas.collect();
+    let is_covered = |name: &str| {
+        quotas.iter().any(|quota| quota.limits(name) && quota.tracks(kind) && quota.covers(kind, object))
+    };
+    let usage = usage::of(kind, object);
+    let names = usage.iter().filter(|(_, amount)| **amount > 0).map(|(name, _)| name.as_str());
+    let names = names.filter(|&name| limited.iter().any(|one| one.limits(kind, name)) && !is_covered(name));
+    let names: Vec<&str> = names.collect();
+    if !names.is_empty() {
+        return Some(format!("insufficient quota to consume: {}", names.join(",")));
+    }
+    let known: BTreeSet<&str> = quotas.iter().flat_map(|quota| quota.matched_scopes(kind, object)).collect();
+    let scopes = limited.iter().flat_map(|one| &one.match_scopes);
+    let scopes = scopes.filter(|scope| scope.matches(kind, object) && !known.contains(scope.name()));
+    let scopes: Vec<String> = scopes.map(ToString::to_string).collect();
+    (!scopes.is_empty()).then(|| format!("insufficient quota to match these scopes: [{}]", scopes.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::kind::by_kind;
+
+    fn reason(limited: Value, quotas: &[Value], (kind, object): (&str, &Value)) -> Option<String> {
+        let limited: Vec<LimitedResource> = serde_json::from_value(limited).unwrap();
+        let quotas: Vec<Quota> = quotas.iter().map(|spec| Quota::read(&json!({"spec": spec}))).collect();
+        uncovered(&limited, quotas.iter(), by_kind("v1", kind).unwrap(), object)
+    }
+
+    #[test]
+    fn limited_amounts_need_a_quota() {
+        let limited = json!([{"resource": "persistentvolumeclaims",
+            "matchContains": [".storageclass.storage.k8s.io/requests.storage"]}]);
+        let claim =
+            json!({"spec": {"storageClassName": "fast", "resources": {"requests": {"storage": "1Gi"}}}});
+        let name = "fast.storageclass.storage.k8s.io/requests.storage";
+        let of = |quotas: &[Value]| reason(limited.clone(), quotas, ("PersistentVolumeClaim", &claim));
+        let why = format!("insufficient quota to consume: {name}");
+        assert_eq!(of(&[]), Some(why.clone()));
+        assert_eq!(of(&[json!({"hard": {"requests.storage": "9Gi"}})]), Some(why));
+        assert_eq!(of(&[json!({"hard": {(name): "0"}})]), None, "the quota decides");
+        let pod = json!({"spec": {"containers": []}});
+        assert_eq!(reason(limited.clone(), &[], ("Pod", &pod)), None);
+    }
+
+    #[test]
+    fn limited_scopes_need_a_quota_with_the_scope() {
+        let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": ["high", "top"]});
+        let limited = json!([{"resource": "pods", "matchScopes": [scope]}]);
+        let pod = |class: &str| json!({"spec": {"priorityClassName": class, "containers": []}});
+        let of = |quotas: &[Value], class: &str| reason(limited.clone(), quotas, ("Pod", &pod(class)));
+        let why = "insufficient quota to match these scopes: [{PriorityClass In [high top]}]";
+        assert_eq!(of(&[], "high").as_deref(), Some(why));
+        assert_eq!(of(&[], "low"), None);
+        let quota = |value: &str| {
+            let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": [value]});
+            json!({"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions": [scope]}})
+        };
+        assert_eq!(of(&[quota("low"), quota("high")], "high"), None);
+        assert_eq!(of(&[quota("low")], "high").as_deref(), Some(why));
+    }
+}
