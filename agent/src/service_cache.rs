@@ -8,6 +8,7 @@
 //! without the API server the slices do not change.
 
 mod local_pods;
+mod ranges;
 mod subscription;
 
 use std::collections::BTreeSet;

@@ -155,6 +155,31 @@ fn services_without_endpoints_and_unused_ports_reject() {
 }
 
 #[test]
+fn addresses_without_a_service_are_dropped_in_the_ranges_of_services() {
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        serve("10.43.0.10", 80, "d");
+        let send = |to: &str| {
+            let socket = UdpSocket::bind("10.42.0.1:0").unwrap();
+            socket.send_to(b"?", to).map_err(|error| error.kind())
+        };
+        let service = || [state("s", tcp("10.43.0.5"), &["10.42.0.2"], 8080)];
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), service()).unwrap();
+        assert_eq!(send("10.43.0.6:80"), Ok(1), "the ranges are unknown");
+        let view = NodeView {
+            service_ranges: vec!["10.43.0.0/16".parse().unwrap()],
+            served_here: vec!["10.43.0.10".parse().unwrap()],
+            ..node()
+        };
+        proxy.replace(view, service()).unwrap();
+        assert_eq!(send("10.43.0.6:80"), Err(ErrorKind::PermissionDenied));
+        assert_eq!(answers("10.43.0.5:80", 3), ["a"]);
+        assert_eq!(answers("10.43.0.10:80", 3), ["d"], "the node serves this address itself");
+    });
+}
+
+#[test]
 fn node_ports_and_affinity() {
     alone(|| {
         serve("10.42.0.2", 8080, "a");
