@@ -238,7 +238,7 @@ fn spawn_service_tasks(
     if let Some(settings) = &config.dns {
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
             .with_metrics(dns_metrics);
-        tasks.spawn(dns.run(node.services.tables(), agent.node()));
+        tasks.spawn(dns.run(node.services.clone(), agent.node()));
     }
     if let Some(address) = config.healthz {
         tasks.spawn(node_health::serve(address));

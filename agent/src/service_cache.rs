@@ -12,6 +12,7 @@ mod ranges;
 mod subscription;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -146,6 +147,11 @@ impl ServiceCache {
     /// Removes a pod of this node.
     pub(crate) fn remove_pod(&self, uid: &str) {
         self.change_pods(|pods| pods.remove(uid));
+    }
+
+    /// Whether a pod of this node has the address.
+    pub(crate) fn has_pod(&self, address: IpAddr) -> bool {
+        self.shared.local_pods.lock().unwrap_or_else(PoisonError::into_inner).has(address)
     }
 
     fn change_pods(&self, change: impl FnOnce(&mut LocalPods) -> Vec<Change>) {
