@@ -104,4 +104,13 @@ mod tests {
         relist.into_iter().for_each(|event| assert_eq!(after(event).len(), 2));
         assert_eq!(after(Event::InitDone), ["fd43::/112"], "a list replaces all");
     }
+
+    #[test]
+    fn more_ranges_than_the_maximum_are_not_used() {
+        let mut ranges = Ranges::default();
+        for number in 0..=RANGES_MAX {
+            ranges.apply(Event::Apply(cidr(&number.to_string(), &[&format!("10.43.{number}.0/24")])));
+        }
+        assert_eq!(ranges.all().len(), RANGES_MAX);
+    }
 }
