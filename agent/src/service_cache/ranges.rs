@@ -109,7 +109,7 @@ mod tests {
     fn more_ranges_than_the_maximum_are_not_used() {
         let mut ranges = Ranges::default();
         for number in 0..=RANGES_MAX {
-            ranges.apply(Event::Apply(cidr(&number.to_string(), &[&format!("10.43.{number}.0/24")])));
+            ranges.apply(Event::Apply(cidr(&number.to_string(), &[format!("10.43.{number}.0/24").as_str()])));
         }
         assert_eq!(ranges.all().len(), RANGES_MAX);
     }
