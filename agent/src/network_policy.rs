@@ -345,6 +345,17 @@ async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
     }
 }
 
+/// Removes the table of an earlier run, on a node whose policies another program enforces: its policies would stay in
+/// force.
+pub(crate) async fn remove_table(table: String) {
+    let name = table.clone();
+    let removed = tokio::task::spawn_blocking(move || Enforcer::open(&name)?.remove()).await;
+    let removed = removed.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    if let Err(error) = removed {
+        tracing::warn!(error = chain(&error), table, "cannot remove the table of network policies");
+    }
+}
+
 /// The record of the namespaces with policies, below the node's state directory.
 pub(crate) fn record(state_dir: &std::path::Path) -> PathBuf {
     state_dir.join("network-policies.json")

@@ -218,7 +218,8 @@ async fn blocking(
     }
 }
 
-fn update_node(view: &mut NodeView, node: Option<&Node>) {
+/// Sets the properties of the view that are those of the Node object.
+pub(crate) fn update_node(view: &mut NodeView, node: Option<&Node>) {
     let Some(node) = node else { return };
     view.zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned();
     let spec = node.spec.as_ref();

@@ -234,6 +234,20 @@ fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
     node.overlay_port.into_iter().flat_map(of).collect()
 }
 
+/// Makes a table that only keeps pods from the overlay's port. Nothing is made without an overlay that has a port.
+pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeView) {
+    let rules = no_encapsulation(node);
+    if rules.is_empty() {
+        return;
+    }
+    transaction.make_table();
+    for (name, hook) in [("filter-input", Hook::Input), ("filter-forward", Hook::Forward)] {
+        transaction.make_base_chain(BaseChain { name, hook, priority: -50, kind: "filter" });
+        transaction.rule(name, &Rule::default().established_or_related().accept());
+        rules.iter().for_each(|rule| transaction.rule(name, rule));
+    }
+}
+
 /// Rules that drop packets to addresses in the ranges of services that no service has. Otherwise they would follow the
 /// default route out of the cluster. As kube-proxy's chain `cluster-ips-check`. Addresses that the node serves itself
 /// are kept.
