@@ -360,3 +360,23 @@ pub(crate) async fn remove_table(table: String) {
 pub(crate) fn record(state_dir: &std::path::Path) -> PathBuf {
     state_dir.join("network-policies.json")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_an_earlier_run_is_removed() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let mut enforcer = Enforcer::open("test-policies").unwrap();
+            enforcer.replace(&mut Model::default()).unwrap();
+            assert!(enforcer.is_intact().unwrap());
+            // Its threads are in the network namespace of this thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(remove_table("test-policies".to_owned()));
+            assert!(!enforcer.is_intact().unwrap());
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+}
