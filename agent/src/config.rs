@@ -54,6 +54,8 @@ pub struct AgentConfig {
     pub cluster_dns: Vec<IpAddr>,
     /// The service proxy's settings. None: another program proxies Services.
     pub service_proxy: Option<ServiceProxyConfig>,
+    /// Names of the nftables tables of Services and of NetworkPolicies, also if other programs provide these features.
+    pub tables: TableNames,
     /// Name of the nftables table of NetworkPolicies. None: another program enforces them.
     pub network_policy_table: Option<String>,
     /// Settings of the DNS server at the addresses `cluster_dns`. None: another program serves DNS there.
@@ -94,6 +96,15 @@ pub struct AgentConfig {
     pub feature_metrics: Arc<str>,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
+}
+
+/// Names of a node's nftables tables.
+#[derive(Clone, Debug)]
+pub struct TableNames {
+    /// The table of Services.
+    pub services: String,
+    /// The table of NetworkPolicies.
+    pub policies: String,
 }
 
 /// Settings of the service proxy.

@@ -29,6 +29,7 @@ use crate::network_policy::{self, NetworkPolicies};
 use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
 use crate::node_health;
+use crate::overlay_guard;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
@@ -206,10 +207,13 @@ fn spawn_certificate_renewal(
     }
 }
 
-/// Enforces network policies, unless the settings disable it.
+/// Enforces network policies. If the settings disable it, removes the table of an earlier run.
 fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, requests: Option<GateEnd>) {
-    if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
-        tasks.spawn(NetworkPolicies::new(node, table, requests).run());
+    match (&node.config.network_policy_table, requests) {
+        (Some(table), Some(requests)) => {
+            tasks.spawn(NetworkPolicies::new(node, table, requests).run());
+        }
+        _ => drop(tasks.spawn(network_policy::remove_table(node.config.tables.policies.clone()))),
     }
 }
 
@@ -222,10 +226,13 @@ fn spawn_service_tasks(
 ) {
     let config = &node.config;
     let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
+    let overlay = pod::admit::in_use::overlay_port(config);
+    if config.service_proxy.is_none() {
+        tasks.spawn(overlay_guard::run(config.tables.services.clone(), overlay, agent.node()));
+    }
     if let Some(settings) = &config.service_proxy {
         let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
         tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
-        let overlay = pod::admit::in_use::overlay_port(config);
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
         let state = proxy.state();
         node.metrics.show_proxy(state.metrics());
@@ -240,7 +247,7 @@ fn spawn_service_tasks(
     if let Some(settings) = &config.dns {
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
             .with_metrics(dns_metrics);
-        tasks.spawn(dns.run(node.services.tables(), agent.node()));
+        tasks.spawn(dns.run(node.services.clone(), agent.node()));
     }
     if let Some(address) = config.healthz {
         tasks.spawn(node_health::serve(address));

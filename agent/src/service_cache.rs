@@ -8,10 +8,12 @@
 //! without the API server the slices do not change.
 
 mod local_pods;
+mod ranges;
 mod subscription;
 mod trigger_times;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -155,6 +157,11 @@ impl ServiceCache {
     /// Removes a pod of this node.
     pub(crate) fn remove_pod(&self, uid: &str) {
         self.change_pods(|pods| pods.remove(uid));
+    }
+
+    /// Whether a pod of this node has the address.
+    pub(crate) fn has_pod(&self, address: IpAddr) -> bool {
+        self.shared.local_pods.lock().unwrap_or_else(PoisonError::into_inner).has(address)
     }
 
     fn change_pods(&self, change: impl FnOnce(&mut LocalPods) -> Vec<Change>) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use coracle_agent::node::PodNetwork;
 use coracle_agent::runtime::NodeRuntime;
-use coracle_agent::{AgentConfig, DnsConfig};
+use coracle_agent::{AgentConfig, DnsConfig, TableNames};
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
@@ -118,6 +118,10 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         pod_pids_limit: node.pod_pids_limit,
         cluster_dns: node.cluster_dns.clone(),
         service_proxy: node.service_proxy.clone(),
+        tables: TableNames {
+            services: crate::settings::service_table(&node.nft_table),
+            policies: crate::settings::policy_table(&node.nft_table),
+        },
         network_policy_table: node.network_policy_table.clone(),
         dns: node.serve_dns.then(|| DnsConfig {
             resolv_conf: node.resolv_conf.clone().unwrap_or_default(),
