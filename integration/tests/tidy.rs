@@ -107,8 +107,9 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("coracle-events", &[]),
-    ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values"]),
-    ("coracle-controllers", &["coracle-events", "coracle-values"]),
+    ("coracle-watch", &[]),
+    ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values", "coracle-watch"]),
+    ("coracle-controllers", &["coracle-events", "coracle-values", "coracle-watch"]),
     (
         "coracle-controlplane",
         &[
@@ -143,6 +144,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-systemd",
             "coracle-tree",
             "coracle-values",
+            "coracle-watch",
             "coracle-controlplane",
         ],
     ),
@@ -170,6 +172,7 @@ fn restricted_libraries_are_used_only_by_their_owners() {
             &[
                 "coracle-agent",
                 "coracle-events",
+                "coracle-watch",
                 "coracle-controllers",
                 "coracle-scheduler",
                 "coracle-controlplane",
