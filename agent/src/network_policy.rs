@@ -16,11 +16,11 @@ use coracle_error_chain::chain;
 use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, mark_connections};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
+use coracle_watch::Event;
 use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Client;
-use kube::runtime::watcher::Event;
 use tokio::sync::mpsc;
 
 use crate::pod::NodeContext;

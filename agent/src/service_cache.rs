@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use coracle_services::{EndpointSlice, Tables};
 use coracle_values::object::{Key as ObjectKey, ObjectExt as _};
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
-use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -46,8 +46,6 @@ const STORE_AFTER: Duration = Duration::from_secs(1);
 /// Maximum wait for the first list: with stored services, and without.
 const WITH_COPY: Duration = Duration::from_secs(2);
 const WITHOUT_COPY: Duration = Duration::from_secs(5);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// The cache; cheap to clone.
 #[derive(Clone)]
@@ -227,23 +225,21 @@ impl ServiceCache {
 
     async fn watch<K>(&self, kind: &'static str, mut apply_event: impl FnMut(Event<K>))
     where
-        K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
-        K: serde::de::DeserializeOwned,
+        K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned,
     {
         let api: Api<K> = Api::all(self.shared.client.clone());
-        let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
-        let (mut pause, mut refused) = (FIRST_PAUSE, false);
+        let mut events = coracle_watch::watch(api, Config::default());
+        let mut refused = false;
         while let Some(event) = events.next().await {
             match event {
-                // The watcher begins a list before it sends the request, which may fail.
+                // A list begins before its request.
                 Ok(event @ Event::Init) => apply_event(event),
                 Ok(event) => {
-                    pause = FIRST_PAUSE;
                     self.shared.health.record_response();
                     apply_event(event);
                 }
                 Err(error) => {
-                    if is_forbidden(&error) && !std::mem::replace(&mut refused, true) {
+                    if error.code() == Some(403) && !std::mem::replace(&mut refused, true) {
                         tracing::warn!(
                             error = &error as &dyn std::error::Error,
                             kind,
@@ -252,8 +248,6 @@ impl ServiceCache {
                     }
                     tracing::debug!(error = &error as &dyn std::error::Error, kind, "a watch failed");
                     self.shared.progress.send_modify(|progress| progress.failed = true);
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
                 }
             }
         }
@@ -367,18 +361,6 @@ impl ServiceCache {
     fn read<T>(&self, read: impl FnOnce(&Tables) -> T) -> T {
         read(&self.shared.tables.read().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// Whether the API server refused the request for a missing right.
-fn is_forbidden(error: &watcher::Error) -> bool {
-    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
-    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-    | watcher::Error::WatchFailed(kube::Error::Api(status))
-    | watcher::Error::WatchError(status)) = error
-    else {
-        return false;
-    };
-    status.code == 403
 }
 
 fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {

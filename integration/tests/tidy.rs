@@ -109,8 +109,12 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("coracle-events", &[]),
-    ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values"]),
-    ("coracle-controllers", &["coracle-certificate-subject", "coracle-events", "coracle-values"]),
+    ("coracle-watch", &[]),
+    ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values", "coracle-watch"]),
+    (
+        "coracle-controllers",
+        &["coracle-certificate-subject", "coracle-events", "coracle-values", "coracle-watch"],
+    ),
     (
         "coracle-controlplane",
         &[
@@ -145,6 +149,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-systemd",
             "coracle-tree",
             "coracle-values",
+            "coracle-watch",
             "coracle-controlplane",
         ],
     ),
@@ -172,6 +177,7 @@ fn restricted_libraries_are_used_only_by_their_owners() {
             &[
                 "coracle-agent",
                 "coracle-events",
+                "coracle-watch",
                 "coracle-controllers",
                 "coracle-scheduler",
                 "coracle-controlplane",

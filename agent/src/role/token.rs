@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use coracle_agent::join::{CaHash, Token};
+use coracle_watch::watch_object;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use rand::RngExt;
 use serde::Serialize;
@@ -163,7 +163,7 @@ fn secret(token: &Token, ttl: Duration, uses: UseLimit, now: Timestamp) -> anyho
 /// Waits until cluster-info is signed with the token. Returns the cluster's address and CA.
 async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, String)> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
-    let mut changes = std::pin::pin!(watch_object(api, "cluster-info"));
+    let mut changes = watch_object(api, "cluster-info");
     while let Some(change) = changes.next().await {
         let Some(info) = change.context("cannot read kube-public/cluster-info")? else { continue };
         let data = info.data.unwrap_or_default();

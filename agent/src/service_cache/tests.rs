@@ -118,15 +118,6 @@ async fn a_burst_of_changes_is_stored_once_and_only_where_pods_are() {
     storing.abort();
 }
 
-#[test]
-fn a_missing_right_is_distinguished_from_other_failures() {
-    let refused = |code| {
-        let status = kube::core::Status::failure("no", "Forbidden").with_code(code);
-        is_forbidden(&watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status))))
-    };
-    assert!(refused(403) && !refused(404) && !refused(500));
-}
-
 #[tokio::test]
 async fn services_are_cached_without_unused_fields() {
     let dir = tempfile::tempdir().unwrap();

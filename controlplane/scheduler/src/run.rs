@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::Client;
-use kube::runtime::watcher;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -34,9 +33,10 @@ use crate::selectors;
 use crate::snapshot::Snapshot;
 use crate::volumes;
 use crate::volumes::bind::BindError;
-use crate::watch::{stream, watch_config};
+use crate::watch::stream;
 use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
+use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
 use report::cause;
 
@@ -98,11 +98,11 @@ struct Listing {
 pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
     let is_saturated = tokio::sync::watch::Sender::new(false);
     let (recorder, events) = coracle_events::yielding_recorder(client.clone(), "", is_saturated.subscribe());
-    let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
+    let unfinished = Config::control_plane().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
-    let mut nodes = stream::<Node>(&client, watch_config());
-    let mut namespaces = stream::<Namespace>(&client, watch_config());
-    let mut budgets = stream::<PodDisruptionBudget>(&client, watch_config());
+    let mut nodes = stream::<Node>(&client, Config::control_plane());
+    let mut namespaces = stream::<Namespace>(&client, Config::control_plane());
+    let mut budgets = stream::<PodDisruptionBudget>(&client, Config::control_plane());
     let mut sending = JoinSet::from_iter([events.run()]);
     let extender_calls = match ExtenderCalls::new(&config) {
         Ok(extender_calls) => extender_calls,
@@ -209,16 +209,16 @@ impl Scheduler {
         if listed { self.queue.next_attempt() } else { None }
     }
 
-    fn pod_event(&mut self, event: watcher::Event<Pod>) {
+    fn pod_event(&mut self, event: Watched<Pod>) {
         match event {
-            watcher::Event::Init => self.pods.seen.clear(),
-            watcher::Event::InitApply(pod) => {
+            Watched::Init => self.pods.seen.clear(),
+            Watched::InitApply(pod) => {
                 self.pods.seen.insert(pod.uid().to_owned());
                 self.update_pod(pod);
             }
-            watcher::Event::Apply(pod) => self.update_pod(pod),
-            watcher::Event::Delete(pod) => self.remove_pod(pod.uid()),
-            watcher::Event::InitDone => {
+            Watched::Apply(pod) => self.update_pod(pod),
+            Watched::Delete(pod) => self.remove_pod(pod.uid()),
+            Watched::InitDone => {
                 self.pods.complete = true;
                 let seen = std::mem::take(&mut self.pods.seen);
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
@@ -282,16 +282,16 @@ impl Scheduler {
         }
     }
 
-    fn node_event(&mut self, event: watcher::Event<Node>) {
+    fn node_event(&mut self, event: Watched<Node>) {
         match event {
-            watcher::Event::Init => self.nodes.seen.clear(),
-            watcher::Event::InitApply(node) => {
+            Watched::Init => self.nodes.seen.clear(),
+            Watched::InitApply(node) => {
                 self.nodes.seen.extend(node.metadata.name.clone());
                 self.node_seen(&node);
             }
-            watcher::Event::Apply(node) => self.node_seen(&node),
-            watcher::Event::Delete(node) => self.node_gone(&node.metadata.name.unwrap_or_default()),
-            watcher::Event::InitDone => {
+            Watched::Apply(node) => self.node_seen(&node),
+            Watched::Delete(node) => self.node_gone(&node.metadata.name.unwrap_or_default()),
+            Watched::InitDone => {
                 self.nodes.complete = true;
                 let seen = std::mem::take(&mut self.nodes.seen);
                 for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {
@@ -301,24 +301,24 @@ impl Scheduler {
         }
     }
 
-    fn namespace_event(&mut self, event: watcher::Event<Namespace>) {
+    fn namespace_event(&mut self, event: Watched<Namespace>) {
         let parts = |namespace: Namespace| {
             let metadata = namespace.metadata;
             (metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default())
         };
         let has_new_labels = match event {
             // The known namespaces stay until the list is complete: without them a pod could violate an anti-affinity.
-            watcher::Event::Init => return self.listed_namespaces.clear(),
-            watcher::Event::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
-            watcher::Event::Apply(namespace) => {
+            Watched::Init => return self.listed_namespaces.clear(),
+            Watched::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
+            Watched::Apply(namespace) => {
                 let (name, labels) = parts(namespace);
                 let before = self.snapshot.namespaces.insert(name, labels.clone());
                 before.is_some_and(|before| before != labels)
             }
-            watcher::Event::Delete(namespace) => {
+            Watched::Delete(namespace) => {
                 return drop(self.snapshot.namespaces.remove(&parts(namespace).0));
             }
-            watcher::Event::InitDone => {
+            Watched::InitDone => {
                 self.namespaces.complete = true;
                 let listed = std::mem::take(&mut self.listed_namespaces);
                 let before = std::mem::replace(&mut self.snapshot.namespaces, listed);
@@ -332,14 +332,14 @@ impl Scheduler {
         }
     }
 
-    fn budget_event(&mut self, event: watcher::Event<PodDisruptionBudget>) {
+    fn budget_event(&mut self, event: Watched<PodDisruptionBudget>) {
         match event {
             // The known budgets stay until the list is complete: without them a preemption could violate them.
-            watcher::Event::Init => self.listed_budgets = Budgets::default(),
-            watcher::Event::InitApply(budget) => self.listed_budgets.set(&budget),
-            watcher::Event::Apply(budget) => self.snapshot.budgets.set(&budget),
-            watcher::Event::Delete(budget) => self.snapshot.budgets.remove(&budget),
-            watcher::Event::InitDone => {
+            Watched::Init => self.listed_budgets = Budgets::default(),
+            Watched::InitApply(budget) => self.listed_budgets.set(&budget),
+            Watched::Apply(budget) => self.snapshot.budgets.set(&budget),
+            Watched::Delete(budget) => self.snapshot.budgets.remove(&budget),
+            Watched::InitDone => {
                 self.budgets.complete = true;
                 self.snapshot.budgets = std::mem::take(&mut self.listed_budgets);
             }
@@ -491,7 +491,6 @@ mod tests {
     use futures::FutureExt;
     use http::{Request, Response};
     use kube::client::Body;
-    use kube::runtime::watcher::Event as Watched;
     use serde_json::json;
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube::runtime::watcher::Event;
+use coracle_watch::Event;
 use tokio::time::Instant;
 
 use super::Scheduler;

@@ -133,7 +133,7 @@ fn a_reserved_volume_is_not_given_to_a_second_claim() {
 
 #[test]
 fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
-    use kube::runtime::watcher::Event;
+    use coracle_watch::Event;
     let found = volumes(&[], &[], &[]);
     let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
     let of = |name: &str| serde_json::from_value::<Claim>(claim(name, json!({}))).unwrap();
@@ -150,7 +150,7 @@ fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
 
 #[test]
 fn the_latest_state_of_a_written_claim_remains() {
-    use kube::runtime::watcher::Event;
+    use coracle_watch::Event;
     let found = volumes(&[], &[], &[]);
     let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
     let of = |version: &str| {
