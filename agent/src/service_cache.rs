@@ -28,7 +28,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::api_health::ApiHealth;
-use crate::checkpoint::{Checkpoint, Key};
+use crate::checkpoint::{Checkpoint, Key, Kind};
 pub(crate) use local_pods::LocalPod;
 use local_pods::{Change, LocalPods};
 pub(crate) use subscription::Subscription;
@@ -220,7 +220,28 @@ impl ServiceCache {
             });
         }
         let mut services = Vec::new();
-        tokio::join!(self.watch("services", |event| self.apply_event(event, &mut services)), self.store());
+        let watch = self.watch("services", |event| self.apply_event(event, &mut services));
+        tokio::join!(watch, self.store(), async {
+            if with_slices {
+                self.use_stored().await;
+            }
+        });
+    }
+
+    /// Adds the stored services to the tables if the API server does not answer after the start, so that cluster DNS
+    /// knows them. The first list replaces them.
+    async fn use_stored(&self) {
+        let mut progress = self.changes();
+        let decided = progress
+            .wait_for(|progress| progress.listed || progress.failed || self.shared.health.is_unavailable());
+        let listed = matches!(tokio::time::timeout(WITH_COPY, decided).await, Ok(Ok(now)) if now.listed);
+        if listed {
+            return;
+        }
+        let checkpoint = self.shared.checkpoint.clone();
+        let stored = tokio::task::spawn_blocking(move || checkpoint.all::<Vec<Service>>(Kind::Services));
+        let stored = stored.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        self.write(|tables| tables.put_stored(stored.into_iter().flatten().map(Arc::new)));
     }
 
     async fn watch<K>(&self, kind: &'static str, mut apply_event: impl FnMut(Event<K>))
