@@ -80,7 +80,7 @@ settings! {
     node_port_addresses: Vec<IpNetwork> = default "", "CIDR", also "nodeport-addresses";
     /// Address and port of the service proxy's health checks (/healthz and /livez), as kube-proxy's; port 0: disabled.
     service_proxy_healthz: Option<SocketAddr> = unset "port 10256 of all addresses", "ADDRESS";
-    /// Address and port at which the service proxy has its mode, /proxyMode, and its metrics, /metrics. Port 0: none.
+    /// Address and port of the service proxy's mode (/proxyMode) and metrics (/metrics); port 0: disabled.
     service_proxy_status: Option<SocketAddr> = unset "127.0.0.1:10249", "ADDRESS";
     /// DNS domain of the cluster.
     cluster_domain: String = default "cluster.local", "DOMAIN";
@@ -214,7 +214,7 @@ fn local_volumes(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBu
 
 /// Number of cluster DNS's address in the service range.
 const DNS_NUMBER: u32 = 10;
-/// Address at which the service proxy has its mode and its metrics, as kube-proxy.
+/// Default address of the service proxy's mode and metrics, as kube-proxy's.
 const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
 /// Checked settings of a node.
