@@ -118,7 +118,7 @@ pub struct ServiceProxyConfig {
     pub node_port_addresses: Vec<IpNetwork>,
     /// Address of its health checks. None: no server.
     pub healthz: Option<SocketAddr>,
-    /// Address at which it has its mode and its metrics. None: no server.
+    /// Address of the server for its mode and its metrics. None: no server.
     pub status: Option<SocketAddr>,
 }
 

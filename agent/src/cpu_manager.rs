@@ -260,7 +260,7 @@ impl CpuManager {
         self.lock().applied.entry(uid.to_owned()).or_default().insert(name.to_owned(), applied);
     }
 
-    /// Assigns the CPUs that a container requests. Nothing changes after an error.
+    /// Assigns the CPUs that a container requests. An error changes nothing.
     fn assign(
         &self,
         current: &mut Current,

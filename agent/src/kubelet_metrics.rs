@@ -445,7 +445,7 @@ impl KubeletMetrics {
         self.collected_images.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
-    /// Shows a metric of another part of the agent, which has a name of its own.
+    /// Adds a metric of another part of the agent. Its name must be unique.
     pub(crate) fn show(&self, metric: Box<dyn Collector>) {
         valid(self.registry.register(metric));
     }
@@ -461,13 +461,13 @@ impl KubeletMetrics {
 
     /// Shows the metric of the feature gates, in the text format of Prometheus.
     pub(crate) fn show_features(&self, features: Arc<str>) {
-        // The gates do not change.
+        // The gates do not change, so this is called once.
         let _ = self.features.set(features);
     }
 
     /// Shows the metrics of the node's service proxy.
     pub(crate) fn show_proxy(&self, proxy: ProxyMetrics) {
-        // There is one proxy.
+        // The node has one service proxy, so this is called once.
         let _ = self.proxy.set(proxy);
     }
 

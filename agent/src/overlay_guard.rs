@@ -14,7 +14,8 @@ use tokio::sync::watch;
 use crate::repair::RepairPause;
 use crate::service_proxy::update_node;
 
-/// The netlink port of no process: the table is written by a socket that exists only for that time.
+/// An author that no notification has, so each change counts as foreign. The monitor is opened after the table is written,
+/// so it does not get notifications of that write.
 const NO_AUTHOR: u32 = 0;
 
 /// Keeps the table until dropped. Without an overlay it returns when the table is removed.
@@ -42,8 +43,8 @@ pub(crate) async fn run(
         if overlay_port.is_none() {
             return;
         }
-        // Both arms are cancel-safe: a change of the node stays marked, and a lost notification only follows a change
-        // that the next replacement repairs.
+        // Both arms are cancel-safe. A change of the node stays marked. If a notification is lost, the other arm has
+        // ended, and the next replacement also repairs that foreign change.
         tokio::select! {
             now = changed(&view, &mut node) => view = now,
             _foreign = monitor.foreign_change(&table, NO_AUTHOR) => {
@@ -59,7 +60,7 @@ async fn write(table: &str, view: &NodeView) -> Result<Monitor, Error> {
     let (table, view) = (table.to_owned(), view.clone());
     let written = tokio::task::spawn_blocking(move || Proxy::replace_by_guard(&table, &view)).await;
     written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-    // After the replacement, whose own notifications are not foreign.
+    // The monitor is opened after the replacement: it must not report the replacement.
     Monitor::open().map_err(Error::Socket)
 }
 

@@ -253,7 +253,7 @@ impl ServiceCache {
         let mut refused = false;
         while let Some(event) = events.next().await {
             match event {
-                // A list begins before its request.
+                // `Init` precedes the request, so it is not a response.
                 Ok(event @ Event::Init) => apply_event(event),
                 Ok(event) => {
                     self.shared.health.record_response();

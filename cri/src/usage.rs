@@ -37,7 +37,8 @@ fn disk(dir: &Path) -> (u64, u64) {
     })
 }
 
-/// The interfaces in the network namespace of a process, without the loopback interface. Of very many, the first ones.
+/// The interfaces in the network namespace of a process, without the loopback interface. Of a table longer
+/// than [`TABLE_MAX`], only the first interfaces.
 pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     let table = File::open(format!("/proc/{pid}/net/dev")).ok()?;
     whole_lines(table).ok().map(|table| parse(&table))

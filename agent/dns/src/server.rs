@@ -55,7 +55,8 @@ pub type IsPod = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 pub struct Server {
     pub(crate) zone: Zone,
     pub(crate) upstream: Arc<Upstream>,
-    /// Networks of the node's pods. Clients outside them are refused, except the node itself and `is_pod`.
+    /// Networks of the node's pods. Clients outside of them are refused, except the node itself and addresses for which
+    /// `is_pod` returns true.
     clients: watch::Receiver<Vec<IpNetwork>>,
     /// Pods outside of these networks: a network plugin may have ranges of its own.
     is_pod: IsPod,

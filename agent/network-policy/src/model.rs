@@ -60,7 +60,8 @@ type GroupKey = (Stage, Vec<u64>);
 #[derive(Debug)]
 struct PodEntry {
     facts: PodFacts,
-    /// Addresses of the pod that another pod has. They do not make the pod a peer.
+    /// Addresses that the pod lists, but that belong to another pod. Rules that name the pod as a peer do not include
+    /// them.
     lost: Vec<IpAddr>,
     /// Order of pods that claim one address: the pod with the highest number has it.
     number: u64,

@@ -249,8 +249,8 @@ pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeV
 }
 
 /// Rules that drop packets to addresses in the ranges of services that no service has. Otherwise they would follow the
-/// default route out of the cluster. As kube-proxy's chain `cluster-ips-check`. Addresses that the node serves itself
-/// are kept.
+/// default route out of the cluster. Packets to addresses that the node serves itself are accepted. Source: kube-proxy's
+/// chain `cluster-ips-check`.
 fn no_unallocated(node: &NodeView) -> Vec<Rule> {
     let ranges = node.service_ranges.iter().filter(|range| !has_own_addresses(range, node));
     let rule = |range: &IpNetwork| {

@@ -189,7 +189,7 @@ impl Tables {
         Some(service)
     }
 
-    /// Adds services of an earlier run, unless the services were listed. The first list replaces them.
+    /// Adds services of an earlier run, unless a list of services was received. The first list replaces them.
     pub fn put_stored(&mut self, all: impl IntoIterator<Item = Arc<Service>>) {
         if !self.listed.0 {
             all.into_iter().for_each(|service| drop(self.put_service(service)));

@@ -291,7 +291,7 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     let container = &first.spec.as_ref().unwrap().containers[0];
     eventually_async("a start without PreStartContainer fails", 10, async || {
         let options = agent.devices.container_options(&first, container).await;
-        // A call during the end can fail with another reason.
+        // A call while the plugin ends can fail with another reason.
         matches!(&options, Err(DeviceError::Wait(reason)) if reason.ends_with("the plugin has ended"))
     })
     .await;

@@ -382,7 +382,7 @@ mod tests {
         bind();
         mount(none, top, none, MsFlags::MS_SHARED, none).expect("shared");
         bind();
-        // It is mounted in both.
+        // The mount propagates to the other mount of the peer group.
         mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), none).expect("tmpfs");
         let unmounted = unmount_below(top);
         for _ in 0..2 {

@@ -49,7 +49,7 @@ pub(super) fn variable_like(name: &str, tables: &Tables) -> Option<String> {
     of(&key, tables.iter().flat_map(|(_, fields)| fields.iter()).flat_map(Field::names)).map(variable)
 }
 
-/// The keys of a table that a file may have. The file cannot name the file.
+/// The keys of a table that a file may have: all but `config`, which names the file.
 fn keys(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
     fields.iter().filter(|field| field.name != "config").flat_map(Field::names)
 }
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(hint("node", "state-dirr", TABLES), "; did you mean state-dir, before the first table?");
         assert_eq!(hint("node", "state-dir", TABLES), "; it belongs before the first table");
         assert_eq!(hint("node", "color", TABLES), "");
-        assert_eq!(hint("", "config", TABLES), "", "the file cannot name the file");
+        assert_eq!(hint("", "config", TABLES), "", "a file cannot have the key that names the file");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
     let mut events = coracle_watch::watch(api, config);
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
-        // A list begins before its request.
+        // `Init` precedes the request, so it is not a response.
         if event.as_ref().is_ok_and(|event| !matches!(event, Event::Init)) {
             health.record_response();
         }

@@ -77,7 +77,7 @@ struct Row {
 pub(crate) struct Counts {
     dispatched: AtomicU64,
     rejected: [AtomicU64; 3],
-    /// Times in the queue of requests that were rejected, and of those that got seats.
+    /// Times that requests waited in the queue: first of those that were rejected, then of those that got seats.
     waits: [OnceLock<Histogram>; 2],
 }
 
@@ -205,7 +205,7 @@ impl FlowControl {
         Ok(seats)
     }
 
-    /// Counts the time of a request in its queue. `executed`: whether it got its seats.
+    /// Counts the time that a request waited in its queue. `executed`: whether it got its seats.
     fn waited(&self, row: &Row, began: Instant, executed: bool) {
         let waits = row.counts.waits.get(usize::from(executed)).map(|waits| {
             waits.get_or_init(|| {

@@ -108,7 +108,7 @@ impl RequestInfo {
 fn watched(path: &str, query: &mut Query) -> Option<ResourceInfo> {
     let mut parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let at = if *parts.first()? == "api" { 2 } else { 3 };
-    // A collection of this name is no watch.
+    // A path that ends with `watch` is a collection of this name.
     if parts.get(at) != Some(&"watch") || parts.len() == at + 1 {
         return None;
     }

@@ -295,10 +295,10 @@ mod tests {
         let core = read("api/v1");
         assert_eq!(core["info"]["version"], "1.36");
         let properties = |name: &str| core["components"]["schemas"][name]["properties"].clone();
-        // Kubernetes 1.37 has these fields.
+        // Only Kubernetes 1.37 has these fields.
         assert_eq!(properties("io.k8s.api.core.v1.PodSpec").get("evictionResponders"), None);
         assert_eq!(properties("io.k8s.api.core.v1.VolumeMount").get("bindMountOptions"), None);
-        // 1.37 does not have this one, and writes the description in another way.
+        // Only 1.36 has this field, and this description.
         let status = properties("io.k8s.api.core.v1.NodeAllocatableResourceClaimStatus");
         assert_eq!(status["resources"]["type"], "object");
         let reference = &read("apis/rbac.authorization.k8s.io/v1")["components"]["schemas"];

@@ -303,7 +303,7 @@ pub(crate) fn refused_beside_nominated(
     found
 }
 
-/// Checks that upstream skips without the nominated pods. It also skips them with these pods.
+/// Checks that upstream skips. It decides this before it adds the nominated pods, and does not decide again with them.
 #[derive(Clone, Copy)]
 struct Skipped {
     /// The affinity filter.

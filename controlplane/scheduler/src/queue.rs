@@ -49,7 +49,7 @@ struct Entry {
     refusals: u32,
     /// End of the back-off.
     rest_until: Option<Instant>,
-    /// Start of the attempt that is not counted yet.
+    /// Start of the current attempt. `None` after its result was counted.
     started: Option<Instant>,
     /// Start of the first attempt.
     first_started: Option<Instant>,

@@ -32,8 +32,9 @@ pub struct Config {
     pub(crate) max_unserved_pause: Duration,
     /// Maximum objects of a page.
     pub(crate) page_size: u32,
-    /// Maximum bytes of a page, and of a line of a watch.
+    /// Maximum bytes of a page.
     pub(crate) page_limit: usize,
+    /// Maximum bytes of a line of a watch.
     pub(crate) line_limit: usize,
 }
 

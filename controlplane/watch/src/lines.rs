@@ -40,7 +40,7 @@ impl Lines {
             self.frame = Bytes::new();
             return Ok(None);
         };
-        // `split_to` left the line's end.
+        // The first byte of the rest is the line's end.
         self.frame.advance(1);
         if self.begin.is_empty() {
             return Ok(Some(line));

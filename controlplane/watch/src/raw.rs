@@ -234,7 +234,7 @@ impl RawWatch {
                 self.state = State::Listed;
                 Ok(None)
             }
-            // A list has room for a larger object.
+            // The limit of a page is higher than that of an event, so a list can contain the object.
             Err(error @ Error::TooLarge { .. }) => Err(self.fail_list(error)),
             Err(error) => Err(self.fail_watch(error)),
         }

@@ -101,7 +101,7 @@ pub(super) fn running_criu(build_dir: &Path) -> Vec<i32> {
 
 /// Recognises CRIU by its command line. A process that has ended has no command line.
 fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
-    // The directory is one of the first arguments.
+    // The directory is one of the first arguments, so it is in the beginning that is read.
     let line = pidfd::command_line(pid);
     let mut words = line.split(|byte| *byte == 0);
     let wanted = build_dir.as_os_str().as_bytes();

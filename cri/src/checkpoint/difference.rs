@@ -133,7 +133,7 @@ fn limit_segments(file: &File, most: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The part of [`NAMES_MAX`] that a path takes.
+/// Bytes of [`NAMES_MAX`] that a path takes.
 fn cost(path: &Path) -> usize {
     path.as_os_str().len() + NAME_OVERHEAD
 }
@@ -225,7 +225,7 @@ impl Writing<'_> {
         Ok(first)
     }
 
-    /// Takes the part of a path that is kept from the limit of all.
+    /// Subtracts a path that is kept from `names_left`.
     fn keep(&mut self, path: &Path) -> io::Result<()> {
         let left = self.names_left.checked_sub(cost(path));
         self.names_left = left.ok_or_else(|| {
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(deleted.contains(Path::new("/gone")), whiteout);
     }
 
-    /// An archive of nothing yet, with bytes left for names.
+    /// An empty archive. `names_left`: bytes that are left for paths.
     fn writing(lower: &[PathBuf], names_left: usize) -> Writing<'_> {
         Writing {
             lower,

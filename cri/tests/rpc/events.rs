@@ -87,7 +87,7 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
     next(&mut before, 8).await;
     let pids = [machine.pid(&ends).await, machine.pid(&hog).await];
     machine.close_runtime().await;
-    // One after the other. The shim records an exit after it has read the container's outputs.
+    // The containers end one after the other. The shim records an exit after it has read the container's outputs.
     let exits = machine.path("state/sandboxes").join(&pod).join("exits");
     for (pid, id) in pids.into_iter().zip([&ends, &hog]) {
         std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").expect("write");

@@ -32,8 +32,8 @@ impl Addresses {
     }
 }
 
-/// Order of the pods that list one address; the last one has it. The node knows the sandboxes of its own pods. Among other
-/// pods, the youngest has the address.
+/// Sort key of the pods that list one address: the pod with the largest key has the address. Pods of this node precede
+/// others, because the node knows their sandboxes. Among other pods, the youngest has the address.
 fn precedence(facts: &PodFacts) -> (bool, i64, &str) {
     (facts.is_local, facts.created, &facts.uid)
 }
@@ -47,7 +47,7 @@ impl Model {
         // Pods and nodes have different networks.
         for ip in facts.ips.iter().filter(|_| facts.namespace != NODES) {
             let holder = self.addresses.holders.get(ip).copied().filter(|holder| *holder != number);
-            // Several pods rarely list one address, so the holder is searched.
+            // Two pods rarely list one address, so there is no index from numbers to pods.
             let entry = holder.and_then(|holder| self.pods.values().find(|entry| entry.number == holder));
             let other = entry.map(|entry| entry.facts.clone());
             if other.as_ref().is_some_and(|other| precedence(other) > precedence(facts)) {

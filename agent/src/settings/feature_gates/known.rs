@@ -111,8 +111,7 @@ pub(super) const OFF: &[&str] = &[
     "WindowsCPUAndMemoryAffinity", "WindowsHostNetwork", "WorkloadAwarePreemption", "WorkloadWithJob",
 ];
 
-/// Gates with another stage than the other ones of their list: locked gates are generally available or deprecated, gates
-/// that are on are beta, and gates that are off are alpha.
+/// Gates whose stage differs from the stage of their list in the metric (`LISTS` in `metrics.rs`).
 #[rustfmt::skip]
 pub(super) const STAGES: &[(&str, &[&str])] = &[
     ("", &["AllowServiceExternalIPs", "CPUCFSQuotaPeriod", "DRAPrioritizedList", "MutatingAdmissionPolicy"]),

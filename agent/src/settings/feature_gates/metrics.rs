@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{FeatureGates, known};
 
-/// The lists of gates, with their stage for most gates, and their default value here.
+/// The lists of gates. For each list: the stage of most of its gates, and the default value of all its gates.
 const LISTS: [(&[&str], &str, bool); 8] = [
     (known::SWITCHES, "BETA", true),
     (known::SWITCHES_OFF, "ALPHA", false),

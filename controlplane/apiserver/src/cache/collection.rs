@@ -322,7 +322,7 @@ impl Collection {
         self.objects.len()
     }
 
-    /// Number of changes since the collection exists.
+    /// Number of changes since the collection was created.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }

@@ -1,11 +1,11 @@
-//! Limits the number of the values of a label that clients choose.
+//! Limits the number of values of a label, if clients choose the values.
 
 use std::{
     collections::HashSet,
     sync::{Mutex, PoisonError},
 };
 
-/// The names that have a label of their own. The first ones keep it.
+/// The names that are values of a label. The first names keep their value; later ones share another value.
 pub(super) struct KnownNames {
     most: usize,
     names: Mutex<HashSet<String>>,
@@ -14,12 +14,12 @@ pub(super) struct KnownNames {
 // === impl KnownNames ===
 
 impl KnownNames {
-    /// At most this many names.
+    /// An empty set. `most`: maximum number of names.
     pub(super) fn new(most: usize) -> Self {
         Self { most, names: Mutex::default() }
     }
 
-    /// Whether the name has a label of its own.
+    /// Whether the name is a value of the label. Adds it if there is room.
     pub(super) fn has(&self, name: &str) -> bool {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         if names.contains(name) {

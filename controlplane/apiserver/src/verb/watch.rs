@@ -41,7 +41,8 @@ struct Writer {
     kind: Arc<Resource>,
     form: Form,
     headers_written: bool,
-    /// Start of a watch with initial events, and the durations until they are sent. `None` after that.
+    /// Start of the watch, and the histogram of the durations until the initial events are sent. `None` without initial
+    /// events, and after they are sent.
     initial: Option<(Instant, Histogram)>,
 }
 

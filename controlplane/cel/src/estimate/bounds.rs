@@ -79,8 +79,8 @@ impl<'a> Limits<'a> {
         }
     }
 
-    /// The origin of a part. Upstream's estimator for custom resources ignores the first element of a path. So in rules
-    /// of custom resources, a part of a computed value has the bounds of the variable.
+    /// The origin of a field or an element. Upstream's estimator for custom resources ignores the first element of a
+    /// path. So in rules of custom resources, a part of a computed value has the bounds of the variable.
     pub(super) fn below(&self, origin: Origin<'a>, step: &Step<'_>) -> Origin<'a> {
         match origin {
             Origin::Computed if self.variable.is_none() => Origin::At(self.bounds),

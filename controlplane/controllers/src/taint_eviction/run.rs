@@ -76,7 +76,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
 }
 
-/// What an evicted pod is marked with.
+/// The event and the condition of an evicted pod.
 pub(crate) struct Eviction {
     /// The component that records the event.
     pub(crate) component: &'static str,

@@ -30,7 +30,7 @@ pub(crate) struct UnusableClaim {
 /// The allocation of a claim that does not exist yet.
 #[derive(Clone, Copy)]
 struct NewAllocation<'a> {
-    /// The key that stands for the claim.
+    /// The key of the reservation until the claim has a name.
     key: &'a Key,
     allocation: &'a Value,
 }

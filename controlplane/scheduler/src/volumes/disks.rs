@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::object::Pod;
 
-/// Such a disk.
+/// A disk that pods may share only if all of them only read it, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Disk {
     Gce(Box<GceDisk>),

@@ -28,7 +28,7 @@ use crate::{
 struct Server {
     dir: tempfile::TempDir,
     ports: [u16; 2],
-    /// Further flags.
+    /// Additional flags of etcd.
     flags: &'static [&'static str],
     process: Option<Child>,
 }

@@ -148,7 +148,7 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
     denial
 }
 
-/// Counts an evaluation: its denials by the actions of the binding.
+/// Counts an evaluation: each denial once for each action of the binding, or one `allow` without denials.
 fn count(admission: &Admission, (policy, binding): (&str, &Binding), outcome: &Outcome, took: Duration) {
     const ACTIONS: [(&str, &str); 3] = [("Deny", "deny"), ("Audit", "audit"), ("Warn", "warn")];
     let (metrics, of) = (&admission.metrics.policies, (policy, binding.name.as_str()));

@@ -250,7 +250,7 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
     assert!(day.len() == 10 && *jiff::Timestamp::now().to_string() >= *day, "{day}");
     let version = used["metadata"]["resourceVersion"].clone();
     assert_eq!(server.api.handle(request(&token), None).await.status(), 200);
-    // Uses are recorded in their order.
+    // Uses are recorded in the order of their requests.
     assert_eq!(server.api.handle(request(&other), None).await.status(), 200);
     labelled("/api/v1/namespaces/default/secrets/other").await;
     assert_eq!(
