@@ -34,7 +34,7 @@ struct Families {
 // === impl ProxyMetrics ===
 
 impl ProxyMetrics {
-    /// Counts the begin of a change.
+    /// Records the start of a change.
     pub(crate) fn queued(&self, now: Timestamp) {
         self.0.queued.iter().for_each(|gauge| gauge.set(seconds(now)));
     }
@@ -53,7 +53,7 @@ impl ProxyMetrics {
     /// Counts changes of endpoints that are in the table now. `triggers`: the times of the changes.
     pub(crate) fn programmed(&self, triggers: &[Timestamp], now: Timestamp) {
         for trigger in triggers {
-            // The clocks of machines differ.
+            // The clocks of machines differ: a negative duration counts as 0.
             let took = (seconds(now) - seconds(*trigger)).max(0.0);
             self.0.programmed.iter().for_each(|histogram| histogram.observe(took));
         }
@@ -100,7 +100,7 @@ impl Default for Families {
         let queued = gauge(
             &registry,
             "sync_proxy_rules_last_queued_timestamp_seconds",
-            "Time of the last begin of a change, in seconds since the epoch.",
+            "Start of the last change, in seconds since the epoch.",
         );
         let synced = gauge(
             &registry,

@@ -35,8 +35,8 @@ impl Subject {
                 kind if *kind == OID_X509_COMMON_NAME => &mut common_names,
                 kind if *kind == OID_X509_ORGANIZATION_NAME => &mut organizations,
                 other => {
-                    let only = "where only a common name and organizations are supported";
-                    return Err(format!("the subject has an attribute {other}, {only}"));
+                    let only = "only a common name and organizations are supported";
+                    return Err(format!("the subject has the attribute {other}; {only}"));
                 }
             };
             list.push(plain_text(attribute)?);

@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 pub(crate) struct Lines {
     /// Maximum bytes of a line.
     limit: usize,
-    /// The begin of a line whose end is not received.
+    /// The start of a line whose end is not received yet.
     begin: BytesMut,
     /// Received data after `begin`.
     frame: Bytes,

@@ -39,7 +39,7 @@ impl Default for RelistMetrics {
             "Seconds that a list of all containers takes.",
         );
         let intervals =
-            HistogramOpts::new(full("relist_interval_seconds"), "Seconds between the begins of two lists.");
+            HistogramOpts::new(full("relist_interval_seconds"), "Seconds between the starts of two lists.");
         let last = Opts::new(full("last_seen_seconds"), "Time of the last list, in seconds since the epoch.");
         let metrics = Self {
             registry: Registry::new(),
@@ -55,7 +55,7 @@ impl Default for RelistMetrics {
 }
 
 impl RelistMetrics {
-    /// Counts the begin of a list, after the one that began at `previous`.
+    /// Counts the interval between the start of the list at `previous` and the list that starts now.
     pub(super) fn begun(&self, previous: Option<Instant>) {
         if let Some(previous) = previous {
             self.intervals.observe(previous.elapsed().as_secs_f64());
