@@ -142,7 +142,7 @@ impl Object {
     /// The object as an item of a list of its kind. Returns the start, and the rest without a copy. As upstream, only
     /// items of custom resources have apiVersion and kind.
     pub(crate) fn item(&self, kind: &Resource) -> (String, Bytes) {
-        let head = self.stored.get(..self.fields_at).filter(|_| !kind.is_built_in);
+        let head = self.stored.get(..self.fields_at).filter(|_| !kind.is_built_in());
         let head = head.and_then(|head| std::str::from_utf8(head).ok());
         let start = match head {
             Some(head) => format!("{head}{}", self.stamp()),
