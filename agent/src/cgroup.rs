@@ -38,6 +38,8 @@ pub(crate) use limits::{limits_memory, status_requests, status_resources};
 use tree::Tree;
 use usage::CgroupUsage;
 
+use crate::kubelet_metrics::{CgroupOperation, CgroupOperations};
+
 /// A pod's cgroup path below each hierarchy's mount: CRI's `cgroup_parent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupParent(pub String);
@@ -69,6 +71,7 @@ struct Shared {
     tree: Tree,
     /// The last weight of the burstable class: an unchanged weight is not written.
     burstable: Mutex<Option<i64>>,
+    operations: CgroupOperations,
 }
 
 // === impl Cgroups ===
@@ -77,7 +80,12 @@ impl Cgroups {
     /// Finds the hierarchies, logs missing controllers and creates the QoS classes.
     pub fn open(config: CgroupConfig) -> Result<Cgroups, CgroupError> {
         let tree = Tree::open(&config.root, config.driver)?;
-        let shared = Arc::new(Shared { config, tree, burstable: Mutex::new(None) });
+        let shared = Arc::new(Shared {
+            config,
+            tree,
+            burstable: Mutex::new(None),
+            operations: CgroupOperations::default(),
+        });
         let cgroups = Cgroups { shared, has_quota: true };
         cgroups.ensure_qos()?;
         Ok(cgroups)
@@ -87,6 +95,11 @@ impl Cgroups {
     /// unchanged.
     pub(crate) fn with_quota(self, has_quota: bool) -> Self {
         Self { has_quota, ..self }
+    }
+
+    /// Durations of the operations on cgroups of pods.
+    pub(crate) fn operations(&self) -> &CgroupOperations {
+        &self.shared.operations
     }
 
     /// Whether limits are written for cgroup v2.
@@ -137,7 +150,10 @@ impl Cgroups {
         let mut wanted = self.limits(pod);
         wanted.pids = self.shared.config.pod_pids_limit;
         let parent = CgroupParent(self.shared.tree.absolute(&path));
-        self.run_blocking(move |tree| tree.ensure(&path, &wanted)).await?;
+        let exists = self.shared.tree.directories(&path).iter().any(|dir| dir.exists());
+        let operation = if exists { CgroupOperation::Update } else { CgroupOperation::Create };
+        let ensured = self.run_blocking(move |tree| tree.ensure(&path, &wanted));
+        self.operations().measure(operation, ensured).await?;
         Ok(parent)
     }
 
@@ -146,7 +162,8 @@ impl Cgroups {
     pub async fn widen_pod(&self, before: &Pod, after: &Pod) -> Result<(), CgroupError> {
         let path = pod_path(after)?;
         let wanted = self.limits(before).max_of_each(&self.limits(after));
-        self.run_blocking(move |tree| tree.ensure(&path, &wanted)).await
+        let ensured = self.run_blocking(move |tree| tree.ensure(&path, &wanted));
+        self.operations().measure(CgroupOperation::Update, ensured).await
     }
 
     fn limits(&self, pod: &Pod) -> Limits {
@@ -159,6 +176,10 @@ impl Cgroups {
     /// A killed task leaves its cgroup shortly after the process table, so a busy cgroup is retried for about a
     /// second.
     pub async fn remove_pod(&self, uid: &str) -> Result<(), CgroupError> {
+        self.operations().measure(CgroupOperation::Destroy, self.try_to_remove(uid)).await
+    }
+
+    async fn try_to_remove(&self, uid: &str) -> Result<(), CgroupError> {
         const TRIES: u32 = 8;
         let mut pause = std::time::Duration::from_millis(5);
         for _ in 1..TRIES {

@@ -1,11 +1,14 @@
 //! API clients that detect a lost connection.
 
+pub(crate) mod measured;
+
 use std::time::Duration;
 
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::ConfigExt;
+use measured::Measured;
 use tower::{BoxError, ServiceBuilder};
 
 /// Maximum time without an acknowledgement of sent data (TCP_USER_TIMEOUT).
@@ -34,5 +37,6 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
         .option_layer(config.auth_layer()?)
         .map_err(BoxError::from)
         .service(Client::builder(TokioExecutor::new()).build(https));
+    let service = Measured::new(service, &config.cluster_url);
     Ok(kube::Client::new(service, config.default_namespace))
 }

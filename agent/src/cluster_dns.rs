@@ -2,18 +2,18 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_dns::{Metrics, Server, Upstream, Zone};
+use coracle_dns::{IsPod, Metrics, Server, Upstream, Zone};
 use coracle_error_chain::chain;
-use coracle_services::Tables;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::DnsConfig;
+use crate::service_cache::ServiceCache;
 
 /// Port of DNS.
 const PORT: u16 = 53;
@@ -46,16 +46,18 @@ impl ClusterDns {
         Self { metrics, ..self }
     }
 
-    /// Serves until dropped. Names of the cluster are answered from the tables, also while the API server is
+    /// Serves until dropped. Names of the cluster are answered from the cache of services, also while the API server is
     /// unavailable.
-    pub(crate) async fn run(self, tables: Arc<RwLock<Tables>>, node: watch::Receiver<Option<Arc<Node>>>) {
+    pub(crate) async fn run(self, services: ServiceCache, node: watch::Receiver<Option<Arc<Node>>>) {
         let (clients, permitted) = watch::channel(pod_networks(node.borrow().as_deref()));
         // `follow` returns only when the agent ends, so this method does not return before.
-        tokio::join!(self.serve(tables, permitted), follow(node, clients));
+        tokio::join!(self.serve(services, permitted), follow(node, clients));
     }
 
-    async fn serve(&self, tables: Arc<RwLock<Tables>>, clients: watch::Receiver<Vec<IpNetwork>>) {
+    async fn serve(&self, services: ServiceCache, clients: watch::Receiver<Vec<IpNetwork>>) {
         let mut pause = FIRST_PAUSE;
+        let tables = services.tables();
+        let is_pod: IsPod = Arc::new(move |address| services.has_pod(address));
         loop {
             let Some(zone) = Zone::new(&self.domain, Arc::clone(&tables), self.addresses.clone()) else {
                 tracing::error!(
@@ -71,7 +73,8 @@ impl ClusterDns {
                 Arc::clone(&self.metrics),
             );
             let begin = Instant::now();
-            if let Err(error) = self.attempt(Server::new(zone, upstream, clients.clone())).await {
+            let server = Server::new(zone, upstream, clients.clone()).with_pods(Arc::clone(&is_pod));
+            if let Err(error) = self.attempt(server).await {
                 tracing::warn!(error, "cluster DNS cannot be served, retrying");
             }
             let now = pause_after(begin.elapsed(), pause);

@@ -54,6 +54,8 @@ pub struct AgentConfig {
     pub cluster_dns: Vec<IpAddr>,
     /// The service proxy's settings. None: another program proxies Services.
     pub service_proxy: Option<ServiceProxyConfig>,
+    /// Names of the nftables tables of Services and of NetworkPolicies, also if other programs provide these features.
+    pub tables: TableNames,
     /// Name of the nftables table of NetworkPolicies. None: another program enforces them.
     pub network_policy_table: Option<String>,
     /// Settings of the DNS server at the addresses `cluster_dns`. None: another program serves DNS there.
@@ -90,8 +92,19 @@ pub struct AgentConfig {
     pub image_verification: ImageVerification,
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,
+    /// The metric of the feature gates, in the text format of Prometheus.
+    pub feature_metrics: Arc<str>,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
+}
+
+/// Names of a node's nftables tables.
+#[derive(Clone, Debug)]
+pub struct TableNames {
+    /// The table of Services.
+    pub services: String,
+    /// The table of NetworkPolicies.
+    pub policies: String,
 }
 
 /// Settings of the service proxy.
@@ -105,7 +118,7 @@ pub struct ServiceProxyConfig {
     pub node_port_addresses: Vec<IpNetwork>,
     /// Address of its health checks. None: no server.
     pub healthz: Option<SocketAddr>,
-    /// Address at which it reports its mode. None: no server.
+    /// Address at which it has its mode and its metrics. None: no server.
     pub status: Option<SocketAddr>,
 }
 

@@ -260,17 +260,19 @@ impl CpuManager {
         self.lock().applied.entry(uid.to_owned()).or_default().insert(name.to_owned(), applied);
     }
 
-    /// Assigns CPUs to a container. Nothing changes after an error.
+    /// Assigns the CPUs that a container requests. Nothing changes after an error.
     fn assign(
         &self,
         current: &mut Current,
-        (uid, container): (&str, &str),
-        count: usize,
+        pod: &Pod,
+        container: &Container,
         affinity: Hint,
     ) -> Result<CpuSet, AllocationError> {
+        let count = exclusive_count(pod, container);
         let state = &mut current.state;
         let cpus = self.policy.assign(state, count, affinity.nodes, &current.reusable.1)?;
-        state.exclusive.entry(uid.to_owned()).or_default().insert(container.to_owned(), cpus.clone());
+        let of_pod = state.exclusive.entry(uid(pod).to_owned()).or_default();
+        of_pod.insert(container.name.clone(), cpus.clone());
         current.is_changed = true;
         self.report(&current.state);
         self.changed.notify_one();
@@ -346,8 +348,7 @@ impl HintProvider for CpuManager {
     }
 
     fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError> {
-        let count = exclusive_count(pod, container);
-        if count == 0 {
+        if exclusive_count(pod, container) == 0 {
             return Ok(());
         }
         let (uid, name) = (uid(pod), container.name.as_str());
@@ -358,7 +359,7 @@ impl HintProvider for CpuManager {
         let known = current.state.of(uid, name).cloned();
         let allocated = match known {
             Some(cpus) => Ok(cpus),
-            None => self.assign(&mut current, (uid, name), count, affinity),
+            None => self.assign(&mut current, pod, container, affinity),
         };
         self.metrics.cpus_pinned(allocated.is_ok());
         if self.policy.has_full_cores() {

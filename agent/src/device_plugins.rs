@@ -19,6 +19,7 @@ mod pace;
 mod plugin;
 mod record;
 mod registration;
+mod report;
 mod requests;
 pub(crate) mod sockets;
 mod table;
@@ -33,7 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_error_chain::chain;
-use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -41,14 +42,14 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::dra::Link;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::DeviceCounts;
-use choose::Want;
+use choose::DeviceRequest;
 pub(crate) use edits::DeviceOptions;
 use pace::Pace;
 use plugin::{Plugin, PluginError};
 use record::Records;
 use registration::Connected;
 use requests::{Numbers, Request};
-use table::{Place, Refusal, Step, Table};
+use table::{Allocation, Owner, Refusal, Step, Table};
 pub(crate) use topology::AlignedDevices;
 
 /// Time in which a plugin must register again after its end, as in the kubelet (`endpointStopGracePeriod`). Then its
@@ -312,12 +313,13 @@ impl DevicePlugins {
 
     async fn allocate_all(&self, uid: &str, requests: &[Request]) -> Result<(), Refusal> {
         for request in requests {
-            let place = Place { uid, container: &request.container };
+            let owner = Owner { uid, container: &request.container };
             for (resource, count) in &request.numbers {
                 if self.manages(resource) {
-                    let reusable = self.state().table.reusable(place, resource, requests);
-                    let want = Want { resource: resource.clone(), count: *count, reusable, affinity: None };
-                    self.allocate_one(place, &want).await?;
+                    let reusable = self.state().table.reusable(owner, resource, requests);
+                    let want =
+                        DeviceRequest { resource: resource.clone(), count: *count, reusable, affinity: None };
+                    self.allocate_one(owner, &want).await?;
                 }
             }
         }
@@ -325,14 +327,15 @@ impl DevicePlugins {
     }
 
     /// Allocates devices of one resource to a container.
-    async fn allocate_one(&self, place: Place<'_>, want: &Want) -> Result<(), Refusal> {
+    async fn allocate_one(&self, owner: Owner<'_>, want: &DeviceRequest) -> Result<(), Refusal> {
         let name = &want.resource;
-        let step = self.state().table.step(place, want, &self.shared.boot)?;
+        let step = self.state().table.step(owner, want, &self.shared.boot)?;
         let (ids, is_again) = match step {
             Step::Done => return Ok(()),
             Step::Call(ids) => {
-                let given = self.state().table.given(place, name).is_some_and(|given| given.edits.is_some());
-                (ids, given)
+                let is_again =
+                    self.state().table.allocation(owner, name).is_some_and(Allocation::is_answered);
+                (ids, is_again)
             }
             Step::Choose(choice) => {
                 let preferred = match (self.plugin(name).filter(|plugin| plugin.prefers), choice.question()) {
@@ -346,7 +349,7 @@ impl DevicePlugins {
                     }
                     _ => Vec::new(),
                 };
-                let ids = self.state().table.reserve(place, want, &preferred)?;
+                let ids = self.state().table.reserve(owner, want, &preferred)?;
                 (ids, false)
             }
         };
@@ -355,8 +358,8 @@ impl DevicePlugins {
             return Err(refuse(format!("unknown Device Plugin {name}")));
         };
         tracing::debug!(
-            uid = place.uid,
-            container = place.container,
+            uid = owner.uid,
+            container = owner.container,
             resource = name,
             ?ids,
             "allocating devices"
@@ -366,12 +369,12 @@ impl DevicePlugins {
         self.shared.metrics.devices_allocated(name, begun.elapsed());
         let edits = allocated.map_err(|error| refuse(chain(&error)))?;
         let mut state = self.state();
-        if !state.table.answer(place, name, edits, &self.shared.boot) {
+        if !state.table.answer(owner, name, edits, &self.shared.boot) {
             return Err(Refusal::Wait("the pod has ended".to_owned()));
         }
         state.changes += 1;
         let change = state.changes;
-        state.unsaved.insert(place.uid.to_owned(), change);
+        state.unsaved.insert(owner.uid.to_owned(), change);
         Ok(())
     }
 
@@ -391,18 +394,19 @@ impl DevicePlugins {
             return Ok(options);
         }
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let place = Place { uid, container: &container.name };
-        if self.lacks(place, &numbers) {
+        let owner = Owner { uid, container: &container.name };
+        if self.lacks(owner, &numbers) {
             // The pod was admitted before the plugin registered, or its record could not be written.
             self.allocate(pod).await?;
         }
         for resource in numbers.keys() {
-            let given = self.state().table.given(place, resource).cloned();
-            let Some((given, edits)) = given.and_then(|given| Some((given.devices, given.edits?))) else {
+            let allocation = self.state().table.allocation(owner, resource).cloned();
+            let Some((devices, edits)) = allocation.and_then(|found| Some((found.devices, found.edits?)))
+            else {
                 continue;
             };
             if let Some(plugin) = self.plugin(resource).filter(|plugin| plugin.starts) {
-                let started = plugin.pre_start(given.into_keys().collect()).await;
+                let started = plugin.pre_start(devices.into_keys().collect()).await;
                 started.map_err(|error| {
                     let call = "device plugin PreStartContainer rpc failed with err:";
                     DeviceError::Wait(format!("{call} {}", chain(&error)))
@@ -414,13 +418,13 @@ impl DevicePlugins {
     }
 
     /// Whether a container does not have the devices that it requests, or the record of its pod is out of date.
-    fn lacks(&self, place: Place<'_>, numbers: &Numbers) -> bool {
+    fn lacks(&self, owner: Owner<'_>, numbers: &Numbers) -> bool {
         let state = self.state();
-        if state.unsaved.contains_key(place.uid) {
+        if state.unsaved.contains_key(owner.uid) {
             return true;
         }
         let is_given =
-            |resource: &str| state.table.given(place, resource).is_some_and(|given| given.edits.is_some());
+            |resource: &str| state.table.allocation(owner, resource).is_some_and(Allocation::is_answered);
         numbers.keys().any(|resource| state.table.manages(resource) && !is_given(resource))
     }
 
@@ -445,34 +449,6 @@ impl DevicePlugins {
     /// The uids of all pods with devices.
     pub(crate) fn pods(&self) -> Vec<String> {
         self.state().table.pods()
-    }
-
-    /// Reports the health of the pod's devices in the statuses of its containers, except init containers, as upstream.
-    pub(crate) fn report_health(&self, uid: &str, status: &mut PodStatus) {
-        let state = self.state();
-        if state.table.pod(uid).is_none() {
-            return;
-        }
-        for container in status.container_statuses.iter_mut().flatten() {
-            let health = state.table.health(Place { uid, container: &container.name });
-            if !health.is_empty() {
-                let reported = container.allocated_resources_status.get_or_insert_default();
-                reported.retain(|old| health.iter().all(|new| new.name != old.name));
-                reported.extend(health);
-            }
-        }
-    }
-
-    /// The devices of a container, by resource.
-    pub(crate) fn of_container(&self, uid: &str, container: &str) -> Vec<ResourceDevices> {
-        let state = self.state();
-        let pod = state.table.pod(uid).and_then(|pod| pod.containers.get(container));
-        pod.into_iter().flatten().map(|(name, given)| (name.clone(), given.devices.clone())).collect()
-    }
-
-    /// All healthy devices, by resource.
-    pub(crate) fn allocatable(&self) -> Vec<ResourceDevices> {
-        self.state().table.allocatable().into_iter().collect()
     }
 
     fn plugin(&self, resource: &str) -> Option<Plugin> {

@@ -4,21 +4,29 @@
 //! all other values are read when a client gets the metrics. Labels have values of fixed sets or names of a limited
 //! number of plugins, never text of pods or requests, so their number is limited.
 
+mod current;
 mod devices;
+mod operations;
 mod pull_times;
 mod registered;
 mod resizes;
 mod resource_managers;
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus::{
-    DEFAULT_BUCKETS, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    TextEncoder, core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
+    DEFAULT_BUCKETS, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry, TextEncoder,
+    core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
+use crate::client;
+use crate::proxy_metrics::ProxyMetrics;
+use crate::runtime::relist;
+pub(crate) use current::Current;
 use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
+pub(crate) use operations::{CgroupOperation, CgroupOperations, VolumeOperations, plugin};
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
 pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, RetryTrigger};
@@ -109,8 +117,14 @@ pub struct KubeletMetrics {
     evictions: IntCounterVec,
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
+    /// Image volumes of containers that were created or not: requested, mounted and failed.
+    image_volumes: [IntCounter; 3],
     managers: ManagerMetrics,
     devices: DeviceMetrics,
+    /// Set if the node has a service proxy.
+    proxy: OnceLock<ProxyMetrics>,
+    /// The metric of the feature gates.
+    features: OnceLock<Arc<str>>,
 }
 
 /// Calls of the runtime.
@@ -194,8 +208,18 @@ impl Default for KubeletMetrics {
                 "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
                 &["reason"],
             ),
+            image_volumes: [
+                all.counter("image_volume_requested_total", "Number of requested image volumes."),
+                all.counter(
+                    "image_volume_mounted_succeed_total",
+                    "Number of successful image volume mounts.",
+                ),
+                all.counter("image_volume_mounted_errors_total", "Number of failed image volume mounts."),
+            ],
             managers: ManagerMetrics::new(&all),
             devices: DeviceMetrics::new(&all),
+            proxy: OnceLock::new(),
+            features: OnceLock::new(),
             registry,
         }
     }
@@ -421,56 +445,44 @@ impl KubeletMetrics {
         self.collected_images.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
+    /// Shows a metric of another part of the agent, which has a name of its own.
+    pub(crate) fn show(&self, metric: Box<dyn Collector>) {
+        valid(self.registry.register(metric));
+    }
+
+    /// Counts image volumes of a container, and whether the container could be created.
+    pub(crate) fn image_volumes_mounted(&self, number: usize, succeeded: bool) {
+        let number = u64::try_from(number).unwrap_or(u64::MAX);
+        let [requested, mounted, failed] = &self.image_volumes;
+        requested.inc_by(number);
+        let result = if succeeded { mounted } else { failed };
+        result.inc_by(number);
+    }
+
+    /// Shows the metric of the feature gates, in the text format of Prometheus.
+    pub(crate) fn show_features(&self, features: Arc<str>) {
+        // The gates do not change.
+        let _ = self.features.set(features);
+    }
+
+    /// Shows the metrics of the node's service proxy.
+    pub(crate) fn show_proxy(&self, proxy: ProxyMetrics) {
+        // There is one proxy.
+        let _ = self.proxy.set(proxy);
+    }
+
     /// All metrics in Prometheus' text format, with those that the caller has read.
     pub(crate) fn text(&self, current: &Current) -> String {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());
-        encoded(&families)
-    }
-}
-
-/// Values that are read for one response.
-#[derive(Debug, Default)]
-pub(crate) struct Current(Vec<MetricFamily>);
-
-// === impl Current ===
-
-impl Current {
-    /// Adds a gauge with its samples: values of the labels, and the sample's value. A gauge without samples is left out.
-    pub(crate) fn gauge<const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: [&str; N],
-        samples: impl IntoIterator<Item = ([String; N], u64)>,
-    ) {
-        let gauge = valid(IntGaugeVec::new(Opts::new(name, help), &labels));
-        for (values, value) in samples {
-            gauge.with_label_values(&values).set(i64::try_from(value).unwrap_or(i64::MAX));
-        }
-        self.add(&gauge);
-    }
-
-    /// Adds a counter without labels.
-    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
-        let counter = valid(IntCounter::new(name, help));
-        counter.inc_by(value);
-        self.add(&counter);
-    }
-
-    /// The metrics in Prometheus' text format.
-    pub(crate) fn text(&self) -> String {
-        encoded(&self.0)
-    }
-
-    fn add(&mut self, collector: &impl Collector) {
-        // The encoder refuses a family without samples.
-        self.0.extend(collector.collect().into_iter().filter(|family| !family.get_metric().is_empty()));
+        let proxy = self.proxy.get().map(ProxyMetrics::text).unwrap_or_default();
+        let features = self.features.get().map(|features| features.to_string()).unwrap_or_default();
+        [encoded(&families), features, proxy, client::measured::text(), relist::measured::text()].concat()
     }
 }
 
 /// Unwraps a result that is an error only if a name in the code is invalid or used twice.
-fn valid<T>(made: prometheus::Result<T>) -> T {
+pub(crate) fn valid<T>(made: prometheus::Result<T>) -> T {
     made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
 
@@ -553,6 +565,33 @@ mod tests {
         }
         assert_eq!(lines(&text, "kubelet_http_requests_duration_seconds_count").len(), 1, "{text}");
         assert_eq!(lines(&text, "process_resident_memory_bytes ").len(), 1, "{text}");
+    }
+
+    #[test]
+    fn image_volumes_are_counted_by_their_result() {
+        let metrics = KubeletMetrics::default();
+        metrics.image_volumes_mounted(2, true);
+        metrics.image_volumes_mounted(1, false);
+        let text = metrics.text(&Current::default());
+        for line in [
+            "# TYPE kubelet_image_volume_requested_total counter",
+            "kubelet_image_volume_requested_total 3",
+            "kubelet_image_volume_mounted_succeed_total 2",
+            "kubelet_image_volume_mounted_errors_total 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_service_proxy_is_shown_where_it_runs() {
+        let metrics = KubeletMetrics::default();
+        let line = "\nkubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 0\n";
+        assert!(!metrics.text(&Current::default()).contains(line));
+        metrics.show_proxy(ProxyMetrics::default());
+        metrics.show_features("feature 1\n".into());
+        let text = metrics.text(&Current::default());
+        assert!(text.contains(line) && text.contains("\nfeature 1\n"), "{text}");
     }
 
     #[test]

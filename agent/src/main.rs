@@ -100,12 +100,7 @@ enum Role {
     /// Run as a network plugin (CNI) for any runtime, or install the plugins.
     Cni(role::cni::Arguments),
     /// Report missing features of this machine and their consequences.
-    Check {
-        #[command(flatten)]
-        paths: Flags<PathSettings>,
-        #[command(flatten)]
-        node: Flags<NodeSettings>,
-    },
+    Check(role::check::Arguments),
     /// Stop the cluster on this machine, and remove all its pods, interfaces, mounts and cgroups.
     Down(role::down::Arguments),
     /// Print the completions of a shell.
@@ -200,10 +195,7 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
             settings::start_log(&log)?;
             role::cni::run(&arguments)
         }
-        Role::Check { paths, node } => {
-            let settings = Settings::load_for_command(AllFlags { log, paths, node, ..AllFlags::default() })?;
-            role::check::run(&settings.node())
-        }
+        Role::Check(arguments) => role::check::run(arguments, log),
         Role::Down(arguments) => role::block_on(role::down::run(arguments, log)),
         Role::Completion(arguments) => role::command_line::completion(&arguments, &CommandLine::command()),
         Role::Man(arguments) => role::command_line::man(&arguments, &CommandLine::command()),

@@ -16,11 +16,11 @@ use coracle_error_chain::chain;
 use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, mark_connections};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
+use coracle_watch::Event;
 use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Client;
-use kube::runtime::watcher::Event;
 use tokio::sync::mpsc;
 
 use crate::pod::NodeContext;
@@ -345,7 +345,38 @@ async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
     }
 }
 
+/// Removes the table of an earlier run, on a node whose policies another program enforces: its policies would stay in
+/// force.
+pub(crate) async fn remove_table(table: String) {
+    let name = table.clone();
+    let removed = tokio::task::spawn_blocking(move || Enforcer::open(&name)?.remove()).await;
+    let removed = removed.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    if let Err(error) = removed {
+        tracing::warn!(error = chain(&error), table, "cannot remove the table of network policies");
+    }
+}
+
 /// The record of the namespaces with policies, below the node's state directory.
 pub(crate) fn record(state_dir: &std::path::Path) -> PathBuf {
     state_dir.join("network-policies.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_an_earlier_run_is_removed() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let mut enforcer = Enforcer::open("test-policies").unwrap();
+            enforcer.replace(&mut Model::default()).unwrap();
+            assert!(enforcer.is_intact().unwrap());
+            // Its threads are in the network namespace of this thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(remove_table("test-policies".to_owned()));
+            assert!(!enforcer.is_intact().unwrap());
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
 }

@@ -1,5 +1,5 @@
 //! Health of the service proxy at the ports of kube-proxy: `/healthz` and `/livez`, which load balancers check if a Service
-//! has no `healthCheckNodePort`, and `/proxyMode`. Source: `pkg/proxy/healthcheck/proxy_health.go`.
+//! has no `healthCheckNodePort`, and `/proxyMode` and `/metrics`. Source: `pkg/proxy/healthcheck/proxy_health.go`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::health_server::{self, Reply};
+use crate::proxy_metrics::ProxyMetrics;
 
 /// Maximum time until a change of services is in the table, as kube-proxy's default.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -21,14 +22,19 @@ const DELETED_SOON: &str = "ToBeDeletedByClusterAutoscaler";
 /// Maximum connections of each server.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Whether the proxy's table is current. Cheap to clone.
+/// Whether the proxy's table is current, and the metrics of its changes. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ProxyState(Arc<Mutex<Times>>);
+pub(crate) struct ProxyState {
+    times: Arc<Mutex<Times>>,
+    metrics: ProxyMetrics,
+}
 
 #[derive(Debug, Default)]
 struct Times {
     /// Since when a change waits.
     pending: Option<Instant>,
+    /// Start of the current transaction.
+    started: Option<Instant>,
     /// When the last change was committed.
     updated: Option<Timestamp>,
 }
@@ -37,17 +43,37 @@ struct Times {
 
 impl ProxyState {
     fn times(&self) -> MutexGuard<'_, Times> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The metrics of the proxy.
+    pub(crate) fn metrics(&self) -> ProxyMetrics {
+        self.metrics.clone()
     }
 
     /// Records that a change waits.
     pub(crate) fn begin_change(&self) {
-        self.times().pending.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        let mut times = self.times();
+        times.pending.get_or_insert(now);
+        times.started = Some(now);
+        self.metrics.queued(Timestamp::now());
     }
 
-    /// Records that all changes are in the table.
-    pub(crate) fn end_change(&self) {
-        *self.times() = Times { pending: None, updated: Some(Timestamp::now()) };
+    /// Records that all changes are in the table. `triggers`: the times of the changes that EndpointSlices show.
+    pub(crate) fn end_change(&self, triggers: &[Timestamp]) {
+        let now = Timestamp::now();
+        let current = Times { pending: None, started: None, updated: Some(now) };
+        let started = std::mem::replace(&mut *self.times(), current).started;
+        if let Some(started) = started {
+            self.metrics.synced(started.elapsed(), now);
+        }
+        self.metrics.programmed(triggers, now);
+    }
+
+    /// Records that a change could not be committed.
+    pub(crate) fn fail_change(&self) {
+        self.metrics.failed();
     }
 
     /// Whether no change waits for too long. A proxy that starts is healthy.
@@ -56,15 +82,16 @@ impl ProxyState {
     }
 }
 
-/// Serves the health checks at `healthz` and the mode at `status`, until dropped. None: not served.
+/// Serves the health checks at `healthz`, and the mode and the metrics at `status`, until dropped. None: not served.
 pub(crate) async fn serve(
     healthz: Option<SocketAddr>,
     status: Option<SocketAddr>,
     state: ProxyState,
     node: watch::Receiver<Option<Arc<Node>>>,
 ) {
+    let metrics = state.metrics();
     let health = move |path: &str, _client: IpAddr| health(path, &state, node.borrow().as_deref());
-    let mode = |path: &str, _client: IpAddr| mode(path);
+    let mode = move |path: &str, _client: IpAddr| mode(path, &metrics);
     let connections = || health_server::connections(CONNECTIONS_MAX);
     let healthz = async {
         if let Some(address) = healthz {
@@ -107,9 +134,10 @@ fn is_eligible(node: &Node) -> bool {
     node.metadata.deletion_timestamp.is_none() && !taints.into_iter().any(|taint| taint.key == DELETED_SOON)
 }
 
-fn mode(path: &str) -> Reply {
+fn mode(path: &str, metrics: &ProxyMetrics) -> Reply {
     match path {
         "/proxyMode" => health_server::text(StatusCode::OK, "nftables"),
+        "/metrics" => health_server::text(StatusCode::OK, &metrics.text()),
         _ => absent(),
     }
 }
@@ -142,8 +170,16 @@ mod tests {
             [503, 503],
             "the wait counts from the first change"
         );
-        state.end_change();
+        state.end_change(&[Timestamp::now()]);
         assert_eq!([status("/healthz"), status("/livez")], [200, 200]);
+        let text = state.metrics().text();
+        for line in [
+            "kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"} 30",
+            "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
     }
 
     #[test]
@@ -155,6 +191,7 @@ mod tests {
             let status = |path: &str| health(path, &state, node).status().as_u16();
             assert_eq!([status("/healthz"), status("/livez")], [503, 200]);
         }
-        assert_eq!([mode("/proxyMode").status().as_u16(), mode("/").status().as_u16()], [200, 404]);
+        let status = |path: &str| mode(path, &ProxyMetrics::default()).status().as_u16();
+        assert_eq!([status("/proxyMode"), status("/metrics"), status("/")], [200, 200, 404]);
     }
 }

@@ -28,6 +28,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use coracle_error_chain::chain;
 use futures::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -58,7 +59,7 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
 
 /// Prints the error with its causes as one sentence on standard error. Returns a failure code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
-    let text = format!("{error:#}");
+    let text = chain(&**error);
     let sentence = match hint(&text) {
         Some(hint) => format!("coracle: {text}; {hint}\n"),
         None => format!("coracle: {text}\n"),

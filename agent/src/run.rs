@@ -29,6 +29,7 @@ use crate::network_policy::{self, NetworkPolicies};
 use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
 use crate::node_health;
+use crate::overlay_guard;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
@@ -106,6 +107,7 @@ async fn run_agent(
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
     let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
+    metrics.show_features(Arc::clone(&config.feature_metrics));
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(runtime.calls, Arc::clone(&metrics)));
     let (evictions, evicted) = pod::Evictions::new();
     let (devices, device_changes) = open_devices(&config, &agent, Arc::clone(&metrics));
@@ -205,10 +207,13 @@ fn spawn_certificate_renewal(
     }
 }
 
-/// Enforces network policies, unless the settings disable it.
+/// Enforces network policies. If the settings disable it, removes the table of an earlier run.
 fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, requests: Option<GateEnd>) {
-    if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
-        tasks.spawn(NetworkPolicies::new(node, table, requests).run());
+    match (&node.config.network_policy_table, requests) {
+        (Some(table), Some(requests)) => {
+            tasks.spawn(NetworkPolicies::new(node, table, requests).run());
+        }
+        _ => drop(tasks.spawn(network_policy::remove_table(node.config.tables.policies.clone()))),
     }
 }
 
@@ -221,12 +226,16 @@ fn spawn_service_tasks(
 ) {
     let config = &node.config;
     let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
+    let overlay = pod::admit::in_use::overlay_port(config);
+    if config.service_proxy.is_none() {
+        tasks.spawn(overlay_guard::run(config.tables.services.clone(), overlay, agent.node()));
+    }
     if let Some(settings) = &config.service_proxy {
         let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
         tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
-        let overlay = pod::admit::in_use::overlay_port(config);
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
         let state = proxy.state();
+        node.metrics.show_proxy(state.metrics());
         let ranges = settings.node_port_addresses.clone().into();
         let health = ServiceHealth::new(&config.node_name, node.services.clone(), state.clone(), ranges);
         tasks.spawn(health.run());
@@ -238,7 +247,7 @@ fn spawn_service_tasks(
     if let Some(settings) = &config.dns {
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
             .with_metrics(dns_metrics);
-        tasks.spawn(dns.run(node.services.tables(), agent.node()));
+        tasks.spawn(dns.run(node.services.clone(), agent.node()));
     }
     if let Some(address) = config.healthz {
         tasks.spawn(node_health::serve(address));
@@ -333,17 +342,15 @@ impl NodeServices {
             pod_pids_limit: config.pod_pids_limit,
         };
         let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
+        metrics.show(cgroups.operations().collector());
         let volumes = VolumeConfig {
             pods_dir: config.state_dir.join("pods"),
             memory_dir: config.run_dir.join("volumes"),
             local_dir: config.local_volume_dir.clone(),
         };
         let volumes = VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(&facts));
-        let machine = Machine {
-            memory: facts.memory(),
-            cgroup_v2: cgroups.is_v2(),
-            limits_swap: cgroups.limits_swap(),
-        };
+        let volumes = volumes.map_err(Error::Volumes)?;
+        metrics.show(volumes.operations().collector());
         let providers = providers(&config)?;
         let managers = resource_managers(&config, &facts, &devices, &metrics)?;
         Ok(pod::NodeContext {
@@ -364,7 +371,7 @@ impl NodeServices {
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
             statuses: pod::StatusWriter::new(client),
             configs,
-            machine,
+            machine: machine(&facts, &cgroups),
             allocatable: Amount {
                 cpu_millis: facts.allocatable.get("cpu").map_or(0, millis_of),
                 memory: facts.memory_allocatable(),
@@ -377,7 +384,7 @@ impl NodeServices {
             metrics,
             resizes: pod::Resizes::default(),
             checkpoint: PodCheckpoint::new(checkpoint),
-            volumes: volumes.map_err(Error::Volumes)?,
+            volumes,
             cgroups,
             config,
         })
@@ -389,6 +396,10 @@ impl NodeServices {
 fn policy_gate(config: &AgentConfig) -> (PolicyGate, Option<GateEnd>) {
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
     gate(&config.node_name, record.as_deref())
+}
+
+fn machine(facts: &NodeFacts, cgroups: &Cgroups) -> Machine {
+    Machine { memory: facts.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() }
 }
 
 fn providers(config: &AgentConfig) -> Result<pod::Providers, Error> {

@@ -7,7 +7,7 @@
 mod deadline;
 mod error;
 mod measured;
-mod relist;
+pub(crate) mod relist;
 mod remote;
 mod streams;
 

@@ -8,26 +8,31 @@
 //! without the API server the slices do not change.
 
 mod local_pods;
+mod ranges;
 mod subscription;
+mod trigger_times;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use coracle_services::{EndpointSlice, Tables};
 use coracle_values::object::{Key as ObjectKey, ObjectExt as _};
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
-use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::api_health::ApiHealth;
-use crate::checkpoint::{Checkpoint, Key};
+use crate::checkpoint::{Checkpoint, Key, Kind};
 pub(crate) use local_pods::LocalPod;
 use local_pods::{Change, LocalPods};
 pub(crate) use subscription::Subscription;
+use trigger_times::TriggerTimes;
 
 /// Namespace and name of the API server's service, which the environment of every pod has.
 const OWN_NAMESPACE: &str = "default";
@@ -41,8 +46,6 @@ const STORE_AFTER: Duration = Duration::from_secs(1);
 /// Maximum wait for the first list: with stored services, and without.
 const WITH_COPY: Duration = Duration::from_secs(2);
 const WITHOUT_COPY: Duration = Duration::from_secs(5);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// The cache; cheap to clone.
 #[derive(Clone)]
@@ -57,6 +60,7 @@ struct Shared {
     tables: Arc<RwLock<Tables>>,
     local_pods: Mutex<LocalPods>,
     subscriptions: Mutex<Vec<Arc<Subscription>>>,
+    trigger_times: TriggerTimes,
     progress: watch::Sender<Progress>,
     /// Namespaces with changes that are not stored yet.
     unsaved: Mutex<BTreeSet<String>>,
@@ -93,6 +97,7 @@ impl ServiceCache {
             tables: Arc::default(),
             local_pods: Mutex::default(),
             subscriptions: Mutex::default(),
+            trigger_times: TriggerTimes::default(),
             progress: watch::Sender::default(),
             unsaved: Mutex::default(),
             unsaved_more: Notify::new(),
@@ -137,6 +142,11 @@ impl ServiceCache {
         subscription
     }
 
+    /// Returns the times of the changes that EndpointSlices have shown since the last call.
+    pub(crate) fn take_trigger_times(&self) -> Vec<Timestamp> {
+        self.shared.trigger_times.take()
+    }
+
     /// Records the readiness of a pod of this node.
     pub(crate) fn report_pod(&self, pod: &LocalPod<'_>) {
         self.change_pods(|pods| pods.put(pod));
@@ -145,6 +155,11 @@ impl ServiceCache {
     /// Removes a pod of this node.
     pub(crate) fn remove_pod(&self, uid: &str) {
         self.change_pods(|pods| pods.remove(uid));
+    }
+
+    /// Whether a pod of this node has the address.
+    pub(crate) fn has_pod(&self, address: IpAddr) -> bool {
+        self.shared.local_pods.lock().unwrap_or_else(PoisonError::into_inner).has(address)
     }
 
     fn change_pods(&self, change: impl FnOnce(&mut LocalPods) -> Vec<Change>) {
@@ -205,28 +220,47 @@ impl ServiceCache {
             });
         }
         let mut services = Vec::new();
-        tokio::join!(self.watch("services", |event| self.apply_event(event, &mut services)), self.store());
+        let watch = self.watch("services", |event| self.apply_event(event, &mut services));
+        tokio::join!(watch, self.store(), async {
+            if with_slices {
+                self.use_stored().await;
+            }
+        });
+    }
+
+    /// Adds the stored services to the tables if the API server does not answer after the start, so that cluster DNS
+    /// knows them. The first list replaces them.
+    async fn use_stored(&self) {
+        let mut progress = self.changes();
+        let decided = progress
+            .wait_for(|progress| progress.listed || progress.failed || self.shared.health.is_unavailable());
+        let listed = matches!(tokio::time::timeout(WITH_COPY, decided).await, Ok(Ok(now)) if now.listed);
+        if listed {
+            return;
+        }
+        let checkpoint = self.shared.checkpoint.clone();
+        let stored = tokio::task::spawn_blocking(move || checkpoint.all::<Vec<Service>>(Kind::Services));
+        let stored = stored.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        self.write(|tables| tables.put_stored(stored.into_iter().flatten().map(Arc::new)));
     }
 
     async fn watch<K>(&self, kind: &'static str, mut apply_event: impl FnMut(Event<K>))
     where
-        K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
-        K: serde::de::DeserializeOwned,
+        K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned,
     {
         let api: Api<K> = Api::all(self.shared.client.clone());
-        let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
-        let (mut pause, mut refused) = (FIRST_PAUSE, false);
+        let mut events = coracle_watch::watch(api, Config::default());
+        let mut refused = false;
         while let Some(event) = events.next().await {
             match event {
-                // The watcher begins a list before it sends the request, which may fail.
+                // A list begins before its request.
                 Ok(event @ Event::Init) => apply_event(event),
                 Ok(event) => {
-                    pause = FIRST_PAUSE;
                     self.shared.health.record_response();
                     apply_event(event);
                 }
                 Err(error) => {
-                    if is_forbidden(&error) && !std::mem::replace(&mut refused, true) {
+                    if error.code() == Some(403) && !std::mem::replace(&mut refused, true) {
                         tracing::warn!(
                             error = &error as &dyn std::error::Error,
                             kind,
@@ -235,8 +269,6 @@ impl ServiceCache {
                     }
                     tracing::debug!(error = &error as &dyn std::error::Error, kind, "a watch failed");
                     self.shared.progress.send_modify(|progress| progress.failed = true);
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
                 }
             }
         }
@@ -288,7 +320,14 @@ impl ServiceCache {
                 let all = std::mem::take(listed);
                 self.write(|tables| tables.replace_slices(all)).into_iter().collect()
             }
-            Event::Apply(slice) => self.write(|tables| tables.put_slice(slice.slim())),
+            Event::Apply(slice) => {
+                let trigger = trigger_times::of(&slice.metadata);
+                let changed = self.write(|tables| tables.put_slice(slice.slim()));
+                if let Some(time) = trigger.filter(|_| !changed.is_empty()) {
+                    self.shared.trigger_times.add(time);
+                }
+                changed
+            }
             Event::Delete(slice) => {
                 self.write(|tables| tables.remove_slice(&slice.key())).into_iter().collect()
             }
@@ -343,18 +382,6 @@ impl ServiceCache {
     fn read<T>(&self, read: impl FnOnce(&Tables) -> T) -> T {
         read(&self.shared.tables.read().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// Whether the API server refused the request for a missing right.
-fn is_forbidden(error: &watcher::Error) -> bool {
-    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
-    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-    | watcher::Error::WatchFailed(kube::Error::Api(status))
-    | watcher::Error::WatchError(status)) = error
-    else {
-        return false;
-    };
-    status.code == 403
 }
 
 fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {

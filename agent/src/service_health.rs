@@ -186,7 +186,6 @@ fn answer(health: &Health, client: IpAddr, is_proxy_healthy: bool) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
@@ -271,12 +270,8 @@ mod tests {
             health_server::connections(8),
         ));
         let ask = async || {
-            let mut stream = loop {
-                match TcpStream::connect(("127.0.0.1", free)).await {
-                    Ok(stream) => break stream,
-                    Err(_not_yet) => tokio::time::sleep(Duration::from_millis(5)).await,
-                }
-            };
+            let connect = async || TcpStream::connect(("127.0.0.1", free)).await.ok();
+            let mut stream = coracle_testing::eventually_async("the server listens", 10, connect).await;
             stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
             let mut text = String::new();
             stream.read_to_string(&mut text).await.unwrap();

@@ -1,8 +1,9 @@
-//! Runs the service proxy: follows the shared cache and the Node object, and repairs foreign changes of the table.
+//! Runs the service proxy: follows the shared cache, the Node object and the ServiceCIDRs, and repairs foreign changes of
+//! the table.
 //!
-//! The table is replaced when all services and slices were listed, when the node's own properties change, after a foreign
-//! change, and after a failed transaction. Any other change commits only its difference. Until the first list the table
-//! of the previous run stays as it is.
+//! The table is replaced when all services and slices were listed, when the node's own properties or the ranges of
+//! services change, after a foreign change, and after a failed transaction. Any other change commits only its
+//! difference. Until the first list the table of the previous run stays as it is.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,8 +13,10 @@ use coracle_error_chain::chain;
 use coracle_nft::Monitor;
 use coracle_service_proxy::{Error, NodeView, Proxy, State};
 use coracle_values::object::Key;
+use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::config::ServiceProxyConfig;
 use crate::node_balancer::NodeBalancer;
@@ -32,12 +35,15 @@ pub(crate) struct ServiceProxy {
     config: ServiceProxyConfig,
     view: NodeView,
     balancer: Arc<NodeBalancer>,
+    /// The ranges of service addresses.
+    ranges: watch::Receiver<Vec<IpNetwork>>,
     state: ProxyState,
 }
 
 /// Why the table must be replaced.
 enum Replace {
-    NodeChanged,
+    /// The properties of the node, or the ranges of services.
+    ViewChanged,
     ForeignChange,
     Failed,
 }
@@ -62,7 +68,8 @@ impl ServiceProxy {
             overlay_port,
             ..NodeView::default()
         };
-        Self { config, view, balancer, state: ProxyState::default() }
+        let ranges = watch::channel(Vec::new()).1;
+        Self { config, view, balancer, ranges, state: ProxyState::default() }
     }
 
     /// Whether the table is current.
@@ -75,6 +82,11 @@ impl ServiceProxy {
         // The bridge of the built-in network has this setting itself. Other bridges belong to their own programs.
         self.view.bridge_bypasses_filters = !coracle_cni::filters_bridges();
         let changes = services.subscribe();
+        // The watch ends with this task.
+        let mut watch_of_ranges = JoinSet::new();
+        let (ranges, received) = watch::channel(Vec::new());
+        self.ranges = received;
+        watch_of_ranges.spawn(services.clone().watch_ranges(ranges));
         let mut progress = services.changes();
         let listed = progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_ok();
         if !listed || node.wait_for(Option::is_some).await.is_err() {
@@ -84,7 +96,7 @@ impl ServiceProxy {
         let mut repair = RepairPause::default();
         loop {
             match self.keep(&services, &changes, &mut node, &mut pause).await {
-                Ok(Replace::NodeChanged) => {}
+                Ok(Replace::ViewChanged) => {}
                 Ok(Replace::ForeignChange) => {
                     tracing::info!(
                         table = self.config.table,
@@ -92,14 +104,26 @@ impl ServiceProxy {
                     );
                     repair.before_repair().await;
                 }
-                Ok(Replace::Failed) => tokio::time::sleep(FIRST_PAUSE).await,
+                Ok(Replace::Failed) => {
+                    self.state.fail_change();
+                    tokio::time::sleep(FIRST_PAUSE).await;
+                }
                 Err(error) => {
+                    self.state.fail_change();
                     tracing::warn!(error = chain(&error), "cannot program services, retrying");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(MAX_PAUSE);
                 }
             }
         }
+    }
+
+    /// The properties of the node now.
+    fn current_view(&mut self, node: &mut watch::Receiver<Option<Arc<Node>>>) -> NodeView {
+        let mut view = self.view.clone();
+        update_node(&mut view, node.borrow_and_update().as_deref());
+        view.service_ranges.clone_from(&self.ranges.borrow_and_update());
+        view
     }
 
     /// A function that returns a service in the form in which the proxy may program it.
@@ -122,10 +146,11 @@ impl ServiceProxy {
         pause: &mut Duration,
     ) -> Result<Replace, Error> {
         self.state.begin_change();
-        update_node(&mut self.view, node.borrow_and_update().as_deref());
+        self.view = self.current_view(node);
         let proxy = Proxy::open(&self.config.table, self.view.clone())?;
         let author = proxy.author();
         changes.take();
+        let triggers = services.take_trigger_times();
         self.balancer.withdraw();
         let (keys, read, view) = (services.keys(), self.reader(services), self.view.clone());
         let mut proxy = blocking(proxy, move |proxy| proxy.replace(view, keys.into_iter().map(read))).await?;
@@ -135,7 +160,7 @@ impl ServiceProxy {
             return Ok(Replace::ForeignChange);
         }
         *pause = FIRST_PAUSE;
-        self.state.end_change();
+        self.state.end_change(&triggers);
         self.balancer.end_transaction();
         loop {
             // Each arm is cancel-safe: keys stay in the subscription until they are returned, a change of the node stays
@@ -143,12 +168,12 @@ impl ServiceProxy {
             tokio::select! {
                 changed = changes.next() => {
                     self.state.begin_change();
-                    let read = self.reader(services);
+                    let (read, triggers) = (self.reader(services), services.take_trigger_times());
                     let applied = blocking(proxy, move |proxy| proxy.change(changed.into_iter().map(read)));
                     match applied.await {
                         Ok(applied) => {
                             proxy = applied;
-                            self.state.end_change();
+                            self.state.end_change(&triggers);
                             self.balancer.end_transaction();
                         }
                         Err(error) => {
@@ -158,14 +183,9 @@ impl ServiceProxy {
                     }
                 }
                 () = self.balancer.retry_is_due() => changes.add(&self.balancer.forget_refused()),
-                changed = node.changed() => {
-                    if changed.is_err() {
-                        std::future::pending::<()>().await;
-                    }
-                    let mut view = self.view.clone();
-                    update_node(&mut view, node.borrow_and_update().as_deref());
-                    if view != self.view {
-                        return Ok(Replace::NodeChanged);
+                () = view_changed(node, &mut self.ranges) => {
+                    if self.current_view(node) != self.view {
+                        return Ok(Replace::ViewChanged);
                     }
                 }
                 foreign = monitor.foreign_change(&self.config.table, author) => {
@@ -173,6 +193,21 @@ impl ServiceProxy {
                 }
             }
         }
+    }
+}
+
+/// Returns after a change of the Node object or of the ranges of services. Cancel safe: a change stays marked until it is
+/// read.
+async fn view_changed(
+    node: &mut watch::Receiver<Option<Arc<Node>>>,
+    ranges: &mut watch::Receiver<Vec<IpNetwork>>,
+) {
+    let changed = tokio::select! {
+        changed = node.changed() => changed,
+        changed = ranges.changed() => changed,
+    };
+    if changed.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -188,7 +223,8 @@ async fn blocking(
     }
 }
 
-fn update_node(view: &mut NodeView, node: Option<&Node>) {
+/// Sets the properties of the view that are those of the Node object.
+pub(crate) fn update_node(view: &mut NodeView, node: Option<&Node>) {
     let Some(node) = node else { return };
     view.zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned();
     let spec = node.spec.as_ref();

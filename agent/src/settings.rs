@@ -35,6 +35,7 @@ mod value;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use coracle_agent::Identity;
@@ -49,6 +50,7 @@ pub(crate) use control_plane::ControlPlane;
 pub(crate) use control_plane::ControlPlaneSettings;
 pub(crate) use feature_gates::FeatureSettings;
 pub(crate) use log::{DefaultLevel, LogSettings};
+use node::ShownSettings;
 pub(crate) use node::{Node, NodeSettings, policy_table, service_table};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
 pub(crate) use serving::Serving;
@@ -116,6 +118,8 @@ pub(crate) struct Settings {
     plane: ControlPlane,
     #[cfg(feature = "controlplane")]
     server_features: coracle_controlplane::ServerFeatures,
+    /// The metric of the feature gates.
+    feature_metrics: Arc<str>,
     /// Settings that have a value, but no effect on a runtime in another process.
     ignored_by_remote_runtime: Vec<&'static str>,
     /// The text of each setting, by its table and its name.
@@ -178,6 +182,7 @@ impl Settings {
             plane: plane?,
             #[cfg(feature = "controlplane")]
             server_features: features.as_ref()?.feature_gates.of_server(),
+            feature_metrics: gates.metrics(),
             dirs,
             ignored_by_remote_runtime,
             resolved: std::mem::take(&mut sources.resolved),
@@ -191,7 +196,8 @@ impl Settings {
 
     pub(crate) fn node(&self) -> Node {
         let mut node = self.node.clone();
-        node.flags = self.flags_of(NodeSettings::KEY);
+        let (flags, feature_metrics) = (self.flags_of(NodeSettings::KEY), self.feature_metrics());
+        node.shown = ShownSettings { flags, feature_metrics };
         node
     }
 
@@ -216,6 +222,11 @@ impl Settings {
     #[cfg(feature = "controlplane")]
     pub(crate) fn server_features(&self) -> coracle_controlplane::ServerFeatures {
         self.server_features
+    }
+
+    /// The metric of the feature gates in the text format of Prometheus.
+    pub(crate) fn feature_metrics(&self) -> Arc<str> {
+        Arc::clone(&self.feature_metrics)
     }
 
     #[cfg(feature = "controlplane")]
@@ -268,7 +279,8 @@ fn read(path: &Path) -> anyhow::Result<File> {
 fn log_unknown_variables(sources: &Sources) {
     let known: Vec<_> = TABLES.iter().map(|(_, fields)| *fields).collect();
     for variable in sources.unknown_variables(&known) {
-        tracing::warn!(variable, "ignoring an environment variable that is not a setting");
+        let did_you_mean = nearest::variable_like(variable, TABLES);
+        tracing::warn!(variable, did_you_mean, "ignoring an environment variable that is not a setting");
     }
 }
 

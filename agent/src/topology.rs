@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use coracle_values::go;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use crate::kubelet_metrics::{Boundary, KubeletMetrics, Scope};
@@ -119,7 +120,7 @@ impl TopologySettings {
     pub fn set_option(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "prefer-closest-numa-nodes" => {
-                let parsed = boolean(value);
+                let parsed = go::parse_bool(value);
                 self.prefers_near_nodes =
                     parsed.ok_or_else(|| format!("bad value for option {name:?}: expected true or false"))?;
             }
@@ -302,15 +303,6 @@ pub(crate) fn has_pod_resources(pod: &Pod) -> bool {
     let resources = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let lists = resources.into_iter().flat_map(|resources| [&resources.requests, &resources.limits]);
     lists.flatten().any(|list| !list.is_empty())
-}
-
-/// A boolean in one of the forms of Go.
-pub(crate) fn boolean(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

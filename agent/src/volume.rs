@@ -33,6 +33,7 @@ mod usage;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -48,6 +49,7 @@ pub(crate) use usage::{ClaimName, FileSystem};
 use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;
 use crate::event_recorder::Recorder;
+use crate::kubelet_metrics::{VolumeOperations, plugin};
 use crate::node::NodeFacts;
 
 /// Directories of volumes.
@@ -77,6 +79,7 @@ struct Shared {
     tokens: token::Tokens,
     /// The refresh task of each pod, by uid.
     refreshing: Mutex<HashMap<String, refresh::Refreshing>>,
+    operations: VolumeOperations,
 }
 
 /// Paths of one pod's volumes on the host.
@@ -125,6 +128,7 @@ impl VolumeContext {
             recorder,
             tokens: token::Tokens::new(configs.checkpoint().clone(), configs.health().clone()),
             refreshing: Mutex::default(),
+            operations: VolumeOperations::default(),
         };
         Ok(VolumeContext { shared: Arc::new(shared) })
     }
@@ -132,6 +136,11 @@ impl VolumeContext {
     /// Allocatable resources of the node.
     pub(crate) fn allocatable(&self) -> &BTreeMap<String, Quantity> {
         &self.shared.node.allocatable
+    }
+
+    /// Durations of the operations on volumes.
+    pub(crate) fn operations(&self) -> &VolumeOperations {
+        &self.shared.operations
     }
 
     /// `<state>/pods`.
@@ -200,18 +209,27 @@ impl Volumes {
 pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, VolumeError> {
     let target = Target::new(ctx, pod)?;
     let mut volumes = Volumes::default();
-    let mut sources = Vec::new();
+    let (mut sources, mut waiting) = (Vec::new(), Vec::new());
     // All objects are requested before the first one is awaited.
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         check_name(&volume.name)?;
+        let (began, known) = (Instant::now(), sources.len());
         let mounted = match mount_persistent(&target, volume).await {
-            Some(mounted) => mounted?,
-            None => mount(&target, volume, &mut sources)?,
+            Some(mounted) => mounted,
+            None => mount(&target, volume, &mut sources),
         };
-        volumes.mounted.push((volume.name.clone(), mounted));
+        if sources.len() > known {
+            waiting.push((plugin(volume), began));
+        } else if volume.image.is_none() {
+            ctx.operations().mounted(plugin(volume), mounted.is_ok(), began.elapsed());
+        }
+        volumes.mounted.push((volume.name.clone(), mounted?));
     }
-    let written = refresh::write(ctx, pod, sources).await?;
-    refresh::watch(ctx, pod, written);
+    let written = refresh::write(ctx, pod, sources).await;
+    for (plugin, began) in waiting {
+        ctx.operations().mounted(plugin, written.is_ok(), began.elapsed());
+    }
+    refresh::watch(ctx, pod, written?);
     Ok(volumes)
 }
 

@@ -224,14 +224,11 @@ mod tests {
     }
 
     fn request() -> Request {
+        let conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "test"});
         Request {
-            command: Command::Add,
             container_id: "id1".into(),
             netns: Some("/proc/1/ns/net".into()),
-            ifname: "eth0".into(),
-            args: "IgnoreUnknown=1;A=b".into(),
-            path: Vec::new(),
-            conf: json!({"cniVersion": "1.0.0", "name": "n", "type": "test"}).as_object().unwrap().clone(),
+            ..Request::for_test(&conf, "IgnoreUnknown=1;A=b")
         }
     }
 
@@ -284,11 +281,7 @@ mod tests {
         let script = std::fs::read_to_string(dir.path().join("test")).unwrap().replace("$WAIT", "wait");
         std::fs::write(dir.path().join("test"), script).unwrap();
         assert!(executables.run("test", &request()).await.unwrap_err().chain().contains("was killed"));
-        let begun = tokio::time::Instant::now();
-        while lives() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "the child of a killed plugin is killed");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        coracle_testing::until("the child of a killed plugin is killed", 10, || !lives()).await;
     }
 
     #[tokio::test]

@@ -8,11 +8,13 @@
     reason = "a test may wait and panic, and AF_PACKET sockets have no safe address type"
 )]
 
+#[path = "packets/namespace.rs"]
+mod namespace;
+
 use std::net::{Ipv6Addr, UdpSocket};
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::process::Command;
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
@@ -20,34 +22,19 @@ use coracle_testing::eventually;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
+use namespace::{NamespaceThread, ip};
+
 const BRIDGE: &str = "coracle0";
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// Destination of a link-local protocol. A bridge does not forward such frames; its port receives them itself.
 const OF_THE_PORT: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 2];
 
-/// A thread in a network namespace that executes jobs. The namespace ends with the thread.
-struct Pod {
-    netns: PathBuf,
-    jobs: Sender<Box<dyn FnOnce() + Send>>,
-}
+/// A pod whose programs may send any frame.
+struct Pod(NamespaceThread);
 
 impl Pod {
     fn new() -> Self {
-        let (sender, receiver) = channel();
-        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
-        std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            let (own, tid) = (std::process::id(), nix::unistd::gettid());
-            sender.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
-            todo.into_iter().for_each(|job| job());
-        });
-        Self { netns: receiver.recv().unwrap(), jobs }
-    }
-
-    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (sender, receiver) = channel();
-        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
-        receiver.recv().unwrap()
+        Self(NamespaceThread::new())
     }
 
     fn send(&self, frame: Vec<u8>) {
@@ -59,10 +46,12 @@ impl Pod {
     }
 }
 
-fn ip(line: &str) -> String {
-    let output = Command::new("ip").args(line.split(' ')).output().unwrap();
-    assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+impl Deref for Pod {
+    type Target = NamespaceThread;
+
+    fn deref(&self) -> &NamespaceThread {
+        &self.0
+    }
 }
 
 /// `check_sources`: whether the filter of sources is on, which hides the other defences.

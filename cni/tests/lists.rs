@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_cni::{Attached, Attachment, Network, NetworkConfig};
-use coracle_testing::eventually_async;
+use coracle_testing::{eventually, eventually_async};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
@@ -82,10 +82,10 @@ impl Sandbox {
             Command::new("unshare").args(["--net", "sleep", "1000"]).stdin(Stdio::null()).spawn().unwrap();
         let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
         let path = format!("/proc/{}/ns/net", child.id());
-        while std::fs::read_link(&path).is_ok_and(|ns| ns == own) {
+        eventually("a network namespace", 10, || {
             assert!(child.try_wait().unwrap().is_none());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            std::fs::read_link(&path).is_ok_and(|ns| ns != own)
+        });
         Self(child)
     }
 

@@ -179,9 +179,7 @@ fn between_two_nodes(backend: Backend, mtu: u32, test: impl FnOnce(&mut Overlay,
                 reaches_everything(length);
             }
         });
-        while !thread.is_finished() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        coracle_testing::until("the answers to all packets", 60, || thread.is_finished()).await;
         thread.join().unwrap();
         test(&mut overlay, &other);
         overlay.remove().unwrap();

@@ -7,13 +7,14 @@
     reason = "a test may wait and panic"
 )]
 
+#[path = "packets/namespace.rs"]
+mod namespace;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
@@ -24,32 +25,16 @@ use nix::sys::socket::{
     sockopt,
 };
 
-/// A thread in a network namespace that executes jobs. The namespace ends with the thread.
-struct Space {
-    netns: PathBuf,
-    jobs: Sender<Box<dyn FnOnce() + Send>>,
-}
+use namespace::{NamespaceThread, ip};
+
+/// A network namespace with sockets of the test.
+struct Space(NamespaceThread);
 
 impl Space {
     fn new() -> Self {
-        let (sender, receiver) = channel();
-        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
-        std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            let (own, tid) = (std::process::id(), nix::unistd::gettid());
-            sender.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
-            todo.into_iter().for_each(|job| job());
-        });
-        let space = Self { netns: receiver.recv().unwrap(), jobs };
-        space.within(|| drop(ip("link set lo up")));
-        space
-    }
-
-    /// Runs a job in the namespace and returns its result. Threads that it starts stay there.
-    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (sender, receiver) = channel();
-        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
-        receiver.recv().unwrap()
+        let thread = NamespaceThread::new();
+        thread.within(|| drop(ip("link set lo up")));
+        Self(thread)
     }
 
     fn udp(&self, at: &'static str) -> UdpSocket {
@@ -72,6 +57,14 @@ impl Space {
     }
 }
 
+impl Deref for Space {
+    type Target = NamespaceThread;
+
+    fn deref(&self) -> &NamespaceThread {
+        &self.0
+    }
+}
+
 /// A node with a pod network, an uplink, and a machine at its other end.
 struct TestNetwork {
     network: Network,
@@ -85,16 +78,6 @@ const LONG: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(300);
 /// Attempts with that timeout.
 const OFTEN: usize = 400;
-
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn ip(line: &str) -> String {
-    run("ip", &line.split(' ').collect::<Vec<_>>())
-}
 
 fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(TestNetwork) + Send + 'static) {
     let thread = std::thread::spawn(move || {

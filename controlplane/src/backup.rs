@@ -17,7 +17,7 @@ use crate::store::sealing;
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
     /// The file cannot be read or written.
-    #[error("cannot use the file {path}")]
+    #[error("cannot use the backup file {path}")]
     File {
         /// The file.
         path: PathBuf,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_apiserver::{
@@ -120,6 +121,8 @@ pub struct ControlPlaneConfig {
     pub shutdown_delay: Duration,
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,
+    /// The metric of the feature gates, in the text format of Prometheus, for `/metrics` of the API server.
+    pub feature_metrics: Arc<str>,
 }
 
 /// An EncryptionConfiguration.
@@ -185,6 +188,7 @@ impl ControlPlaneConfig {
             max_in_flight: coracle_apiserver::MAX_IN_FLIGHT,
             shutdown_delay: Duration::ZERO,
             flags: BTreeMap::new(),
+            feature_metrics: Arc::default(),
         }
     }
 }

@@ -92,8 +92,7 @@ async fn start_parts(config: ControlPlaneConfig, shutdown: CancellationToken) ->
         settings.token_signer = Some(signer.map_err(Error::TokenSigner)?);
     }
     let controllers = controllers_config(&config, &pki, address, leaf)?;
-    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
-    settings.component_metrics = Some(ComponentMetrics(Arc::new(move || queues.text() + &jobs.text())));
+    settings.component_metrics = Some(component_metrics(&controllers, &config));
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
     let kubeconfig = config.state_dir.join("admin.kubeconfig");
@@ -212,6 +211,18 @@ fn apiserver_config(
         own_components: own_components(config),
         shutdown_delay: config.shutdown_delay,
     })
+}
+
+/// The metrics of the controllers, and of the scheduler if it runs in this process.
+fn component_metrics(controllers: &ControllersConfig, config: &ControlPlaneConfig) -> ComponentMetrics {
+    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
+    let (zones, features) = (controllers.zone_metrics.clone(), config.feature_metrics.clone());
+    let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
+    ComponentMetrics(Arc::new(move || {
+        let scheduler = scheduler.as_ref().map(coracle_scheduler::SchedulerMetrics::text);
+        let scheduler = scheduler.unwrap_or_default();
+        [queues.text(), jobs.text(), zones.text(), scheduler, features.to_string()].concat()
+    }))
 }
 
 /// The parts of the control plane that run in this process, by the names of component statuses.
@@ -473,6 +484,18 @@ mod tests {
         assert_eq!(chosen(&machine, true), "2001:db8::1");
         assert_eq!(chosen(&machine[..7], false), "2001:db8::1");
         assert_eq!(chosen(&machine[..6], false), "");
+    }
+
+    #[test]
+    fn the_metrics_of_the_scheduler_are_served_where_it_runs() {
+        let mut config = ControlPlaneConfig::new(Path::new("/nonexistent"));
+        let text =
+            |config: &ControlPlaneConfig| (component_metrics(&ControllersConfig::default(), config).0)();
+        assert!(text(&config).contains("scheduler_pending_pods{queue=\"active\"} 0\n"));
+        config.run_scheduler = false;
+        assert_eq!(text(&config), "");
+        config.feature_metrics = "feature 1\n".into();
+        assert_eq!(text(&config), "feature 1\n");
     }
 
     #[test]

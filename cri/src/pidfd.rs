@@ -11,6 +11,11 @@ use nix::sys::stat::Mode;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// Bytes of a process's command line that are read. The programs of this node have their directories in this part.
+const COMMAND_LINE_MAX: u64 = 16 << 10;
+/// Maximum bytes of another file of a process's directory in /proc.
+const FILE_MAX: u64 = 16 << 20;
+
 /// A process, and its directory in /proc.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -66,17 +71,26 @@ impl Process {
         Ok(openat(&self.directory, name, flags | OFlag::O_CLOEXEC, Mode::empty())?.into())
     }
 
-    /// Reads a file of the process's directory in /proc. The kernel limits its size.
+    /// Reads a file of the process's directory in /proc; `FileTooLarge` above 16 MiB. A process can have a mountinfo of
+    /// a hundred thousand long lines (`fs.mount-max`).
     pub(crate) fn read(&self, name: &str) -> io::Result<String> {
-        let mut text = Vec::new();
-        self.file(name, OFlag::O_RDONLY)?.read_to_end(&mut text)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        text_of(self.file(name, OFlag::O_RDONLY)?, FILE_MAX)
     }
 
     /// Waits for the end of the process. Cancel safe.
     pub(crate) async fn ended(&self) -> io::Result<()> {
         watch(self.pidfd.try_clone()?)?.readable().await.map(drop)
     }
+}
+
+/// The text of a file of at most `max` bytes; `FileTooLarge` for a larger one.
+fn text_of(file: impl io::Read, max: u64) -> io::Result<String> {
+    let mut text = Vec::new();
+    file.take(max + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > max {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Opens a process; `NotFound` if the pid is unused.
@@ -107,6 +121,15 @@ pub(crate) fn send(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The first 16 KiB of a process's command line (proc_pid_cmdline(5)); empty after its end. Any process can declare all
+/// of its memory to be its command line (`PR_SET_MM_MAP`).
+pub(crate) fn command_line(pid: i32) -> Vec<u8> {
+    let mut line = Vec::new();
+    let read = File::open(format!("/proc/{pid}/cmdline"))
+        .and_then(|file| file.take(COMMAND_LINE_MAX).read_to_end(&mut line));
+    if read.is_ok() { line } else { Vec::new() }
 }
 
 /// Whether a process has not ended. A zombie has ended.
@@ -154,6 +177,30 @@ mod tests {
                 "{absent}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_of_a_process_has_a_limited_size() {
+        assert_eq!(super::text_of(&b"12345"[..], 5).unwrap(), "12345");
+        let error = super::text_of(std::io::repeat(b'x'), 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn the_beginning_of_a_long_command_line_is_read() {
+        let long = "x".repeat(100 << 10);
+        let mut command = std::process::Command::new("sh");
+        // The shell waits for the end of its input.
+        command.args(["-c", "read x", &long, &long, &long]).stdin(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let read = || super::command_line(pid);
+        // The kernel shows the command line a moment after the exec.
+        assert!((0..100_000).any(|_| read().starts_with(b"sh\0-c\0read x\0xx")));
+        assert_eq!(read().len() as u64, super::COMMAND_LINE_MAX);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(read(), b"");
     }
 
     #[test]

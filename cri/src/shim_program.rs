@@ -26,16 +26,6 @@ pub(crate) struct ShimProgram {
     _file: Option<OwnedFd>,
 }
 
-/// The kernel's `struct mount_attr`, first version.
-#[repr(C)]
-#[derive(Default)]
-struct MountAttr {
-    set: u64,
-    clear: u64,
-    propagation: u64,
-    user_namespace: u64,
-}
-
 // === impl ShimProgram ===
 
 impl ShimProgram {
@@ -60,8 +50,7 @@ impl ShimProgram {
 /// root of any user namespace can clear the flag (measured on Linux 6.18). Then mount_setattr(2) refuses.
 fn read_only(program: &Path) -> io::Result<OwnedFd> {
     let tree = copy_mount(program)?;
-    let read_only = MountAttr { set: libc::MOUNT_ATTR_RDONLY, ..MountAttr::default() };
-    set_attributes(&tree, &read_only)?;
+    set_attributes(&tree, libc::MOUNT_ATTR_RDONLY, 0)?;
     Ok(open(&by_descriptor(&tree), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?)
 }
 
@@ -81,19 +70,20 @@ fn copy_mount(program: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(tree) })
 }
 
-fn set_attributes(mount: &OwnedFd, attributes: &MountAttr) -> io::Result<()> {
+fn set_attributes(mount: &OwnedFd, set: u64, clear: u64) -> io::Result<()> {
+    let attributes = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
     // SAFETY: string and structure outlive the call, and the size is that of the structure.
-    let set = unsafe {
+    let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             mount.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH,
-            std::ptr::from_ref(attributes),
-            std::mem::size_of::<MountAttr>(),
+            &raw const attributes,
+            std::mem::size_of_val(&attributes),
         )
     };
-    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -117,8 +107,7 @@ mod tests {
         let exe = open(exe.as_str(), OFlag::O_PATH, Mode::empty()).expect("its program");
         child.kill().expect("kill");
         child.wait().expect("its end");
-        let writable = MountAttr { clear: libc::MOUNT_ATTR_RDONLY, ..MountAttr::default() };
-        assert!(set_attributes(&exe, &writable).is_err());
+        assert!(set_attributes(&exe, 0, libc::MOUNT_ATTR_RDONLY).is_err());
         let write = std::fs::File::options().write(true).open(by_descriptor(&exe));
         assert_eq!(write.expect_err("it is read-only").raw_os_error(), Some(libc::EROFS));
     }

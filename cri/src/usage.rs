@@ -2,9 +2,15 @@
 
 pub(crate) mod meter;
 
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use tracing::debug;
+
+/// Bytes of the kernel's table of interfaces that are read, about 8,000 interfaces. A container with NET_ADMIN can make
+/// any number of interfaces.
+const TABLE_MAX: u64 = 1 << 20;
 
 /// A network interface and what went through it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +37,18 @@ fn disk(dir: &Path) -> (u64, u64) {
     })
 }
 
-/// The interfaces in the network namespace of a process, without the loopback interface.
+/// The interfaces in the network namespace of a process, without the loopback interface. Of very many, the first ones.
 pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
-    let table = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
-    Some(parse(&table))
+    let table = File::open(format!("/proc/{pid}/net/dev")).ok()?;
+    whole_lines(table).ok().map(|table| parse(&table))
+}
+
+/// The lines in the first [`TABLE_MAX`] bytes, without an incomplete one at the end.
+fn whole_lines(table: impl io::Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    table.take(TABLE_MAX).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(text.rsplit_once('\n').map(|(lines, _rest)| lines.to_owned()).unwrap_or_default())
 }
 
 /// Parses the kernel's table. Columns for received traffic: bytes, packets, errs, drop, fifo, frame, compressed, multicast.
@@ -73,5 +87,14 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].received, Traffic { bytes: 100, packets: 2, errors: 3, dropped: 9 });
         assert_eq!(found[0].sent, Traffic { bytes: 200, packets: 4, errors: 5, dropped: 6 });
+    }
+
+    #[test]
+    fn of_a_table_without_end_the_first_lines_are_read() {
+        let line = "eth0: 100 2 3 9 0 0 0 0 200 4 5 6 0 0 0 0\n";
+        let table = whole_lines(line.as_bytes().repeat(1 << 15).as_slice()).unwrap();
+        assert_eq!(parse(&table).len(), (1 << 20) / line.len());
+        assert!(table.ends_with('0'), "the last line is complete");
+        assert_eq!(parse(&whole_lines(line.as_bytes()).unwrap()).len(), 1);
     }
 }

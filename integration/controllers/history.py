@@ -249,7 +249,8 @@ class History:
 
     def job_begin(self):
         indexed = self.random.random() < 0.6
-        spec = {"parallelism": self.pick(1, 2, 3), "completions": self.pick(1, 3, 4), "backoffLimit": self.pick(0, 1, 6),
+        # With nine active pods, a suspension deletes more of them than any limit of failures.
+        spec = {"parallelism": self.pick(1, 2, 3, 9), "completions": self.pick(1, 3, 4, 9), "backoffLimit": self.pick(0, 1, 6),
                 "template": template("task", restartPolicy="Never")}
         if indexed:
             spec |= {"completionMode": "Indexed"}

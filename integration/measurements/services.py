@@ -200,13 +200,13 @@ def names(sides, count):
     row("time of a DNS query, µs, p99", *[value["p99"] for value in values])
 
 
-def changes(api, sides, work, count):
+def changes(sides, work, count, pause=2):
     """Milliseconds from a request until the kernel of each side has the change: median and maximum for each side. Then the
-    median until the API server's response."""
+    median until the API server's response. Each change follows a pause: kube-proxy programs at most once a second."""
     commits = [Commits(side.machine) for side in sides]
     took, answered = [[] for _ in sides], []
     for number in range(count):
-        time.sleep(2)  # kube-proxy programs at most once a second
+        time.sleep(pause)
         for commit in commits:
             commit.times.clear()
         begin = time.monotonic()
@@ -218,16 +218,29 @@ def changes(api, sides, work, count):
     return [(median(samples), max(samples)) for samples in took], median(answered)
 
 
-def one_endpoint(api, sides):
-    def change(number):
-        addresses = [endpoint(number, index) for index in range(ENDPOINTS - 1)] + [f"10.244.250.{number + 1}"]
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices/s{number}-a"
-        api.patch(path, {"endpoints": slice_of(number, "far", addresses)["endpoints"]})
+def change_endpoint(api, number, address):
+    """Replaces the last endpoint of a service."""
+    addresses = [endpoint(number, index) for index in range(ENDPOINTS - 1)] + [address]
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices/s{number}-a"
+    api.patch(path, {"endpoints": slice_of(number, "far", addresses)["endpoints"]})
 
-    medians, answered = changes(api, sides, change, 5 if QUICK else 15)
+
+def one_endpoint(api, sides):
+    change = lambda number: change_endpoint(api, number, f"10.244.250.{number + 1}")
+    medians, answered = changes(sides, change, 5 if QUICK else 15)
     row("change of one endpoint: request → the API server's response, ms, p50", answered, form="{:.2f}")
     row("change of one endpoint: request → kernel, ms, p50", *[value[0] for value in medians], form="{:.2f}")
     row("change of one endpoint: request → kernel, ms, max", *[value[1] for value in medians], form="{:.2f}")
+
+
+def endpoints_alone(api, side):
+    """Changes of endpoints one after the other, while only our node follows them: neither the rest of the machine before
+    each change nor the work of kube-proxy and CoreDNS is part of the time."""
+    change = lambda number: change_endpoint(api, number, f"10.244.251.{number + 1}")
+    [(middle, most)], answered = changes([side], change, 50, pause=0.02)
+    row("change of one endpoint, without a pause, our node alone: request → the API server's response, ms, p50", answered, form="{:.2f}")
+    row("… request → kernel, ms, p50", middle, form="{:.2f}")
+    row("… request → kernel, ms, max", most, form="{:.2f}")
 
 
 def starts(sides, addresses):
@@ -272,10 +285,14 @@ def policies(api, side):
     api.each(lambda number: api("POST", path, policy(number, f"10.250.{number // 250}.{number % 250}/32")), range(1000))
     time.sleep(5)
     change = lambda number: api.patch(f"{path}/n{number}", {"spec": policy(number, f"10.251.0.{number}/32")["spec"]})
-    [(middle, most)], answered = changes(api, [side], change, 5 if QUICK else 15)
+    [(middle, most)], answered = changes([side], change, 5 if QUICK else 15)
     row("change of one of 1,000 policies: request → the API server's response, ms, p50", answered, form="{:.2f}")
     row("change of one of 1,000 policies: request → kernel, ms, p50", middle, form="{:.2f}")
     row("change of one of 1,000 policies: request → kernel, ms, max", most, form="{:.2f}")
+    again = lambda number: api.patch(f"{path}/n{number}", {"spec": policy(number, f"10.252.0.{number}/32")["spec"]})
+    [(middle, most)], answered = changes([side], again, 50, pause=0.02)
+    row("… without a pause: request → the API server's response, ms, p50", answered, form="{:.2f}")
+    row("… without a pause: request → kernel, ms, p50", middle, form="{:.2f}")
     api("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods")
     wait("the removal of the pods", 60, lambda: not api.items(f"/api/v1/namespaces/{NAMESPACE}/pods") or time.sleep(0.2))
 
@@ -331,6 +348,7 @@ def measure():
     starts(sides, addresses)
     row(f"PSS after a start with {COUNT} services, MB", *[side.pss() for side in sides])
     sides[1].stop()
+    endpoints_alone(api, sides[0])
     policies(api, sides[0])
     sides[0].stop()
     shutil.rmtree(os.path.join(sides[0].machine.dir, "logs"), ignore_errors=True)

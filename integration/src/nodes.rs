@@ -166,6 +166,19 @@ impl Nodes {
         self.agents.push(agent);
     }
 
+    /// Adds `node-1` to `node-<count>` with one token, and waits until they are Ready. Returns the command that joins a
+    /// node.
+    ///
+    /// # Panics
+    /// When a node is not Ready in time.
+    pub fn join_all(&mut self, count: u8, flags: &[&str]) -> String {
+        let token: &[&str] = if count == 1 { &["create"] } else { &["create", "--reusable"] };
+        let command = self.token(token);
+        (1..=count).for_each(|number| self.join(number, &command, flags));
+        self.wait_ready();
+        command
+    }
+
     /// Runs an agent on a new host until it exits. Returns its output and the paths in its state directory.
     #[must_use]
     pub fn try_agent(&self, number: u8, arguments: &[String]) -> (Output, Vec<String>) {

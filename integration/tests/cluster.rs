@@ -21,6 +21,8 @@ mod device_plugins;
 mod devices;
 #[path = "cluster/disruption.rs"]
 mod disruption;
+#[path = "cluster/documents.rs"]
+mod documents;
 #[path = "cluster/examples.rs"]
 mod examples;
 #[path = "cluster/exclusive_cpus.rs"]

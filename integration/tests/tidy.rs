@@ -66,6 +66,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("coracle-audit", &[]),
+    ("coracle-certificate-subject", &[]),
     ("coracle-sealing", &[]),
     ("coracle-token-signer", &[]),
     ("coracle-store", &["coracle-error-chain", "coracle-sealing"]),
@@ -95,6 +96,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-any-certificate",
             "coracle-audit",
             "coracle-cel",
+            "coracle-certificate-subject",
             "coracle-connections",
             "coracle-custom-resources",
             "coracle-error-chain",
@@ -107,8 +109,12 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("coracle-events", &[]),
-    ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values"]),
-    ("coracle-controllers", &["coracle-events", "coracle-values"]),
+    ("coracle-watch", &[]),
+    ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values", "coracle-watch"]),
+    (
+        "coracle-controllers",
+        &["coracle-certificate-subject", "coracle-events", "coracle-values", "coracle-watch"],
+    ),
     (
         "coracle-controlplane",
         &[
@@ -143,6 +149,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-systemd",
             "coracle-tree",
             "coracle-values",
+            "coracle-watch",
             "coracle-controlplane",
         ],
     ),
@@ -170,6 +177,7 @@ fn restricted_libraries_are_used_only_by_their_owners() {
             &[
                 "coracle-agent",
                 "coracle-events",
+                "coracle-watch",
                 "coracle-controllers",
                 "coracle-scheduler",
                 "coracle-controlplane",

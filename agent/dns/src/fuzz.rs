@@ -31,17 +31,8 @@ pub fn dns(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     #[test]
-    fn the_corpora_are_replayed() {
-        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
-        for (name, target) in [("dns", super::dns as fn(&[u8]))] {
-            let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).expect("corpus").collect();
-            assert!(!inputs.is_empty(), "the corpus of {name} is empty");
-            for input in inputs {
-                target(&std::fs::read(input.expect("input").path()).expect("input"));
-            }
-        }
+    fn the_corpus_is_replayed() {
+        coracle_testing::replay_corpus("dns", super::dns);
     }
 }

@@ -26,6 +26,6 @@ mod zone;
 
 pub use forward::Upstream;
 pub use metrics::Metrics;
-pub use server::{Server, ServerError};
+pub use server::{IsPod, Server, ServerError};
 pub use servers::StubDomain;
 pub use zone::Zone;

@@ -20,6 +20,9 @@ const CODES: [&str; 7] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP"
 /// previous one.
 const BUCKETS: usize = 16;
 const FIRST_BUCKET_SECONDS: f64 = 0.000_25;
+/// Upper bounds in bytes of the sizes of messages, as in CoreDNS.
+const SIZES: [usize; 14] =
+    [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
 
 /// Counters of the DNS server of this node.
 #[derive(Debug, Default)]
@@ -28,6 +31,8 @@ pub struct Metrics {
     responses: [AtomicU64; CODES.len()],
     durations: [AtomicU64; BUCKETS + 1],
     duration_micros: AtomicU64,
+    /// Sizes of queries and of responses, by transport protocol.
+    sizes: [[Sizes; PROTOCOLS.len()]; 2],
     /// Cache hits: of answers with records, and of negative answers.
     hits: [AtomicU64; 2],
     misses: AtomicU64,
@@ -37,6 +42,13 @@ pub struct Metrics {
     upstream_failures: AtomicU64,
     rejects: AtomicU64,
     cache: OnceLock<std::sync::Mutex<Option<Weak<dyn CacheSize>>>>,
+}
+
+/// A histogram of the sizes of messages.
+#[derive(Debug, Default)]
+struct Sizes {
+    buckets: [AtomicU64; SIZES.len() + 1],
+    bytes: AtomicU64,
 }
 
 /// A cache of answers.
@@ -84,6 +96,13 @@ impl Metrics {
         self.duration_micros.fetch_add(micros, Relaxed);
     }
 
+    /// Counts the sizes of a query and its response, in bytes.
+    pub(crate) fn record_sizes(&self, is_tcp: bool, query: usize, response: usize) {
+        for (sizes, size) in self.sizes.iter().zip([query, response]) {
+            sizes[usize::from(is_tcp)].observe(size);
+        }
+    }
+
     pub(crate) fn cache_hit(&self, is_positive: bool) {
         self.hits[usize::from(!is_positive)].fetch_add(1, Relaxed);
     }
@@ -117,6 +136,7 @@ impl Metrics {
     pub fn render(&self) -> String {
         let mut out = String::new();
         self.render_requests(&mut out);
+        self.render_sizes(&mut out);
         self.render_cache(&mut out);
         let name = "coredns_forward_max_concurrent_rejects_total";
         counter(&mut out, name, "Queries refused because too many wait for other servers", &self.rejects);
@@ -159,6 +179,18 @@ impl Metrics {
         let _ = writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {sum}");
     }
 
+    fn render_sizes(&self, out: &mut String) {
+        let kinds = [("request", "Sizes of queries in bytes"), ("response", "Sizes of responses in bytes")];
+        for ((kind, help), protocols) in kinds.into_iter().zip(&self.sizes) {
+            let name = format!("coredns_dns_{kind}_size_bytes");
+            head(out, &name, "histogram", help);
+            for (protocol, sizes) in PROTOCOLS.iter().zip(protocols) {
+                let labels = format!("proto=\"{protocol}\",server=\"dns://:53\",view=\"\",zone=\".\"");
+                sizes.render(out, &name, &labels);
+            }
+        }
+    }
+
     fn render_cache(&self, out: &mut String) {
         let labels = |kind| format!("server=\"dns://:53\",type=\"{kind}\",view=\"\",zones=\".\"");
         let shown = self.cache.get();
@@ -181,6 +213,27 @@ impl Metrics {
         counter(out, name, "Cached answers renewed before they expired", &self.prefetches);
         let name = "coredns_cache_served_stale_total";
         counter(out, name, "Expired answers that were used", &self.stale);
+    }
+}
+
+// === impl Sizes ===
+
+impl Sizes {
+    fn observe(&self, size: usize) {
+        let bucket = SIZES.iter().position(|bound| size <= *bound).unwrap_or(SIZES.len());
+        self.buckets[bucket].fetch_add(1, Relaxed);
+        self.bytes.fetch_add(u64::try_from(size).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn render(&self, out: &mut String, name: &str, labels: &str) {
+        let mut sum = 0;
+        for (index, count) in self.buckets.iter().enumerate() {
+            sum += count.load(Relaxed);
+            let bound = SIZES.get(index).map_or_else(|| "+Inf".to_owned(), usize::to_string);
+            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {sum}");
+        }
+        let bytes = self.bytes.load(Relaxed);
+        let _ = writeln!(out, "{name}_sum{{{labels}}} {bytes}\n{name}_count{{{labels}}} {sum}");
     }
 }
 
@@ -209,6 +262,8 @@ mod tests {
         let received = ReceivedQuery { is_tcp: false, is_ipv4: true, kind: Some(RecordType::A) };
         metrics.record_response(received, ResponseCode::NoError, Duration::from_micros(300));
         metrics.record_response(received, ResponseCode::NXDomain, Duration::from_secs(60));
+        metrics.record_sizes(false, 40, 600);
+        metrics.record_sizes(true, 511, 65_000);
         metrics.cache_hit(true);
         let text = metrics.render();
         for line in [
@@ -217,6 +272,13 @@ mod tests {
             "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.00025\"} 0",
             "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.0005\"} 1",
             "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"+Inf\"} 2",
+            "# TYPE coredns_dns_request_size_bytes histogram",
+            "coredns_dns_request_size_bytes_bucket{proto=\"udp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"0\"} 0",
+            "coredns_dns_request_size_bytes_bucket{proto=\"udp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"100\"} 1",
+            "coredns_dns_request_size_bytes_bucket{proto=\"tcp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"511\"} 1",
+            "coredns_dns_response_size_bytes_bucket{proto=\"udp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"1023\"} 1",
+            "coredns_dns_response_size_bytes_bucket{proto=\"tcp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"64000\"} 0",
+            "coredns_dns_response_size_bytes_sum{proto=\"tcp\",server=\"dns://:53\",view=\"\",zone=\".\"} 65000",
             "coredns_cache_hits_total{server=\"dns://:53\",type=\"success\",view=\"\",zones=\".\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

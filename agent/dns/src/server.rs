@@ -48,12 +48,17 @@ pub struct ServerError {
     source: io::Error,
 }
 
+/// Whether an address is that of a pod of the node.
+pub type IsPod = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
+
 /// A DNS server.
 pub struct Server {
     pub(crate) zone: Zone,
     pub(crate) upstream: Arc<Upstream>,
-    /// Networks of the node's pods. Clients outside them are refused, except the node itself. Empty: only the node.
+    /// Networks of the node's pods. Clients outside them are refused, except the node itself and `is_pod`.
     clients: watch::Receiver<Vec<IpNetwork>>,
+    /// Pods outside of these networks: a network plugin may have ranges of its own.
+    is_pod: IsPod,
     forwards: Limit,
     connections: Limit,
 }
@@ -70,9 +75,17 @@ impl Server {
             zone,
             upstream,
             clients,
+            is_pod: Arc::new(|_address| false),
             forwards: Limit::new(FORWARDS.0, FORWARDS.1),
             connections: Limit::new(CONNECTIONS.0, CONNECTIONS.1),
         }
+    }
+
+    /// Sets the function that finds pods outside of the networks of pods. It is called for each query of an address that
+    /// is in none of them, so it must be fast.
+    #[must_use]
+    pub fn with_pods(self, is_pod: IsPod) -> Self {
+        Self { is_pod, ..self }
     }
 
     /// Serves at these addresses until dropped.
@@ -146,7 +159,8 @@ impl Server {
 
     fn answer_udp(&self, socket: &Arc<UdpSocket>, client: SocketAddr, query: &[u8]) {
         let began = Instant::now();
-        let asked = UdpQuery { socket: Arc::clone(socket), client, most: udp_size(query), began };
+        let (socket, size) = (Arc::clone(socket), query.len());
+        let asked = UdpQuery { socket, client, size, most: udp_size(query), began };
         match reply(query, &self.zone, &self.upstream) {
             Reply::Nothing => {}
             Reply::Now(message) => asked.answer(&self.upstream, &message),
@@ -211,14 +225,17 @@ impl Server {
         };
         let received = received(&message, client, true);
         self.upstream.metrics.record_response(received, message.metadata.response_code, began.elapsed());
-        encode(&message, u16::MAX)
+        let reply = encode(&message, u16::MAX)?;
+        self.upstream.metrics.record_sizes(true, query.len(), reply.len());
+        Some(reply)
     }
 
     /// Whether the client is a pod or a process of this node.
     fn permits(&self, client: IpAddr, own: Option<&IpAddr>) -> bool {
         let networks = self.clients.borrow();
         let is_pod = networks.iter().any(|network| network.contains(client));
-        is_pod || client.is_loopback() || Some(&client) == own || is_local_address(client)
+        let is_node = client.is_loopback() || Some(&client) == own;
+        is_pod || is_node || (self.is_pod)(client) || is_local_address(client)
     }
 }
 
@@ -226,6 +243,8 @@ impl Server {
 struct UdpQuery {
     socket: Arc<UdpSocket>,
     client: SocketAddr,
+    /// Bytes of the query.
+    size: usize,
     /// Maximum bytes of the reply.
     most: u16,
     began: Instant,
@@ -240,6 +259,7 @@ impl UdpQuery {
         let received = received(message, self.client.ip(), false);
         upstream.metrics.record_response(received, message.metadata.response_code, self.began.elapsed());
         let Some(reply) = encode(message, self.most) else { return };
+        upstream.metrics.record_sizes(false, self.size, reply.len());
         if let Err(error) = self.socket.try_send_to(&reply, self.client) {
             tracing::debug!(%error, client = %self.client, "cannot send a DNS reply");
         }
@@ -316,6 +336,12 @@ mod tests {
         assert!(permits("127.0.0.1") && !permits("10.254.254.254") && !permits("192.0.2.1"));
         networks.send(vec!["10.254.0.0/16".parse().unwrap()]).unwrap();
         assert!(permits("10.254.254.254") && !permits("192.0.2.1"));
+        let server = server.with_pods(Arc::new(|address| address == IpAddr::from([192, 0, 2, 1])));
+        let permits = |client: &str| server.permits(client.parse().unwrap(), None);
+        assert!(
+            permits("192.0.2.1") && !permits("192.0.2.2"),
+            "a pod with an address outside of the networks"
+        );
         assert!(is_of_interface("127.0.0.1".parse().unwrap()));
         assert!(!is_of_interface("192.0.2.1".parse().unwrap()), "also with ip_nonlocal_bind");
     }

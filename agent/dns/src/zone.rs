@@ -57,11 +57,9 @@ impl Zone {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
         if self.domain.zone_of(&lower) {
-            if !tables.is_complete() {
-                return Some(unknown());
-            }
             let lookup = Lookup { zone: self, tables: &tables, name, kind };
-            return Some(lookup.answer(&parse(&lower, self.domain.num_labels())));
+            let owner = parse(&lower, self.domain.num_labels());
+            return Some(if tables.is_complete() { lookup.answer(&owner) } else { lookup.known(&owner) });
         }
         self.reverse(&tables, name, kind)
     }
@@ -155,6 +153,15 @@ impl Lookup<'_> {
                 })
             }
             Owner::Namespace(_) | Owner::Unknown => absent(),
+        }
+    }
+
+    /// The answer before the first lists. A service may be known, for example from an earlier run. Its endpoints are not.
+    fn known(&self, owner: &Owner<'_>) -> Answer {
+        let Owner::Service { name, namespace } = owner else { return unknown() };
+        match self.tables.get(namespace, name) {
+            Some(service) if !is_headless(service) => self.service(service, &[]),
+            _ => unknown(),
         }
     }
 

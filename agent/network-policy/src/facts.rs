@@ -25,6 +25,8 @@ pub struct PodFacts {
     pub(crate) labels: Labels,
     /// Addresses of the pod.
     pub ips: Vec<IpAddr>,
+    /// Time of the pod's creation in seconds since 1970.
+    pub(crate) created: i64,
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,
     pub(crate) ports: Vec<NamedPort>,
@@ -75,6 +77,7 @@ impl PodFacts {
             namespace: meta.namespace.clone()?,
             labels: meta.labels.clone().unwrap_or_default(),
             ips,
+            created: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             is_local: spec.node_name.as_deref() == Some(node),
             ports: ports.collect(),
         })
@@ -89,6 +92,7 @@ impl PodFacts {
             namespace: NODES.to_owned(),
             labels: node.metadata.labels.clone().unwrap_or_default(),
             ips: addresses.into_iter().flatten().filter_map(|address| address.address.parse().ok()).collect(),
+            created: 0,
             is_local: false,
             ports: Vec::new(),
         })

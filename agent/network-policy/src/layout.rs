@@ -96,15 +96,23 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
 fn begin(transaction: &mut Transaction<'_>, name: &str) {
     transaction.rule(name, &Rule::default().connection_marked(FORBIDDEN).drop());
     transaction.rule(name, &Rule::default().established_or_related().accept());
-    let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
-    let discovery = discovery.payload(Header::Transport, 0, 1, R0);
-    transaction.rule(name, &discovery.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1]).accept());
+    transaction.rule(name, &neighbour_discovery().accept());
     // No policy matches link-local addresses, so a pod could bypass policies with them. Their packets are
     // dropped.
     for address in [of_family(false).source(false, R0), of_family(false).destination(false, R0)] {
         let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
         transaction.rule(name, &address.verdict(&Verdict::Drop));
     }
+}
+
+/// Matches neighbour discovery between pods of one bridge. A router has decremented the hop limit of a packet that it
+/// forwards, and receivers ignore such a message (RFC 4861, section 7.1). So a pod cannot use the type to send data to
+/// other nodes, or by IPv4.
+fn neighbour_discovery() -> Rule {
+    const HOP_LIMIT: u32 = 7;
+    let link = of_family(false).payload(Header::Network, HOP_LIMIT, 1, R0).equal(R0, &[u8::MAX]);
+    let kind = link.meta(Meta::Transport, R0).equal(R0, &[ICMPV6]).payload(Header::Transport, 0, 1, R0);
+    kind.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1])
 }
 
 /// Makes the maps of a tier, and the rules that send packets of its pods to their groups.

@@ -3,6 +3,7 @@
 //! Packets of a pod pass the chain of its group in each tier: all policies of the tier that select it. The chains and sets
 //! of a policy exist while a pod of this node needs them. Equal selectors share one set.
 
+mod addresses;
 mod build;
 mod cluster;
 mod selection;
@@ -21,6 +22,7 @@ use crate::cluster_policy::{ClusterKind, Rank};
 use crate::facts::{NODES, PodFacts};
 use crate::program::{Chain, Line, Lines, Program, RuleAction, Set};
 use crate::rules::{Direction, Rules, Tier};
+use addresses::Addresses;
 use build::Built;
 use selection::Selections;
 
@@ -35,6 +37,7 @@ pub struct Model {
     pods_in: HashMap<String, BTreeSet<String>>,
     /// Pods of this node.
     local: BTreeSet<String>,
+    addresses: Addresses,
     policies: HashMap<Key, u64>,
     policies_in: HashMap<String, BTreeSet<u64>>,
     cluster_policies: HashMap<(ClusterKind, String), u64>,
@@ -57,6 +60,8 @@ type GroupKey = (Stage, Vec<u64>);
 #[derive(Debug)]
 struct PodEntry {
     facts: PodFacts,
+    /// Addresses of the pod that another pod has. They do not make the pod a peer.
+    lost: Vec<IpAddr>,
     /// Order of pods that claim one address: the pod with the highest number has it.
     number: u64,
     /// Selections that contain the pod.
@@ -134,13 +139,23 @@ impl Model {
     /// Adds a pod or replaces its facts.
     pub fn put_pod(&mut self, facts: PodFacts) {
         let known = self.pods.get(&facts.uid);
-        if known.is_some_and(|entry| entry.facts == facts) {
-            return;
-        }
+        let freed = known.into_iter().flat_map(|entry| &entry.facts.ips);
+        let freed: Vec<IpAddr> = freed.filter(|ip| !facts.ips.contains(ip)).copied().collect();
         let number = match known.map(|entry| entry.number) {
             Some(number) => number,
             None => self.next_number(),
         };
+        let uid = facts.uid.clone();
+        let lost = self.take_addresses(&facts, number);
+        self.put_entry(facts, lost, number);
+        self.free_addresses(&uid, number, freed);
+    }
+
+    /// Adds the entry of a pod or replaces it.
+    fn put_entry(&mut self, facts: PodFacts, lost: Vec<IpAddr>, number: u64) {
+        if self.pods.get(&facts.uid).is_some_and(|entry| entry.facts == facts && entry.lost == lost) {
+            return;
+        }
         let old = self.pods.remove(&facts.uid);
         let (uid, namespace) = (facts.uid.clone(), facts.namespace.clone());
         self.pods_in.entry(namespace).or_default().insert(uid.clone());
@@ -148,7 +163,7 @@ impl Model {
             true => drop(self.local.insert(uid.clone())),
             false => drop(self.local.remove(&uid)),
         }
-        let entry = PodEntry { facts, number, selections: BTreeSet::new(), policies: BTreeMap::new() };
+        let entry = PodEntry { facts, lost, number, selections: BTreeSet::new(), policies: BTreeMap::new() };
         self.pods.insert(uid.clone(), entry);
         // The new entry is added before the old one is removed: chains and sets of both are then neither removed nor
         // made again.
@@ -170,6 +185,7 @@ impl Model {
             }
         }
         self.remove_claims(&entry, uid);
+        self.free_addresses(uid, entry.number, entry.facts.ips);
     }
 
     /// Adds or replaces a NetworkPolicy. A policy that cannot be parsed is ignored: it selects no pod.
@@ -302,9 +318,9 @@ impl Model {
             let Some(selection) = self.selections.get(*number) else { continue };
             let now = self.pods.get(uid);
             let is_in = now.map_or(&none, |entry| &entry.selections).contains(number);
-            let kept = now.filter(|_| is_in).map(|entry| selection.elements(&entry.facts));
+            let kept = now.filter(|_| is_in).map(|entry| selection.elements(entry));
             let kept: BTreeSet<_> = kept.into_iter().flatten().collect();
-            for (set, key) in selection.elements(&old.facts).filter(|slot| !kept.contains(slot)) {
+            for (set, key) in selection.elements(old).filter(|slot| !kept.contains(slot)) {
                 self.program.remove_claim(set, &key, old.number);
             }
         }

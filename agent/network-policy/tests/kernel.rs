@@ -17,6 +17,7 @@ use coracle_network_policy::{
 };
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use serde_json::{Value, json};
 
 /// A thread in a network namespace with one address of each family. The namespace ends with the thread.
@@ -73,6 +74,34 @@ impl Pod {
             let own = SocketAddr::new(self.ips[family], 0);
             self.within(move || UdpSocket::bind(own).unwrap().send_to(b"packet", to).is_ok());
             socket.recv(&mut [0; 8]).is_ok()
+        })
+    }
+
+    /// Whether data in a message with the type of a neighbour solicitation arrives at another pod, in each family. Its
+    /// hop limit is that of packets which routers forward.
+    fn reaches_by_solicitation(&self, other: &Self) -> [bool; 2] {
+        const MESSAGE: &[u8] = b"\x87\0\0\0hidden";
+        [(0, AddressFamily::Inet), (1, AddressFamily::Inet6)].map(|(number, family)| {
+            let raw = move || {
+                let flags = SockFlag::SOCK_CLOEXEC;
+                let socket = socket(family, SockType::Raw, flags, SockProtocol::IcmpV6).unwrap();
+                UdpSocket::from(socket)
+            };
+            let receiver = other.within(move || {
+                let socket = raw();
+                socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+                socket
+            });
+            let to = SocketAddr::new(other.ips[number], 0);
+            self.within(move || raw().send_to(MESSAGE, to).is_ok());
+            let mut buffer = [0; 256];
+            // The socket also receives the real solicitations.
+            loop {
+                let Ok(size) = receiver.recv(&mut buffer) else { return false };
+                if buffer[..size].ends_with(b"hidden") {
+                    return true;
+                }
+            }
         })
     }
 
@@ -153,6 +182,29 @@ fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
         }
         enforcer.change(&mut model).unwrap();
         assert_eq!(friend.reaches(&web, 7000), [true, true]);
+        enforcer.remove().unwrap();
+    });
+}
+
+#[test]
+fn neighbour_discovery_carries_no_data_past_a_policy() {
+    alone(|| {
+        let (web, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
+        let mut model = Model::default();
+        let mut enforcer = Enforcer::open("test-policies").unwrap();
+        let all =
+            json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress", "Egress"]});
+        model.put_policy(&policy("deny", all));
+        model.put_pod(web.facts("n", "web"));
+        model.put_pod(other.facts("n", "other"));
+        assert_eq!(web.reaches_by_solicitation(&other), [true, true], "without the table");
+        enforcer.replace(&mut model).unwrap();
+        assert_eq!(web.reaches_by_solicitation(&other), [false, false]);
+        let udp = json!([{"ports": [{"protocol": "UDP", "port": 7000}]}]);
+        let all = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": udp});
+        model.put_policy(&policy("allow", all));
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(web.reaches(&other, 7000), [true, true], "neighbours are found");
         enforcer.remove().unwrap();
     });
 }

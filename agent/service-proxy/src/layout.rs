@@ -10,6 +10,7 @@
 //! (before nat)
 //! input, forward, output   ─ new, not translated, to a service without endpoints or an unused port of a cluster IP
 //!                            ─► reject or drop
+//! forward, output            ─ new, not translated, to an address in the ranges of services ─► drop
 //! ```
 //!
 //! Established connections leave each filter at its first rule. The first packet of a connection to a cluster IP costs
@@ -233,6 +234,40 @@ fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
     node.overlay_port.into_iter().flat_map(of).collect()
 }
 
+/// Makes a table that only keeps pods from the overlay's port. Nothing is made without an overlay that has a port.
+pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeView) {
+    let rules = no_encapsulation(node);
+    if rules.is_empty() {
+        return;
+    }
+    transaction.make_table();
+    for (name, hook) in [("filter-input", Hook::Input), ("filter-forward", Hook::Forward)] {
+        transaction.make_base_chain(BaseChain { name, hook, priority: -50, kind: "filter" });
+        transaction.rule(name, &Rule::default().established_or_related().accept());
+        rules.iter().for_each(|rule| transaction.rule(name, rule));
+    }
+}
+
+/// Rules that drop packets to addresses in the ranges of services that no service has. Otherwise they would follow the
+/// default route out of the cluster. As kube-proxy's chain `cluster-ips-check`. Addresses that the node serves itself
+/// are kept.
+fn no_unallocated(node: &NodeView) -> Vec<Rule> {
+    let ranges = node.service_ranges.iter().filter(|range| !has_own_addresses(range, node));
+    let rule = |range: &IpNetwork| {
+        let served = node.served_here.iter().filter(|address| range.contains(**address));
+        let all = of_family(range.is_ipv4()).to(*range, false);
+        served.fold(all, |rule, address| rule.to(IpNetwork::from(*address), true)).drop()
+    };
+    ranges.map(rule).collect()
+}
+
+/// Whether a range has addresses of this node or of its pods. The node ignores such a range, so that a wrong ServiceCIDR
+/// does not cut it off.
+fn has_own_addresses(range: &IpNetwork, node: &NodeView) -> bool {
+    let overlaps = |pods: &IpNetwork| range.contains(pods.network()) || pods.contains(range.network());
+    node.addresses.iter().any(|address| range.contains(*address)) || node.pod_networks.iter().any(overlaps)
+}
+
 /// Chains that check sources before the translation: of packets from elsewhere, and of this node's own packets.
 const GUARDS: [(&str, Hook); 2] = [("guard", Hook::Prerouting), ("guard-output", Hook::Output)];
 
@@ -266,6 +301,9 @@ fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
         rules.push(Rule::default().jump("check-ports"));
     }
     rules.push(Rule::default().jump("check"));
+    if matches!(hook, Hook::Forward | Hook::Output) {
+        rules.extend(no_unallocated(node));
+    }
     rules
 }
 
@@ -308,6 +346,28 @@ mod tests {
         let forward = [first.clone(), overlay, then.clone(), check.clone()];
         assert_eq!(filter_rules(Hook::Forward, &node), forward);
         assert_eq!(filter_rules(Hook::Output, &node), [first, then, check_ports, check]);
+    }
+
+    #[test]
+    fn packets_to_addresses_without_a_service_are_dropped() {
+        let mut node = NodeView {
+            pod_networks: vec!["10.42.0.0/24".parse().unwrap()],
+            service_ranges: vec!["10.43.0.0/16".parse().unwrap(), "fd43::/112".parse().unwrap()],
+            served_here: vec!["10.43.0.10".parse().unwrap()],
+            ..NodeView::default()
+        };
+        let v4 = Rule::default().family(2).to(node.service_ranges[0], false);
+        let v4 = v4.to("10.43.0.10/32".parse().unwrap(), true).drop();
+        let v6 = Rule::default().family(10).to(node.service_ranges[1], false).drop();
+        let rules = no_unallocated(&node);
+        assert_eq!(rules, [v4, v6]);
+        for hook in [Hook::Forward, Hook::Output] {
+            assert!(filter_rules(hook, &node).ends_with(&rules), "after the checks of known services");
+        }
+        assert!(!filter_rules(Hook::Input, &node).contains(&rules[0]));
+        node.addresses = vec!["fd43::1".parse().unwrap()];
+        node.service_ranges[0] = "10.40.0.0/14".parse().unwrap();
+        assert_eq!(no_unallocated(&node), [], "the ranges have the node's own addresses");
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct NodeView {
     pub bridge_bypasses_filters: bool,
     /// Addresses that the node serves itself, such as cluster DNS.
     pub served_here: Vec<IpAddr>,
+    /// Ranges of service addresses, from the ServiceCIDRs. Packets to addresses in them that no service has are dropped.
+    pub service_ranges: Vec<IpNetwork>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
     /// Ranges of this node's addresses that have node ports. Without a range of a family, all its addresses have them.

@@ -138,10 +138,19 @@ impl Proxy {
     pub fn remove(table: &str) -> Result<(), Error> {
         let mut transaction = Transaction::new(table);
         transaction.delete_table();
-        let mut channel = Channel::open().map_err(Error::Socket)?;
-        channel
-            .commit(transaction.finish())
-            .map_err(|source| Error::Commit { table: table.to_owned(), source })
+        commit_once(table, transaction)
+    }
+
+    /// Replaces the table by one without services, which only keeps pods from the overlay's port: for a node whose
+    /// services another program proxies. Without an overlay that has a port, the table is removed.
+    ///
+    /// # Errors
+    /// When the kernel rejects it; the table is unchanged then.
+    pub fn replace_by_guard(table: &str, node: &NodeView) -> Result<(), Error> {
+        let mut transaction = Transaction::new(table);
+        transaction.delete_table();
+        layout::make_overlay_guard(&mut transaction, node);
+        commit_once(table, transaction)
     }
 
     fn commit(&mut self, transaction: Transaction<'_>, flows: &Changed) -> Result<(), Error> {
@@ -282,6 +291,13 @@ impl Proxy {
             }
         }
     }
+}
+
+/// Commits a transaction with a socket of its own.
+fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<(), Error> {
+    let mut channel = Channel::open().map_err(Error::Socket)?;
+    let committed = channel.commit(transaction.finish());
+    committed.map_err(|source| Error::Commit { table: table.to_owned(), source })
 }
 
 fn owner(key: &Key, service: &Service) -> Owner {

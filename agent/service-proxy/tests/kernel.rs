@@ -155,6 +155,57 @@ fn services_without_endpoints_and_unused_ports_reject() {
 }
 
 #[test]
+fn addresses_without_a_service_are_dropped_in_the_ranges_of_services() {
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        serve("10.43.0.10", 80, "d");
+        let send = |to: &str| {
+            let socket = UdpSocket::bind("10.42.0.1:0").unwrap();
+            socket.send_to(b"?", to).map_err(|error| error.kind())
+        };
+        let service = || [state("s", tcp("10.43.0.5"), &["10.42.0.2"], 8080)];
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), service()).unwrap();
+        assert_eq!(send("10.43.0.6:80"), Ok(1), "the ranges are unknown");
+        let view = NodeView {
+            service_ranges: vec!["10.43.0.0/16".parse().unwrap()],
+            served_here: vec!["10.43.0.10".parse().unwrap()],
+            ..node()
+        };
+        proxy.replace(view, service()).unwrap();
+        assert_eq!(send("10.43.0.6:80"), Err(ErrorKind::PermissionDenied));
+        assert_eq!(answers("10.43.0.5:80", 3), ["a"]);
+        assert_eq!(answers("10.43.0.10:80", 3), ["d"], "the node serves this address itself");
+    });
+}
+
+#[test]
+fn pods_cannot_send_to_the_overlay_without_the_proxy_either() {
+    alone(|| {
+        ip("addr replace 10.42.0.2/32 dev lo");
+        let receives = |port: u16| {
+            let server = UdpSocket::bind(("10.42.0.2", port)).unwrap();
+            server.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            let client = UdpSocket::bind("10.42.0.1:0").unwrap();
+            client.send_to(b"?", ("10.42.0.2", port)).unwrap();
+            server.recv(&mut [0; 8]).is_ok()
+        };
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), [state("s", tcp("10.43.0.5"), &["10.42.0.2"], 8080)]).unwrap();
+        let view = NodeView { overlay_port: Some(8472), ..node() };
+        Proxy::replace_by_guard(TABLE, &view).unwrap();
+        assert_eq!([8472, 8473].map(receives), [false, true]);
+        let listing = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
+        assert!(
+            !String::from_utf8(listing.stdout).unwrap().contains("10.43.0.5"),
+            "services of an earlier run"
+        );
+        Proxy::replace_by_guard(TABLE, &node()).unwrap();
+        assert!(receives(8472), "without an overlay there is no table");
+    });
+}
+
+#[test]
 fn node_ports_and_affinity() {
     alone(|| {
         serve("10.42.0.2", 8080, "a");

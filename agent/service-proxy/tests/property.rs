@@ -76,6 +76,7 @@ fn node() -> NodeView {
     NodeView {
         name: "here".to_owned(),
         pod_networks: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
+        service_ranges: vec!["10.43.0.0/16".parse().unwrap(), "fd43::/112".parse().unwrap()],
         ..NodeView::default()
     }
 }

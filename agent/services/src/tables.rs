@@ -189,6 +189,13 @@ impl Tables {
         Some(service)
     }
 
+    /// Adds services of an earlier run, unless the services were listed. The first list replaces them.
+    pub fn put_stored(&mut self, all: impl IntoIterator<Item = Arc<Service>>) {
+        if !self.listed.0 {
+            all.into_iter().for_each(|service| drop(self.put_service(service)));
+        }
+    }
+
     /// Replaces all services. Returns the changed ones.
     pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
         self.listed.0 = true;
@@ -301,6 +308,16 @@ mod tests {
         assert_eq!(ready(&tables, "selecting"), 0, "a new slice");
         assert_eq!(names(tables.set_ready(address, true).iter()), ["selecting"]);
         assert_eq!(ready(&tables, "selecting"), 1);
+    }
+
+    #[test]
+    fn stored_services_are_known_until_the_first_list() {
+        let mut tables = Tables::default();
+        tables.put_stored([service("a", "10.0.0.1"), service("b", "10.0.0.2")]);
+        assert!(tables.get("n", "a").is_some() && !tables.is_complete());
+        assert_eq!(names(tables.replace_services([service("a", "10.0.0.1")]).iter()), ["b"]);
+        tables.put_stored([service("b", "10.0.0.2")]);
+        assert!(tables.get("n", "b").is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::process::Command;
 use serde_json::json;
 
 use super::*;
+use crate::kubelet_metrics::{Current, KubeletMetrics};
 
 struct Scratch {
     root: String,
@@ -155,4 +156,22 @@ async fn a_pod_without_uid_has_no_cgroup() {
     let scratch = Scratch::new("nouid");
     let error = scratch.cgroups.ensure_pod(&Pod::default()).await.expect_err("no uid");
     assert!(matches!(error, CgroupError::NoUid(_)));
+}
+
+#[tokio::test]
+async fn operations_on_pods_are_measured() {
+    let scratch = Scratch::new("measured");
+    let pod = pod("u8", json!({}));
+    for _ in 0..2 {
+        scratch.cgroups.ensure_pod(&pod).await.expect("ensure");
+    }
+    scratch.cgroups.remove_pod("u8").await.expect("removed");
+    let metrics = KubeletMetrics::default();
+    metrics.show(scratch.cgroups.operations().collector());
+    let text = metrics.text(&Current::default());
+    for operation in ["create", "update", "destroy"] {
+        let labels = format!("operation_type=\"{operation}\"");
+        let line = format!("kubelet_cgroup_manager_duration_seconds_count{{{labels}}} 1");
+        assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+    }
 }

@@ -101,15 +101,20 @@ fn records_are_removed_with_their_last_pod_and_unowned_ones_at_the_next_start() 
     assert!(all_files(dir.path()).is_empty());
 }
 
-#[test]
-fn no_record_is_removed_as_unowned_while_the_record_of_a_pod_cannot_be_read() {
-    let dir = tempfile::tempdir().unwrap();
+/// A checkpoint that is opened again. It has the record of a secret of the pod `u`.
+fn reopened_with_a_secret(dir: &Path) -> (Checkpoint, Key) {
     let secret = Key::secret("ns", "s");
-    let checkpoint = open(dir.path());
+    let checkpoint = open(dir);
     checkpoint.own("u", vec![secret.clone()]);
     checkpoint.put(secret.clone(), &1);
     checkpoint.flush();
-    let next = open(dir.path());
+    (open(dir), secret)
+}
+
+#[test]
+fn no_record_is_removed_as_unowned_while_the_record_of_a_pod_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (next, secret) = reopened_with_a_secret(dir.path());
     next.state().is_pod_unread = true;
     next.remove_unowned();
     assert_eq!(next.get::<i32>(&secret), Some(1));
@@ -121,12 +126,7 @@ fn no_record_is_removed_as_unowned_while_the_record_of_a_pod_cannot_be_read() {
 #[test]
 fn no_record_is_removed_as_unowned_while_the_records_of_pods_cannot_be_listed() {
     let dir = tempfile::tempdir().unwrap();
-    let secret = Key::secret("ns", "s");
-    let checkpoint = open(dir.path());
-    checkpoint.own("u", vec![secret.clone()]);
-    checkpoint.put(secret.clone(), &1);
-    checkpoint.flush();
-    let next = open(dir.path());
+    let (next, secret) = reopened_with_a_secret(dir.path());
     let pods = dir.path().join("agent/checkpoint/pods");
     fs::remove_dir_all(&pods).unwrap();
     fs::write(&pods, "").unwrap();

@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::go;
+
 use super::assign::Order;
+use crate::topology::TopologyPolicy;
 use crate::topology::machine::{CpuTopology, Level};
-use crate::topology::{TopologyPolicy, boolean};
 
 /// Options of the static policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,11 +64,11 @@ impl CpuOptions {
                     "the option {name:?} needs the feature gate CPUManagerPolicyAlphaOptions"
                 ));
             }
-            if boolean(value).is_none() {
+            if go::parse_bool(value).is_none() {
                 return Err(format!("bad value for option {name:?}: expected true or false"));
             }
         }
-        let is_on = |name: &str| options.get(name).and_then(|value| boolean(value)) == Some(true);
+        let is_on = |name: &str| options.get(name).and_then(|value| go::parse_bool(value)) == Some(true);
         for (first, second) in [
             (FULL_CORES, ACROSS_CORES),
             (ACROSS_NUMA, ACROSS_CORES),

@@ -13,7 +13,7 @@ const HINT_NODES_MAX: usize = 8;
 
 /// The request of a container for one resource.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Want {
+pub(super) struct DeviceRequest {
     /// Name of the resource.
     pub(super) resource: String,
     /// Number of devices.
@@ -52,7 +52,7 @@ impl Choice {
     ///
     /// # Errors
     /// When there are too few devices. The message is upstream's.
-    pub(super) fn begin(want: &Want, free: &Devices) -> Result<Self, String> {
+    pub(super) fn begin(want: &DeviceRequest, free: &Devices) -> Result<Self, String> {
         let mut chosen: BTreeSet<String> = want.reusable.iter().take(want.count).cloned().collect();
         let mut missing = want.count - chosen.len();
         if missing == 0 {
@@ -119,7 +119,7 @@ fn is_set(mask: u64, node: i64) -> bool {
 
 /// Devices of one resource, as inputs of [`hints`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Supply<'a> {
+pub(super) struct HintInputs<'a> {
     /// All devices of the resource.
     pub(super) all: &'a Devices,
     /// Healthy devices that no pod has.
@@ -130,8 +130,8 @@ pub(super) struct Supply<'a> {
 
 /// The topology hints of a request for `count` devices, on a machine with these NUMA nodes. None: the devices have no
 /// topology, so all nodes are equally good. An empty list: no set of nodes has enough devices.
-pub(super) fn hints(count: usize, machine: &[u32], supply: Supply<'_>) -> Option<Vec<DeviceHint>> {
-    let Supply { all, free, reusable } = supply;
+pub(super) fn hints(count: usize, machine: &[u32], inputs: HintInputs<'_>) -> Option<Vec<DeviceHint>> {
+    let HintInputs { all, free, reusable } = inputs;
     if all.values().all(Vec::is_empty) {
         return None;
     }
@@ -171,12 +171,12 @@ mod tests {
         list.iter().map(|(id, nodes)| ((*id).to_owned(), nodes.to_vec())).collect()
     }
 
-    fn want(count: usize, reusable: &[&str], affinity: Option<u64>) -> Want {
+    fn want(count: usize, reusable: &[&str], affinity: Option<u64>) -> DeviceRequest {
         let reusable = reusable.iter().map(|id| (*id).to_owned()).collect();
-        Want { resource: "x.io/a".to_owned(), count, reusable, affinity }
+        DeviceRequest { resource: "x.io/a".to_owned(), count, reusable, affinity }
     }
 
-    fn chosen(want: &Want, free: &Devices, preferred: &[&str]) -> Vec<String> {
+    fn chosen(want: &DeviceRequest, free: &Devices, preferred: &[&str]) -> Vec<String> {
         let preferred: Vec<String> = preferred.iter().map(|id| (*id).to_owned()).collect();
         Choice::begin(want, free).unwrap().finish(&preferred).into_iter().collect()
     }
@@ -221,7 +221,7 @@ mod tests {
         let all = devices(&[("a", &[9]), ("b", &[12]), ("c", &[70])]);
         let machine: Vec<u32> = (0..36).collect();
         let none = BTreeSet::new();
-        let found = hints(1, &machine, Supply { all: &all, free: &all, reusable: &none }).unwrap();
+        let found = hints(1, &machine, HintInputs { all: &all, free: &all, reusable: &none }).unwrap();
         let hint = |nodes, preferred| DeviceHint { nodes, preferred };
         assert_eq!(found, [hint(1 << 9, true), hint(1 << 12, true), hint((1 << 9) | (1 << 12), false)]);
     }
@@ -232,7 +232,7 @@ mod tests {
         let hint = |nodes, preferred| DeviceHint { nodes, preferred };
         let found = |count: usize, free: &Devices, reusable: &[&str]| {
             let reusable = reusable.iter().map(|id| (*id).to_owned()).collect();
-            hints(count, &[0, 1], Supply { all: &all, free, reusable: &reusable }).unwrap()
+            hints(count, &[0, 1], HintInputs { all: &all, free, reusable: &reusable }).unwrap()
         };
         let one = [hint(0b01, true), hint(0b10, true), hint(0b11, false)];
         assert_eq!(found(1, &all, &[]), one);
@@ -244,6 +244,6 @@ mod tests {
         assert_eq!(found(1, &free, &["c"]), [hint(0b10, true), hint(0b11, false)]);
         let plain = devices(&[("a", &[])]);
         let none = BTreeSet::new();
-        assert_eq!(hints(1, &[0], Supply { all: &plain, free: &plain, reusable: &none }), None);
+        assert_eq!(hints(1, &[0], HintInputs { all: &plain, free: &plain, reusable: &none }), None);
     }
 }

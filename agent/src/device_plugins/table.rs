@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use k8s_openapi::api::core::v1::{ResourceHealth, ResourceStatus};
 use serde::{Deserialize, Serialize};
 
-use super::choose::{Choice, DeviceHint, Devices, Supply, Want, hints};
+use super::choose::{Choice, DeviceHint, DeviceRequest, Devices, HintInputs, hints};
 use super::edits::Edits;
 use super::requests::Request;
 use crate::node::{DeviceCount, DeviceCounts};
@@ -34,12 +34,12 @@ pub(super) struct Device {
 pub(super) struct PodDevices {
     pub(super) uid: String,
     /// By container and resource.
-    pub(super) containers: BTreeMap<String, BTreeMap<String, Given>>,
+    pub(super) containers: BTreeMap<String, BTreeMap<String, Allocation>>,
 }
 
 /// Devices of one resource that a container has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Given {
+pub(super) struct Allocation {
     pub(super) devices: Devices,
     /// The plugin's answer. None: the plugin has not answered yet.
     pub(super) edits: Option<Edits>,
@@ -52,7 +52,7 @@ pub(super) struct Given {
 
 /// A container of a pod.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct Owner<'a> {
     pub(super) uid: &'a str,
     pub(super) container: &'a str,
 }
@@ -112,9 +112,9 @@ impl Table {
 
     /// Adds the devices of a pod, of an earlier agent.
     pub(super) fn restore_pod(&mut self, pod: PodDevices) {
-        for (resource, given) in pod.containers.values().flatten() {
+        for (resource, allocation) in pod.containers.values().flatten() {
             let used = self.used.entry(resource.clone()).or_default();
-            used.extend(given.devices.keys().map(|id| (id.clone(), pod.uid.clone())));
+            used.extend(allocation.devices.keys().map(|id| (id.clone(), pod.uid.clone())));
         }
         self.pods.insert(pod.uid.clone(), pod);
     }
@@ -217,10 +217,10 @@ impl Table {
     ///
     /// # Errors
     /// When the devices are not available.
-    pub(super) fn step(&self, place: Place<'_>, want: &Want, boot: &str) -> Result<Step, Refusal> {
-        let Want { resource: name, count, .. } = want;
+    pub(super) fn step(&self, owner: Owner<'_>, want: &DeviceRequest, boot: &str) -> Result<Step, Refusal> {
+        let DeviceRequest { resource: name, count, .. } = want;
         let present = self.resources.get(name).filter(|resource| !resource.is_removed);
-        let Some(given) = self.given(place, name) else {
+        let Some(allocation) = self.allocation(owner, name) else {
             let Some(resource) = present else {
                 return Err(Refusal::Reject(format!("cannot allocate unregistered device {name}")));
             };
@@ -230,25 +230,25 @@ impl Table {
             }
             return Choice::begin(want, &self.free(name)).map(Step::Choose).map_err(Refusal::Reject);
         };
-        if given.devices.len() != *count {
-            let Place { uid, container } = place;
-            let before = given.devices.len();
+        if allocation.devices.len() != *count {
+            let Owner { uid, container } = owner;
+            let before = allocation.devices.len();
             return Err(Refusal::Reject(format!(
                 "pod {uid:?} container {container:?} changed request for resource {name:?} from {before} to {count}"
             )));
         }
-        if given.edits.is_some() && given.boot == boot {
+        if allocation.is_answered() && allocation.boot == boot {
             return Ok(Step::Done);
         }
-        if given.edits.is_none() && given.affinity.is_some() {
-            let (want, open) = self.open(place, want);
+        if !allocation.is_answered() && allocation.affinity.is_some() {
+            let (want, open) = self.open(owner, want);
             return Choice::begin(&want, &open).map(Step::Choose).map_err(Refusal::Reject);
         }
         let is_available = |id: &String| {
             present.is_some_and(|r| r.is_listed && r.devices.get(id).is_some_and(|device| device.is_healthy))
         };
-        if given.devices.keys().all(is_available) {
-            return Ok(Step::Call(given.devices.keys().cloned().collect()));
+        if allocation.devices.keys().all(is_available) {
+            return Ok(Step::Call(allocation.devices.keys().cloned().collect()));
         }
         let message = "previously allocated devices are no longer healthy; cannot allocate unhealthy devices";
         Err(Refusal::Wait(format!("{message} {name}")))
@@ -258,18 +258,19 @@ impl Table {
     /// devices that a later container keeps.
     pub(super) fn reusable(
         &self,
-        place: Place<'_>,
+        owner: Owner<'_>,
         resource: &str,
         requests: &[Request],
     ) -> BTreeSet<String> {
-        let before = requests.iter().take_while(|request| request.container != place.container);
+        let before = requests.iter().take_while(|request| request.container != owner.container);
         let mut reusable = BTreeSet::new();
         for request in before {
             if reusable.is_empty() && !request.ends_first {
                 continue;
             }
-            let place = Place { container: &request.container, ..place };
-            let ids = self.given(place, resource).into_iter().flat_map(|given| given.devices.keys());
+            let owner = Owner { container: &request.container, ..owner };
+            let ids =
+                self.allocation(owner, resource).into_iter().flat_map(|allocation| allocation.devices.keys());
             for id in ids {
                 if request.ends_first {
                     reusable.insert(id.clone());
@@ -288,47 +289,49 @@ impl Table {
     /// When other pods have taken the devices meanwhile.
     pub(super) fn reserve(
         &mut self,
-        place: Place<'_>,
-        want: &Want,
+        owner: Owner<'_>,
+        want: &DeviceRequest,
         preferred: &[String],
     ) -> Result<Vec<String>, Refusal> {
-        let (want, open) = self.open(place, want);
+        let (want, open) = self.open(owner, want);
         let choice = Choice::begin(&want, &open).map_err(Refusal::Reject)?;
         let ids: Vec<String> = choice.finish(preferred).into_iter().collect();
-        self.end_reservation(place, &want.resource);
+        self.end_reservation(owner, &want.resource);
         let known = self.resources.get(&want.resource);
         let nodes = |id: &String| {
             known.and_then(|resource| resource.devices.get(id)).map(|d| d.nodes.clone()).unwrap_or_default()
         };
         let devices: Devices = ids.iter().map(|id| (id.clone(), nodes(id))).collect();
         let used = self.used.entry(want.resource.clone()).or_default();
-        used.extend(ids.iter().map(|id| (id.clone(), place.uid.to_owned())));
-        let pod = self.pods.entry(place.uid.to_owned()).or_default();
-        pod.uid = place.uid.to_owned();
-        let given = Given { devices, affinity: want.affinity, ..Given::default() };
-        let container = pod.containers.entry(place.container.to_owned()).or_default();
-        container.insert(want.resource, given);
+        used.extend(ids.iter().map(|id| (id.clone(), owner.uid.to_owned())));
+        let pod = self.pods.entry(owner.uid.to_owned()).or_default();
+        pod.uid = owner.uid.to_owned();
+        let allocation = Allocation { devices, affinity: want.affinity, ..Allocation::default() };
+        let container = pod.containers.entry(owner.container.to_owned()).or_default();
+        container.insert(want.resource, allocation);
         Ok(ids)
     }
 
     /// Frees the devices of a container, except those that another container of its pod has as well.
-    fn end_reservation(&mut self, place: Place<'_>, resource: &str) {
-        let Some(pod) = self.pods.get_mut(place.uid) else { return };
-        let container = pod.containers.get_mut(place.container);
+    fn end_reservation(&mut self, owner: Owner<'_>, resource: &str) {
+        let Some(pod) = self.pods.get_mut(owner.uid) else { return };
+        let container = pod.containers.get_mut(owner.container);
         let Some(old) = container.and_then(|container| container.remove(resource)) else { return };
         let others = pod.containers.values().filter_map(|container| container.get(resource));
-        let kept: BTreeSet<&String> = others.flat_map(|given| given.devices.keys()).collect();
+        let kept: BTreeSet<&String> = others.flat_map(|allocation| allocation.devices.keys()).collect();
         if let Some(used) = self.used.get_mut(resource) {
             used.retain(|id, _| kept.contains(id) || !old.devices.contains_key(id));
         }
     }
 
     /// Stores the plugin's answer for devices that a container has. Returns false if the pod was released meanwhile.
-    pub(super) fn answer(&mut self, place: Place<'_>, resource: &str, edits: Edits, boot: &str) -> bool {
-        let pod = self.pods.get_mut(place.uid);
-        let container = pod.and_then(|pod| pod.containers.get_mut(place.container));
-        let Some(given) = container.and_then(|container| container.get_mut(resource)) else { return false };
-        (given.edits, given.boot) = (Some(edits), boot.to_owned());
+    pub(super) fn answer(&mut self, owner: Owner<'_>, resource: &str, edits: Edits, boot: &str) -> bool {
+        let pod = self.pods.get_mut(owner.uid);
+        let container = pod.and_then(|pod| pod.containers.get_mut(owner.container));
+        let Some(allocation) = container.and_then(|container| container.get_mut(resource)) else {
+            return false;
+        };
+        (allocation.edits, allocation.boot) = (Some(edits), boot.to_owned());
         true
     }
 
@@ -336,7 +339,7 @@ impl Table {
     pub(super) fn cancel(&mut self, uid: &str) {
         let Some(mut pod) = self.remove(uid) else { return };
         for container in pod.containers.values_mut() {
-            container.retain(|_, given| given.edits.is_some());
+            container.retain(|_, allocation| allocation.is_answered());
         }
         pod.containers.retain(|_, resources| !resources.is_empty());
         if !pod.containers.is_empty() {
@@ -347,9 +350,9 @@ impl Table {
     /// Frees the devices of a pod. None: the pod has none.
     pub(super) fn remove(&mut self, uid: &str) -> Option<PodDevices> {
         let pod = self.pods.remove(uid)?;
-        for (resource, given) in pod.containers.values().flatten() {
+        for (resource, allocation) in pod.containers.values().flatten() {
             let Some(used) = self.used.get_mut(resource) else { continue };
-            for id in given.devices.keys() {
+            for id in allocation.devices.keys() {
                 used.remove(id);
             }
             if used.is_empty() {
@@ -370,18 +373,19 @@ impl Table {
     }
 
     /// The devices of one resource that a container has.
-    pub(super) fn given(&self, place: Place<'_>, resource: &str) -> Option<&Given> {
-        self.pods.get(place.uid)?.containers.get(place.container)?.get(resource)
+    pub(super) fn allocation(&self, owner: Owner<'_>, resource: &str) -> Option<&Allocation> {
+        self.pods.get(owner.uid)?.containers.get(owner.container)?.get(resource)
     }
 
     /// The health of a container's devices, for its status. Of many devices, only the unhealthy ones are reported.
-    pub(super) fn health(&self, place: Place<'_>) -> Vec<ResourceStatus> {
-        let container = self.pods.get(place.uid).and_then(|pod| pod.containers.get(place.container));
-        let one = |(name, given): (&String, &Given)| {
+    pub(super) fn health(&self, owner: Owner<'_>) -> Vec<ResourceStatus> {
+        let container = self.pods.get(owner.uid).and_then(|pod| pod.containers.get(owner.container));
+        let one = |(name, allocation): (&String, &Allocation)| {
             let known = self.resources.get(name);
             let device = |id: &String| known.and_then(|resource| resource.devices.get(id));
-            let is_short = given.devices.len() <= HEALTH_MAX;
-            let all = given.devices.keys().map(|id| (id, device(id).is_none_or(|device| device.is_healthy)));
+            let is_short = allocation.devices.len() <= HEALTH_MAX;
+            let all =
+                allocation.devices.keys().map(|id| (id, device(id).is_none_or(|device| device.is_healthy)));
             let shown = all.filter(|(_, is_healthy)| is_short || !is_healthy).take(HEALTH_MAX);
             let resources = shown.map(|(id, is_healthy)| {
                 let health = if is_healthy { "Healthy" } else { "Unhealthy" };
@@ -403,22 +407,27 @@ impl Table {
     }
 
     /// Topology hints for a container's request on a machine with these NUMA nodes. None: no preference.
-    pub(super) fn hints(&self, place: Place<'_>, want: &Want, machine: &[u32]) -> Option<Vec<DeviceHint>> {
+    pub(super) fn hints(
+        &self,
+        owner: Owner<'_>,
+        want: &DeviceRequest,
+        machine: &[u32],
+    ) -> Option<Vec<DeviceHint>> {
         let all = self.all(&want.resource)?;
         let none = BTreeSet::new();
-        let supply = match self.given(place, &want.resource) {
+        let inputs = match self.allocation(owner, &want.resource) {
             // As upstream, the container keeps its devices, so the hints are for these only.
-            Some(given) => Supply { all: &all, free: &given.devices, reusable: &none },
+            Some(allocation) => HintInputs { all: &all, free: &allocation.devices, reusable: &none },
             None => {
                 let free = self.free(&want.resource);
                 return hints(
                     want.count,
                     machine,
-                    Supply { all: &all, free: &free, reusable: &want.reusable },
+                    HintInputs { all: &all, free: &free, reusable: &want.reusable },
                 );
             }
         };
-        hints(want.count, machine, supply)
+        hints(want.count, machine, inputs)
     }
 
     /// Topology hints for a number of devices of a pod. The pod keeps the devices that it has. As upstream, if these
@@ -432,11 +441,11 @@ impl Table {
         let all = self.all(resource)?;
         let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
         let held = containers.filter_map(|resources| resources.get(resource));
-        let mut free: Devices = held.flat_map(|given| given.devices.clone()).collect();
+        let mut free: Devices = held.flat_map(|allocation| allocation.devices.clone()).collect();
         if free.len() < count {
             free.extend(self.free(resource));
         }
-        hints(count, machine, Supply { all: &all, free: &free, reusable: &BTreeSet::new() })
+        hints(count, machine, HintInputs { all: &all, free: &free, reusable: &BTreeSet::new() })
     }
 
     /// All devices of a resource that is not removed.
@@ -447,14 +456,14 @@ impl Table {
 
     /// The request with the affinity of the container's reservation, and the healthy devices that are free or reserved
     /// for the container, without those that it reuses.
-    fn open(&self, place: Place<'_>, want: &Want) -> (Want, Devices) {
+    fn open(&self, owner: Owner<'_>, want: &DeviceRequest) -> (DeviceRequest, Devices) {
         let mut open = self.free(&want.resource);
-        let Some(given) = self.given(place, &want.resource) else { return (want.clone(), open) };
+        let Some(allocation) = self.allocation(owner, &want.resource) else { return (want.clone(), open) };
         let healthy = self.resources.get(&want.resource).into_iter().flat_map(Resource::healthy);
         let reserved =
-            healthy.filter(|(id, _)| given.devices.contains_key(*id) && !want.reusable.contains(*id));
+            healthy.filter(|(id, _)| allocation.devices.contains_key(*id) && !want.reusable.contains(*id));
         open.extend(reserved.map(own));
-        (Want { affinity: want.affinity.or(given.affinity), ..want.clone() }, open)
+        (DeviceRequest { affinity: want.affinity.or(allocation.affinity), ..want.clone() }, open)
     }
 
     /// The healthy devices of a resource that no pod has.
@@ -463,6 +472,15 @@ impl Table {
         let is_free = |id: &String| used.is_none_or(|used| !used.contains_key(id));
         let healthy = self.resources.get(name).into_iter().flat_map(Resource::healthy);
         healthy.filter(|(id, _)| is_free(id)).map(own).collect()
+    }
+}
+
+// === impl Allocation ===
+
+impl Allocation {
+    /// Whether the plugin has answered.
+    pub(super) fn is_answered(&self) -> bool {
+        self.edits.is_some()
     }
 }
 
@@ -489,12 +507,12 @@ mod tests {
         list.iter().map(|(id, is_healthy)| ((*id).to_owned(), device(*is_healthy))).collect()
     }
 
-    fn want(count: usize) -> Want {
-        Want { resource: NAME.to_owned(), count, ..Want::default() }
+    fn want(count: usize) -> DeviceRequest {
+        DeviceRequest { resource: NAME.to_owned(), count, ..DeviceRequest::default() }
     }
 
-    fn at<'a>(uid: &'a str, container: &'a str) -> Place<'a> {
-        Place { uid, container }
+    fn at<'a>(uid: &'a str, container: &'a str) -> Owner<'a> {
+        Owner { uid, container }
     }
 
     /// A table with these devices.
@@ -510,9 +528,9 @@ mod tests {
         (count.capacity, count.allocatable)
     }
 
-    fn give(table: &mut Table, place: Place<'_>, count: usize) -> Vec<String> {
-        let ids = table.reserve(place, &want(count), &[]).unwrap();
-        assert!(table.answer(place, NAME, Edits::default(), "boot"));
+    fn give(table: &mut Table, owner: Owner<'_>, count: usize) -> Vec<String> {
+        let ids = table.reserve(owner, &want(count), &[]).unwrap();
+        assert!(table.answer(owner, NAME, Edits::default(), "boot"));
         ids
     }
 
@@ -553,7 +571,7 @@ mod tests {
     fn requests_without_devices_are_rejected_with_the_messages_of_the_kubelet() {
         let (mut table, number) = table(&[("a", true)]);
         let step = |table: &Table, name: &str, count| {
-            let want = Want { resource: name.to_owned(), ..want(count) };
+            let want = DeviceRequest { resource: name.to_owned(), ..want(count) };
             table.step(at("p", "c"), &want, "boot").unwrap_err()
         };
         let rejected = |text: &str| Refusal::Reject(text.to_owned());
@@ -606,12 +624,12 @@ mod tests {
         let on = |node| Device { is_healthy: true, nodes: vec![node] };
         let list = [("a", 0), ("b", 1), ("c", 1)].map(|(id, node)| (id.to_owned(), on(node)));
         table.list(NAME, number, BTreeMap::from(list)).unwrap();
-        let near = Want { affinity: Some(0b10), ..want(1) };
-        let reusing = |id: &str| Want { reusable: BTreeSet::from([id.to_owned()]), ..want(1) };
+        let near = DeviceRequest { affinity: Some(0b10), ..want(1) };
+        let reusing = |id: &str| DeviceRequest { reusable: BTreeSet::from([id.to_owned()]), ..want(1) };
         let ids = |id: &str| Ok(vec![id.to_owned()]);
         assert_eq!(table.reserve(at("p", "init"), &near, &[]), ids("b"));
         assert_eq!(
-            table.reserve(at("p", "c"), &Want { affinity: near.affinity, ..reusing("b") }, &[]),
+            table.reserve(at("p", "c"), &DeviceRequest { affinity: near.affinity, ..reusing("b") }, &[]),
             ids("b")
         );
         let available = match table.step(at("p", "init"), &want(1), "boot") {
@@ -655,14 +673,14 @@ mod tests {
     #[test]
     fn an_unhealthy_device_of_a_pod_stays_unhealthy_without_its_plugin() {
         let (mut table, number) = table(&[("a", true), ("b", true)]);
-        let place = at("p", "c");
-        assert_eq!(give(&mut table, place, 1), ["a"]);
+        let owner = at("p", "c");
+        assert_eq!(give(&mut table, owner, 1), ["a"]);
         table.list(NAME, number, devices(&[("a", false), ("b", true)])).unwrap();
         table.disconnect(NAME, number);
         table.expire(NAME, number);
         assert_eq!(count(&table), (0, 0));
         assert_eq!(table.hints(at("q", "c"), &want(1), &[0]), None);
-        let health = table.health(place).remove(0).resources.unwrap().remove(0).health;
+        let health = table.health(owner).remove(0).resources.unwrap().remove(0).health;
         assert_eq!(health.as_deref(), Some("Unhealthy"));
         // A new plugin that does not know the device: it counts as healthy.
         let again = table.connect(NAME);

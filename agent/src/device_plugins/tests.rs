@@ -5,9 +5,10 @@ use std::path::Path;
 use coracle_proto::device_plugin as api;
 use coracle_proto::device_plugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use coracle_proto::device_plugin::registration_client::RegistrationClient;
+use coracle_testing::eventually_async;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -163,17 +164,11 @@ impl Agent {
 
     async fn register(&self, dir: &Path, resource: &str) -> Result<(), Status> {
         let sockets = dir.join("device-plugins");
-        let connecting = async {
-            loop {
-                if let Ok(socket) = open_socket(&sockets, Path::new("kubelet.sock"))
-                    && let Ok(link) = Link::open(&socket).await
-                {
-                    return link;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let link = tokio::time::timeout(LIMIT, connecting).await.expect("a socket");
+        let link = eventually_async("a socket", 10, async || {
+            let socket = open_socket(&sockets, Path::new("kubelet.sock")).ok()?;
+            Link::open(&socket).await.ok()
+        })
+        .await;
         let mut client = RegistrationClient::with_origin(link.caller(Version::V1), origin());
         let request = api::RegisterRequest {
             version: "v1beta1".to_owned(),
@@ -294,18 +289,12 @@ async fn changed_health_is_reported_in_the_statuses_of_containers() {
     dongles.end();
     agent.has(1, 0).await;
     let container = &first.spec.as_ref().unwrap().containers[0];
-    let refused = async {
-        loop {
-            let options = agent.devices.container_options(&first, container).await;
-            // A call during the end can fail with another reason.
-            if matches!(&options, Err(DeviceError::Wait(reason)) if reason.ends_with("the plugin has ended"))
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, refused).await.expect("a start without PreStartContainer to fail");
+    eventually_async("a start without PreStartContainer fails", 10, async || {
+        let options = agent.devices.container_options(&first, container).await;
+        // A call during the end can fail with another reason.
+        matches!(&options, Err(DeviceError::Wait(reason)) if reason.ends_with("the plugin has ended"))
+    })
+    .await;
     agent.devices.release("p").await;
     let error = reason(agent.devices.allocate(&pod("q", "0", &["1"])).await);
     assert_eq!(error, "no healthy devices present; cannot allocate unhealthy devices example.com/dongle");

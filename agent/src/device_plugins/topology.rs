@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::DevicePlugins;
-use super::choose::{DeviceHint, Want};
+use super::choose::{DeviceHint, DeviceRequest};
 use super::requests;
-use super::table::{Place, Refusal, Step};
+use super::table::{Owner, Refusal, Step};
 use crate::topology::numa_mask::NumaMask;
 use crate::topology::{AllocationError, Hint, HintProvider, Hints};
 
@@ -70,17 +70,17 @@ impl DevicePlugins {
     /// When there are too few devices. The message is upstream's.
     fn reserve(&self, pod: &Pod, container: &Container, affinity: Option<u64>) -> Result<(), String> {
         let (uid, requests) = (pod.metadata.uid.as_deref().unwrap_or_default(), requests::of_pod(pod));
-        let place = Place { uid, container: &container.name };
+        let owner = Owner { uid, container: &container.name };
         let mut state = self.state();
         for (resource, count) in requests::of_container(pod, container) {
             if !state.table.manages(&resource) {
                 continue;
             }
-            let reusable = state.table.reusable(place, &resource, &requests);
-            let want = Want { resource, count, reusable, affinity };
-            let step = state.table.step(place, &want, &self.shared.boot);
+            let reusable = state.table.reusable(owner, &resource, &requests);
+            let want = DeviceRequest { resource, count, reusable, affinity };
+            let step = state.table.step(owner, &want, &self.shared.boot);
             let reserved = match step {
-                Ok(Step::Choose(_)) => state.table.reserve(place, &want, &[]).map(drop),
+                Ok(Step::Choose(_)) => state.table.reserve(owner, &want, &[]).map(drop),
                 Ok(Step::Done | Step::Call(_)) => Ok(()),
                 Err(refusal) => Err(refusal),
             };
@@ -103,14 +103,14 @@ impl DevicePlugins {
     /// do not suffice.
     fn hints(&self, pod: &Pod, container: &Container, machine: &[u32]) -> BTreeMap<String, Vec<DeviceHint>> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let place = Place { uid, container: &container.name };
+        let owner = Owner { uid, container: &container.name };
         let state = self.state();
         let requests = requests::of_pod(pod);
         let numbers = requests::of_container(pod, container).into_iter();
         let hints = numbers.filter_map(|(resource, count)| {
-            let reusable = state.table.reusable(place, &resource, &requests);
-            let want = Want { resource: resource.clone(), count, reusable, affinity: None };
-            Some((resource, state.table.hints(place, &want, machine)?))
+            let reusable = state.table.reusable(owner, &resource, &requests);
+            let want = DeviceRequest { resource: resource.clone(), count, reusable, affinity: None };
+            Some((resource, state.table.hints(owner, &want, machine)?))
         });
         hints.collect()
     }

@@ -11,6 +11,7 @@ use coracle_proto::dra_health as health_api;
 use coracle_proto::dra_health::dra_resource_health_server::{DraResourceHealth, DraResourceHealthServer};
 use coracle_proto::plugin_registration as registration_api;
 use coracle_proto::plugin_registration::registration_server::{Registration, RegistrationServer};
+use coracle_testing::until;
 use futures::StreamExt as _;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream};
@@ -295,15 +296,6 @@ async fn claims_are_prepared_once_given_to_containers_and_unprepared_after_the_l
     assert!(!dra.holds("q") && std::fs::read_dir(node.path("claims")).unwrap().next().is_none());
 }
 
-async fn until(is_so: impl Fn() -> bool) {
-    let waiting = async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, waiting).await.expect("in time");
-}
-
 #[tokio::test]
 async fn the_end_of_a_pod_waits_for_the_preparation_of_a_shared_claim() {
     let node = Node::new();
@@ -318,10 +310,11 @@ async fn the_end_of_a_pod_waits_for_the_preparation_of_a_shared_claim() {
         AbortOnDropHandle::new(tokio::spawn(async move { dra.prepare(&pod(uid, "c")).await }))
     };
     let first = prepare("p");
-    until(|| plugin.calls.lock().unwrap().len() == 1).await;
+    until("the plugin is called", 10, || plugin.calls.lock().unwrap().len() == 1).await;
     let second = prepare("q");
     // The second pod waits for the first one. Then it is deleted.
-    until(|| Arc::strong_count(&dra.shared.claims.of(&Key::new("ns", "c"))) > 2).await;
+    let waits = || Arc::strong_count(&dra.shared.claims.of(&Key::new("ns", "c"))) > 2;
+    until("the second pod waits", 10, waits).await;
     drop(second);
     let unprepared = dra.unprepare("q");
     gate.add_permits(1);
@@ -454,12 +447,7 @@ async fn a_driver_that_starts_again_is_used_again_and_slices_are_deleted_at_the_
         let requests = node.server.requests.lock().unwrap();
         requests.iter().filter(|request| request.starts_with("DELETE")).cloned().collect()
     };
-    let deleted = async {
-        while deletions().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, deleted).await.expect("slices are deleted");
+    until("slices are deleted", 10, || !deletions().is_empty()).await;
     let [deletion] = &deletions()[..] else { panic!("{:?}", deletions()) };
     assert!(deletion.contains("/apis/resource.k8s.io/v1/resourceslices"), "{deletion}");
     assert!(deletion.contains("fieldSelector=spec.nodeName%3Dn"), "{deletion}");
@@ -514,10 +502,10 @@ async fn the_health_of_a_pods_devices_is_known_while_the_driver_is_registered() 
         }
         json!([{"name": "claim:a/r", "resources": [resource]}])
     };
-    until(|| health() == expected("Unhealthy")).await;
+    until("the device is unhealthy", 10, || health() == expected("Unhealthy")).await;
     dra.shared.health_of_devices.forget_changes();
     std::fs::remove_file(node.path("plugins_registry/gpu-reg.sock")).unwrap();
-    until(|| health() == expected("Unknown")).await;
+    until("the health is unknown", 10, || health() == expected("Unknown")).await;
     let changed = tokio::time::timeout(LIMIT, dra.next_health_changes()).await.unwrap();
     assert_eq!(changed.into_iter().collect::<Vec<_>>(), ["p"]);
 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use coracle_watch::watch_object;
 use futures::StreamExt;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
@@ -10,7 +11,6 @@ use k8s_openapi::api::certificates::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
-use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rustls_pki_types::CertificateDer;
@@ -252,7 +252,7 @@ async fn answer(
     wanted: &RequestedIdentity,
 ) -> Result<String, Failure> {
     let refused = |reason: String| Failure::Join(JoinError::Refused { user: wanted.user.clone(), reason });
-    let mut changes = std::pin::pin!(watch_object(api.clone(), name));
+    let mut changes = watch_object(api.clone(), name);
     while let Some(change) = changes.next().await {
         match change {
             Ok(Some(request)) => match verdict(request.status.unwrap_or_default()) {
@@ -262,12 +262,11 @@ async fn answer(
             },
             Ok(None) => return Err(refused(format!("the request {name} was deleted"))),
             Err(error) => {
-                // The watch restarts by itself with its back-off.
+                // The watch repeats the request.
                 tracing::debug!(
                     error = coracle_error_chain::chain(&error),
                     "cannot watch the certificate request"
                 );
-                tokio::time::sleep(Duration::from_millis(200)).await;
             }
         }
     }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use coracle_error_chain::chain;
 use coracle_network_policy::{ClusterKind, ClusterPolicy, InvalidPolicy, Model};
+use coracle_watch::{Config, Error, Event};
 use futures::stream::{self, StreamExt};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{self, Config, Event};
 use kube::{Api, Client};
 
 use super::peers::{Events, Received, next, watch_with};
@@ -143,7 +143,7 @@ impl Kind {
             }
             Err(error) => {
                 tracing::debug!(error = chain(&error), kind = self.kind.name(), "a watch failed");
-                if matches!(refusal(&error), Some(FORBIDDEN | NOT_FOUND)) && !self.is_defined {
+                if matches!(error.code(), Some(FORBIDDEN | NOT_FOUND)) && !self.is_defined {
                     tracing::warn!(
                         error = chain(&error),
                         kind = self.kind.name(),
@@ -182,9 +182,9 @@ impl Kind {
     }
 
     /// Known policies are kept while the kind is not served, or may not be read: only its definition ends them.
-    fn record_failure(&mut self, error: &watcher::Error) {
+    fn record_failure(&mut self, error: &Error) {
         tracing::debug!(error = chain(error), kind = self.kind.name(), "a watch failed");
-        let Some(FORBIDDEN | NOT_FOUND) = refusal(error) else { return };
+        let Some(FORBIDDEN | NOT_FOUND) = error.code() else { return };
         if !std::mem::replace(&mut self.is_refused, true) {
             tracing::warn!(
                 error = chain(error),
@@ -263,17 +263,6 @@ fn objects(client: &Client, kind: ClusterKind) -> Events<DynamicObject> {
     watch_with(Api::<DynamicObject>::all_with(client.clone(), &resource), Config::default())
 }
 
-/// The status code of a refused request. `None`: no answer.
-fn refusal(error: &watcher::Error) -> Option<u16> {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status.code),
-        watcher::Error::WatchError(status) => Some(status.code),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kube::core::Status;
@@ -302,9 +291,9 @@ mod tests {
         .unwrap()
     }
 
-    fn refused(code: u16) -> watcher::Error {
+    fn refused(code: u16) -> Error {
         let status = Status::failure("refused", "Refused").with_code(code);
-        watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+        Error::List(kube::Error::Api(Box::new(status)))
     }
 
     #[tokio::test]

@@ -3,10 +3,9 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 
+use coracle_watch::{Config, Error, Event};
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Config, Event};
 use kube::{Api, Client};
 
 use super::NetworkPolicies;
@@ -15,7 +14,7 @@ use super::NetworkPolicies;
 const EVENTS_MAX: usize = 512;
 
 /// An event of a watch, or why a request failed.
-pub(super) type Received<K> = Result<Event<K>, watcher::Error>;
+pub(super) type Received<K> = Result<Event<K>, Error>;
 /// The events of a watch, in batches of those that are ready.
 pub(super) type Events<K> = BoxStream<'static, Vec<Received<K>>>;
 
@@ -160,8 +159,7 @@ impl NetworkPolicies {
 /// The events of all objects of a kind. Failed requests are repeated with a growing pause.
 pub(super) fn watch<K>(client: &Client) -> Events<K>
 where
-    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
-    K: serde::de::DeserializeOwned,
+    K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,
 {
     watch_with(Api::<K>::all(client.clone()), Config::default())
 }
@@ -169,10 +167,9 @@ where
 /// Like [`watch`], with a given API and configuration.
 pub(super) fn watch_with<K>(api: Api<K>, config: Config) -> Events<K>
 where
-    K: kube::Resource + Clone + std::fmt::Debug + Send + 'static,
-    K: serde::de::DeserializeOwned,
+    K: kube::Resource + serde::de::DeserializeOwned + Send + 'static,
 {
-    watcher::watcher(api, config).default_backoff().ready_chunks(EVENTS_MAX).boxed()
+    coracle_watch::watch(api, config).ready_chunks(EVENTS_MAX).boxed()
 }
 
 /// The next item of a stream. Waits forever if there is no stream.

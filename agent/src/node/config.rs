@@ -42,6 +42,31 @@ pub struct NodeConfig {
     pub local_volume_dir: PathBuf,
 }
 
+// === impl NodeConfig ===
+
+#[cfg(test)]
+impl NodeConfig {
+    /// The node `n1` with its state in `dir`.
+    pub(crate) fn for_test(dir: &std::path::Path) -> Self {
+        Self {
+            name: "n1".to_owned(),
+            ips: Vec::new(),
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+            register: true,
+            kubelet_port: 10250,
+            max_pods: 110,
+            lease_seconds: 40,
+            eviction: EvictionThresholds::default(),
+            reserved: Default::default(),
+            state_dir: dir.to_owned(),
+            runtime_version: "coracle://0".to_owned(),
+            overlay: None,
+            local_volume_dir: dir.join("local-volumes"),
+        }
+    }
+}
+
 /// Errors at the start of the node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {

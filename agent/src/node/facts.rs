@@ -34,7 +34,7 @@ pub struct NodeFacts {
 }
 
 /// The version of the kubelet that the agent corresponds to; its own version follows the plus.
-pub(crate) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
+pub(crate) const KUBELET_VERSION: &str = concat!("v1.36.0+coracle.", env!("CARGO_PKG_VERSION"));
 
 // === impl NodeFacts ===
 
@@ -280,22 +280,7 @@ mod tests {
 
     #[test]
     fn this_machine_describes_itself() {
-        let config = NodeConfig {
-            name: "n".to_owned(),
-            ips: Vec::new(),
-            labels: BTreeMap::new(),
-            taints: Vec::new(),
-            register: true,
-            kubelet_port: 10250,
-            max_pods: 110,
-            lease_seconds: 40,
-            eviction: EvictionThresholds::default(),
-            reserved: Default::default(),
-            state_dir: "/var/lib/coracle-is-not-there".into(),
-            runtime_version: "coracle://0".to_owned(),
-            overlay: None,
-            local_volume_dir: "/var/lib/coracle/local-volumes".into(),
-        };
+        let config = NodeConfig::for_test(Path::new("/var/lib/coracle-is-not-there"));
         let facts = find(&config).expect("facts");
         assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);
         assert!(!facts.info.kernel_version.is_empty() && !facts.info.boot_id.is_empty());

@@ -358,27 +358,14 @@ fn are_equal_except_times(a: &NodeCondition, b: &NodeCondition) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::EvictionThresholds;
+    use std::path::Path;
+
     use super::super::devices::DeviceCount;
     use super::*;
 
     fn config() -> NodeConfig {
-        NodeConfig {
-            name: "n1".to_owned(),
-            ips: Vec::new(),
-            labels: BTreeMap::from([("zone".to_owned(), "a".to_owned())]),
-            taints: Vec::new(),
-            register: true,
-            kubelet_port: 10250,
-            max_pods: 110,
-            lease_seconds: 40,
-            eviction: EvictionThresholds::default(),
-            reserved: Default::default(),
-            state_dir: "/".into(),
-            runtime_version: "coracle://0".to_owned(),
-            overlay: None,
-            local_volume_dir: "/var/lib/coracle/local-volumes".into(),
-        }
+        let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
+        NodeConfig { labels, ..NodeConfig::for_test(Path::new("/var/lib/coracle")) }
     }
 
     fn facts() -> NodeFacts {

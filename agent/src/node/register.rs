@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_error_chain::chain;
+use coracle_watch::watch_object;
 use futures::StreamExt;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::watch_object;
 
 use super::devices::DeviceChanges;
 use super::disk::disk_shortage;
@@ -43,8 +42,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
     }
     // Recorded after the registration, because an event without its object is lost.
     agent.recorder.node(Level::Normal, "Starting", "Starting kubelet.");
-    let changes = watch_object(api.clone(), &agent.config.name).default_backoff();
-    let mut changes = std::pin::pin!(changes);
+    let mut changes = watch_object(api.clone(), &agent.config.name);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
     let (mut overlay, mut devices) =
         (agent.overlay_state.subscribe(), DeviceChanges::new(agent.devices.subscribe()));
@@ -73,7 +71,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
 }
 
 /// An error of the watch, which restarts by itself.
-fn watch_error(error: &kube::runtime::watcher::Error) -> kube::Error {
+fn watch_error(error: &coracle_watch::Error) -> kube::Error {
     kube::Error::Service(chain(error).into())
 }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_cni::{Network, NetworkConfig};
+use coracle_testing::until;
 use futures::StreamExt;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
@@ -19,6 +19,9 @@ use tokio_stream::wrappers::BroadcastStream;
 use super::*;
 
 type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>;
+
+/// A label that the agent does not have.
+const FENCE: &str = "example.com/fence";
 
 /// One node and one lease, with all writes.
 #[derive(Clone)]
@@ -115,11 +118,11 @@ impl Api {
     }
 
     async fn until_ready(&self, wanted: &str) {
-        self.until(wanted, || self.ready().as_deref() == Some(wanted)).await;
+        until(wanted, 10, || self.ready().as_deref() == Some(wanted)).await;
     }
 
     async fn until_address(&self, wanted: &str) {
-        self.until(wanted, || {
+        until(wanted, 10, || {
             self.node().is_some_and(|node| {
                 let addresses = node["status"]["addresses"].as_array().cloned().unwrap_or_default();
                 addresses.iter().any(|a| a["type"] == "InternalIP" && a["address"] == wanted)
@@ -128,14 +131,21 @@ impl Api {
         .await;
     }
 
-    async fn until(&self, wanted: &str, is_so: impl Fn() -> bool) {
-        let waiting = async {
-            while !is_so() {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-        };
-        let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-        waited.unwrap_or_else(|_| panic!("{wanted}: {:?}", self.node()));
+    /// Changes a label, and waits until the agent has received the change. The agent handles changes one after the
+    /// other, so it has handled the earlier ones.
+    async fn fence(&self, node: &watch::Receiver<Option<Arc<Node>>>, value: &str) {
+        until("the agent watches its node", 10, || self.events.receiver_count() > 0).await;
+        let patch = json!({"metadata": {"labels": {FENCE: value}}}).to_string();
+        self.write(&Method::PATCH, "/api/v1/nodes/n1", patch.as_bytes());
+        let label = || Some(node.borrow().as_ref()?.metadata.labels.as_ref()?.get(FENCE)?.clone());
+        until("the change of a label", 10, || label().as_deref() == Some(value)).await;
+    }
+
+    /// The writes without those of [`Api::fence`].
+    fn writes(&self) -> Vec<(Method, String, Value)> {
+        let all = self.writes.lock().expect("writes").clone();
+        let is_fence = |body: &Value| body["metadata"]["labels"].get(FENCE).is_some();
+        all.into_iter().filter(|(.., body)| !is_fence(body)).collect()
     }
 }
 
@@ -172,22 +182,7 @@ fn recording(api: &Api) -> (kube::Client, Recorder) {
 }
 
 fn config(ips: Vec<IpAddr>, dir: &std::path::Path) -> NodeConfig {
-    NodeConfig {
-        name: "n1".to_owned(),
-        ips,
-        labels: BTreeMap::new(),
-        taints: Vec::new(),
-        register: true,
-        kubelet_port: 10250,
-        max_pods: 110,
-        lease_seconds: 40,
-        eviction: EvictionThresholds::default(),
-        reserved: Default::default(),
-        state_dir: dir.to_owned(),
-        runtime_version: "coracle://0".to_owned(),
-        overlay: None,
-        local_volume_dir: dir.join("local-volumes"),
-    }
+    NodeConfig { ips, ..NodeConfig::for_test(dir) }
 }
 
 async fn network(dir: &std::path::Path) -> Network {
@@ -211,34 +206,41 @@ fn a_node_registers_gets_its_range_becomes_ready_and_then_sends_no_requests() {
         let dir = std::env::temp_dir().join(format!("coracle-node-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("temp dir");
         let (api, shutdown) = (Api::new(), CancellationToken::new());
-        let running = tokio::spawn(agent(&api, network(&dir).await, &dir).run(shutdown.clone()));
+        let agent_of = |network| agent(&api, network, &dir);
+        let first = agent_of(network(&dir).await);
+        let received = first.node();
+        let running = tokio::spawn(first.run(shutdown.clone()));
         api.until_ready("False").await;
         let node = api.node().expect("node");
         assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
         assert_eq!(node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10250);
         // The watch begins after the node exists, as with a real API.
-        api.until("watched", || api.events.receiver_count() > 0).await;
+        until("the agent watches its node", 10, || api.events.receiver_count() > 0).await;
         api.give_range();
         api.until_ready("True").await;
         let lease = || {
             let objects = api.objects.lock().expect("objects");
             objects.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1").cloned()
         };
-        api.until("a lease", || lease().is_some()).await;
+        until("a lease", 10, || lease().is_some()).await;
         assert_eq!(lease().expect("a lease")["metadata"]["ownerReferences"][0]["uid"], "u1");
-        api.until("all writes", || api.writes.lock().expect("writes").len() >= 4).await;
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let written = api.writes.lock().expect("writes").len();
-        assert_eq!(written, 4, "node, lease, range, status: {:?}", api.writes);
+        until("all writes", 10, || api.writes().len() >= 4).await;
+        api.fence(&received, "1").await;
+        api.fence(&received, "2").await;
+        let written = api.writes();
+        assert_eq!(written.len(), 4, "node, lease, range, status: {written:?}");
         shutdown.cancel();
         running.await.expect("join");
 
         // A restarted agent uses the stored range and writes nothing.
         let (again, shutdown) = (network(&dir).await, CancellationToken::new());
-        let running = tokio::spawn(agent(&api, again.clone(), &dir).run(shutdown.clone()));
-        api.until("its range", || again.ready().is_ok()).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let writes = api.writes.lock().expect("writes")[written..].to_vec();
+        let second = agent_of(again.clone());
+        let received = second.node();
+        let running = tokio::spawn(second.run(shutdown.clone()));
+        until("its range", 10, || again.ready().is_ok()).await;
+        api.fence(&received, "3").await;
+        api.fence(&received, "4").await;
+        let writes = api.writes()[written.len()..].to_vec();
         assert!(writes.iter().all(|(_, path, _)| path.contains("leases")), "{writes:?}");
         shutdown.cancel();
         running.await.expect("join");
@@ -290,7 +292,7 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
         let said = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
                     message:plugin theirs: no uplink (code 50)";
         let refused = || api.ready_condition().is_some_and(|is| is["message"] == said);
-        api.until(said, refused).await;
+        until(said, 10, refused).await;
         let condition = api.ready_condition().expect("a condition");
         assert_eq!(
             (&condition["status"], &condition["reason"]),
@@ -312,7 +314,7 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
         let network_of_pods = PodNetwork::Cni(network.clone());
         let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("facts");
         let running = tokio::spawn(agent.run(shutdown.clone()));
-        api.until("the first question", || asked() > before).await;
+        until("the first question", 10, || asked() > before).await;
         api.until_ready("True").await;
         std::fs::write(dir.path().join("busy"), "").expect("busy");
         let pod = coracle_cni::Attachment {
@@ -322,10 +324,10 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
             ..coracle_cni::Attachment::default()
         };
         network.add(&pod).await.expect_err("busy");
-        api.until(said, refused).await;
+        until(said, 10, refused).await;
         // An invalid list is reported as such.
         std::fs::write(dir.path().join("net.d/1.conflist"), "{").expect("list");
-        api.until("a broken list", || {
+        until("a broken list", 10, || {
             api.ready_condition()
                 .is_some_and(|is| is["message"].as_str().is_some_and(|m| m.contains("1.conflist")))
         })

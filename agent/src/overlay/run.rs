@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use coracle_cni::{Local, Network, Overlay, OverlayError, Peer, ProbePath, ProbeResult};
 use coracle_error_chain::chain;
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch_all};
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -88,7 +87,7 @@ struct Retry {
 
 /// Events of the task.
 enum TaskEvent {
-    Node(Box<Result<Event<Node>, watcher::Error>>),
+    Node(Box<Result<Event<Node>, coracle_watch::Error>>),
     /// The node's ranges or the kernel's tables changed, or a retry is due.
     Apply,
     Test,
@@ -101,8 +100,7 @@ enum TaskEvent {
 impl OverlayAgent {
     /// Keeps pods of other nodes reachable until dropped.
     pub(crate) async fn run(mut self) {
-        let events = watch_all(Api::<Node>::all(self.client.clone()), watcher::Config::default());
-        let mut events = events.default_backoff().boxed();
+        let mut events = coracle_watch::watch(Api::<Node>::all(self.client.clone()), Config::default());
         let (mut nodes, mut tests, mut retry) = (Nodes::default(), PathTests::of(&self.name), None::<Retry>);
         self.refresh_addresses();
         loop {
@@ -355,7 +353,7 @@ impl PathTests {
 
 impl Nodes {
     /// Applies an event. True if the peers changed.
-    fn apply_event(&mut self, own: &str, event: Result<Event<Node>, watcher::Error>) -> bool {
+    fn apply_event(&mut self, own: &str, event: Result<Event<Node>, coracle_watch::Error>) -> bool {
         let of = |node: &Node| annotation::peer(node).filter(|_| node.name_any() != own);
         match event {
             Ok(Event::Init) => self.listed.clear(),

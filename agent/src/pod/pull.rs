@@ -20,7 +20,7 @@ use super::security::ImageUser;
 use super::state::{Failed, Waiting};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::runtime::RuntimeError;
-use records::{Check, UsedSecret, Wanted};
+use records::{Check, ImageRequest, UsedSecret};
 
 pub use provider::ProviderError;
 pub(crate) use provider::Providers;
@@ -199,7 +199,7 @@ impl Subject<'_> {
         let records = &self.node.pull_records;
         records.settle(&*self.node.runtime).await;
         let names = [found.repo_tags.as_slice(), found.repo_digests.as_slice()].concat();
-        match records.check(Wanted { image: self.image, reference, id: &found.id, names: &names }) {
+        match records.check(ImageRequest { image: self.image, reference, id: &found.id, names: &names }) {
             Check::Allowed => true,
             Check::Refused => false,
             Check::Secrets(known) => {

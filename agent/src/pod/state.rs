@@ -418,3 +418,6 @@ pub(crate) enum Failed {
     /// The container was created: counts as a crash.
     Run,
 }
+
+#[cfg(test)]
+pub(crate) mod fixture;

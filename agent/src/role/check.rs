@@ -8,15 +8,30 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap::Args;
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::labels_containers;
 use nix::sched::{CloneFlags, unshare};
+use serde::Serialize;
 
-use crate::settings::Node;
+use super::output::{self, Format};
+use crate::settings::{AllFlags, Flags, LogSettings, Node, NodeSettings, PathSettings, Settings};
 
 /// The oldest Linux with all system calls that containers need: mount_setattr(2). close_range(2) and openat2(2) are
 /// older.
 const KERNEL: (u32, u32) = (5, 12);
+
+/// Flags of `coracle check`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    paths: Flags<PathSettings>,
+    #[command(flatten)]
+    node: Flags<NodeSettings>,
+    /// Format of the list
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Format,
+}
 
 /// Severity of a missing feature.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,12 +49,38 @@ struct Finding {
     missing: Option<String>,
 }
 
+/// A finding in the list for programs.
+#[derive(Serialize)]
+struct Row<'a> {
+    feature: &'a str,
+    /// `ok`, `lacking` (optional) or `missing` (required).
+    state: &'static str,
+    /// Why it is missing.
+    reason: Option<&'a str>,
+    /// What does not work without it.
+    consequence: Option<&'static str>,
+}
+
 /// Prints all findings. Fails if the node cannot start.
-pub(crate) fn run(node: &Node) -> anyhow::Result<ExitCode> {
-    let findings = findings(node);
-    super::print(&report(&findings))?;
+pub(crate) fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
+    let Arguments { paths, node, output } = arguments;
+    let settings = Settings::load_for_command(AllFlags { log, paths, node, ..AllFlags::default() })?;
+    let findings = findings(&settings.node());
+    let rows: Vec<Row<'_>> = findings.iter().map(row).collect();
+    let text = output::for_programs(output, &rows)?.unwrap_or_else(|| report(&findings));
+    super::print(&text)?;
     let fatal = findings.iter().any(|f| f.severity == Severity::Fatal && f.missing.is_some());
     Ok(if fatal { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn row(finding: &Finding) -> Row<'_> {
+    let Finding { what, severity, missing } = finding;
+    let (state, consequence) = match (missing, severity) {
+        (None, _) => ("ok", None),
+        (Some(_), Severity::Fatal) => ("missing", Some("the node cannot start")),
+        (Some(_), Severity::Degraded(loss)) => ("lacking", Some(*loss)),
+    };
+    Row { feature: what, state, reason: missing.as_deref(), consequence }
 }
 
 fn report(findings: &[Finding]) -> String {
@@ -220,10 +261,19 @@ fn tempdir() -> Result<std::path::PathBuf, String> {
     Ok(dir)
 }
 
+/// Writes a file in the directory, and removes it. A directory that does not exist is created and removed, too.
 fn writable(dir: &Path) -> Result<(), String> {
-    fs::create_dir_all(dir).map_err(|e| e.to_string())?;
+    let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
     let probe = dir.join(".check");
-    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(|e| e.to_string())
+    let written = fs::create_dir_all(dir)
+        .and_then(|()| fs::write(&probe, b""))
+        .and_then(|()| fs::remove_file(&probe))
+        .map_err(|e| e.to_string());
+    // The deepest first. A directory that another process uses meanwhile is not empty and stays.
+    for path in missing {
+        drop(fs::remove_dir(path));
+    }
+    written
 }
 
 #[cfg(test)]
@@ -238,6 +288,15 @@ mod tests {
     }
 
     #[test]
+    fn a_check_leaves_no_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(writable(&dir.path().join("state/more")), Ok(()));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(writable(dir.path()), Ok(()));
+        assert!(dir.path().exists());
+    }
+
+    #[test]
     fn the_report_names_missing_features_and_consequences() {
         let findings = [
             finding("a", Severity::Fatal, Ok(())),
@@ -249,5 +308,12 @@ mod tests {
                       MISSING  c: no c. The node cannot start without it.\n\
                       This machine cannot be a node yet: 1 required features are missing.\n";
         assert_eq!(report(&findings), expect);
+        let rows = serde_json::to_value(findings.each_ref().map(row)).unwrap();
+        let expected = serde_json::json!([
+            {"feature": "a", "state": "ok", "reason": null, "consequence": null},
+            {"feature": "b", "state": "lacking", "reason": "no b", "consequence": "b's use"},
+            {"feature": "c", "state": "missing", "reason": "no c", "consequence": "the node cannot start"},
+        ]);
+        assert_eq!(rows, expected);
     }
 }

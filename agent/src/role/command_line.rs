@@ -32,6 +32,34 @@ enum Shell {
     Fish,
 }
 
+/// The last sections of each man page. `docs/command-line.md` has the same exit statuses.
+const LAST_SECTIONS: &str = r#".SH "EXIT STATUS"
+.TP
+0
+Success. A service ended after SIGINT or SIGTERM.
+.TP
+1
+Failure. Standard error has one sentence with the operation, the object and the cause.
+.TP
+2
+The command line is wrong.
+.SH ENVIRONMENT
+Each setting is also an environment variable: \fBCORACLE_MAX_PODS\fR is \fB\-\-max\-pods\fR. A flag takes precedence over a
+variable, and a variable over the configuration file. \fBNO_COLOR\fR disables colours and progress.
+.SH FILES
+.TP
+\fI/etc/coracle/config.toml\fR
+Settings
+.TP
+\fI/var/lib/coracle\fR
+Images, volumes, pods, objects of the cluster, keys
+.TP
+\fI/run/coracle\fR
+Sockets and records that a boot removes
+.SH "SEE ALSO"
+\fBcoracle\fR(1), \fBkubectl\fR(1)
+"#;
+
 /// Prints the completions of a shell.
 pub(crate) fn completion(arguments: &CompletionArguments, definition: &Command) -> anyhow::Result<ExitCode> {
     super::print(&completions(arguments.shell, definition)?)?;
@@ -72,7 +100,11 @@ fn write_page(dir: &Path, command: Command) -> std::io::Result<()> {
         write_page(dir, subcommand)?;
     }
     let source = concat!("coracle ", env!("CARGO_PKG_VERSION"));
-    clap_mangen::Man::new(command).source(source).generate_to(dir).map(drop)
+    let page = clap_mangen::Man::new(command).source(source);
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    text.extend_from_slice(LAST_SECTIONS.as_bytes());
+    std::fs::write(dir.join(page.get_filename()), text)
 }
 
 /// The definition without hidden subcommands, which the node starts itself. The generators of completions would
@@ -169,6 +201,10 @@ mod tests {
             for flag in command.get_arguments().filter_map(clap::Arg::get_long) {
                 assert!(page.contains(&format!("--{flag}")), "{name}: --{flag}");
             }
+            assert!(
+                page.contains(".SH \"EXIT STATUS\"") && page.contains("/etc/coracle/config.toml"),
+                "{name}"
+            );
             expected.insert(name);
         }
         let written = fs::read_dir(&pages).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());

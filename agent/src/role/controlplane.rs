@@ -66,11 +66,11 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
 }
 
 fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
-    let (features, flags) = (settings.server_features(), settings.control_plane_flags());
+    let (features, feature_metrics) = (settings.server_features(), settings.feature_metrics());
+    let flags = settings.control_plane_flags();
     let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
-    config.features = features;
-    config.flags = flags;
+    (config.features, config.feature_metrics, config.flags) = (features, feature_metrics, flags);
     config.listen = settings.listen;
     config.advertise = settings.advertise_address;
     config.cluster_cidrs = settings.ranges.cluster;

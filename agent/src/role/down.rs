@@ -289,8 +289,12 @@ fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     coracle_agent::volume::isolate_parts(&dir)?;
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     for point in mount_points_below(&table, &dir) {
-        nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH)
-            .with_context(|| format!("cannot unmount {}", point.display()))?;
+        match nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH) {
+            // The unmount of another mount of the same peer group has removed this one, for example if the directory is
+            // bind-mounted over itself.
+            Err(nix::errno::Errno::EINVAL) => {}
+            unmounted => unmounted.with_context(|| format!("cannot unmount {}", point.display()))?,
+        }
     }
     Ok(())
 }
@@ -305,9 +309,10 @@ fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
 }
 
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
+    use std::io::ErrorKind::{ReadOnlyFilesystem, ResourceBusy};
     match coracle_tree::remove(dir) {
-        // A mount point of the user is kept empty.
-        Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy && is_empty(dir) => Ok(()),
+        // A mount point of the user is kept empty. On a read-only root the error is another one.
+        Err(error) if matches!(error.kind(), ResourceBusy | ReadOnlyFilesystem) && is_empty(dir) => Ok(()),
         removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
     }
 }
@@ -364,6 +369,50 @@ mod tests {
         let left = nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH);
         unmounted.expect("unmounted");
         assert_eq!(left, Err(nix::errno::Errno::EINVAL), "nothing is mounted any more");
+    }
+
+    #[test]
+    fn mounts_below_a_directory_that_is_mounted_over_itself_are_unmounted() {
+        use nix::mount::{MntFlags, MsFlags, mount, umount2};
+        let dir = tempfile::tempdir().expect("directory");
+        let (top, point) = (dir.path(), dir.path().join("pods"));
+        std::fs::create_dir(&point).expect("mount point");
+        let none = None::<&str>;
+        let bind = || mount(Some(top), top, none, MsFlags::MS_BIND, none).expect("this test needs root");
+        bind();
+        mount(none, top, none, MsFlags::MS_SHARED, none).expect("shared");
+        bind();
+        // It is mounted in both.
+        mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), none).expect("tmpfs");
+        let unmounted = unmount_below(top);
+        for _ in 0..2 {
+            umount2(top, MntFlags::MNT_DETACH).expect("unmounted");
+        }
+        unmounted.expect("unmounted");
+    }
+
+    #[test]
+    fn a_mount_point_on_a_read_only_root_is_kept_empty() {
+        use nix::mount::{MntFlags, MsFlags, mount, umount2};
+        let dir = tempfile::tempdir().expect("directory");
+        let state = dir.path().join("state");
+        let none = None::<&str>;
+        let tmpfs = |point: &Path| {
+            mount(Some("tmpfs"), point, Some("tmpfs"), MsFlags::empty(), none).expect("this test needs root");
+        };
+        tmpfs(dir.path());
+        std::fs::create_dir(&state).expect("mount point");
+        tmpfs(&state);
+        std::fs::write(state.join("file"), "").expect("file");
+        let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        mount(none, dir.path(), none, read_only, none).expect("read-only");
+        let removed = remove_dir(&state);
+        let is_kept_empty = is_empty(&state);
+        for point in [state.as_path(), dir.path()] {
+            umount2(point, MntFlags::MNT_DETACH).expect("unmounted");
+        }
+        removed.expect("removed");
+        assert!(is_kept_empty);
     }
 
     #[test]

@@ -136,7 +136,6 @@ impl Store {
     }
 
     async fn pull(&mut self, image: &str, creds: Option<&str>) -> anyhow::Result<Image> {
-        let context = || format!("cannot pull {image}");
         let _cleared = progress::ClearAtEnd;
         let (username, password) = match creds {
             Some(creds) => creds.split_once(':').context("--creds is not USER:PASSWORD")?,
@@ -146,11 +145,11 @@ impl Store {
         let pulled = match self {
             Self::Running(client) => {
                 let request = PullRequest { image: image.to_owned(), username, password };
-                let mut replies =
-                    client.pull(request).await.map_err(status_message).with_context(context)?.into_inner();
+                let failed = |status| pull_error(status, image);
+                let mut replies = client.pull(request).await.map_err(failed)?.into_inner();
                 loop {
-                    let reply = replies.message().await.map_err(status_message).with_context(context)?;
-                    let reply = reply.context("the node stopped").with_context(context)?;
+                    let reply = replies.message().await.map_err(failed)?;
+                    let reply = reply.with_context(|| format!("cannot pull {image}: the node stopped"))?;
                     if let Some(image) = reply.image {
                         break image;
                     }
@@ -160,9 +159,8 @@ impl Store {
             Self::Here(images) => {
                 let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
                 let report: ProgressFn = std::sync::Arc::new(|progress| show(&control::progress(progress)));
-                control::shown(
-                    &images.pull(image, auth.map(Into::into), Some(report)).await.with_context(context)?,
-                )
+                // The error names the operation.
+                control::shown(&images.pull(image, auth.map(Into::into), Some(report)).await?)
             }
         };
         Ok(pulled)
@@ -207,6 +205,13 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// The error of a pull by the node. The node's own errors name the operation, those of the connection do not.
+fn pull_error(status: tonic::Status, image: &str) -> anyhow::Error {
+    let is_of_node = status.code() == tonic::Code::FailedPrecondition;
+    let error = status_message(status);
+    if is_of_node { error } else { error.context(format!("cannot pull {image}")) }
 }
 
 /// The node's error message without gRPC's prefix.

@@ -1,11 +1,12 @@
 //! Wiring of a node: images, network, runtime, the CRI socket and the agent. Shared by `up` and `agent`.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use anyhow::Context;
 use coracle_agent::node::PodNetwork;
 use coracle_agent::runtime::NodeRuntime;
-use coracle_agent::{AgentConfig, DnsConfig};
+use coracle_agent::{AgentConfig, DnsConfig, TableNames};
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
@@ -117,6 +118,10 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         pod_pids_limit: node.pod_pids_limit,
         cluster_dns: node.cluster_dns.clone(),
         service_proxy: node.service_proxy.clone(),
+        tables: TableNames {
+            services: crate::settings::service_table(&node.nft_table),
+            policies: crate::settings::policy_table(&node.nft_table),
+        },
         network_policy_table: node.network_policy_table.clone(),
         dns: node.serve_dns.then(|| DnsConfig {
             resolv_conf: node.resolv_conf.clone().unwrap_or_default(),
@@ -137,6 +142,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         image_gc: node.image_gc,
         image_verification: node.image_verification.clone(),
         credential_providers: node.credential_providers.clone(),
-        flags: node.flags.clone(),
+        flags: node.shown.flags.clone(),
+        feature_metrics: Arc::clone(&node.shown.feature_metrics),
     }
 }

@@ -41,13 +41,19 @@ fn text<T: Serialize, const N: usize>(
     header: [&str; N],
     cells: impl Fn(&T) -> Vec<Vec<String>>,
 ) -> anyhow::Result<String> {
+    if let Some(text) = for_programs(format, rows)? {
+        return Ok(text);
+    }
+    let header = vec![header.map(str::to_owned).to_vec()];
+    Ok(table(&header.into_iter().chain(rows.iter().flat_map(cells)).collect::<Vec<_>>()))
+}
+
+/// The rows as JSON or YAML. `None` if the format is for people.
+pub(super) fn for_programs<T: Serialize>(format: Format, rows: &[T]) -> anyhow::Result<Option<String>> {
     Ok(match format {
-        Format::Table => {
-            let header = vec![header.map(str::to_owned).to_vec()];
-            table(&header.into_iter().chain(rows.iter().flat_map(cells)).collect::<Vec<_>>())
-        }
-        Format::Json => serde_json::to_string_pretty(rows)? + "\n",
-        Format::Yaml => serde_yaml_ng::to_string(rows)?,
+        Format::Table => None,
+        Format::Json => Some(serde_json::to_string_pretty(rows)? + "\n"),
+        Format::Yaml => Some(serde_yaml_ng::to_string(rows)?),
     })
 }
 

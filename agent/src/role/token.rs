@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use coracle_agent::join::{CaHash, Token};
+use coracle_watch::watch_object;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use rand::RngExt;
 use serde::Serialize;
@@ -97,8 +97,12 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
 
 /// A client with the credentials of a kubeconfig.
 pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
-    let file = Kubeconfig::read_from(path)
-        .with_context(|| format!("cannot read {}; does the control plane run here?", path.display()))?;
+    anyhow::ensure!(
+        path.exists(),
+        "there is no kubeconfig {}: run this command where the control plane runs, or use --kubeconfig",
+        path.display()
+    );
+    let file = Kubeconfig::read_from(path).with_context(|| format!("cannot read {}", path.display()))?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     let config = config.with_context(|| format!("{} has no usable cluster and user", path.display()))?;
     Client::try_from(config).context("cannot create an API client")
@@ -159,7 +163,7 @@ fn secret(token: &Token, ttl: Duration, uses: UseLimit, now: Timestamp) -> anyho
 /// Waits until cluster-info is signed with the token. Returns the cluster's address and CA.
 async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, String)> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
-    let mut changes = std::pin::pin!(watch_object(api, "cluster-info"));
+    let mut changes = watch_object(api, "cluster-info");
     while let Some(change) = changes.next().await {
         let Some(info) = change.context("cannot read kube-public/cluster-info")? else { continue };
         let data = info.data.unwrap_or_default();

@@ -3,6 +3,8 @@
 //! One task lists sandboxes and containers every second while there are subscribers. containerd before 1.7 does not
 //! implement events; CRI-O sends none unless `enable_pod_events` is set.
 
+pub(crate) mod measured;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +14,7 @@ use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
 use coracle_proto::cri::{self, ContainerEventResponse, ContainerEventType};
 use futures::StreamExt;
 use tokio::sync::broadcast;
+use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::transport::Channel;
 
@@ -88,9 +91,13 @@ async fn run(
     mut client: RuntimeServiceClient<Channel>,
     sender: Arc<Mutex<Option<broadcast::Sender<ContainerEventResponse>>>>,
 ) {
-    let mut known = HashMap::new();
+    let (mut known, mut previous) = (HashMap::new(), None);
     loop {
-        match list(&mut client).await {
+        let began = Instant::now();
+        measured::all().begun(previous.replace(began));
+        let listed = list(&mut client).await;
+        measured::all().ended(began);
+        match listed {
             Ok(found) => {
                 let events = follow(&mut known, found);
                 let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);

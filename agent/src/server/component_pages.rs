@@ -13,7 +13,7 @@ use crate::runtime::Body;
 /// The name of the component, as upstream.
 const COMPONENT: &str = "kubelet";
 /// Kubernetes version that the kubelet API corresponds to.
-const EMULATED: &str = "1.37";
+const EMULATED: &str = "1.36";
 /// The paths that `/statusz` lists, by their first components.
 #[rustfmt::skip]
 const LISTED: &[&str] = &[

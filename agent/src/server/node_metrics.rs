@@ -8,12 +8,12 @@ use coracle_proto::cri::{
 };
 use http::Response;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus, Volume};
+use k8s_openapi::api::core::v1::{NodeSystemInfo, Pod, PodStatus};
 
 use super::backend::{Backend, PodView};
 use super::stats::exposition;
 use crate::join::Renewal;
-use crate::kubelet_metrics::Current;
+use crate::kubelet_metrics::{Current, plugin};
 use crate::runtime::{Body, Runtime, RuntimeError};
 use crate::volume::{ClaimName, FileSystem};
 
@@ -38,6 +38,11 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     let mut current = Current::default();
     let node = backend.access.node().to_owned();
     current.gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"], [([node], 1)]);
+    build_info(&mut current, &backend.facts.info);
+    if let Some(cgroups) = &backend.cgroups {
+        let version = if cgroups.is_v2() { 2 } else { 1 };
+        current.gauge("kubelet_cgroup_version", "cgroup version of the node.", [], [([], version)]);
+    }
     desired(&mut current, &*backend.pods);
     match running(&*backend.runtime).await {
         Ok(running) => running.add(&mut current),
@@ -54,6 +59,28 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         text.push_str(&dns.render());
     }
     exposition(text)
+}
+
+/// The version of the agent, as labels.
+fn build_info(current: &mut Current, info: &NodeSystemInfo) {
+    let platform = format!("linux/{}", info.architecture);
+    let mut numbers = info.kubelet_version.trim_start_matches('v').split('.');
+    let [major, minor] = [(); 2].map(|()| numbers.next().unwrap_or_default());
+    let fields = [
+        ("major", major),
+        ("minor", minor),
+        ("git_version", info.kubelet_version.as_str()),
+        ("git_commit", ""),
+        ("git_tree_state", "clean"),
+        ("build_date", "1970-01-01T00:00:00Z"),
+        ("go_version", ""),
+        ("compiler", "rustc"),
+        ("platform", platform.as_str()),
+    ];
+    let help =
+        "A metric with a constant '1' value, whose labels are the version of the agent and the platform.";
+    let labels = fields.map(|(label, _)| label);
+    current.gauge("kubernetes_build_info", help, labels, [(fields.map(|(_, value)| value.to_owned()), 1)]);
 }
 
 /// `/metrics/slis`: results of health checks. `/healthz` has one, which is passed whenever the server answers.
@@ -148,24 +175,6 @@ fn current_status(pods: &dyn PodView, pod: &Pod) -> Option<PodStatus> {
     pod.metadata.uid.as_deref().and_then(|uid| pods.status(uid)).or_else(|| pod.status.clone())
 }
 
-/// The kubelet's name of a volume's plugin. For a claim, the plugin is known only from the persistent volume, which the
-/// agent does not read here.
-fn plugin(volume: &Volume) -> &'static str {
-    let kinds = [
-        (volume.config_map.is_some(), "kubernetes.io/configmap"),
-        (volume.downward_api.is_some(), "kubernetes.io/downward-api"),
-        (volume.empty_dir.is_some(), "kubernetes.io/empty-dir"),
-        (volume.host_path.is_some(), "kubernetes.io/host-path"),
-        (volume.image.is_some(), "kubernetes.io/image"),
-        (volume.nfs.is_some(), "kubernetes.io/nfs"),
-        (volume.projected.is_some(), "kubernetes.io/projected"),
-        (volume.secret.is_some(), "kubernetes.io/secret"),
-        (volume.persistent_volume_claim.is_some(), "kubernetes.io/persistent-claim"),
-        (volume.ephemeral.is_some(), "kubernetes.io/persistent-claim"),
-    ];
-    kinds.into_iter().find(|(has, _)| *has).map_or("N/A", |(_, name)| name)
-}
-
 /// The volumes of claims.
 fn claims(current: &mut Current, volumes: BTreeMap<ClaimName, FileSystem>) {
     type Value = fn(&FileSystem) -> u64;
@@ -256,6 +265,22 @@ mod tests {
         fn pods(&self) -> Vec<Arc<Pod>> {
             self.0.clone()
         }
+    }
+
+    #[test]
+    fn the_version_of_the_agent_is_shown() {
+        let info = NodeSystemInfo {
+            architecture: "amd64".to_owned(),
+            kubelet_version: "v1.36.0+coracle.0.1.0".to_owned(),
+            ..NodeSystemInfo::default()
+        };
+        let mut current = Current::default();
+        build_info(&mut current, &info);
+        let labels = "build_date=\"1970-01-01T00:00:00Z\",compiler=\"rustc\",git_commit=\"\",\
+                      git_tree_state=\"clean\",git_version=\"v1.36.0+coracle.0.1.0\",go_version=\"\",\
+                      major=\"1\",minor=\"36\",platform=\"linux/amd64\"";
+        let line = format!("kubernetes_build_info{{{labels}}} 1");
+        assert!(current.text().lines().any(|other| other == line), "no {line} in\n{}", current.text());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Paths of the kubelet API. Pure.
 
+use coracle_values::go;
 use percent_encoding::percent_decode_str;
 
 /// Resource of a request.
@@ -152,7 +153,7 @@ pub(super) fn values<'a>(query: &'a str, names: &'a [&str]) -> impl Iterator<Ite
 
 /// Whether a flag is set, in the spellings that clients use.
 pub(super) fn flag(query: &str, names: &[&str]) -> bool {
-    values(query, names).any(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "True" | "TRUE"))
+    values(query, names).any(|value| go::parse_bool(&value) == Some(true))
 }
 
 fn decode(text: &str) -> String {

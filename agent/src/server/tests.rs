@@ -307,7 +307,10 @@ async fn the_pages_of_the_kubelet_are_text_or_objects() {
         server.get_with(path, Some(identity), &header).await.expect("an answer")
     };
     let (_, text) = get("/statusz", "*/*").await;
-    assert!(text.contains("\nkubelet statusz\n") && text.contains("\nBinary version: 1."), "{text}");
+    assert!(
+        text.contains("\nkubelet statusz\n") && text.contains("\nBinary version: 1.36.0+coracle."),
+        "{text}"
+    );
     assert!(get("/flagz", "text/plain").await.1.contains("\nmax-pods=110\n"));
     let accept = "application/json;as=Flagz;g=config.k8s.io;v=v1beta1";
     let flags: serde_json::Value = serde_json::from_str(&get("/flagz", accept).await.1).expect("json");

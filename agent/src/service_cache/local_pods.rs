@@ -53,6 +53,11 @@ impl<'a> LocalPod<'a> {
 // === impl LocalPods ===
 
 impl LocalPods {
+    /// Whether a pod has the address.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        self.owners.contains_key(&address)
+    }
+
     /// Records a pod. An address that the pod has lost counts as ready: its slices decide.
     pub(super) fn put(&mut self, pod: &LocalPod<'_>) -> Vec<Change> {
         let mut changes = Vec::new();
@@ -116,7 +121,10 @@ mod tests {
         let unready = [at("10.0.0.1", false), at("fd00::1", false)];
         assert_eq!(pods.put(&pod("a", &["10.0.0.1", "fd00::1"], false)), unready);
         assert_eq!(pods.put(&pod("a", &["10.0.0.1"], false)), [at("fd00::1", true)], "it lost an address");
+        let has = |pods: &LocalPods, address: &str| pods.has(address.parse().unwrap());
+        assert!(has(&pods, "10.0.0.1") && !has(&pods, "fd00::1"));
         assert_eq!(pods.remove("a"), [at("10.0.0.1", true)]);
+        assert!(!has(&pods, "10.0.0.1"));
         assert_eq!(pods.remove("a"), []);
     }
 

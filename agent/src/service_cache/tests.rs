@@ -93,6 +93,23 @@ async fn after_a_restart_stored_services_are_used_until_the_api_server_answers()
 }
 
 #[tokio::test(start_paused = true)]
+async fn stored_services_are_in_the_tables_while_the_api_server_does_not_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = cache(dir.path());
+    list(&first, vec![service("default", "kubernetes", "10.0.0.1"), service("ns", "a", "10.0.0.2")]);
+    first.environment(Some("ns")).await.unwrap();
+    assert!(!first.shared.checkpoint.flush());
+    let next = cache(dir.path());
+    next.shared.health.failed();
+    next.use_stored().await;
+    assert_eq!(names(&next.of("ns")), ["a"]);
+    assert!(!next.read(Tables::is_complete));
+    list(&next, vec![service("ns", "b", "10.0.0.3")]);
+    next.use_stored().await;
+    assert_eq!(names(&next.of("ns")), ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_a_list_and_without_a_copy_a_container_waits() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(cache(dir.path()).environment(Some("ns")).await, Err(NotListed));
@@ -116,15 +133,6 @@ async fn a_burst_of_changes_is_stored_once_and_only_where_pods_are() {
     assert_eq!(stored.len(), 100);
     assert!(!cache.shared.checkpoint.has(&Key::services("z")));
     storing.abort();
-}
-
-#[test]
-fn a_missing_right_is_distinguished_from_other_failures() {
-    let refused = |code| {
-        let status = kube::core::Status::failure("no", "Forbidden").with_code(code);
-        is_forbidden(&watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status))))
-    };
-    assert!(refused(403) && !refused(404) && !refused(500));
 }
 
 #[tokio::test]

@@ -8,8 +8,11 @@
 )]
 
 mod known;
+mod metrics;
 
 use std::collections::BTreeMap;
+
+use coracle_values::go;
 
 use super::field::ValueKind;
 use super::table::settings;
@@ -56,7 +59,7 @@ impl Value for FeatureGates {
             let (name, value) =
                 text.split_once('=').ok_or_else(|| format!("missing bool value for {}", text.trim()))?;
             let (name, value) = (name.trim(), value.trim());
-            let wanted = boolean(value)
+            let wanted = go::parse_bool(value)
                 .ok_or_else(|| format!("invalid value of {name}={value}: expected true or false"))?;
             check(name, wanted)?;
             gates.insert(name.to_owned(), wanted);
@@ -97,15 +100,6 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
         (false, false) => Err(format!(
             "cannot set feature gate {name} to {wanted}: it is not supported; its only value is {value}"
         )),
-    }
-}
-
-/// A boolean in one of the forms of Go.
-fn boolean(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
     }
 }
 

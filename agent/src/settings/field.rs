@@ -2,6 +2,9 @@
 
 use clap::{Arg, ArgAction, Command, ValueHint};
 
+/// Prefix of all environment variables of settings.
+pub(super) const PREFIX: &str = "CORACLE_";
+
 /// One setting of a table.
 #[derive(Debug)]
 pub(crate) struct Field {
@@ -101,7 +104,7 @@ impl Field {
 
 /// Name of the environment variable of a setting: `CORACLE_MAX_PODS`.
 pub(crate) fn variable(name: &str) -> String {
-    format!("CORACLE_{}", name.replace('-', "_").to_uppercase())
+    format!("{PREFIX}{}", name.replace('-', "_").to_uppercase())
 }
 
 fn styled(text: &str) -> clap::builder::StyledStr {

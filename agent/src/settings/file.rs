@@ -63,7 +63,11 @@ impl File {
         // The file cannot name the file.
         let known = fields.find(|(_, field)| name != "config" && field.names().any(|known| known == name));
         let Some((table, field)) = known else {
-            self.problems.push(format!("{place} {key}: unknown key{}", nearest::hint(table, name, tables)));
+            let hint = match value {
+                toml::Value::Table(_) if table.is_empty() => nearest::table_hint(name, tables),
+                _ => nearest::hint(table, name, tables),
+            };
+            self.problems.push(format!("{place} {key}: unknown key{hint}"));
             return;
         };
         match FileValue::from_toml(value) {

@@ -1,6 +1,6 @@
-//! Hints for misspelt keys: the nearest known one.
+//! Hints for misspelt keys and variables: the nearest known one.
 
-use super::field::Field;
+use super::field::{Field, PREFIX, variable};
 
 /// Minimum similarity of a hint, from 0 to 1.
 const SIMILAR: f64 = 0.75;
@@ -15,27 +15,84 @@ pub(super) fn of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option
     best.filter(|(similarity, _)| *similarity >= SIMILAR).map(|(_, known)| known)
 }
 
-/// Last part of an error about an unknown key: the table the key belongs to, or the nearest key of this table.
+/// Last part of an error about an unknown key: the table the key belongs to, the nearest key of this table, or the
+/// nearest key of another table.
 pub(super) fn hint(table: &str, name: &str, tables: &Tables) -> String {
-    let has = |fields: &[Field]| {
-        fields.iter().any(|field| field.name != "config" && field.names().any(|known| known == name))
-    };
-    if let Some((other, _)) = tables.iter().find(|(_, fields)| has(fields)) {
-        return match *other {
-            "" => "; it belongs before the first table".to_owned(),
-            other => format!("; it belongs to the table {other}"),
-        };
+    if let Some((other, _)) = tables.iter().find(|(_, fields)| keys(fields).any(|known| known == name)) {
+        return format!("; it belongs {}", place(other));
     }
-    let fields = tables.iter().filter(|(key, _)| *key == table).flat_map(|(_, fields)| fields.iter());
-    let of_table = fields.filter(|field| field.name != "config").flat_map(|field| field.names());
-    let names =
-        of_table.chain(tables.iter().map(|(key, _)| *key).filter(|key| table.is_empty() && !key.is_empty()));
-    of(name, names).map(|known| format!("; did you mean {known}?")).unwrap_or_default()
+    let of_table = tables.iter().filter(|(key, _)| *key == table).flat_map(|(_, fields)| keys(fields));
+    let tables_of_file = table_names(tables).filter(|_| table.is_empty());
+    if let Some(known) = of(name, of_table.chain(tables_of_file)) {
+        return format!("; did you mean {known}?");
+    }
+    let Some(known) = of(name, tables.iter().flat_map(|(_, fields)| keys(fields))) else {
+        return String::new();
+    };
+    let other = tables.iter().find(|(_, fields)| keys(fields).any(|key| key == known));
+    let other = other.map(|(other, _)| place(other)).unwrap_or_default();
+    format!("; did you mean {known}, {other}?")
+}
+
+/// Last part of an error about an unknown table: as [`hint`], or all tables.
+pub(super) fn table_hint(name: &str, tables: &Tables) -> String {
+    let hint = hint("", name, tables);
+    if !hint.is_empty() {
+        return hint;
+    }
+    format!("; the tables are {}", table_names(tables).collect::<Vec<_>>().join(", "))
+}
+
+/// The environment variable of a setting that is most similar to `name`.
+pub(super) fn variable_like(name: &str, tables: &Tables) -> Option<String> {
+    let key = name.strip_prefix(PREFIX)?.replace('_', "-").to_lowercase();
+    of(&key, tables.iter().flat_map(|(_, fields)| fields.iter()).flat_map(Field::names)).map(variable)
+}
+
+/// The keys of a table that a file may have. The file cannot name the file.
+fn keys(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
+    fields.iter().filter(|field| field.name != "config").flat_map(Field::names)
+}
+
+fn table_names(tables: &Tables) -> impl Iterator<Item = &'static str> {
+    tables.iter().map(|(key, _)| *key).filter(|key| !key.is_empty())
+}
+
+fn place(table: &str) -> String {
+    match table {
+        "" => "before the first table".to_owned(),
+        table => format!("in the table {table}"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::of;
+    use super::super::TABLES;
+    use super::{hint, of, table_hint, variable_like};
+
+    #[test]
+    fn a_key_of_another_table_is_a_hint() {
+        assert_eq!(hint("node", "bridgge", TABLES), "; did you mean bridge?");
+        assert_eq!(hint("", "node-nam", TABLES), "; did you mean node-name, in the table node?");
+        assert_eq!(hint("", "node-name", TABLES), "; it belongs in the table node");
+        assert_eq!(hint("node", "state-dirr", TABLES), "; did you mean state-dir, before the first table?");
+        assert_eq!(hint("node", "state-dir", TABLES), "; it belongs before the first table");
+        assert_eq!(hint("node", "color", TABLES), "");
+        assert_eq!(hint("", "config", TABLES), "", "the file cannot name the file");
+    }
+
+    #[test]
+    fn an_unknown_table_names_the_nearest_or_all() {
+        assert_eq!(table_hint("node-labels", TABLES), "; it belongs in the table node");
+        assert_eq!(table_hint("controlplane", TABLES), "; did you mean control-plane?");
+        assert_eq!(table_hint("kubelet", TABLES), "; the tables are node, control-plane, runtime");
+    }
+
+    #[test]
+    fn a_misspelt_variable_names_the_nearest() {
+        assert_eq!(variable_like("CORACLE_MAXPODS", TABLES), Some("CORACLE_MAX_PODS".to_owned()));
+        assert_eq!(variable_like("CORACLE_X", TABLES), None);
+    }
 
     #[test]
     fn the_nearest_name_is_a_hint_if_it_is_near() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -79,7 +80,7 @@ settings! {
     node_port_addresses: Vec<IpNetwork> = default "", "CIDR", also "nodeport-addresses";
     /// Address and port of the service proxy's health checks (/healthz and /livez), as kube-proxy's; port 0: disabled.
     service_proxy_healthz: Option<SocketAddr> = unset "port 10256 of all addresses", "ADDRESS";
-    /// Address and port at which the service proxy reports its mode, /proxyMode. Port 0: none.
+    /// Address and port at which the service proxy has its mode, /proxyMode, and its metrics, /metrics. Port 0: none.
     service_proxy_status: Option<SocketAddr> = unset "127.0.0.1:10249", "ADDRESS";
     /// DNS domain of the cluster.
     cluster_domain: String = default "cluster.local", "DOMAIN";
@@ -213,7 +214,7 @@ fn local_volumes(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBu
 
 /// Number of cluster DNS's address in the service range.
 const DNS_NUMBER: u32 = 10;
-/// Address at which the service proxy reports its mode, as kube-proxy.
+/// Address at which the service proxy has its mode and its metrics, as kube-proxy.
 const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
 /// Checked settings of a node.
@@ -269,8 +270,16 @@ pub(crate) struct Node {
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) serving: Serving,
+    pub(crate) shown: ShownSettings,
+}
+
+/// Settings in the forms in which the kubelet API shows them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShownSettings {
     /// The settings in effect as texts, by the names of their flags.
     pub(crate) flags: BTreeMap<String, String>,
+    /// The metric of the feature gates, in the text format of Prometheus.
+    pub(crate) feature_metrics: Arc<str>,
 }
 
 // === impl NodeSettings ===
@@ -336,7 +345,7 @@ impl NodeSettings {
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
             serving: serving?,
-            flags: BTreeMap::new(),
+            shown: ShownSettings::default(),
         })
     }
 

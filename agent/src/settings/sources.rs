@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::field::{DefaultValue, Field, ValueKind, variable};
+use super::field::{DefaultValue, Field, PREFIX, ValueKind, variable};
 use super::file::{File, FileValue};
 use super::value::Value;
-
-/// Prefix of all environment variables of settings.
-const PREFIX: &str = "CORACLE_";
 
 /// Variables with the prefix that are not settings: credentials of `coracle image pull`, and the fault points of tests.
 const OTHER_VARIABLES: [&str; 2] = ["CORACLE_REGISTRY_CREDS", "CORACLE_FAULT"];

@@ -102,7 +102,7 @@ fn the_settings_in_effect_are_shown_as_texts() {
     let mut sources = sources_of(toml);
     let flags = AllFlags { node: node_flags(&["--max-pods", "7"]), ..AllFlags::default() };
     let (_log, settings) = Settings::resolve(flags, &mut sources).unwrap();
-    let node = settings.node().flags;
+    let node = settings.node().shown.flags;
     let shown = |name: &str| node.get(name).map(String::as_str);
     assert_eq!((shown("max-pods"), shown("mtu")), (Some("7"), Some("1300")));
     assert_eq!((shown("node-labels"), shown("state-dir")), (Some("a=b,c=d"), Some("/var/lib/coracle")));

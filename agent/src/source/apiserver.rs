@@ -2,14 +2,13 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use coracle_values::object::without_managed_fields;
 use coracle_values::resource;
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, VolumeProjection};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use serde::Deserialize;
 use tokio::sync::mpsc;
@@ -32,12 +31,12 @@ resource!(WatchedPod, "Pod", ("", "v1", "pods"), NamespaceResourceScope);
 /// Sends changes until the receiver is dropped.
 pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes: mpsc::Sender<PodChange>) {
     let api: Api<WatchedPod> = Api::all(client);
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let mut events = watcher::watcher(api, config).boxed();
-    let mut pause = FIRST_PAUSE;
+    let config = Config::default().fields(&format!("spec.nodeName={node}"));
+    let mut events = coracle_watch::watch(api, config);
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
-        if event.is_ok() {
+        // A list begins before its request.
+        if event.as_ref().is_ok_and(|event| !matches!(event, Event::Init)) {
             health.record_response();
         }
         let change = match event {
@@ -49,19 +48,11 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
                 listed.extend(pod.metadata.uid.clone());
                 PodChange::Applied(Arc::new(pod.without_free_capacity()))
             }
-            Ok(Event::InitDone) => {
-                pause = FIRST_PAUSE;
-                PodChange::Complete(std::mem::take(&mut listed))
-            }
-            Ok(Event::Apply(pod)) => {
-                pause = FIRST_PAUSE;
-                PodChange::Applied(Arc::new(pod.without_free_capacity()))
-            }
+            Ok(Event::InitDone) => PodChange::Complete(std::mem::take(&mut listed)),
+            Ok(Event::Apply(pod)) => PodChange::Applied(Arc::new(pod.without_free_capacity())),
             Ok(Event::Delete(pod)) => PodChange::Deleted(Arc::new(pod.without_free_capacity())),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "the watch of pods failed");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_PAUSE);
                 continue;
             }
         };
@@ -70,9 +61,6 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
         }
     }
 }
-
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 // === impl WatchedPod ===
 

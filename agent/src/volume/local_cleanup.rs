@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde_json::json;
 
@@ -37,8 +37,8 @@ pub(crate) async fn run(client: Client, node: String, directories: Directories) 
     if node.len() > 63 {
         return std::future::pending().await;
     }
-    let config = watcher::Config::default().labels(&format!("{NODE}={node}")).timeout(RENEWAL_SECONDS);
-    let mut events = std::pin::pin!(watcher(api.clone(), config));
+    let config = Config::default().labels(&format!("{NODE}={node}")).timeout(RENEWAL_SECONDS);
+    let mut events = coracle_watch::watch(api.clone(), config);
     let mut failed: BTreeMap<String, PersistentVolume> = BTreeMap::new();
     loop {
         // Cancel-safe: the stream keeps what was not received.
@@ -57,7 +57,6 @@ pub(crate) async fn run(client: Client, node: String, directories: Directories) 
                         kind = "PersistentVolume",
                         "a watch failed"
                     );
-                    tokio::time::sleep(PAUSE).await;
                     Vec::new()
                 }
             },

@@ -5,10 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use coracle_error_chain::chain;
+use coracle_watch::watch_object;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -104,8 +103,7 @@ async fn follow<K: Config + Send + 'static>(
     data: fn(K) -> Data,
 ) {
     let api: Api<K> = Api::namespaced(client, &key.namespace);
-    let changes = watch_object(api, &key.name).default_backoff();
-    let mut changes = std::pin::pin!(changes);
+    let mut changes = watch_object(api, &key.name);
     while let Some(change) = changes.next().await {
         match change {
             Ok(found) => {

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
+use coracle_testing::until;
 use futures::StreamExt;
 use http::{Request, Response};
 use http_body_util::StreamBody;
@@ -21,6 +21,7 @@ use tokio_stream::wrappers::BroadcastStream;
 use super::*;
 use crate::api_health::ApiHealth;
 use crate::checkpoint::Checkpoint;
+use crate::kubelet_metrics::{Current, KubeletMetrics};
 
 type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
 
@@ -208,6 +209,27 @@ fn content(volumes: &Volumes, volume: &str, file: &str) -> Option<String> {
 }
 
 #[test]
+fn mounts_are_measured_by_plugin() {
+    apart(async {
+        let machine = Machine::new("measured");
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        let ctx = machine.context();
+        let volumes = json!([{"name": "disk", "emptyDir": {}}, {"name": "map", "configMap": {"name": "c"}}]);
+        mount_all(&ctx, &pod(volumes)).await.expect("mounted");
+        let metrics = KubeletMetrics::default();
+        metrics.show(ctx.operations().collector());
+        let text = metrics.text(&Current::default());
+        for plugin in ["empty-dir", "configmap"] {
+            let fixed = "migrated=\"false\",operation_name=\"volume_mount\",status=\"success\"";
+            let labels = format!("{fixed},volume_plugin=\"kubernetes.io/{plugin}\"");
+            let line = format!("storage_operation_duration_seconds_count{{{labels}}} 1");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
+
+#[test]
 fn a_pods_volumes_are_made_refreshed_and_removed() {
     apart(async {
         let machine = Machine::new("story");
@@ -242,15 +264,11 @@ fn a_pods_volumes_are_made_refreshed_and_removed() {
         assert_eq!(fs::read_to_string(kubelets).ok().as_deref(), Some("ns"));
 
         machine.api.put("configmaps", "c", json!({"data": {"key": "two"}}));
-        let fresh = async {
-            while content(&volumes, "map", "key").as_deref() != Some("two")
-                || content(&volumes, "access", "ca.crt").as_deref() != Some("two")
-            {
-                // Polls the file; the write is woken by the watch.
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), fresh).await.expect("refreshed");
+        until("the files are refreshed", 10, || {
+            let has_new = |volume, name| content(&volumes, volume, name).as_deref() == Some("two");
+            has_new("map", "key") && has_new("access", "ca.crt")
+        })
+        .await;
         assert_eq!(
             content(&volumes, "access", "token").expect("token").rsplit('.').next(),
             Some("1"),
@@ -438,14 +456,7 @@ fn an_older_version_of_a_pod_is_not_kept_in_memory() {
         let mut new = (*old).clone();
         new.status = Some(k8s_openapi::api::core::v1::PodStatus::default());
         follow(&ctx, &std::sync::Arc::new(new));
-        let dropped = async {
-            while std::sync::Arc::strong_count(&old) > 1 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), dropped)
-            .await
-            .expect("the older version is no longer held");
+        until("the older version is dropped", 10, || std::sync::Arc::strong_count(&old) == 1).await;
         unmount_all(&ctx, "u1").await.expect("removed");
     });
 }
@@ -524,12 +535,8 @@ fn after_a_boot_an_expired_token_is_used_with_an_event_until_the_api_server_resp
         assert_eq!(content(&volumes, "access", "token").as_ref(), Some(&token));
         assert_eq!(content(&volumes, "access", "key").as_deref(), Some("one"));
         set(false, 3600);
-        let event = async {
-            while !lock(&machine.api.objects).keys().any(|key| key.starts_with("event")) {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), event).await.expect("an event");
+        let has_event = || lock(&machine.api.objects).keys().any(|key| key.starts_with("event"));
+        until("an event", 10, has_event).await;
         unmount_all(&second, "u1").await.expect("removed");
     });
 }

@@ -236,20 +236,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec::Command;
 
     fn conf(fields: Value, args: &str) -> Result<Conf, Error> {
         let mut conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": {"type": "x"}});
         conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        Conf::of(&Request {
-            command: Command::Add,
-            container_id: "c".into(),
-            netns: None,
-            ifname: "eth0".into(),
-            args: args.into(),
-            path: Vec::new(),
-            conf: conf.as_object().unwrap().clone(),
-        })
+        Conf::of(&Request::for_test(&conf, args))
     }
 
     #[test]

@@ -196,21 +196,29 @@ fn member<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn request(conf: Value, args: &str) -> Request {
-        Request {
+impl Request {
+    /// An ADD of `eth0` to the container `c`. The configuration must be an object.
+    pub(crate) fn for_test(conf: &Value, args: &str) -> Self {
+        Self {
             command: Command::Add,
             container_id: "c".into(),
             netns: None,
             ifname: "eth0".into(),
             args: args.into(),
             path: Vec::new(),
-            conf: conf.as_object().unwrap().clone(),
+            conf: conf.as_object().cloned().unwrap_or_default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn request(conf: Value, args: &str) -> Request {
+        Request::for_test(&conf, args)
     }
 
     #[derive(Debug, serde::Deserialize)]

@@ -14,6 +14,7 @@ mod initializers;
 mod limit_ranger;
 mod limited_resources;
 mod matching;
+mod member;
 mod mountable_secrets;
 mod namespace_lifecycle;
 mod node_restriction;
@@ -55,6 +56,7 @@ use crate::{
     warnings::Warnings,
 };
 pub(crate) use config::PluginConfigs;
+use member::Member;
 pub use plugins::PluginSelection;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +158,7 @@ pub(crate) trait CreateNamespace: Send + Sync {
 /// The plugins that run.
 pub(crate) struct Plugins {
     /// The plugins in the order of the chain.
-    members: Vec<Box<dyn Admit>>,
+    members: Vec<Member>,
     /// Whether requests are charged to the quotas of their namespace.
     pub(crate) charges_quota: bool,
     /// Resources whose use needs a quota.
@@ -251,8 +253,8 @@ impl Plugins {
         plugins::chain(configs, selection)
     }
 
-    fn all(&self) -> impl Iterator<Item = &dyn Admit> {
-        self.members.iter().map(|plugin| &**plugin)
+    fn all(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter()
     }
 }
 
@@ -262,8 +264,8 @@ impl Admission {
     /// Runs the mutating plugins.
     pub(crate) async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         let mut measured = MeasuredStep::new(self, attributes, Step::Admit);
-        for plugin in self.plugins.all() {
-            plugin.mutate(self, attributes, object).await?;
+        for member in self.plugins.all() {
+            member.mutate(self, attributes, object).await?;
         }
         measured.is_passed = true;
         Ok(())
@@ -272,8 +274,8 @@ impl Admission {
     /// Runs the validating plugins.
     pub(crate) async fn validate(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let mut measured = MeasuredStep::new(self, attributes, Step::Validate);
-        for plugin in self.plugins.all() {
-            plugin.validate(self, attributes, object).await?;
+        for member in self.plugins.all() {
+            member.validate(self, attributes, object).await?;
         }
         measured.is_passed = true;
         Ok(())
@@ -281,8 +283,8 @@ impl Admission {
 
     /// Runs the validating plugins that precede the validation of the object.
     pub(crate) async fn validate_before(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
-        for plugin in self.plugins.all().filter(|plugin| plugin.precedes_validation()) {
-            plugin.validate(self, attributes, object).await?;
+        for member in self.plugins.all().filter(|member| member.plugin.precedes_validation()) {
+            member.validate(self, attributes, object).await?;
         }
         Ok(())
     }
@@ -290,8 +292,8 @@ impl Admission {
     /// Runs the validating plugins for a valid object, except those of [`Admission::validate_before`].
     pub(crate) async fn validate_after(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let mut measured = MeasuredStep::new(self, attributes, Step::Validate);
-        for plugin in self.plugins.all().filter(|plugin| !plugin.precedes_validation()) {
-            plugin.validate(self, attributes, object).await?;
+        for member in self.plugins.all().filter(|member| !member.plugin.precedes_validation()) {
+            member.validate(self, attributes, object).await?;
         }
         measured.is_passed = true;
         Ok(())
@@ -303,11 +305,11 @@ impl Admission {
         attributes: &Attributes<'_>,
         mut object: Value,
     ) -> Result<Value> {
-        for plugin in self.plugins.all().filter(|plugin| plugin.handles_own_objects()) {
-            plugin.mutate(self, attributes, &mut object).await?;
+        for member in self.plugins.all().filter(|member| member.plugin.handles_own_objects()) {
+            member.mutate(self, attributes, &mut object).await?;
         }
-        for plugin in self.plugins.all().filter(|plugin| plugin.handles_own_objects()) {
-            plugin.validate(self, attributes, &object).await?;
+        for member in self.plugins.all().filter(|member| member.plugin.handles_own_objects()) {
+            member.validate(self, attributes, &object).await?;
         }
         Ok(object)
     }
@@ -315,16 +317,16 @@ impl Admission {
     /// After a webhook has changed the object: runs the local plugins again, and policies with `reinvocationPolicy:
     /// IfNeeded`.
     async fn reinvoke(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        for plugin in self.plugins.all() {
-            plugin.reinvoke(self, attributes, object).await?;
+        for member in self.plugins.all() {
+            member.plugin.reinvoke(self, attributes, object).await?;
         }
         Ok(())
     }
 
     /// Runs the local plugins again after a policy has changed the object.
     async fn complete(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        for plugin in self.plugins.all().filter(|plugin| plugin.is_local()) {
-            plugin.mutate(self, attributes, object).await?;
+        for member in self.plugins.all().filter(|member| member.plugin.is_local()) {
+            member.mutate(self, attributes, object).await?;
         }
         Ok(())
     }

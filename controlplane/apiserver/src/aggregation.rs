@@ -108,6 +108,11 @@ impl Remote {
         }
     }
 
+    /// The name of the APIService object.
+    pub(crate) fn object_name(&self) -> String {
+        format!("{}.{}", self.version, self.group)
+    }
+
     /// Namespace, name and port of the service.
     pub(crate) fn service(&self) -> (&str, &str, u16) {
         let (namespace, name, port) = &self.service;

@@ -13,7 +13,7 @@ use std::{
     collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -22,6 +22,7 @@ use std::{
 use arc_swap::ArcSwap;
 use coracle_kinds::flow_control as objects;
 use http::HeaderValue;
+use prometheus::{Histogram, HistogramVec};
 use serde_json::Value;
 
 use crate::{
@@ -29,6 +30,7 @@ use crate::{
     cache::Cache,
     error::{ApiError, Result},
     in_flight,
+    metrics::queue_waits,
     reply::Reply,
     request::RequestInfo,
 };
@@ -52,6 +54,8 @@ pub(crate) struct FlowControl {
     max_wait: Duration,
     /// Random key of the hash. Without it a client could choose a user name that shares the queues of another user.
     hasher: RandomState,
+    /// Times in queues, by schema and level.
+    waits: HistogramVec,
 }
 
 /// The schemas in the order of their precedence.
@@ -73,6 +77,8 @@ struct Row {
 pub(crate) struct Counts {
     dispatched: AtomicU64,
     rejected: [AtomicU64; 3],
+    /// Times in the queue of requests that were rejected, and of those that got seats.
+    waits: [OnceLock<Histogram>; 2],
 }
 
 /// The counters of one schema for metrics.
@@ -109,6 +115,7 @@ impl FlowControl {
             seats,
             max_wait: request_timeout / WAIT_PART,
             hasher: RandomState::new(),
+            waits: queue_waits(),
         };
         made.configure(&[], &[]);
         made
@@ -139,6 +146,10 @@ impl FlowControl {
             key(a).cmp(&key(b))
         });
         drop(all);
+        let same = |row: &Row, other: &Row| row.labels() == other.labels();
+        for row in former.rows.iter().filter(|row| !rows.iter().any(|new| same(row, new))) {
+            self.forget_waits(row);
+        }
         self.table.store(Arc::new(Table { rows }));
     }
 
@@ -167,6 +178,7 @@ impl FlowControl {
     }
 
     async fn seats_of(&self, row: &Row, wanted: u64, flow: u64) -> Result<Seats> {
+        let began = Instant::now();
         let (ticket, admitted) = {
             let mut levels = self.lock();
             let width = levels.width(row.level, wanted);
@@ -174,6 +186,7 @@ impl FlowControl {
         };
         let refused = |why: Rejection| {
             row.counts.reject(why);
+            self.waited(row, began, false);
             ApiError::too_many_requests()
         };
         if let Admitted::Rejected(why) = admitted {
@@ -187,8 +200,36 @@ impl FlowControl {
             }
             seats.since = Instant::now();
         }
+        self.waited(row, began, true);
         row.counts.dispatched.fetch_add(1, Ordering::Relaxed);
         Ok(seats)
+    }
+
+    /// Counts the time of a request in its queue. `executed`: whether it got its seats.
+    fn waited(&self, row: &Row, began: Instant, executed: bool) {
+        let waits = row.counts.waits.get(usize::from(executed)).map(|waits| {
+            waits.get_or_init(|| {
+                let [level, schema] = row.labels();
+                self.waits.with_label_values(&[level, schema, if executed { "true" } else { "false" }])
+            })
+        });
+        if let Some(waits) = waits {
+            waits.observe(began.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Removes the times of a schema that does not exist any more.
+    fn forget_waits(&self, row: &Row) {
+        let [level, schema] = row.labels();
+        for executed in ["true", "false"] {
+            // An error means that no request has waited.
+            let _ = self.waits.remove_label_values(&[level, schema, executed]);
+        }
+    }
+
+    /// The times in queues, for metrics.
+    pub(crate) fn waits(&self) -> &HistogramVec {
+        &self.waits
     }
 
     /// The levels, for metrics.
@@ -236,6 +277,11 @@ fn seats_for(info: &RequestInfo, objects: u64) -> u64 {
 // === impl Row ===
 
 impl Row {
+    /// Names of the level and the schema.
+    fn labels(&self) -> [&str; 2] {
+        [&self.schema.level, &self.schema.name]
+    }
+
     fn counts(&self) -> SchemaCounts {
         let counts = &self.counts;
         let rejected = Rejection::ALL.map(|why| {
@@ -373,5 +419,16 @@ mod tests {
         let counts = control.schemas();
         let default = counts.iter().find(|one| one.schema == "global-default").unwrap();
         assert_eq!(default.rejected[2], ("time-out", 1));
+        let times = |executed: &str| {
+            control
+                .waits()
+                .with_label_values(&["global-default", "global-default", executed])
+                .get_sample_count()
+        };
+        assert_eq!((times("true"), times("false")), (default.dispatched, 1));
+        control.configure(&[], &[]);
+        let labels = prometheus::core::Collector::collect(control.waits());
+        let mut labels = labels.iter().flat_map(|family| family.get_metric()).flat_map(|one| one.get_label());
+        assert!(!labels.any(|label| label.value() == "global-default"), "the schema does not exist any more");
     }
 }

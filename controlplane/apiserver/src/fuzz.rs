@@ -70,11 +70,8 @@ pub fn backup(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     #[test]
     fn the_corpora_are_replayed() {
-        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
         let targets = [
             ("yaml", super::yaml as fn(&[u8])),
             ("request", super::request),
@@ -84,9 +81,7 @@ mod tests {
             ("backup", super::backup),
         ];
         for (name, target) in targets {
-            let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).unwrap().collect();
-            assert!(!inputs.is_empty(), "the corpus of {name} is empty");
-            inputs.into_iter().for_each(|input| target(&std::fs::read(input.unwrap().path()).unwrap()));
+            coracle_testing::replay_corpus(name, target);
         }
     }
 }

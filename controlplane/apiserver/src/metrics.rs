@@ -7,7 +7,10 @@
 mod admission;
 mod buckets;
 mod health;
+mod known_names;
+mod policies;
 mod reloads;
+mod remotes;
 mod request_labels;
 mod serving;
 mod tokens;
@@ -24,12 +27,15 @@ use prometheus::{
 };
 
 pub(crate) use admission::{AdmissionMetrics, Step, WebhookCall};
+pub(crate) use policies::CheckResult;
 pub(crate) use request_labels::Request;
 pub(crate) use serving::{LongRunning, Terminated};
 
-use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES};
+use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES, WAITS};
 use health::HealthMetrics;
+use policies::PolicyMetrics;
 use reloads::Reloads;
+use remotes::RemoteMetrics;
 use request_labels::{DEPRECATED_LABELS, LABELS, SLI_LABELS};
 use serving::ServingMetrics;
 use tokens::TokenMetrics;
@@ -67,8 +73,10 @@ pub(crate) struct Metrics {
     sizes: HistogramVec,
     deprecated: IntGaugeVec,
     pub(crate) admission: AdmissionMetrics,
+    pub(crate) policies: PolicyMetrics,
     pub(crate) serving: ServingMetrics,
     pub(crate) tokens: TokenMetrics,
+    pub(crate) remotes: RemoteMetrics,
     pub(crate) health: HealthMetrics,
 }
 
@@ -148,19 +156,27 @@ impl Metrics {
                 &DEPRECATED_LABELS,
             ),
             admission: AdmissionMetrics::new(),
+            policies: PolicyMetrics::new(),
             serving: ServingMetrics::new(),
             tokens: TokenMetrics::new(),
+            remotes: RemoteMetrics::new(),
             health: HealthMetrics::new(),
         };
-        let parts = metrics.serving.collectors().into_iter().chain(metrics.tokens.collectors());
-        for collector in metrics.collectors().into_iter().chain(parts).chain(metrics.admission.collectors()) {
-            valid(metrics.registry.register(collector));
-        }
+        metrics.register();
         metrics
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 11] {
+    fn register(&self) {
+        let parts = self.serving.collectors().into_iter().chain(self.tokens.collectors());
+        let parts = parts.chain(self.policies.collectors()).chain(self.admission.collectors());
+        for collector in self.collectors().into_iter().chain(parts) {
+            valid(self.registry.register(collector));
+        }
+    }
+
+    fn collectors(&self) -> [Box<dyn Collector>; 12] {
         [
+            self.remotes.collector(),
             Box::new(self.authentication_reloads.count.clone()),
             Box::new(self.authentication_reloads.last.clone()),
             Box::new(self.authentications.clone()),
@@ -257,17 +273,30 @@ impl Metrics {
             "Number of stored objects split by kind.",
             &["group", "resource"],
         );
+        let deprecated = "Number of stored objects at the time of last check split by kind. Use apiserver_resource_objects.";
+        let stored = gauge("apiserver_storage_objects", deprecated, &["resource"]);
+        let events = counter(
+            "apiserver_storage_events_received_total",
+            "Number of changes received from the store split by kind.",
+            &["group", "resource"],
+        );
         for collection in sources.cache.all() {
             let collection = collection.lock();
-            let kind = collection.kind();
-            objects.with_label_values(&[&*kind.group, &*kind.plural]).set(signed(collection.len()));
+            let (kind, number) = (collection.kind(), signed(collection.len()));
+            let labels = [&*kind.group, &*kind.plural];
+            objects.with_label_values(&labels).set(number);
+            events.with_label_values(&labels).inc_by(collection.received());
+            let resource = [&*kind.plural, &*kind.group].join(".");
+            stored.with_label_values(&[resource.trim_end_matches('.')]).set(number);
         }
         let mut families = self.registry.gather();
-        families.extend(in_flight.collect().into_iter().chain(objects.collect()));
+        families.extend([in_flight, objects, stored].iter().flat_map(Collector::collect));
+        families.extend(events.collect());
         families.extend(watchers(sources.cache).collect());
         families.extend(flow_control(sources.flow_control));
+        families.extend(sources.flow_control.waits().collect());
         families.extend(sources.auditor.into_iter().flat_map(audit));
-        families.extend(remotes(sources.remotes).collect());
+        families.extend(remotes::current(sources.remotes).collect());
         families.extend(store_size(sources.store).collect());
         families.extend(build_info().collect());
         let mut text = encoded(families);
@@ -298,20 +327,6 @@ fn watchers(cache: &Cache) -> IntGaugeVec {
         if number > 0 {
             all.with_label_values(&[&*kind.group, &*kind.version, &*kind.kind]).set(signed(number));
         }
-    }
-    all
-}
-
-/// The API services of other servers: 1 if the server is unavailable.
-fn remotes(remotes: &Remotes) -> IntGaugeVec {
-    let all = gauge(
-        "aggregator_unavailable_apiservice",
-        "Gauge of APIServices which are marked as unavailable broken down by APIService name.",
-        &["name"],
-    );
-    for remote in remotes.current().values() {
-        let name = format!("{}.{}", remote.version, remote.group);
-        all.with_label_values(&[name.as_str()]).set(remote.resources().is_none().into());
     }
     all
 }
@@ -397,6 +412,15 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     }
     let gauges = [nominal, seats, running, waiting].into_iter().flat_map(|one| one.collect());
     gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
+}
+
+/// The times of requests in the queues of priority and fairness. Schemas are removed with their objects.
+pub(crate) fn queue_waits() -> HistogramVec {
+    histogram(
+        "apiserver_flowcontrol_request_wait_duration_seconds",
+        "Length of time a request spent waiting in its queue.",
+        (&WAITS, &["priority_level", "flow_schema", "execute"]),
+    )
 }
 
 /// Counters of audit events.

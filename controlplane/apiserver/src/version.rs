@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
-/// The Kubernetes version of the API.
-const MINOR: &str = "37";
+/// The Kubernetes version whose behaviour the server has: that of the conformance suite and of the servers that it is
+/// compared with. The API definitions also have fields of later versions.
+const MINOR: &str = "36";
 /// The oldest Kubernetes version of which a server may use the same store.
-const MIN_COMPATIBILITY_MINOR: &str = "36";
+const MIN_COMPATIBILITY_MINOR: &str = "35";
 
 /// The version of the API, with upstream's fields.
 pub(crate) fn version() -> Value {

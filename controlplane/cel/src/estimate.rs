@@ -10,7 +10,7 @@ mod size;
 
 pub use bounds::{Bounds, Limits};
 
-use bounds::{Place, Step};
+use bounds::{Origin, Step};
 use size::{Size, count};
 
 use crate::check::Types;
@@ -48,7 +48,7 @@ struct Part<'a> {
     kind: &'a Type,
     /// Highest cost of its evaluation.
     cost: u64,
-    place: Place<'a>,
+    origin: Origin<'a>,
     size: Option<Size>,
     entries: Option<Entries>,
 }
@@ -64,7 +64,7 @@ struct Entries {
 /// A variable that the expression declares.
 struct Local<'a> {
     name: &'a str,
-    place: Place<'a>,
+    origin: Origin<'a>,
     size: Option<Size>,
     entries: Option<Entries>,
 }
@@ -104,7 +104,7 @@ impl<'a> Estimator<'a> {
     fn computed(&self, expr: &'a Expr, cost: u64, size: Option<Size>) -> Part<'a> {
         let kind = self.types.of(expr);
         let size = size.or_else(|| type_size(kind));
-        Part { expr, kind, cost, place: Place::Computed, size, entries: None }
+        Part { expr, kind, cost, origin: Origin::Computed, size, entries: None }
     }
 
     /// The size of a value. An unknown size is the largest possible one.
@@ -118,12 +118,12 @@ impl<'a> Estimator<'a> {
     fn ident(&self, expr: &'a Expr, name: &str) -> Part<'a> {
         let kind = self.types.of(expr);
         let local = self.locals.iter().rev().find(|local| local.name == name);
-        let (place, size, entries) = match local {
-            Some(local) => (local.place, local.size, local.entries),
+        let (origin, size, entries) = match local {
+            Some(local) => (local.origin, local.size, local.entries),
             None => (self.limits.variable(name), None, None),
         };
-        let size = place.size().or_else(|| type_size(kind)).or(size);
-        Part { expr, kind, cost: 1, place, size, entries }
+        let size = origin.size().or_else(|| type_size(kind)).or(size);
+        Part { expr, kind, cost: 1, origin, size, entries }
     }
 
     fn select(&mut self, expr: &'a Expr, operand: &'a Expr, field: &str, test: bool) -> Part<'a> {
@@ -134,10 +134,10 @@ impl<'a> Estimator<'a> {
         let has_cost =
             matches!(inner.kind, Type::Map(_) | Type::KeyedMap(..) | Type::Object(_) | Type::Structure(_));
         let kind = self.types.of(expr);
-        let place = self.limits.below(inner.place, &Step::Field(field));
-        let size = place.size().or_else(|| type_size(kind));
+        let origin = self.limits.below(inner.origin, &Step::Field(field));
+        let size = origin.size().or_else(|| type_size(kind));
         let cost = inner.cost.saturating_add(u64::from(has_cost));
-        Part { expr, kind, cost, place, size, entries: None }
+        Part { expr, kind, cost, origin, size, entries: None }
     }
 
     fn list(&mut self, expr: &'a Expr, items: &'a [(Expr, bool)]) -> Part<'a> {
@@ -191,7 +191,7 @@ impl<'a> Estimator<'a> {
     }
 
     fn declare(&mut self, name: &'a str, value: &Part<'a>) {
-        self.locals.push(Local { name, place: value.place, size: value.size, entries: value.entries });
+        self.locals.push(Local { name, origin: value.origin, size: value.size, entries: value.entries });
     }
 
     /// Declares the variables of a loop: element or key, or both of index and element, or of key and value.
@@ -213,8 +213,8 @@ impl<'a> Estimator<'a> {
     }
 
     fn declare_part(&mut self, name: &'a str, (range, step): (&Part<'a>, &Step<'_>), size: Option<Size>) {
-        let place = self.limits.below(range.place, step);
-        self.locals.push(Local { name, place, size, entries: None });
+        let origin = self.limits.below(range.origin, step);
+        self.locals.push(Local { name, origin, size, entries: None });
     }
 
     /// `cel.bind`, which upstream expands to a loop over an empty list. For `optMap` it expands to
@@ -227,7 +227,7 @@ impl<'a> Estimator<'a> {
             None => self.declare(name, &value),
             Some(_) => {
                 let size = type_size(value.kind);
-                self.locals.push(Local { name, place: Place::Computed, size, entries: None });
+                self.locals.push(Local { name, origin: Origin::Computed, size, entries: None });
             }
         }
         let body = self.part(body);

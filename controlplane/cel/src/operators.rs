@@ -157,30 +157,27 @@ fn arithmetic<'a>(name: &str, left: &Value<'a>, right: &Value<'a>) -> Evaluated<
     }
 }
 
-fn int<'a>(name: &str, left: i64, right: i64) -> Evaluated<'a> {
-    let result = match name {
-        "_+_" => left.checked_add(right),
-        "_-_" => left.checked_sub(right),
-        "_*_" => left.checked_mul(right),
-        "_/_" if right == 0 => return Err(EvalError::Failed("division by zero".to_owned())),
-        "_%_" if right == 0 => return Err(EvalError::Failed("modulus by zero".to_owned())),
-        "_/_" => left.checked_div(right),
-        _ => left.checked_rem(right),
+/// The result of an operator on two integers of one type. `None`: overflow.
+macro_rules! integer {
+    ($name:expr, $left:expr, $right:expr) => {
+        match $name {
+            "_+_" => $left.checked_add($right),
+            "_-_" => $left.checked_sub($right),
+            "_*_" => $left.checked_mul($right),
+            "_/_" if $right == 0 => return Err(EvalError::Failed("division by zero".to_owned())),
+            "_%_" if $right == 0 => return Err(EvalError::Failed("modulus by zero".to_owned())),
+            "_/_" => $left.checked_div($right),
+            _ => $left.checked_rem($right),
+        }
     };
-    result.map(Value::Int).ok_or_else(|| overflow("integer"))
+}
+
+fn int<'a>(name: &str, left: i64, right: i64) -> Evaluated<'a> {
+    integer!(name, left, right).map(Value::Int).ok_or_else(|| overflow("integer"))
 }
 
 fn uint<'a>(name: &str, left: u64, right: u64) -> Evaluated<'a> {
-    let result = match name {
-        "_+_" => left.checked_add(right),
-        "_-_" => left.checked_sub(right),
-        "_*_" => left.checked_mul(right),
-        "_/_" if right == 0 => return Err(EvalError::Failed("division by zero".to_owned())),
-        "_%_" if right == 0 => return Err(EvalError::Failed("modulus by zero".to_owned())),
-        "_/_" => left.checked_div(right),
-        _ => left.checked_rem(right),
-    };
-    result.map(Value::Uint).ok_or_else(|| overflow("unsigned integer"))
+    integer!(name, left, right).map(Value::Uint).ok_or_else(|| overflow("unsigned integer"))
 }
 
 fn time<'a>(name: &str, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {

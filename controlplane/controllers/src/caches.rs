@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use coracle_watch::Config;
 use kube::Client;
 
 use crate::cache::Cache;
@@ -116,12 +117,12 @@ impl Caches {
 
     /// The watches that feed the caches. Kinds that `--runtime-config` can turn off are fed only if they are served.
     pub(crate) fn watches(&self, client: &Client) -> Vec<Task> {
-        let all = watch::config;
-        let root_ca = watch::config().fields(&format!("metadata.name={ROOT_CA_NAME}"));
-        let tokens = watch::config().fields("type=bootstrap.kubernetes.io/token");
-        let account_tokens = watch::config().fields("type=kubernetes.io/service-account-token");
-        let leases = watch::config().fields("metadata.namespace=kube-node-lease");
-        let cluster_info = watch::config().fields(&format!("metadata.name={CLUSTER_INFO_NAME}"));
+        let all = Config::control_plane;
+        let root_ca = Config::control_plane().fields(&format!("metadata.name={ROOT_CA_NAME}"));
+        let tokens = Config::control_plane().fields("type=bootstrap.kubernetes.io/token");
+        let account_tokens = Config::control_plane().fields("type=kubernetes.io/service-account-token");
+        let leases = Config::control_plane().fields("metadata.namespace=kube-node-lease");
+        let cluster_info = Config::control_plane().fields(&format!("metadata.name={CLUSTER_INFO_NAME}"));
         vec![
             feed(client, &self.pods, all()),
             feed_if_served(client, &self.replica_sets),
@@ -193,14 +194,14 @@ impl Caches {
     }
 }
 
-fn feed<K: Object>(client: &Client, cache: &Arc<Cache<K>>, config: kube::runtime::watcher::Config) -> Task {
+fn feed<K: Object>(client: &Client, cache: &Arc<Cache<K>>, config: Config) -> Task {
     Box::pin(watch::feed(client.clone(), cache.clone(), config))
 }
 
 fn feed_if_enabled<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
-    Box::pin(watch::feed_if_enabled(client.clone(), cache.clone(), watch::config()))
+    Box::pin(watch::feed_if_enabled(client.clone(), cache.clone(), Config::control_plane()))
 }
 
 fn feed_if_served<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
-    Box::pin(watch::feed_if_served(client.clone(), cache.clone(), watch::config()))
+    Box::pin(watch::feed_if_served(client.clone(), cache.clone(), Config::control_plane()))
 }

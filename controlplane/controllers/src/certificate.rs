@@ -6,13 +6,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use x509_parser::asn1_rs::{Oid, Tag};
+use coracle_certificate_subject::Subject;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
-use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::FromDer;
-use x509_parser::x509::{AttributeTypeAndValue, X509Name};
 
 /// Signer of client certificates for any user.
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
@@ -57,7 +55,7 @@ impl RequestedCertificate {
             X509CertificationRequest::from_der(&pem.contents).map_err(|_malformed| unreadable)?;
         request.verify_signature().map_err(|_wrong| "the request is not signed with its own key")?;
         let info = &request.certification_request_info;
-        let (common_name, organizations) = subject(&info.subject)?;
+        let Subject { common_name, organizations } = Subject::read(&info.subject)?;
         let key = info.subject_pki.raw.to_vec();
         let mut requested = Self { common_name, organizations, key, ..Self::default() };
         for extension in request.requested_extensions().into_iter().flatten() {
@@ -150,43 +148,6 @@ impl RequestedCertificate {
         let right = self.node().is_some();
         right.then_some(()).ok_or_else(|| format!("subject common name does not begin with {NODE_PREFIX}"))
     }
-}
-
-/// Common name and organizations of an unambiguous subject. Programs differ in which of two common names counts, and
-/// in how they read several values in one part. With such a subject the checked name could differ from the signed one.
-fn subject(name: &X509Name<'_>) -> Result<(String, Vec<String>), String> {
-    let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
-    for part in name.iter() {
-        let mut attributes = part.iter();
-        let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
-            return Err("a part of the subject has not exactly one value".to_owned());
-        };
-        let list = match attribute.attr_type() {
-            kind if *kind == OID_X509_COMMON_NAME => &mut common_names,
-            kind if *kind == OID_X509_ORGANIZATION_NAME => &mut organizations,
-            other => return Err(format!("the subject has {}", unsupported(other))),
-        };
-        list.push(plain_text(attribute)?);
-    }
-    let [common_name] = <[String; 1]>::try_from(common_names)
-        .map_err(|names| format!("the subject has {} common names, not one", names.len()))?;
-    if common_name.is_empty() {
-        return Err("the subject has an empty common name".to_owned());
-    }
-    Ok((common_name, organizations))
-}
-
-fn unsupported(kind: &Oid<'_>) -> String {
-    format!("an attribute {kind}, where only a common name and organizations are supported")
-}
-
-/// A UTF-8 or printable string without control characters: all programs read these two types alike.
-fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> Result<String, String> {
-    let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
-    let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
-    text.map(str::to_owned).ok_or_else(|| {
-        "the subject has a text of an unusual type; use UTF8String without control characters".to_owned()
-    })
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {

@@ -11,6 +11,7 @@ use crate::certificate_signer::Signer;
 use crate::job_metrics::JobMetrics;
 use crate::queue::QueueMetrics;
 use crate::selection::ControllerSelection;
+use crate::zone_metrics::ZoneMetrics;
 
 /// Settings of the controllers.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub struct ControllersConfig {
     pub queue_metrics: QueueMetrics,
     /// Receives the metrics of jobs.
     pub job_metrics: JobMetrics,
+    /// Receives the metrics of zones of nodes.
+    pub zone_metrics: ZoneMetrics,
 }
 
 impl Default for ControllersConfig {
@@ -95,6 +98,7 @@ impl Default for ControllersConfig {
             large_zone: 50,
             queue_metrics: QueueMetrics::default(),
             job_metrics: JobMetrics::default(),
+            zone_metrics: ZoneMetrics::default(),
         }
     }
 }

@@ -81,6 +81,7 @@ mod volume_binding;
 mod volume_protection;
 mod watch;
 mod write;
+mod zone_metrics;
 
 pub use account_token_signer::AccountTokenSigner;
 pub use certificate_signer::{SignError, Signer};
@@ -89,3 +90,4 @@ pub use job_metrics::JobMetrics;
 pub use queue::QueueMetrics;
 pub use run::run;
 pub use selection::{ControllerSelection, UnknownController};
+pub use zone_metrics::ZoneMetrics;

@@ -14,7 +14,7 @@ pub const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 /// `others` are the other definitions of the same group. A definition whose names are accepted becomes established in
 /// the same step: its resource is served before its status is written.
 pub fn plan(definition: &Definition, others: &[&Definition]) -> Option<StatusChange> {
-    let taken = Taken::new(others);
+    let taken = TakenNames::new(others);
     let (accepted, names) = accept(definition, &taken);
     let established = established(definition, names.status == "True");
     let mut conditions = Vec::new();
@@ -126,14 +126,14 @@ fn names_json(names: &Names) -> Value {
 }
 
 /// The names that other definitions of the group have.
-struct Taken<'a> {
+struct TakenNames<'a> {
     resources: HashSet<&'a str>,
     kinds: HashSet<&'a str>,
 }
 
-impl<'a> Taken<'a> {
-    fn new(others: &[&'a Definition]) -> Taken<'a> {
-        let mut taken = Taken { resources: HashSet::new(), kinds: HashSet::new() };
+impl<'a> TakenNames<'a> {
+    fn new(others: &[&'a Definition]) -> TakenNames<'a> {
+        let mut taken = TakenNames { resources: HashSet::new(), kinds: HashSet::new() };
         for other in others {
             let names = &other.status.accepted_names;
             taken.resources.extend([names.plural.as_str(), names.singular.as_str()]);
@@ -144,7 +144,7 @@ impl<'a> Taken<'a> {
     }
 }
 
-fn accept(definition: &Definition, taken: &Taken<'_>) -> (Names, Condition) {
+fn accept(definition: &Definition, taken: &TakenNames<'_>) -> (Names, Condition) {
     let wanted = &definition.spec.names;
     let mut accepted = definition.status.accepted_names.clone();
     let mut conflict: Option<(&str, String)> = None;

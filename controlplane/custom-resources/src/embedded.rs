@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::schema::Schema;
 use crate::violation::{Path, Violations};
-use coracle_values::names;
+use coracle_values::{go, names};
 
 /// Checks and cleans the metadata of embedded resources. Returns the paths of unknown fields, which are removed.
 pub(crate) fn coerce(object: &mut Value, schema: &Schema, violations: &mut Violations) -> Vec<String> {
@@ -79,7 +79,7 @@ fn coerce_metadata(
         if !metadata_type.fits(value) {
             wrong = Some(format!(
                 "json: cannot unmarshal {} into Go struct field ObjectMeta.{name} of type {}",
-                go_kind(value),
+                go::json_kind(value),
                 metadata_type.go_type()
             ));
         }
@@ -135,17 +135,6 @@ impl MetadataType {
             MetadataType::TextMap => "map[string]string",
             MetadataType::Objects => "[]v1.OwnerReference",
         }
-    }
-}
-
-fn go_kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
     }
 }
 

@@ -166,13 +166,10 @@ pub fn fields(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use serde_json::{Value, json};
 
     #[test]
     fn the_corpora_are_replayed() {
-        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
         type Target = fn(&[u8]);
         let targets: [(&str, Target); 9] = [
             ("patch", super::patch),
@@ -186,12 +183,7 @@ mod tests {
             ("fields", super::fields),
         ];
         for (name, target) in targets {
-            let mut inputs = 0;
-            for entry in std::fs::read_dir(corpora.join(name)).unwrap() {
-                target(&std::fs::read(entry.unwrap().path()).unwrap());
-                inputs += 1;
-            }
-            assert!(inputs > 0, "the corpus of {name} is empty");
+            coracle_testing::replay_corpus(name, target);
         }
     }
 
@@ -228,9 +220,8 @@ mod tests {
             json!({}),
             json!({"\u{e9}": {"\u{e9}": null}}),
         ];
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus/object");
-        for entry in std::fs::read_dir(corpus).unwrap() {
-            let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        for input in coracle_testing::corpus("object") {
+            let text = std::fs::read_to_string(input).unwrap();
             let first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
             assert!(super::created(first.to_string().as_bytes()).is_some(), "not valid: {first}");
             let mut all = Vec::new();

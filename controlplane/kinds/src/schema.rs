@@ -7,10 +7,12 @@ pub(crate) mod model;
 mod order;
 mod parse;
 pub(crate) mod shape;
+mod tree_path;
 
 use serde_json::Value;
 
 pub use cel_type::cel_type;
+pub use tree_path::TreePath;
 
 /// `fieldValidation` of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

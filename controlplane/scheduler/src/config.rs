@@ -14,6 +14,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 
 use crate::extender::Extender;
+use crate::metrics::SchedulerMetrics;
 
 /// Configuration of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,8 @@ pub struct SchedulerConfig {
     /// At least one profile. A pod is handled by the profile with its `spec.schedulerName`.
     pub(crate) profiles: Vec<Profile>,
     pub(crate) extenders: Vec<Extender>,
+    /// The metrics of the scheduler. A clone of the configuration shares them.
+    pub metrics: SchedulerMetrics,
 }
 
 /// The configuration file cannot be used.
@@ -129,6 +132,7 @@ impl Default for SchedulerConfig {
             longest_backoff: Duration::from_secs(10),
             profiles: vec![Profile::default()],
             extenders: Vec::new(),
+            metrics: SchedulerMetrics::default(),
         }
     }
 }

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use tokio::time::Instant;
+
 use crate::config::{MIN_FEASIBLE_NODES, Profile};
 use crate::devices::{self, PodDevices};
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
 use crate::memo::{NodeInput, NodeOutcome};
+use crate::metrics::{AttemptResult, ExtensionPoint};
 use crate::node_score::NodeScores;
 use crate::object::Pod;
 use crate::refusal::Refused;
@@ -63,11 +66,28 @@ pub(crate) struct Filtered<'a> {
 
 /// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
+    decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
+}
+
+/// As [`decide`]. `ran` gets each extension point that ran, with its result and its start.
+pub(crate) fn decide_measured(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    ran: impl Fn(ExtensionPoint, AttemptResult, Instant),
+) -> Result<String, Unschedulable> {
+    let start = Instant::now();
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, refused_by_nominated)?;
-    let from = (&found.prepared.topology, snapshot);
-    let best = score::best(pod, profile, from, (&found.fitting, &found.scores));
+    let found = filter(pod, profile, snapshot, refused_by_nominated);
+    let fits = found.as_ref().is_ok_and(|found| !found.fitting.is_empty());
+    let result = if fits { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
+    ran(ExtensionPoint::Filter, result, start);
+    let (found, start) = (found?, Instant::now());
+    let best = score::best(pod, profile, found.score_inputs(snapshot));
+    if best.is_some() {
+        ran(ExtensionPoint::Score, AttemptResult::Scheduled, start);
+    }
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
 }
 
@@ -87,8 +107,7 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
     }
-    let from = (&found.prepared.topology, snapshot);
-    let totals = score::totals(pod, profile, from, (&found.fitting, &found.scores));
+    let totals = score::totals(pod, profile, found.score_inputs(snapshot));
     let nodes = found.fitting.iter().zip(totals);
     let nodes = nodes.map(|(node, total)| (node.properties.name.clone(), total, node.info.requested.pods));
     let nodes = nodes.collect();
@@ -197,15 +216,18 @@ fn wanted_nodes(percentage: u8, total: usize) -> usize {
 
 /// Computes the input of the filters. The error is the reason why no node can run the pod.
 pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<Prepared, String> {
-    let claims = if profile.filters_by("VolumeBinding") {
-        snapshot.volumes.of_pod(pod)?
-    } else {
-        PodClaims::default()
-    };
+    let mut claims = claims(pod, profile, snapshot)?;
+    if !claims.are_in_use(&snapshot.claim_users) {
+        claims.skip_users();
+    }
     let devices = snapshot.devices.of_pod(pod)?;
     let mut needs = PodRequirements::of(pod);
     needs.of_classes = devices.resources_of_classes();
     Ok(Prepared { topology: Topology::of(pod, profile, snapshot), needs, claims, devices })
+}
+
+fn claims(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<PodClaims, String> {
+    if profile.filters_by("VolumeBinding") { snapshot.volumes.of_pod(pod) } else { Ok(PodClaims::default()) }
 }
 
 /// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.
@@ -268,27 +290,42 @@ pub(crate) fn refused_beside_nominated(
     if nodes.is_empty() {
         return found;
     }
-    let skips_affinity = Topology::of(pod, profile, snapshot).skips_affinity();
+    let claims = claims(pod, profile, snapshot);
+    let skipped = Skipped {
+        affinity: Topology::of(pod, profile, snapshot).skips_affinity(),
+        users: claims.is_ok_and(|claims| !claims.are_in_use(&snapshot.claim_users)),
+    };
     for node in nodes {
-        if let Some(refused) = refuse_beside_nominated(pod, profile, (snapshot, skips_affinity), &node) {
+        if let Some(refused) = refuse_beside_nominated(pod, profile, (snapshot, skipped), &node) {
             found.insert(node, refused);
         }
     }
     found
 }
 
-/// The refusal of a node if the pods that are nominated for it run there. If upstream skips the affinity filter without
-/// these pods, it also skips it with them.
+/// Checks that upstream skips without the nominated pods. It also skips them with these pods.
+#[derive(Clone, Copy)]
+struct Skipped {
+    /// The affinity filter.
+    affinity: bool,
+    /// The check for other users of claims that only one pod may use.
+    users: bool,
+}
+
+/// The refusal of a node if the pods that are nominated for it run there.
 fn refuse_beside_nominated(
     pod: &Pod,
     profile: &Profile,
-    (snapshot, skips_affinity): (&mut Snapshot, bool),
+    (snapshot, skipped): (&mut Snapshot, Skipped),
     node: &str,
 ) -> Option<Refused> {
     let added = snapshot.assume_nominated(pod, node);
     let refused = prepare(pod, profile, snapshot).ok().and_then(|mut prepared| {
-        if skips_affinity {
+        if skipped.affinity {
             prepared.topology.skip_affinity();
+        }
+        if skipped.users {
+            prepared.claims.skip_users();
         }
         let candidate = snapshot.candidate(node)?;
         refuse(pod, profile, &prepared, (candidate, snapshot))
@@ -314,6 +351,12 @@ pub(crate) fn fit_error_message<'a>(total: usize, reasons: impl Iterator<Item = 
 // === impl Filtered ===
 
 impl Filtered<'_> {
+    /// The nodes that can run the pod, for their scores.
+    pub(crate) fn score_inputs<'s>(&'s self, snapshot: &'s Snapshot) -> score::Inputs<'s> {
+        let (nodes, own) = (self.fitting.as_slice(), self.scores.as_slice());
+        score::Inputs { topology: &self.prepared.topology, snapshot, nodes, own }
+    }
+
     /// The refusals by the filters, if no node can run the pod.
     pub(crate) fn unschedulable(&self) -> Unschedulable {
         let refused = self.refused.iter().map(|(name, refused)| (*name, refused));

@@ -29,7 +29,7 @@ use coracle_values::object::{Key, ObjectExt, controller_of};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::Value;
 
-use self::allocate::{Allocator, Failure};
+use self::allocate::{Allocator, Failure, Work};
 use self::allocated::Allocated;
 use self::classes::Classes;
 pub(crate) use self::extended::is_extended;
@@ -99,6 +99,8 @@ pub(crate) struct PodDevices {
     is_unusable: bool,
     /// The extended resources that device classes provide.
     extended: Option<Extended>,
+    /// The work of the searches for devices. A clone shares it.
+    work: Arc<Work>,
 }
 
 /// Changes of devices and claims that may help pods with claims.
@@ -219,7 +221,7 @@ impl Devices {
         if waiting.is_empty() {
             return Ok(None);
         }
-        match state.allocate(&waiting, node) {
+        match state.allocate(&waiting, claims, node) {
             Ok(Some(_)) => Ok(None),
             Ok(None) => Ok(Some(refused("cannot allocate all claims"))),
             Err(Failure::Node(why)) => Ok(Some(refused(&why))),
@@ -242,7 +244,7 @@ impl Devices {
         let chosen = if waiting.is_empty() {
             Vec::new()
         } else {
-            state.allocate(&waiting, node)?.ok_or("cannot allocate all claims")?
+            state.allocate(&waiting, claims, node)?.ok_or("cannot allocate all claims")?
         };
         let chosen: HashMap<Key, Value> = waiting.iter().map(ObjectExt::key).zip(chosen).collect();
         for (key, allocation) in &chosen {
@@ -258,7 +260,7 @@ impl Devices {
 
     /// The text that upstream's plugin adds to the message about a refused pod whose claims keep their devices.
     pub(crate) fn outcome(&self, pod: &Pod) -> &'static str {
-        let has_claims = !pod.spec.resource_claims.is_empty() || self.lock().extended(pod).is_some();
+        let has_claims = !pod.spec.resource_claims.is_empty() || self.lock().provides_extended(pod);
         if has_claims { "still not schedulable" } else { "no new claims to deallocate" }
     }
 
@@ -427,9 +429,15 @@ impl State {
         claims.extended.as_ref().map_or(Ok(None), |extended| extended.claim(&self.classes, node))
     }
 
-    /// Allocations of a node's devices for the claims. `None` if there are not enough devices.
-    fn allocate(&self, claims: &[Claim], node: &NodeProperties) -> Result<Option<Vec<Value>>, Failure> {
-        Allocator::new(self.classes.by_name(), &self.slices, &self.allocated, node).allocate(claims)
+    /// Allocations of a node's devices for the claims of a pod. `None` if there are not enough devices.
+    fn allocate(
+        &self,
+        claims: &[Claim],
+        pod: &PodDevices,
+        node: &NodeProperties,
+    ) -> Result<Option<Vec<Value>>, Failure> {
+        let search = (node, &*pod.work);
+        Allocator::new(self.classes.by_name(), &self.slices, &self.allocated, search).allocate(claims)
     }
 }
 

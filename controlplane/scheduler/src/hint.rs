@@ -19,11 +19,20 @@ impl Changes {
     pub(crate) const DEVICES: Self = Self(16);
     /// The pod's group changed.
     pub(crate) const GROUP: Self = Self(32);
+    /// A node was deleted: pods may be spread over fewer domains.
+    pub(crate) const NODE_GONE: Self = Self(64);
     /// The types of changes.
-    pub(crate) const TYPES: [Self; 6] =
-        [Self::NODE, Self::POD_GONE, Self::POD_PLACED, Self::NAMESPACE, Self::DEVICES, Self::GROUP];
+    pub(crate) const TYPES: [Self; 7] = [
+        Self::NODE,
+        Self::POD_GONE,
+        Self::POD_PLACED,
+        Self::NAMESPACE,
+        Self::DEVICES,
+        Self::GROUP,
+        Self::NODE_GONE,
+    ];
     /// Every change.
-    pub(crate) const ALL: Self = Self(63);
+    pub(crate) const ALL: Self = Self(127);
 
     /// Whether the sets have a change in common.
     pub(crate) fn overlaps(self, other: Self) -> bool {

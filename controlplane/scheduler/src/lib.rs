@@ -24,6 +24,7 @@ mod fixture;
 mod groups;
 mod hint;
 mod memo;
+mod metrics;
 mod node_properties;
 mod node_score;
 mod object;
@@ -43,5 +44,6 @@ mod volumes;
 mod watch;
 
 pub use config::{ConfigError, SchedulerConfig};
+pub use metrics::SchedulerMetrics;
 pub use run::run;
 pub use simulate::decide_case;

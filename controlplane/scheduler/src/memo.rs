@@ -238,8 +238,7 @@ mod tests {
         if found.fitting.is_empty() {
             return Err(found.unschedulable());
         }
-        let from = (&found.prepared.topology, snapshot);
-        let totals = score::totals(pod, profile, from, (&found.fitting, &found.scores));
+        let totals = score::totals(pod, profile, found.score_inputs(snapshot));
         let names = found.fitting.iter().map(|node| node.properties.name.clone());
         Ok(names.zip(totals).collect())
     }

@@ -13,6 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
+use crate::volumes::{AwsDisk, GceDisk, IscsiDisk, RbdImage};
+
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -118,6 +120,10 @@ pub(crate) struct PodVolume {
     pub(crate) persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
     pub(crate) ephemeral: Option<EphemeralVolume>,
     pub(crate) image: Option<ImageVolumeSource>,
+    pub(crate) gce_persistent_disk: Option<Box<GceDisk>>,
+    pub(crate) aws_elastic_block_store: Option<Box<AwsDisk>>,
+    pub(crate) iscsi: Option<Box<IscsiDisk>>,
+    pub(crate) rbd: Option<Box<RbdImage>>,
 }
 
 /// A volume with a generated claim.

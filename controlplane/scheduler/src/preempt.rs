@@ -13,6 +13,7 @@ use crate::decide::{self, FoundBy, Prepared, Unschedulable, fit_error_message};
 use crate::object::Pod;
 use crate::placed::Placed;
 use crate::snapshot::Snapshot;
+use crate::topology::PodChange;
 
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
@@ -194,8 +195,9 @@ impl Simulation<'_> {
         let (Some(candidate), Ok(prepared)) = (self.snapshot.candidate(node), &mut self.prepared) else {
             return;
         };
-        if let Some(placed) = self.snapshot.placed_pod(node, uid) {
-            prepared.topology.update((self.pod, is_added), candidate, placed, self.snapshot);
+        if let Some(other) = self.snapshot.placed_pod(node, uid) {
+            let change = PodChange { node: candidate, other, is_added };
+            prepared.topology.update(self.pod, change, self.snapshot);
         }
     }
 

@@ -18,9 +18,13 @@ use tokio::time::Instant;
 
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
+use crate::metrics::{Attempt, QueueLengths};
 use crate::object::Pod;
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
+
+/// Time after which a refused pod is tried again without a change that may help it, as upstream. A safety net.
+const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
 
 /// The state of a pod in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,17 +49,34 @@ struct Entry {
     refusals: u32,
     /// End of the back-off.
     rest_until: Option<Instant>,
+    /// Start of the attempt that is not counted yet.
+    started: Option<Instant>,
+    /// Start of the first attempt.
+    first_started: Option<Instant>,
+    /// Number of attempts so far.
+    attempts: u32,
     /// Number of changes when the pod was popped.
     popped_at: u64,
     /// Changes of the pod's volumes and devices while the pod was in flight.
     changes_in_flight: Changes,
     /// The changes that may help a refused pod.
     helped_by: Changes,
+    /// The time at which a refused pod is tried again without a change.
+    retry_at: Option<Instant>,
 }
 
 impl Entry {
     fn order(&self) -> QueueOrder {
         QueueOrder(std::cmp::Reverse(self.pod.spec.priority.unwrap_or_default()), self.serial_number)
+    }
+
+    /// Ends an attempt in which the pod was not tried. It does not count.
+    fn cancel_attempt(&mut self) {
+        self.started = None;
+        self.attempts = self.attempts.saturating_sub(1);
+        if self.attempts == 0 {
+            self.first_started = None;
+        }
     }
 }
 
@@ -68,6 +89,8 @@ pub(crate) struct Queue {
     held_back: BTreeMap<(Instant, u64), String>,
     /// Unschedulable pods by the changes that may help them.
     unschedulable: HashMap<Changes, HashSet<String>>,
+    /// Unschedulable pods by the time at which they are tried again without a change.
+    retries: BTreeMap<(Instant, u64), String>,
     /// Number of changes so far.
     changes: u64,
     /// The number of the last change of each type.
@@ -76,6 +99,8 @@ pub(crate) struct Queue {
     with_devices: HashSet<String>,
     /// Pods that use claims of volumes.
     with_claims: HashSet<String>,
+    /// Number of gated pods.
+    gated: usize,
     serial: u64,
 }
 
@@ -88,10 +113,12 @@ impl Queue {
             ready: BTreeMap::new(),
             held_back: BTreeMap::new(),
             unschedulable: HashMap::new(),
+            retries: BTreeMap::new(),
             changes: 0,
             last_change: [0; Changes::TYPES.len()],
             with_devices: HashSet::new(),
             with_claims: HashSet::new(),
+            gated: 0,
             serial: 0,
         }
     }
@@ -114,9 +141,13 @@ impl Queue {
                 serial_number: self.serial,
                 refusals: 0,
                 rest_until: None,
+                started: None,
+                first_started: None,
+                attempts: 0,
                 popped_at: 0,
                 changes_in_flight: Changes::default(),
                 helped_by: Changes::ALL,
+                retry_at: None,
             };
             self.entries.insert(uid.clone(), entry);
             return self.put_ready(&uid);
@@ -144,6 +175,10 @@ impl Queue {
             let uid = due.get().clone();
             self.put_ready(&uid);
         }
+        while let Some(due) = self.retries.first_entry().filter(|due| due.key().0 <= now) {
+            let uid = due.remove();
+            self.help(&uid, Changes::ALL, now);
+        }
         let (_, uid) = self.ready.pop_first()?;
         self.start(&uid)
     }
@@ -160,6 +195,10 @@ impl Queue {
     fn start(&mut self, uid: &str) -> Option<Pod> {
         let entry = self.entries.get_mut(uid)?;
         entry.state = QueueState::InFlight;
+        let now = Instant::now();
+        entry.started = Some(now);
+        entry.first_started.get_or_insert(now);
+        entry.attempts = entry.attempts.saturating_add(1);
         entry.popped_at = self.changes;
         entry.changes_in_flight = Changes::default();
         Some(entry.pod.clone())
@@ -169,6 +208,25 @@ impl Queue {
     pub(crate) fn gate(&mut self, uid: &str) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
             entry.state = QueueState::Gated;
+            entry.cancel_attempt();
+            self.gated += 1;
+        }
+    }
+
+    /// Ends the attempt for a popped pod. `None` if it was ended before, or if the pod was not tried.
+    pub(crate) fn finish_attempt(&mut self, uid: &str) -> Option<Attempt> {
+        let entry = self.entries.get_mut(uid)?;
+        let (started, first_started) = (entry.started.take()?, entry.first_started?);
+        Some(Attempt { started, first_started, number: entry.attempts })
+    }
+
+    /// The numbers of pods by their state.
+    pub(crate) fn lengths(&self) -> QueueLengths {
+        QueueLengths {
+            active: self.ready.len(),
+            backoff: self.held_back.len(),
+            unschedulable: self.unschedulable.values().map(HashSet::len).sum(),
+            gated: self.gated,
         }
     }
 
@@ -185,6 +243,7 @@ impl Queue {
     pub(crate) fn hold_back(&mut self, uid: &str, until: Instant) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
             entry.state = QueueState::HeldBack(until, entry.serial_number);
+            entry.cancel_attempt();
             self.held_back.insert((until, entry.serial_number), uid.to_owned());
         }
     }
@@ -208,6 +267,12 @@ impl Queue {
         self.held_back.keys().next().map(|(due, _)| *due)
     }
 
+    /// The time at which a pod is ready, or at which a refused pod is tried again without a change.
+    pub(crate) fn next_attempt(&self) -> Option<Instant> {
+        let retry = self.retries.keys().next().map(|(at, _)| *at);
+        self.due().into_iter().chain(retry).min()
+    }
+
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
         self.remove_from_order(uid);
@@ -216,6 +281,9 @@ impl Queue {
         entry.rest_until = Some(now + wait(self.backoff, entry.refusals));
         entry.state = QueueState::Unschedulable;
         entry.helped_by = helped_by;
+        let retry_at = now + MAX_UNSCHEDULABLE;
+        entry.retry_at = Some(retry_at);
+        self.retries.insert((retry_at, entry.serial_number), uid.to_owned());
         let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
         let changes_in_flight = newer.fold(entry.changes_in_flight, |all, (one, _)| all | one);
         self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
@@ -316,11 +384,17 @@ impl Queue {
                 drop(self.held_back.remove(&(due, serial_number)))
             }
             Some((QueueState::Unschedulable, helped_by)) => self.remove_unschedulable(uid, helped_by),
-            Some((QueueState::InFlight | QueueState::Gated, _)) | None => {}
+            Some((QueueState::Gated, _)) => self.gated = self.gated.saturating_sub(1),
+            Some((QueueState::InFlight, _)) | None => {}
         }
     }
 
     fn remove_unschedulable(&mut self, uid: &str, helped_by: Changes) {
+        if let Some(entry) = self.entries.get_mut(uid)
+            && let Some(retry_at) = entry.retry_at.take()
+        {
+            self.retries.remove(&(retry_at, entry.serial_number));
+        }
         if let Some(uids) = self.unschedulable.get_mut(&helped_by) {
             uids.remove(uid);
             if uids.is_empty() {
@@ -356,6 +430,25 @@ mod tests {
         queue.add(pod("important", json!({"priority": 10})));
         let order = [pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now)];
         assert_eq!(order, ["important", "old", "young", ""]);
+    }
+
+    #[tokio::test]
+    async fn a_refused_pod_is_tried_again_without_a_change_after_five_minutes() {
+        let (mut queue, now) = (empty(), Instant::now());
+        queue.add(pod("p", json!({})));
+        for start in [now, now + MAX_UNSCHEDULABLE] {
+            assert_eq!(pop(&mut queue, start), "p");
+            queue.refused("p", Changes::NODE, start);
+            assert_eq!(queue.due(), None);
+            assert_eq!(queue.next_attempt(), Some(start + MAX_UNSCHEDULABLE));
+            assert_eq!(pop(&mut queue, start + Duration::from_secs(299)), "");
+        }
+        queue.change(Changes::NODE, now + 2 * MAX_UNSCHEDULABLE);
+        assert!(queue.retries.is_empty() && queue.due().is_some(), "a change helped the pod");
+        assert_eq!(pop(&mut queue, now + 2 * MAX_UNSCHEDULABLE), "p");
+        queue.refused("p", Changes::NODE, now);
+        queue.remove("p");
+        assert_eq!(queue.next_attempt(), None);
     }
 
     #[tokio::test]
@@ -451,6 +544,54 @@ mod tests {
         queue.remove("node");
         queue.remove("later");
         assert!(queue.unschedulable.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_lengths_count_each_waiting_pod_once() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for name in ["refused", "resting", "gated", "ready"] {
+            queue.add(pod(name, json!({})));
+        }
+        for name in ["refused", "resting", "gated"] {
+            assert_eq!(pop(&mut queue, now), name);
+        }
+        queue.refused("refused", Changes::NODE, now);
+        queue.failed("resting", now);
+        queue.gate("gated");
+        let all = QueueLengths { active: 1, backoff: 1, unschedulable: 1, gated: 1 };
+        assert_eq!(queue.lengths(), all);
+        queue.wake("gated", now);
+        assert_eq!(queue.lengths(), QueueLengths { active: 2, gated: 0, ..all });
+        assert_eq!([pop(&mut queue, now), pop(&mut queue, now)], ["gated", "ready"]);
+        for name in ["refused", "resting", "gated"] {
+            queue.gate(name);
+            queue.remove(name);
+        }
+        assert_eq!(queue.lengths(), QueueLengths::default(), "a pod in flight waits for nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_counts_unless_the_pod_is_gated_or_held_back() {
+        let (mut queue, start) = (empty(), Instant::now());
+        let seconds = |seconds| start + Duration::from_secs(seconds);
+        queue.add(pod("p", json!({})));
+        pop(&mut queue, start);
+        queue.gate("p");
+        assert_eq!(queue.finish_attempt("p"), None);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        queue.wake("p", seconds(5));
+        pop(&mut queue, seconds(5));
+        queue.hold_back("p", seconds(6));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        pop(&mut queue, seconds(6));
+        let first = Attempt { started: seconds(6), first_started: seconds(6), number: 1 };
+        assert_eq!(queue.finish_attempt("p"), Some(first));
+        assert_eq!(queue.finish_attempt("p"), None, "an attempt ends once");
+        queue.failed("p", seconds(6));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        pop(&mut queue, seconds(8));
+        let second = Attempt { started: seconds(8), number: 2, ..first };
+        assert_eq!(queue.finish_attempt("p"), Some(second));
     }
 
     #[tokio::test]

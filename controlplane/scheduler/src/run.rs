@@ -1,31 +1,31 @@
 //! The task that owns the queue and the snapshot. It receives watch events and starts bindings.
 
+mod binding;
 mod extender_calls;
 mod grouped;
+mod measured;
 mod refused;
+mod report;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::Client;
-use kube::runtime::watcher;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::affinity_term::Labels;
-use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
-use crate::consult;
-use crate::decide::decide;
 use crate::devices;
 use crate::groups::Groups;
 use crate::groups::condition::{Verdict, Write};
 use crate::groups::feed::Feed;
 use crate::hint::Changes;
+use crate::metrics::{Attempt, AttemptResult, ExtensionPoint};
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
 use crate::queue::Queue;
 use crate::reserve::{Reserved, reserve};
@@ -33,10 +33,12 @@ use crate::selectors;
 use crate::snapshot::Snapshot;
 use crate::volumes;
 use crate::volumes::bind::BindError;
-use crate::watch::{stream, watch_config};
+use crate::watch::stream;
 use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
+use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
+use report::cause;
 
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
 /// memory and, with a remote server, more connections.
@@ -47,6 +49,7 @@ struct Bound {
     pod: Pod,
     node: String,
     reserved: Reserved,
+    attempt: Option<Attempt>,
     result: Result<(), BindError>,
 }
 
@@ -65,7 +68,8 @@ struct Scheduler {
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
-    marks: JoinSet<()>,
+    /// Requests about refused pods. Each returns the uid of the pod if the pod must be scheduled again.
+    marks: JoinSet<Option<String>>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
@@ -94,11 +98,11 @@ struct Listing {
 pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
     let is_saturated = tokio::sync::watch::Sender::new(false);
     let (recorder, events) = coracle_events::yielding_recorder(client.clone(), "", is_saturated.subscribe());
-    let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
+    let unfinished = Config::control_plane().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
-    let mut nodes = stream::<Node>(&client, watch_config());
-    let mut namespaces = stream::<Namespace>(&client, watch_config());
-    let mut budgets = stream::<PodDisruptionBudget>(&client, watch_config());
+    let mut nodes = stream::<Node>(&client, Config::control_plane());
+    let mut namespaces = stream::<Namespace>(&client, Config::control_plane());
+    let mut budgets = stream::<PodDisruptionBudget>(&client, Config::control_plane());
     let mut sending = JoinSet::from_iter([events.run()]);
     let extender_calls = match ExtenderCalls::new(&config) {
         Ok(extender_calls) => extender_calls,
@@ -130,7 +134,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 scheduler.queue.volumes_changed(&changes, Instant::now());
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
-            Some(_) = scheduler.marks.join_next() => {}
+            Some(done) = scheduler.marks.join_next() => scheduler.marked(done.ok().flatten()),
             change = scheduler.group_feed.next() => scheduler.group_change(change),
             Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
                 scheduler.group_written(&write, is_done);
@@ -143,6 +147,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 tokio::task::yield_now().await;
             }
         }
+        scheduler.measure_queue();
     }
 }
 
@@ -201,19 +206,19 @@ impl Scheduler {
             && volumes.is_complete()
             && selectors.is_complete()
             && self.snapshot.devices.is_complete();
-        if listed { self.queue.due() } else { None }
+        if listed { self.queue.next_attempt() } else { None }
     }
 
-    fn pod_event(&mut self, event: watcher::Event<Pod>) {
+    fn pod_event(&mut self, event: Watched<Pod>) {
         match event {
-            watcher::Event::Init => self.pods.seen.clear(),
-            watcher::Event::InitApply(pod) => {
+            Watched::Init => self.pods.seen.clear(),
+            Watched::InitApply(pod) => {
                 self.pods.seen.insert(pod.uid().to_owned());
                 self.update_pod(pod);
             }
-            watcher::Event::Apply(pod) => self.update_pod(pod),
-            watcher::Event::Delete(pod) => self.remove_pod(pod.uid()),
-            watcher::Event::InitDone => {
+            Watched::Apply(pod) => self.update_pod(pod),
+            Watched::Delete(pod) => self.remove_pod(pod.uid()),
+            Watched::InitDone => {
                 self.pods.complete = true;
                 let seen = std::mem::take(&mut self.pods.seen);
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
@@ -233,11 +238,16 @@ impl Scheduler {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
             self.put_in_group(&pod, true);
-            self.snapshot.remove_nomination(pod.uid());
+            self.end_nomination(pod.uid(), node);
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
-            // The result of the binding decides.
+            // The result of the binding decides. If it fails, the latest state of the pod is scheduled again.
+            if pod.waits() {
+                self.queue.add(pod);
+            } else {
+                self.queue.remove(pod.uid());
+            }
         } else if pod.waits() && self.config.profile(pod.scheduler()).is_some() {
             // After a restart the nominations are read from the pods.
             if let (Some(node), false) =
@@ -266,51 +276,49 @@ impl Scheduler {
         self.assumed.remove(uid);
         self.queue.remove(uid);
         self.groups.remove_pod(uid);
-        self.snapshot.remove_nomination(uid);
+        self.end_nomination(uid, "");
         if self.snapshot.remove(uid) {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
     }
 
-    fn node_event(&mut self, event: watcher::Event<Node>) {
+    fn node_event(&mut self, event: Watched<Node>) {
         match event {
-            watcher::Event::Init => self.nodes.seen.clear(),
-            watcher::Event::InitApply(node) => {
+            Watched::Init => self.nodes.seen.clear(),
+            Watched::InitApply(node) => {
                 self.nodes.seen.extend(node.metadata.name.clone());
                 self.node_seen(&node);
             }
-            watcher::Event::Apply(node) => self.node_seen(&node),
-            watcher::Event::Delete(node) => {
-                self.snapshot.remove_node(&node.metadata.name.unwrap_or_default())
-            }
-            watcher::Event::InitDone => {
+            Watched::Apply(node) => self.node_seen(&node),
+            Watched::Delete(node) => self.node_gone(&node.metadata.name.unwrap_or_default()),
+            Watched::InitDone => {
                 self.nodes.complete = true;
                 let seen = std::mem::take(&mut self.nodes.seen);
                 for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {
-                    self.snapshot.remove_node(name);
+                    self.node_gone(name);
                 }
             }
         }
     }
 
-    fn namespace_event(&mut self, event: watcher::Event<Namespace>) {
+    fn namespace_event(&mut self, event: Watched<Namespace>) {
         let parts = |namespace: Namespace| {
             let metadata = namespace.metadata;
             (metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default())
         };
         let has_new_labels = match event {
             // The known namespaces stay until the list is complete: without them a pod could violate an anti-affinity.
-            watcher::Event::Init => return self.listed_namespaces.clear(),
-            watcher::Event::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
-            watcher::Event::Apply(namespace) => {
+            Watched::Init => return self.listed_namespaces.clear(),
+            Watched::InitApply(namespace) => return self.listed_namespaces.extend([parts(namespace)]),
+            Watched::Apply(namespace) => {
                 let (name, labels) = parts(namespace);
                 let before = self.snapshot.namespaces.insert(name, labels.clone());
                 before.is_some_and(|before| before != labels)
             }
-            watcher::Event::Delete(namespace) => {
+            Watched::Delete(namespace) => {
                 return drop(self.snapshot.namespaces.remove(&parts(namespace).0));
             }
-            watcher::Event::InitDone => {
+            Watched::InitDone => {
                 self.namespaces.complete = true;
                 let listed = std::mem::take(&mut self.listed_namespaces);
                 let before = std::mem::replace(&mut self.snapshot.namespaces, listed);
@@ -324,18 +332,23 @@ impl Scheduler {
         }
     }
 
-    fn budget_event(&mut self, event: watcher::Event<PodDisruptionBudget>) {
+    fn budget_event(&mut self, event: Watched<PodDisruptionBudget>) {
         match event {
             // The known budgets stay until the list is complete: without them a preemption could violate them.
-            watcher::Event::Init => self.listed_budgets = Budgets::default(),
-            watcher::Event::InitApply(budget) => self.listed_budgets.set(&budget),
-            watcher::Event::Apply(budget) => self.snapshot.budgets.set(&budget),
-            watcher::Event::Delete(budget) => self.snapshot.budgets.remove(&budget),
-            watcher::Event::InitDone => {
+            Watched::Init => self.listed_budgets = Budgets::default(),
+            Watched::InitApply(budget) => self.listed_budgets.set(&budget),
+            Watched::Apply(budget) => self.snapshot.budgets.set(&budget),
+            Watched::Delete(budget) => self.snapshot.budgets.remove(&budget),
+            Watched::InitDone => {
                 self.budgets.complete = true;
                 self.snapshot.budgets = std::mem::take(&mut self.listed_budgets);
             }
         }
+    }
+
+    fn node_gone(&mut self, name: &str) {
+        self.snapshot.remove_node(name);
+        self.queue.change(Changes::NODE_GONE, Instant::now());
     }
 
     fn node_seen(&mut self, node: &Node) {
@@ -363,15 +376,26 @@ impl Scheduler {
         if self.extender_calls.needs_extenders(&pod) {
             return self.consult(&pod);
         }
-        match decide(&pod, profile, &mut self.snapshot) {
-            Ok(node) => self.assume_and_bind(pod, profile, node),
-            Err(refused) => self.refused(&pod, profile, &refused),
+        let start = Instant::now();
+        match self.search(&pod, profile) {
+            Ok(node) => {
+                self.config.metrics.searched(start.elapsed());
+                self.assume_and_bind(pod, profile, node);
+            }
+            Err(refused) => {
+                self.refused(&pod, profile, &refused);
+                self.config.metrics.searched(start.elapsed());
+            }
         }
     }
 
     /// Reserves the volumes and devices of a pod on a node, and starts the binding.
     fn assume_and_bind(&mut self, pod: Pod, profile: &Profile, node: String) {
-        match reserve(&pod, profile, &self.snapshot, &node) {
+        let start = Instant::now();
+        let reserved = reserve(&pod, profile, &self.snapshot, &node);
+        let (metrics, result) = (&self.config.metrics, AttemptResult::of(&reserved));
+        metrics.ran(ExtensionPoint::Reserve, result, (pod.scheduler(), start));
+        match reserved {
             Ok(reserved) => self.assume(pod, node, reserved),
             Err(message) => {
                 self.queue.failed(pod.uid(), Instant::now());
@@ -385,29 +409,15 @@ impl Scheduler {
         let changes = self.snapshot.place(&pod, &node);
         self.changed(changes);
         self.assumed.insert(pod.uid().to_owned());
+        let attempt = self.queue.finish_attempt(pod.uid());
         self.groups.assume(pod.uid());
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict { is_scheduled: true, message: String::new() });
         }
-        let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
-        let (devices, requests) = (self.snapshot.devices.clone(), self.requests.clone());
-        let recorder = self.recorder.clone();
-        let (extenders, permits) = (self.extender_calls.extenders.clone(), self.extender_requests.clone());
+        let binding = binding::Binding::new(self);
         self.bindings.spawn(async move {
-            let result = async {
-                volumes::bind::bind(&client, &volumes, &reserved.volumes, &node).await?;
-                let claims = devices::bind::bind(&client, &devices, &pod, &reserved.devices).await?;
-                let on_wait = || record_wait(&recorder, &pod, &node);
-                devices::binding::wait(&client, &devices, &pod, &claims, on_wait).await?;
-                if let Some(bound) = consult::bind(&extenders, &pod, &node, &permits).await {
-                    return bound.map_err(BindError::Extender);
-                }
-                // The semaphore is never closed. The wait for volumes and devices does not hold a permit.
-                let _permit = requests.acquire().await;
-                bind::bind(client, &pod, &node).await.map_err(BindError::Request)
-            };
-            let result = result.await;
-            Bound { pod, node, reserved, result }
+            let result = binding.run(&pod, &node, &reserved).await;
+            Bound { pod, node, reserved, attempt, result }
         });
         self.update_saturation();
     }
@@ -417,8 +427,11 @@ impl Scheduler {
         self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
     }
 
-    fn bound(&mut self, Bound { pod, node, reserved, result }: Bound) {
+    fn bound(&mut self, Bound { pod, node, reserved, attempt, result }: Bound) {
         self.update_saturation();
+        if let Some(attempt) = attempt {
+            self.count_binding(&pod, &attempt, AttemptResult::of(&result));
+        }
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));
@@ -471,21 +484,6 @@ impl Scheduler {
     }
 }
 
-/// Records that a pod waits for the drivers of its devices.
-fn record_wait(recorder: &Recorder, pod: &Pod, node: &str) {
-    let message = format!("waiting for binding conditions for device on node {node}");
-    let event = Event::normal("BindingConditionsPending", message);
-    recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
-}
-
-/// The message of the API server, or of the failed connection. The client's own text repeats the whole response.
-fn cause(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -493,7 +491,6 @@ mod tests {
     use futures::FutureExt;
     use http::{Request, Response};
     use kube::client::Body;
-    use kube::runtime::watcher::Event as Watched;
     use serde_json::json;
 
     use super::*;
@@ -530,6 +527,35 @@ mod tests {
         let status = json!({"status": "Failure", "message": "pod p is being deleted", "reason": "Conflict", "code": 409});
         let error = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
         assert_eq!(cause(&error), "pod p is being deleted");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_deleted_while_it_is_bound_is_not_scheduled_again() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            let conflict = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict"});
+            let body = Body::from(conflict.to_string().into_bytes());
+            Ok::<_, std::convert::Infallible>(Response::builder().status(409).body(body).unwrap())
+        });
+        for is_deleted in [false, true] {
+            let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+            let (recorder, _) = coracle_events::recorder(client.clone(), "");
+            let calls = ExtenderCalls::new(&config).unwrap();
+            let mut scheduler =
+                Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+            scheduler.node_event(Watched::Apply(crate::fixture::node("a", json!({}))));
+            let mut pod = crate::fixture::pod("p", json!({"containers": [{}]}));
+            scheduler.pod_event(Watched::Apply(pod.clone()));
+            scheduler.schedule_next();
+            assert!(scheduler.assumed.contains("p"));
+            if is_deleted {
+                pod.metadata.deletion_timestamp =
+                    serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+            }
+            scheduler.pod_event(Watched::Apply(pod));
+            let bound = scheduler.bindings.join_next().await.unwrap().unwrap();
+            scheduler.bound(bound);
+            assert_eq!(scheduler.queue.uids().is_empty(), is_deleted);
+        }
     }
 
     #[tokio::test]

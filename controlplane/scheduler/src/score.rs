@@ -13,6 +13,16 @@ use crate::request::PodRequirements;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 
+/// The nodes that can run a pod, and what their scores depend on.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    pub(crate) topology: &'a Topology,
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) nodes: &'a [Candidate<'a>],
+    /// The scores of each node that depend on no other node.
+    pub(crate) own: &'a [NodeScores],
+}
+
 /// The weighted scores of one plugin, one for each node.
 pub(crate) type Scores = (&'static str, Vec<i64>);
 
@@ -32,13 +42,9 @@ pub(crate) fn of_node(
     }
 }
 
-/// The weighted scores of the nodes by each plugin of the profile. `own`: the scores of each node.
-pub(crate) fn scores(
-    pod: &Pod,
-    profile: &Profile,
-    (topology, snapshot): (&Topology, &Snapshot),
-    (nodes, own): (&[Candidate<'_>], &[NodeScores]),
-) -> Vec<Scores> {
+/// The weighted scores of the nodes by each plugin of the profile.
+pub(crate) fn scores(pod: &Pod, profile: &Profile, inputs: Inputs<'_>) -> Vec<Scores> {
+    let Inputs { topology, snapshot, nodes, own } = inputs;
     let weights = &profile.weights;
     let each = |score: fn(&NodeScores) -> i64| -> Vec<i64> { own.iter().map(score).collect() };
     let mut found: Vec<Scores> = Vec::new();
@@ -61,29 +67,20 @@ pub(crate) fn scores(
 }
 
 /// The index of the best node. Of nodes with equal scores it is the one with the fewest pods, then the first.
-pub(crate) fn best(
-    pod: &Pod,
-    profile: &Profile,
-    from: (&Topology, &Snapshot),
-    (nodes, own): (&[Candidate<'_>], &[NodeScores]),
-) -> Option<usize> {
+pub(crate) fn best(pod: &Pod, profile: &Profile, inputs: Inputs<'_>) -> Option<usize> {
+    let nodes = inputs.nodes;
     if nodes.len() < 2 {
         return nodes.len().checked_sub(1);
     }
-    let totals = totals(pod, profile, from, (nodes, own));
+    let totals = totals(pod, profile, inputs);
     (0..nodes.len())
         .min_by_key(|place| (std::cmp::Reverse(totals[*place]), nodes[*place].info.requested.pods))
 }
 
 /// The sum of the weighted scores of each node.
-pub(crate) fn totals(
-    pod: &Pod,
-    profile: &Profile,
-    from: (&Topology, &Snapshot),
-    (nodes, own): (&[Candidate<'_>], &[NodeScores]),
-) -> Vec<i64> {
-    let mut totals = vec![0_i64; nodes.len()];
-    for (_, scores) in scores(pod, profile, from, (nodes, own)) {
+pub(crate) fn totals(pod: &Pod, profile: &Profile, inputs: Inputs<'_>) -> Vec<i64> {
+    let mut totals = vec![0_i64; inputs.nodes.len()];
+    for (_, scores) in scores(pod, profile, inputs) {
         for (total, score) in totals.iter_mut().zip(scores) {
             *total = total.saturating_add(score);
         }
@@ -108,21 +105,17 @@ mod tests {
                 let needs = PodRequirements::of(&pod);
                 let own = nodes.iter().map(|node| of_node(&pod, &profile, &needs, *node));
                 let own: Vec<_> = own.collect();
-                let place = best(&pod, &profile, (&Topology::default(), &snapshot), (&nodes, &own));
+                let topology = &Topology::default();
+                let inputs = Inputs { topology, snapshot: &snapshot, nodes: &nodes, own: &own };
+                let place = best(&pod, &profile, inputs);
                 nodes[place.unwrap()].properties.name.clone()
             };
             snapshot.place(&pod, &name);
             places.push_str(&name);
         }
         assert_eq!(places, "abab");
-        assert_eq!(
-            best(
-                &fixture::pod("p", json!({})),
-                &Profile::default(),
-                (&Topology::default(), &Snapshot::default()),
-                (&[], &[]),
-            ),
-            None
-        );
+        let (topology, snapshot) = (&Topology::default(), &Snapshot::default());
+        let nothing = Inputs { topology, snapshot, nodes: &[], own: &[] };
+        assert_eq!(best(&fixture::pod("p", json!({})), &Profile::default(), nothing), None);
     }
 }

@@ -126,8 +126,7 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
         Err(refused) => Some(refused),
         Ok(found) if found.fitting.is_empty() => Some(found.unschedulable()),
         Ok(found) => {
-            let from = (&found.prepared.topology, &*snapshot);
-            for (plugin, scores) in score::scores(pod, &profile, from, (&found.fitting, &found.scores)) {
+            for (plugin, scores) in score::scores(pod, &profile, found.score_inputs(snapshot)) {
                 for (node, score) in found.fitting.iter().zip(scores) {
                     decision.scores.entry(node.properties.name.clone()).or_default().insert(plugin, score);
                 }

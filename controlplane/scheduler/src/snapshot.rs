@@ -293,15 +293,8 @@ impl Snapshot {
     }
 
     /// The use of claims and volumes for the volume filter of a node.
-    pub(crate) fn volume_usage<'a>(
-        &'a self,
-        node: Candidate<'a>,
-    ) -> VolumeUsage<'a, impl Iterator<Item = &'a Key> + use<'a>> {
-        VolumeUsage {
-            claim_users: &self.claim_users,
-            volumes: &self.volumes,
-            used: node.info.pods().flat_map(|placed| &placed.claims),
-        }
+    pub(crate) fn volume_usage<'a>(&'a self, node: Candidate<'a>) -> VolumeUsage<'a> {
+        VolumeUsage { claim_users: &self.claim_users, volumes: &self.volumes, node: node.info }
     }
 
     /// Records the node on which pods are evicted for this pod.
@@ -310,9 +303,9 @@ impl Snapshot {
         self.nominated.insert(pod.uid().to_owned(), nominated);
     }
 
-    /// Removes the nomination of a pod.
-    pub(crate) fn remove_nomination(&mut self, uid: &str) {
-        self.nominated.remove(uid);
+    /// Removes the nomination of a pod. Returns the node for which it was nominated.
+    pub(crate) fn remove_nomination(&mut self, uid: &str) -> Option<String> {
+        self.nominated.remove(uid).map(|nominated| nominated.node)
     }
 
     /// The node on which other pods are evicted for this pod.

@@ -20,6 +20,16 @@ pub(crate) struct Topology {
     spread: spread::Spread,
 }
 
+/// A pod that is added to a node or removed from it.
+#[derive(Clone, Copy)]
+pub(crate) struct PodChange<'a> {
+    pub(crate) node: Candidate<'a>,
+    pub(crate) other: &'a Placed,
+    pub(crate) is_added: bool,
+}
+
+// === impl Topology ===
+
 impl Topology {
     /// Reads the pods of all nodes.
     pub(crate) fn of(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Self {
@@ -29,14 +39,9 @@ impl Topology {
         }
     }
 
-    /// Counts a pod that is added to a node or removed from it, for the filter. The pods of other nodes are not read.
-    pub(crate) fn update(
-        &mut self,
-        (pod, is_added): (&Pod, bool),
-        node: Candidate<'_>,
-        other: &Placed,
-        snapshot: &Snapshot,
-    ) {
+    /// Counts another pod that is added or removed, for the filter of `pod`. The pods of other nodes are not read.
+    pub(crate) fn update(&mut self, pod: &Pod, change: PodChange<'_>, snapshot: &Snapshot) {
+        let PodChange { node, other, is_added } = change;
         self.affinity.update(node, other, snapshot, if is_added { 1 } else { -1 });
         self.spread.update(pod, node, other, if is_added { 1 } else { -1 });
     }

@@ -1,11 +1,12 @@
 //! Volumes in scheduling: the claims of a pod restrict its nodes, and unbound claims are bound before the pod.
 //!
-//! Source: upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits and VolumeZone.
+//! Source: upstream's plugins VolumeBinding, VolumeRestrictions, NodeVolumeLimits and VolumeZone.
 //! Claims, volumes, classes and drivers are watched ([`feed`]). A claim that waits for its first pod gets either an
 //! existing volume ([`Choice::Existing`]) or the annotation with the selected node, for which a provisioner then
 //! creates a volume.
 
 pub(crate) mod bind;
+mod disks;
 pub(crate) mod feed;
 mod filter;
 mod limits;
@@ -19,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_values::object::{Key, ObjectExt};
 use tokio::sync::watch;
 
+pub(crate) use self::disks::{AwsDisk, Disk, GceDisk, IscsiDisk, RbdImage, disks_of};
 pub(crate) use self::filter::{PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
 use crate::object::{Pod, is_older};

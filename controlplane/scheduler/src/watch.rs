@@ -1,69 +1,35 @@
-//! Watches of one kind, with a delay between attempts.
+//! Watches of one kind.
 
-use std::time::Duration;
-
+use coracle_watch::{Config, Error, Event, watch};
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 
-/// Timeout of a watch request: long, so that an idle machine rarely wakes up.
-const WATCH_TIMEOUT_SECONDS: u32 = 1500;
-const FIRST_DELAY: Duration = Duration::from_millis(20);
-const MAX_DELAY: Duration = Duration::from_secs(10);
-/// Maximum delay between the attempts to list a kind that the API server does not serve.
-const MAX_UNSERVED_DELAY: Duration = Duration::from_secs(300);
-
-/// The settings of a watch of all objects of a kind.
-pub(crate) fn watch_config() -> watcher::Config {
-    watcher::Config::default().timeout(WATCH_TIMEOUT_SECONDS)
-}
-
-/// The watch events of one kind. After a failure the stream pauses. The pause doubles with each failure.
-pub(crate) fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
+/// The events of all objects of a kind that a configuration selects. A kind that the server does not serve, as an older
+/// server may not, counts as listed and empty.
+pub(crate) fn stream<K>(client: &Client, config: Config) -> BoxStream<'static, Event<K>>
 where
-    K: kube::Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
+    K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,
 {
-    let api: Api<K> = Api::all(client.clone());
-    let state = (Box::pin(watcher(api, config)), FIRST_DELAY, Duration::ZERO);
-    futures::stream::unfold(state, async |(mut events, mut delay, mut pause)| {
-        loop {
-            // A timer without duration ends only with the current millisecond, which would limit the rate of events.
-            if !pause.is_zero() {
-                tokio::time::sleep(pause).await;
-            }
-            let error = match events.next().await? {
-                // `Init` comes before the list request, so it does not show that requests succeed again.
-                Ok(event @ watcher::Event::Init) => return Some((event, (events, delay, Duration::ZERO))),
-                Ok(event) => return Some((event, (events, FIRST_DELAY, Duration::ZERO))),
-                Err(error) => error,
-            };
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
-            let is_unserved = is_unserved(&error);
-            pause = delay.min(if is_unserved { MAX_UNSERVED_DELAY } else { MAX_DELAY });
-            delay = pause * 2;
-            if is_unserved {
-                return Some((watcher::Event::InitDone, (events, delay, pause)));
-            }
-        }
-    })
-    .boxed()
+    let events = watch(Api::<K>::all(client.clone()), config);
+    events.filter_map(|received| std::future::ready(event(received))).boxed()
 }
 
-/// Whether the server does not serve the kind, as an older server may not. The list then counts as empty.
-fn is_unserved(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+/// The event to apply.
+fn event<K: kube::Resource<DynamicType = ()>>(received: Result<Event<K>, Error>) -> Option<Event<K>> {
+    let error = match received {
+        Ok(event) => return Some(event),
+        Err(error) => error,
+    };
+    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
+    error.is_unserved().then_some(Event::InitDone)
 }
 
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::time::Duration;
 
     use http::{Request, Response};
     use kube::client::Body;
@@ -84,25 +50,34 @@ mod tests {
             let list = list.clone();
             async { Ok::<_, Infallible>(Response::new(Body::from(list.into_bytes()))) }
         });
-        let (mut events, start) = (stream::<Pod>(&Client::new(service, ""), watch_config()), Instant::now());
+        let (mut events, start) =
+            (stream::<Pod>(&Client::new(service, ""), Config::control_plane()), Instant::now());
         let mut pods = 0;
         while let Some(event) = events.next().await {
             match event {
-                watcher::Event::InitApply(_) => pods += 1,
-                watcher::Event::InitDone => break,
+                Event::InitApply(_) => pods += 1,
+                Event::InitDone => break,
                 _ => {}
             }
         }
         assert_eq!((pods, start.elapsed()), (50, Duration::ZERO));
     }
 
-    #[test]
-    fn only_a_kind_that_is_not_served_counts_as_listed() {
-        let failed = |code| {
-            let status = kube::core::Status { code, ..Default::default() };
-            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
-        };
-        assert!(is_unserved(&failed(404)));
-        assert!(!is_unserved(&failed(403)) && !is_unserved(&failed(500)));
+    #[tokio::test(start_paused = true)]
+    async fn a_kind_that_is_not_served_counts_as_listed() {
+        for (code, expected) in [(404_u16, "done"), (403, "init"), (500, "init")] {
+            let service = tower::service_fn(move |_: Request<Body>| async move {
+                let status = json!({"kind": "Status", "code": code}).to_string();
+                let response = Response::builder().status(code).body(Body::from(status.into_bytes()));
+                Ok::<_, Infallible>(response.unwrap())
+            });
+            let events = stream::<Pod>(&Client::new(service, ""), Config::control_plane());
+            let names = events.take(2).map(|event| match event {
+                Event::Init => "init",
+                Event::InitDone => "done",
+                _ => "object",
+            });
+            assert_eq!(names.collect::<Vec<_>>().await, ["init", expected], "{code}");
+        }
     }
 }

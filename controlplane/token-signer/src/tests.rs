@@ -103,9 +103,8 @@ async fn keys_are_fetched_again_at_the_signers_interval() {
     let (signer, behaviour, _directory) = connected(|behaviour| behaviour.refresh = 1).await;
     let signer = signer.unwrap();
     behaviour.lock().unwrap().published = vec![("b".to_owned(), false)];
-    while signer.key_set()["keys"][0]["kid"] != "b" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let has_new_key = || signer.key_set()["keys"][0]["kid"] == "b";
+    coracle_testing::until("the new key is fetched", 10, has_new_key).await;
 }
 
 #[tokio::test]

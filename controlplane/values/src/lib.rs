@@ -14,6 +14,7 @@
 //! | effective requests and limits of a pod | [`pod_resources`] | `component-helpers/resource` |
 //! | quality-of-service class of a pod | [`qos`] | `pkg/apis/core/v1/helper/qos` |
 //! | schedules and time zones of cron jobs | [`schedule`] | `github.com/robfig/cron/v3` |
+//! | booleans and names of JSON kinds in the forms of Go | [`go`] | `strconv`, `encoding/json` |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
@@ -22,6 +23,7 @@
 
 pub mod component_page;
 pub mod field_selector;
+pub mod go;
 pub mod label_selector;
 pub mod names;
 pub mod node_selector;

@@ -7,19 +7,32 @@ use std::error::Error;
 
 /// The error and its sources, outermost first, joined with `: `.
 ///
-/// A source whose text the line already ends with is skipped: some libraries repeat their source in their own text.
+/// A source whose text the line already ends with is skipped: some libraries repeat their source in their own text. An
+/// error whose source begins with the same text is skipped too: `cannot pull x` before `cannot pull x: not found`.
 pub fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
+    // Where the text of the last error begins.
+    let mut last = 0;
     let mut source = error.source();
     while let Some(error) = source {
         let text = error.to_string();
         if !line.ends_with(&text) {
-            line.push_str(": ");
+            if line.get(last..).is_some_and(|before| begins_with(&text, before)) {
+                line.truncate(last);
+            } else {
+                line.push_str(": ");
+            }
+            last = line.len();
             line.push_str(&text);
         }
         source = error.source();
     }
     line
+}
+
+/// Whether an error's text has this operation and a cause.
+fn begins_with(text: &str, operation: &str) -> bool {
+    text.strip_prefix(operation).is_some_and(|cause| cause.starts_with(": "))
 }
 
 #[cfg(test)]
@@ -61,5 +74,16 @@ mod tests {
     fn a_repeated_source_is_skipped() {
         assert_eq!(chain(&failure(&["cannot open y: not found", "not found"])), "cannot open y: not found");
         assert_eq!(chain(&failure(&["a: b", "b", "c"])), "a: b: c");
+    }
+
+    #[test]
+    fn a_repeated_operation_is_skipped() {
+        assert_eq!(
+            chain(&failure(&["cannot pull x", "cannot pull x: no host", "no host"])),
+            "cannot pull x: no host"
+        );
+        assert_eq!(chain(&failure(&["cannot pull x", "cannot pull x", "no host"])), "cannot pull x: no host");
+        assert_eq!(chain(&failure(&["a", "cannot pull x", "cannot pull x: b"])), "a: cannot pull x: b");
+        assert_eq!(chain(&failure(&["a", "ab: c"])), "a: ab: c");
     }
 }

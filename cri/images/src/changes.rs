@@ -16,6 +16,9 @@ const UNLIMITED: Limits = Limits {
     zstd_window_log: 27,
 };
 
+/// Maximum whiteouts in the memory at a time: each takes 512 bytes at least, and a container determines their number.
+const DELETIONS_AT_ONCE: usize = 1000;
+
 /// Unpacks an archive of changed files into a writable layer.
 ///
 /// # Errors
@@ -29,6 +32,16 @@ pub fn apply_changes(archive: impl BufRead, layer: &Path) -> io::Result<()> {
 /// # Errors
 /// If a path leads out of the layer, or the layer cannot be written.
 pub fn apply_deletions<'a>(paths: impl IntoIterator<Item = &'a Path>, layer: &Path) -> io::Result<()> {
+    let mut paths = paths.into_iter().peekable();
+    while paths.peek().is_some() {
+        let archive = whiteouts(paths.by_ref().take(DELETIONS_AT_ONCE))?;
+        apply_changes(archive.as_slice(), layer)?;
+    }
+    Ok(())
+}
+
+/// An archive with a whiteout for each path.
+fn whiteouts<'a>(paths: impl Iterator<Item = &'a Path>) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     for path in paths {
         let relative = path.strip_prefix("/").unwrap_or(path);
@@ -38,7 +51,7 @@ pub fn apply_deletions<'a>(paths: impl IntoIterator<Item = &'a Path>, layer: &Pa
         let mut header = header(tar::EntryType::Regular, 0o644, 0);
         archive.append_data(&mut header, relative.with_file_name(whiteout), io::empty())?;
     }
-    apply_changes(archive.into_inner()?.as_slice(), layer)
+    archive.into_inner()
 }
 
 /// A header with all required fields.
@@ -57,6 +70,7 @@ fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -75,5 +89,17 @@ mod tests {
         let old = fs::symlink_metadata(dir.path().join("bin/old")).expect("a whiteout");
         assert!(old.file_type().is_char_device() && old.rdev() == 0);
         assert!(apply_deletions([Path::new("/../out")], dir.path()).is_err());
+    }
+
+    #[test]
+    fn many_deletions_are_applied_in_parts() {
+        let dir = tempfile::tempdir().expect("directory");
+        let deleted: Vec<PathBuf> =
+            (0..=DELETIONS_AT_ONCE).map(|number| PathBuf::from(format!("/{number}"))).collect();
+        let mut left = deleted.iter().map(PathBuf::as_path);
+        whiteouts(left.by_ref().take(DELETIONS_AT_ONCE)).expect("a part");
+        assert_eq!(left.count(), 1);
+        apply_deletions(deleted.iter().map(PathBuf::as_path), dir.path()).expect("hide");
+        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), deleted.len());
     }
 }

@@ -98,11 +98,8 @@ impl Drop for TempDir {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     #[test]
     fn the_corpora_are_replayed() {
-        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
         type Target = fn(&[u8]);
         let targets: [(&str, Target); 5] = [
             ("manifest", super::manifest),
@@ -112,14 +109,7 @@ mod tests {
             ("challenge", super::challenge),
         ];
         for (name, target) in targets {
-            let mut inputs = 0;
-            for entry in std::fs::read_dir(corpora.join(name)).unwrap() {
-                let path = entry.unwrap().path();
-                println!("{}", path.display());
-                target(&std::fs::read(path).unwrap());
-                inputs += 1;
-            }
-            assert!(inputs > 0, "the corpus of {name} is empty");
+            coracle_testing::replay_corpus(name, target);
         }
     }
 }

@@ -67,7 +67,7 @@ pub(crate) struct Unpacked {
 
 /// The type of a layer's entry at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum At {
+pub(crate) enum LayerEntry {
     Directory(Attributes),
     /// A file, a link or a whiteout, at the path or above it.
     Other,
@@ -417,14 +417,16 @@ fn archive_error(error: ArchiveError) -> UnpackError {
 }
 
 /// Finds the entry of an unpacked layer at a path. Symbolic links are not followed.
-pub(crate) fn inspect_path(files: &Path, path: &str) -> At {
-    let Some(plain) = PlainPath::new(path.as_bytes()) else { return At::Absent };
+pub(crate) fn inspect_path(files: &Path, path: &str) -> LayerEntry {
+    let Some(plain) = PlainPath::new(path.as_bytes()) else { return LayerEntry::Absent };
     match Root::open(files).and_then(|root| root.stat_without_links(&plain)) {
-        Ok(stat) if root::is_directory(&stat) => {
-            At::Directory(Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid })
-        }
-        Ok(_) | Err(Errno::ELOOP | Errno::ENOTDIR) => At::Other,
-        Err(_) => At::Absent,
+        Ok(stat) if root::is_directory(&stat) => LayerEntry::Directory(Attributes {
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        }),
+        Ok(_) | Err(Errno::ELOOP | Errno::ENOTDIR) => LayerEntry::Other,
+        Err(_) => LayerEntry::Absent,
     }
 }
 

@@ -154,11 +154,7 @@ mod tests {
 
     #[test]
     fn the_corpus_is_replayed() {
-        let corpus =
-            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus/plugin");
-        let inputs: Vec<_> = std::fs::read_dir(corpus).unwrap().collect();
-        assert!(!inputs.is_empty());
-        inputs.into_iter().for_each(|input| fuzz(&std::fs::read(input.unwrap().path()).unwrap()));
+        coracle_testing::replay_corpus("plugin", fuzz);
     }
 
     fn request(payload: Vec<u8>) -> Frame {

@@ -166,12 +166,3 @@ fn ready() -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     kernel::dup_to(null.as_raw_fd(), 1)
 }
-
-/// Passes each input of a fuzz target's corpus to the target.
-#[cfg(test)]
-fn replay_corpus(name: &str, target: fn(&[u8])) {
-    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
-    let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).unwrap().collect();
-    assert!(!inputs.is_empty(), "the corpus of {name} is empty");
-    inputs.into_iter().for_each(|input| target(&std::fs::read(input.unwrap().path()).unwrap()));
-}

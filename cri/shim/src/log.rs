@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn the_corpus_is_replayed() {
-        crate::replay_corpus("log", fuzz);
+        coracle_testing::replay_corpus("log", fuzz);
     }
 
     #[test]

@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_corpus_is_replayed() {
-        crate::replay_corpus("report", fuzz);
+        coracle_testing::replay_corpus("report", fuzz);
     }
 
     fn own() -> i32 {

@@ -220,6 +220,6 @@ pub fn fuzz(data: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_is_replayed() {
-        crate::replay_corpus("shim", super::fuzz);
+        coracle_testing::replay_corpus("shim", super::fuzz);
     }
 }

@@ -41,6 +41,9 @@ pub(super) fn dump(
     let spec = Spec::load(subject.bundle.join("config.json"));
     let spec = spec.map_err(|error| CriuError::Mounts(io::Error::other(error)))?;
     let external = external(&mountinfo, &own_mount_points(&spec));
+    if let Some(place) = external.iter().find(|place| is_misread(place)) {
+        return Err(CriuError::MountPoint(place.clone()));
+    }
     let mut command = Command::new("criu");
     command.arg("dump").arg("--tree").arg(subject.pid.to_string());
     command.arg("--images-dir").arg(images).arg("--work-dir").arg(build_dir).args(["--log-file", LOG]);
@@ -98,7 +101,8 @@ pub(super) fn running_criu(build_dir: &Path) -> Vec<i32> {
 
 /// Recognises CRIU by its command line. A process that has ended has no command line.
 fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    // The directory is one of the first arguments.
+    let line = pidfd::command_line(pid);
     let mut words = line.split(|byte| *byte == 0);
     let wanted = build_dir.as_os_str().as_bytes();
     words.next().is_some_and(|program| program.ends_with(b"criu")) && words.any(|word| word == wanted)
@@ -169,6 +173,12 @@ fn external(mountinfo: &str, own: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     mounts().filter(|(device, _)| !devices.contains(device)).map(|(_, place)| place).collect()
 }
 
+/// Whether CRIU takes an external mount point for another one: its options are `mnt[MOUNT POINT]:VALUE`. A symlink of an
+/// image can give a mount point any name. So a restore could mount a directory of the host (CVE-2026-119101).
+pub(super) fn is_misread(mount_point: &Path) -> bool {
+    mount_point.as_os_str().as_bytes().windows(2).any(|pair| pair == b"]:")
+}
+
 /// Device and mount point of a line.
 fn mount_of(line: &str) -> Option<(&str, PathBuf)> {
     let mut fields = line.split(' ').skip(2);
@@ -207,6 +217,17 @@ mod tests {
         let own = ["/", "/proc", "/dev"].map(PathBuf::from).into();
         let places = ["/proc/kcore", "/dev/shm", "/sys/fs/cgroup", "/etc/hosts", "/my data"];
         assert_eq!(external(mountinfo, &own), places.map(PathBuf::from));
+    }
+
+    /// CVE-2026-119101, CVE-2026-115520: the names of mount points in CRIU's options led to directories of the host.
+    #[test]
+    fn cve_2026_119101_a_mount_point_that_criu_misreads_is_recognised() {
+        for place in ["/data]:/etc", "/]:", "/a/b]:c"] {
+            assert!(is_misread(Path::new(place)), "{place}");
+        }
+        for place in ["/data", "/a]b", "/a:b]", "/[a]/:b", "/my data"] {
+            assert!(!is_misread(Path::new(place)), "{place}");
+        }
     }
 
     #[tokio::test]

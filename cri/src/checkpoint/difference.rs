@@ -13,7 +13,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat, statat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, SeekFrom, openat, openat2, readlinkat, seek, statat,
+};
 use rustix::io::Errno;
 use tar::{Builder, EntryType, Header, HeaderMode};
 
@@ -22,6 +24,14 @@ use super::attributes;
 
 /// Maximum length of a path (`PATH_MAX`).
 const MAX_PATH: usize = 4095;
+/// Maximum bytes of the paths that are kept while an archive is written: those of deleted files, and of files with several
+/// names. A container determines their number and lengths. A restore refuses longer lists of deleted files.
+const NAMES_MAX: usize = 64 << 20;
+/// Bytes that count for each kept path in addition to its length.
+const NAME_OVERHEAD: usize = 64;
+/// Maximum parts of a sparse file with data between its holes. The archive's builder has all of them in memory. A restore
+/// refuses more, where the end of the file counts as one.
+const SEGMENTS_MAX: usize = (1 << 16) - 1;
 
 /// Archives the contents of a writable layer. Returns the paths that it deletes from lower layers. Mount points are left
 /// out: they belong to the runtime.
@@ -37,16 +47,17 @@ pub(super) fn archive(
         archive: builder(BufWriter::new(File::create(to)?)),
         deleted: BTreeSet::new(),
         linked: HashMap::new(),
+        names_left: NAMES_MAX,
     };
-    let mut place = Place::default();
+    let mut current = WalkPath::default();
     writing.add_directory(&File::open(upper)?, Path::new(""))?;
     let mut written = Ok(());
     let walked = coracle_tree::walk(upper, |found| {
         if written.is_ok() {
-            let there = place.go(found.depth, found.name);
+            let there = current.go(found.depth, found.name);
             let opened = there.and_then(|()| open(found.dir, found.name));
             written = match opened {
-                Ok(Some(file)) => writing.add(file, place.path()),
+                Ok(Some(file)) => writing.add(file, current.path()),
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
             };
@@ -59,7 +70,7 @@ pub(super) fn archive(
 
 /// The current path of the walk.
 #[derive(Debug, Default)]
-struct Place {
+struct WalkPath {
     path: Vec<u8>,
     /// End of each path component.
     ends: Vec<usize>,
@@ -73,6 +84,8 @@ struct Writing<'a> {
     deleted: BTreeSet<PathBuf>,
     /// Files with several names: the first name, and the number of names not yet seen.
     linked: HashMap<(u64, u64), (PathBuf, u64)>,
+    /// Bytes that are left for the paths in `deleted` and `linked`.
+    names_left: usize,
 }
 
 /// Opens an entry as a path descriptor, without following a link. None if it is gone.
@@ -104,15 +117,36 @@ fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     Dir::new(openat2(layer, path, flags, Mode::empty(), resolve).ok()?).ok()
 }
 
+/// Refuses a file with data in more than `most` parts between its holes. The file is read from its beginning afterwards.
+fn limit_segments(file: &File, most: usize) -> io::Result<()> {
+    let mut end = 0;
+    let next = || {
+        let start = seek(file, SeekFrom::Data(end)).ok()?;
+        end = seek(file, SeekFrom::Hole(start)).ok()?;
+        Some(())
+    };
+    if std::iter::from_fn(next).take(most + 1).count() > most {
+        let why = format!("a sparse file has more than {most} segments");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    seek(file, SeekFrom::Start(0))?;
+    Ok(())
+}
+
+/// The part of [`NAMES_MAX`] that a path takes.
+fn cost(path: &Path) -> usize {
+    path.as_os_str().len() + NAME_OVERHEAD
+}
+
 fn header(metadata: &Metadata) -> Header {
     let mut header = Header::new_gnu();
     header.set_metadata_in_mode(metadata, HeaderMode::Complete);
     header
 }
 
-// === impl Place ===
+// === impl WalkPath ===
 
-impl Place {
+impl WalkPath {
     /// Goes to an entry of the directory at this depth.
     fn go(&mut self, depth: usize, name: &CStr) -> io::Result<()> {
         self.ends.truncate(depth);
@@ -138,13 +172,13 @@ impl Writing<'_> {
         let metadata = file.metadata()?;
         let kind = metadata.file_type();
         if kind.is_char_device() && metadata.rdev() == 0 {
-            self.deleted.insert(Path::new("/").join(path));
+            self.add_deleted(Path::new("/").join(path))?;
         } else if path.ancestors().any(|above| self.mounted.contains(above)) {
         } else if kind.is_dir() {
             self.add_directory(&file, path)?;
         } else if kind.is_socket() {
             // A socket without its listener has no use.
-        } else if let Some(first) = self.first_name(&metadata, path) {
+        } else if let Some(first) = self.first_name(&metadata, path)? {
             let mut header = header(&metadata);
             header.set_entry_type(EntryType::Link);
             header.set_size(0);
@@ -171,15 +205,40 @@ impl Writing<'_> {
     }
 
     /// The name under which a file with several names was archived first.
-    fn first_name(&mut self, metadata: &Metadata, path: &Path) -> Option<PathBuf> {
-        let more = metadata.nlink().checked_sub(1).filter(|more| *more > 0)?;
+    fn first_name(&mut self, metadata: &Metadata, path: &Path) -> io::Result<Option<PathBuf>> {
+        let more = metadata.nlink().saturating_sub(1);
+        if more == 0 {
+            return Ok(None);
+        }
         let file = (metadata.dev(), metadata.ino());
         let Some((first, left)) = self.linked.get_mut(&file) else {
+            self.keep(path)?;
             self.linked.insert(file, (path.to_owned(), more));
-            return None;
+            return Ok(None);
         };
         *left -= 1;
-        if *left > 0 { Some(first.clone()) } else { self.linked.remove(&file).map(|(first, _)| first) }
+        if *left > 0 {
+            return Ok(Some(first.clone()));
+        }
+        let first = self.linked.remove(&file).map(|(first, _)| first);
+        self.names_left += first.as_deref().map_or(0, cost);
+        Ok(first)
+    }
+
+    /// Takes the part of a path that is kept from the limit of all.
+    fn keep(&mut self, path: &Path) -> io::Result<()> {
+        let left = self.names_left.checked_sub(cost(path));
+        self.names_left = left.ok_or_else(|| {
+            let why = format!("the paths of its deleted and linked files take more than {NAMES_MAX} bytes");
+            io::Error::new(io::ErrorKind::FileTooLarge, why)
+        })?;
+        Ok(())
+    }
+
+    fn add_deleted(&mut self, path: PathBuf) -> io::Result<()> {
+        self.keep(&path)?;
+        self.deleted.insert(path);
+        Ok(())
     }
 
     /// Adds the attributes of the next entry.
@@ -196,6 +255,7 @@ impl Writing<'_> {
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
             .open(proc_path(file))?;
         let before = content.metadata()?;
+        limit_segments(&content, SEGMENTS_MAX)?;
         self.add_attributes(file, path)?;
         self.archive.append_file(path, &mut content)?;
         let after = content.metadata()?;
@@ -226,7 +286,7 @@ impl Writing<'_> {
                 let is_there = || statat(there, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
                 if !matches!(name.to_bytes(), b"." | b"..") && !is_there() {
                     let name = OsStr::from_bytes(name.to_bytes());
-                    self.deleted.insert(Path::new("/").join(path).join(name));
+                    self.add_deleted(Path::new("/").join(path).join(name))?;
                 }
             }
         }
@@ -237,8 +297,8 @@ impl Writing<'_> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::io::Read;
-    use std::os::unix::fs::symlink;
+    use std::io::{Read, Seek as _};
+    use std::os::unix::fs::{FileExt as _, symlink};
 
     use nix::sys::stat::{Mode as NixMode, SFlag, makedev, mknod};
 
@@ -307,17 +367,68 @@ mod tests {
         assert_eq!(deleted.contains(Path::new("/gone")), whiteout);
     }
 
-    /// The paths hidden below `a/b`.
-    fn hidden_below(upper: &Path, lower: &[PathBuf]) -> BTreeSet<PathBuf> {
-        let mut writing = Writing {
+    /// An archive of nothing yet, with bytes left for names.
+    fn writing(lower: &[PathBuf], names_left: usize) -> Writing<'_> {
+        Writing {
             lower,
             mounted: BTreeSet::new(),
             archive: builder(BufWriter::new(tempfile::tempfile().expect("file"))),
             deleted: BTreeSet::new(),
             linked: HashMap::new(),
-        };
+            names_left,
+        }
+    }
+
+    /// The paths hidden below `a/b`.
+    fn hidden_below(upper: &Path, lower: &[PathBuf]) -> BTreeSet<PathBuf> {
+        let mut writing = writing(lower, NAMES_MAX);
         writing.add_hidden(&File::open(upper).expect("open"), Path::new("a/b")).expect("look");
         writing.deleted
+    }
+
+    #[test]
+    fn the_names_that_are_kept_are_limited() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (upper, lower) = (dir.path().join("upper"), dir.path().join("lower"));
+        for made in [&upper, &lower.join("a/b")] {
+            fs::create_dir_all(made).expect("make");
+        }
+        fs::write(lower.join("a/b/gone"), "").expect("write");
+        let lower = [lower];
+        let hide = |names_left: usize| {
+            let mut writing = writing(&lower, names_left);
+            writing.add_hidden(&File::open(&upper).expect("open"), Path::new("a/b"))
+        };
+        let needed = cost(Path::new("/a/b/gone"));
+        assert!(hide(needed).is_ok());
+        assert_eq!(hide(needed - 1).expect_err("too many").kind(), io::ErrorKind::FileTooLarge);
+
+        // The name of a linked file is kept until all of its names were archived.
+        fs::write(upper.join("one"), "").expect("write");
+        fs::hard_link(upper.join("one"), upper.join("two")).expect("link");
+        let metadata = fs::metadata(upper.join("one")).expect("there");
+        let [one, two] = ["one", "two"].map(Path::new);
+        let mut linking = writing(&[], cost(one));
+        assert_eq!(linking.first_name(&metadata, one).expect("kept"), None);
+        assert_eq!(linking.names_left, 0);
+        assert_eq!(linking.first_name(&metadata, two).expect("known").as_deref(), Some(one));
+        assert_eq!(linking.names_left, cost(one));
+        linking.names_left -= 1;
+        assert!(linking.first_name(&metadata, one).is_err());
+    }
+
+    #[test]
+    fn the_segments_of_a_sparse_file_are_limited() {
+        let mut file = tempfile::tempfile().expect("file");
+        let data = [b'x'; 1 << 16];
+        for place in 0..3 {
+            file.write_all_at(&data, place << 22).expect("write");
+        }
+        assert!(limit_segments(&file, 3).is_ok());
+        assert_eq!(file.read(&mut [0; 1]).expect("read"), 1);
+        assert_eq!(file.stream_position().expect("position"), 1, "it is read from its beginning");
+        assert_eq!(limit_segments(&file, 2).expect_err("three").kind(), io::ErrorKind::FileTooLarge);
+        assert!(limit_segments(&tempfile::tempfile().expect("file"), 0).is_ok(), "an empty file");
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! values is refused, as in CRI-O. The pod's network, files, limits and labels are taken from the request.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use coracle_proto::cri;
 
+use super::criu::is_misread;
 use super::manifest::{Manifest, Saved, name_of};
 use crate::namespaces::{self, PidNamespace};
 use crate::sandbox::user_namespace::Mapping;
@@ -34,6 +36,7 @@ pub(crate) fn fit<'a>(
         let Some(saved) = saved else { continue };
         fit_container(&saved.config, config)
             .and_then(|()| restorable(sandbox, config))
+            .and_then(|()| parsable(&saved.restore.external))
             .map_err(|why| format!("container {:?}: {why}", saved.name))?;
         fitting.push((saved, config));
     }
@@ -109,6 +112,14 @@ fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) ->
         return Err(format!("the mount at {} has mount propagation", mount.container_path));
     }
     Ok(())
+}
+
+/// Refuses mount points that CRIU would take for others.
+fn parsable(external: &[String]) -> Result<(), String> {
+    match external.iter().find(|place| is_misread(Path::new(place))) {
+        Some(place) => Err(format!("criu cannot parse its mount point {place:?}")),
+        None => Ok(()),
+    }
 }
 
 /// Accepts any bytes as manifest: a valid manifest fits itself, or is refused with a reason.
@@ -222,6 +233,18 @@ mod tests {
         );
         let elsewhere = [container("a")];
         assert!(fit(&manifest, &manifest.sandbox, &elsewhere).is_err(), "a mount of the checkpoint alone");
+    }
+
+    #[test]
+    fn mount_points_that_criu_misreads_are_refused() {
+        let fitting = |place: &str| {
+            let mut manifest = manifest(NamespaceMode::Container, vec![container("a")]);
+            manifest.containers[0].restore.external = vec!["/data".to_owned(), place.to_owned()];
+            fit(&manifest, &manifest.sandbox, &[container("a")]).map(|_| ())
+        };
+        assert_eq!(fitting("/etc/hosts"), Ok(()));
+        let why = fitting("/data]:/etc").unwrap_err();
+        assert!(why.contains("/data]:/etc"), "{why}");
     }
 
     #[test]

@@ -106,55 +106,55 @@ mod tests {
 
     use super::*;
 
-    struct Place {
+    struct Fixture {
         _dir: tempfile::TempDir,
         layer: PathBuf,
         build_dir: PathBuf,
         location: PathBuf,
     }
 
-    fn place() -> Place {
+    fn fixture() -> Fixture {
         let dir = tempfile::tempdir().expect("directory");
         let (layer, output) = (dir.path().join("c1"), dir.path().join("output"));
         let build_dir = layer.join("checkpoint");
         fs::create_dir_all(&build_dir).expect("make");
         fs::create_dir(&output).expect("make");
         fs::write(build_dir.join("config.dump"), "{}").expect("write");
-        Place { layer, build_dir, location: output.join("c.tar"), _dir: dir }
+        Fixture { layer, build_dir, location: output.join("c.tar"), _dir: dir }
     }
 
-    fn names(place: &Place) -> Vec<String> {
-        let entries = fs::read_dir(place.location.parent().expect("directory")).expect("list").flatten();
+    fn names(fixture: &Fixture) -> Vec<String> {
+        let entries = fs::read_dir(fixture.location.parent().expect("directory")).expect("list").flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
     #[test]
     fn an_existing_file_is_replaced_and_a_link_is_not_followed() {
-        let place = place();
-        let other = place.layer.join("other");
+        let fixture = fixture();
+        let other = fixture.layer.join("other");
         fs::write(&other, "of another").expect("write");
-        symlink(&other, &place.location).expect("link");
-        note(&place.layer, &place.location).expect("note");
-        pack(&place.layer, &place.build_dir, &place.location).expect("pack");
-        assert!(fs::symlink_metadata(&place.location).expect("there").is_file());
+        symlink(&other, &fixture.location).expect("link");
+        note(&fixture.layer, &fixture.location).expect("note");
+        pack(&fixture.layer, &fixture.build_dir, &fixture.location).expect("pack");
+        assert!(fs::symlink_metadata(&fixture.location).expect("there").is_file());
         assert_eq!(fs::read_to_string(&other).expect("other"), "of another");
-        assert_eq!(names(&place), ["c.tar"]);
+        assert_eq!(names(&fixture), ["c.tar"]);
     }
 
     #[test]
     fn an_undelivered_checkpoint_is_removed_and_an_earlier_one_stays() {
-        let place = place();
-        fs::write(&place.location, "before").expect("write");
-        note(&place.layer, &place.location).expect("note");
-        fs::write(temporary_path(&place.layer, &place.location), "half").expect("write");
-        remove_incomplete(&place.layer).expect("forget");
-        assert_eq!(fs::read_to_string(&place.location).expect("before"), "before");
-        assert_eq!(names(&place), ["c.tar"]);
-        note(&place.layer, &place.location).expect("note");
-        pack(&place.layer, &place.build_dir, &place.location).expect("pack");
-        assert!(is_noted(&place.layer));
-        remove_incomplete(&place.layer).expect("forget");
-        assert_eq!(names(&place), Vec::<String>::new());
-        assert!(!is_noted(&place.layer));
+        let fixture = fixture();
+        fs::write(&fixture.location, "before").expect("write");
+        note(&fixture.layer, &fixture.location).expect("note");
+        fs::write(temporary_path(&fixture.layer, &fixture.location), "half").expect("write");
+        remove_incomplete(&fixture.layer).expect("forget");
+        assert_eq!(fs::read_to_string(&fixture.location).expect("before"), "before");
+        assert_eq!(names(&fixture), ["c.tar"]);
+        note(&fixture.layer, &fixture.location).expect("note");
+        pack(&fixture.layer, &fixture.build_dir, &fixture.location).expect("pack");
+        assert!(is_noted(&fixture.layer));
+        remove_incomplete(&fixture.layer).expect("forget");
+        assert_eq!(names(&fixture), Vec::<String>::new());
+        assert!(!is_noted(&fixture.layer));
     }
 }

@@ -32,15 +32,11 @@ fn spec(request: cri::CreateContainerRequest) -> Result<Spec, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
     fn the_corpus_is_valid() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration/fuzz/corpus/config");
-        for input in std::fs::read_dir(corpus).unwrap() {
-            let path = input.unwrap().path();
+        for path in coracle_testing::corpus("config") {
             let request = cri::CreateContainerRequest::decode(&*std::fs::read(&path).unwrap()).unwrap();
             let refused = spec(request).err();
             assert!(refused.is_none(), "{}: {refused:?}", path.display());

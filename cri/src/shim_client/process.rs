@@ -240,10 +240,10 @@ fn of_directory(dir: &Path) -> Vec<i32> {
 }
 
 fn is_of_directory(pid: i32, dir: &Path) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| is_shim_of(&line, dir))
+    is_shim_of(&pidfd::command_line(pid), dir)
 }
 
-/// Whether a command line (of /proc) is `… shim --dir DIR`.
+/// Whether a command line (of /proc), or its beginning, is `… shim --dir DIR`.
 fn is_shim_of(line: &[u8], dir: &Path) -> bool {
     let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
     matches!(words.as_slice(), [_, b"shim", b"--dir", of, ..] if *of == dir.as_os_str().as_bytes())

@@ -1,9 +1,9 @@
 //! The processes that a container sees.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
+use coracle_testing::until;
 use tonic::{Code, Status};
 
 use crate::fixture::{Machine, security};
@@ -112,11 +112,7 @@ pub(super) async fn an_exited_container_leaves_no_process(machine: &mut Machine)
                 cgroups(&group).into_iter().map(|own| std::fs::read_to_string(own.join("cgroup.procs")));
             lists.map(Result::unwrap_or_default).collect::<String>()
         };
-        let begun = Instant::now();
-        while !left().is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(120), "{name}: {}", left());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until(&format!("{name}: all processes end"), 20, || left().is_empty()).await;
         assert_eq!(sh(machine, &stays, "echo here").await, "here");
         machine.remove_pod(&pod).await;
     }

@@ -12,7 +12,7 @@ use coracle_images::{Images, ImagesConfig};
 use coracle_integration::end_cgroup;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use coracle_testing::{Suite, Test, eventually_async};
+use coracle_testing::{Suite, Test, eventually_async, until};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use sha2::{Digest, Sha256};
@@ -465,6 +465,18 @@ pub(crate) fn container_config(name: &str, command: &[&str]) -> cri::ContainerCo
     security(&mut config).namespace_options =
         Some(cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() });
     config
+}
+
+/// Waits until a count stays the same for half a second, and returns it.
+pub(crate) async fn constant(count: impl Fn() -> usize) -> usize {
+    let (mut last, mut same) = (count(), 0);
+    until("a count that stays the same", 20, || {
+        let now = count();
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        (same == 12).then_some(now)
+    })
+    .await
 }
 
 /// Waits until a killed process has ended. Its cgroup is empty slightly earlier.

@@ -1,7 +1,6 @@
 //! Adjustments of plugins, checked by the kernel's view.
 
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::nri::{
@@ -83,12 +82,8 @@ fn everything(machine: &Machine, cgroup: &str) -> ContainerAdjustment {
 /// Waits for the program. The runtime detects a start by a closed descriptor, a moment before the program's arguments
 /// are visible.
 async fn program_runs(pid: i32) {
-    let begun = async {
-        while std::fs::read(format!("/proc/{pid}/cmdline")).expect("proc").is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), begun).await.expect("a program");
+    let has_arguments = || !std::fs::read(format!("/proc/{pid}/cmdline")).expect("proc").is_empty();
+    coracle_testing::until("the program runs", 10, has_arguments).await;
 }
 
 pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {

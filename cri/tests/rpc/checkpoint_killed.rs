@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::{eventually_async, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prost::Message;
@@ -152,14 +153,8 @@ async fn in_another_process(machine: &mut Machine, call: &Call, point: Option<&s
     command.envs(point.map(|point| ("CORACLE_FAULT", point)));
     machine.lend().await;
     let mut runtime = EndsWithTest(command.spawn().expect("a process"));
-    let begun = Instant::now();
-    let ended = loop {
-        if let Some(ended) = runtime.0.try_wait().expect("its end") {
-            break ended;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(300), "it does not end: {point:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+    let what = format!("the runtime ends: {point:?}");
+    let ended = until(&what, 50, || runtime.0.try_wait().expect("its end")).await;
     machine.take_back().await;
     let aborted = std::os::unix::process::ExitStatusExt::signal(&ended) == Some(6);
     assert_eq!(aborted, point.is_some(), "{point:?}: {ended}");
@@ -220,14 +215,9 @@ async fn large_pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
         let sizes = seen.lines().filter_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
         sizes.filter_map(|size| size.parse::<u64>().ok()).max().unwrap_or_default()
     };
-    for _ in 0..600 {
-        if held().await > HELD_KB {
-            ids.push(holder);
-            return (pod, ids);
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("the process has only {} kB", held().await);
+    eventually_async("the process has its memory", 10, async || held().await > HELD_KB).await;
+    ids.push(holder);
+    (pod, ids)
 }
 
 /// Waits until CRIU writes the container's memory. Returns CRIU's processes.
@@ -336,10 +326,7 @@ pub(crate) async fn a_pod_is_stopped_while_criu_dumps_it(machine: &mut Machine) 
         let begun = Instant::now();
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
         let goes_on = async {
-            while has_memory(holder) {
-                assert!(begun.elapsed() < Duration::from_secs(60), "the process was not killed");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            until("the process is killed", 10, || !has_memory(holder)).await;
             send(&criu, Signal::SIGCONT);
         };
         let (stopped, ()) = tokio::join!(machine.runtime.stop_pod_sandbox(Request::new(stop)), goes_on);

@@ -5,14 +5,11 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use coracle_testing::eventually_async;
+use coracle_testing::{eventually_async, until};
 use tonic::{Code, Request, Status};
 
 use crate::checkpoint::works;
 use crate::fixture::{Machine, container_config, security};
-
-/// A timeout that even a slow machine does not reach.
-const LONG: Duration = Duration::from_secs(120);
 
 /// Counts in memory; the count is in a file, every tenth count in the log. Exits with 3 on a signal. Also runs a
 /// server, and has a connection to itself once port 7001 (1B59) has a listener.
@@ -139,15 +136,12 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
 pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     let (source, ids) = pod(machine, "source").await;
     let output = empty_directory(machine, "pod-checkpoint");
-    let begun = Instant::now();
-    while count(machine, &ids[0]).await < 5 {
-        assert!(begun.elapsed() < LONG, "the counter is too slow");
-    }
-    while machine.exec(&ids[0], &["grep", "-q", " 01 00", "/proc/net/tcp"], 0).await.expect("exec").exit_code
-        != 0
-    {
-        assert!(begun.elapsed() < LONG, "the connection does not exist");
-    }
+    eventually_async("the counter counts", 20, async || count(machine, &ids[0]).await >= 5).await;
+    eventually_async("the connection exists", 20, async || {
+        let found = machine.exec(&ids[0], &["grep", "-q", " 01 00", "/proc/net/tcp"], 0).await;
+        found.expect("exec").exit_code == 0
+    })
+    .await;
     xattr::set(in_root(machine, &ids[0], "mine").await, "security.capability", &CAPABILITY).expect("set");
     is_cancelled_without_a_trace(machine, &source, &ids, &output).await;
     // A probe's command is not part of the container's checkpoint.
@@ -200,11 +194,11 @@ async fn is_cancelled_without_a_trace(machine: &Machine, pod: &str, ids: &[Strin
     let late = tokio::time::timeout(Duration::from_millis(20), call).await;
     assert!(!matches!(late, Ok(Ok(()))), "the checkpoint was complete too early");
     let layer = machine.path("root/containers").join(&ids[0]);
-    let begun = Instant::now();
-    while names(&layer).iter().any(|name| name.starts_with("checkpoint")) || !names(output).is_empty() {
-        assert!(begun.elapsed() < LONG, "left: {:?} {:?}", names(output), names(&layer));
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until("nothing of the checkpoint is left", 20, || {
+        let is_left = names(&layer).iter().any(|name| name.starts_with("checkpoint"));
+        !is_left && names(output).is_empty()
+    })
+    .await;
     goes_on(machine, &ids[0]).await;
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::until;
 use cri::ContainerEventType::{ContainerDeletedEvent, ContainerStartedEvent, ContainerStoppedEvent};
 use futures::{Stream, StreamExt};
 use tonic::{Request, Status};
@@ -86,13 +87,13 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
     next(&mut before, 8).await;
     let pids = [machine.pid(&ends).await, machine.pid(&hog).await];
     machine.close_runtime().await;
-    // One after the other.
-    for pid in pids {
+    // One after the other. The shim records an exit after it has read the container's outputs.
+    let exits = machine.path("state/sandboxes").join(&pod).join("exits");
+    for (pid, id) in pids.into_iter().zip([&ends, &hog]) {
         std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").expect("write");
-        crate::fixture::ends(pid).await;
+        let is_recorded = || std::fs::metadata(exits.join(id)).is_ok_and(|record| record.len() > 0);
+        until("the shim records the exit", 20, is_recorded).await;
     }
-    // The shim drains the containers' outputs.
-    tokio::time::sleep(Duration::from_secs(1)).await;
     machine.open_runtime().await;
     let mut events = listen(machine).await;
     let stopped = i32::from(ContainerStoppedEvent);

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
+use coracle_testing::until;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -192,11 +193,7 @@ pub(crate) async fn concurrent_removals_pulls_and_creations_are_consistent(machi
         let request = cri::ImageStatusRequest { image: spec(&id), verbose: false };
         let status = machine.runtime.image_status(Request::new(request)).await.expect("status");
         assert_eq!(status.into_inner().image, None);
-        let begun = Instant::now();
-        while stored(machine) != before && begun.elapsed() < Duration::from_secs(60) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        assert_eq!(stored(machine), before, "round {round}");
+        until(&format!("round {round}: the store is as before"), 10, || stored(machine) == before).await;
     }
     machine.remove_pod(&pod).await;
 }

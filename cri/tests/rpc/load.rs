@@ -1,7 +1,7 @@
 //! Many concurrent streams, and slow clients.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_proto::cri;
@@ -16,7 +16,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tonic::Request;
 
 use crate::client::{Streams, exchange};
-use crate::fixture::Machine;
+use crate::fixture::{Machine, constant};
 use crate::spdy::Spdy;
 
 /// A timeout that even a slow machine does not reach.
@@ -47,16 +47,8 @@ impl ProcessResources {
 
 /// Descriptors and threads of an idle process, after all previous connections are closed.
 async fn at_rest(pid: i32) -> ProcessResources {
-    let (mut last, mut same) = (ProcessResources::of(pid), 0);
-    let begun = Instant::now();
-    while same < 25 {
-        assert!(begun.elapsed() < LONG, "the number of descriptors stays the same");
-        sleep(Duration::from_millis(20)).await;
-        let now = ProcessResources::of(pid);
-        same = if now.descriptors == last.descriptors { same + 1 } else { 0 };
-        last = now;
-    }
-    last
+    constant(|| ProcessResources::of(pid).descriptors).await;
+    ProcessResources::of(pid)
 }
 
 /// Waits until the descriptors are as before, and the threads as before except for blocking ones.

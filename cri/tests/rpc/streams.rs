@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tonic::Request;
 
 use crate::client::Streams;
-use crate::fixture::Machine;
+use crate::fixture::{Machine, constant};
 use crate::spdy::Spdy;
 
 /// A pod where each connection to a port is served by a script.
@@ -34,20 +34,6 @@ async fn forward(machine: &Machine, streams: &Streams, pod: &str) -> Spdy {
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
-}
-
-/// The number of descriptors when it has been stable for a while, after previous connections are closed.
-async fn steady_descriptors() -> usize {
-    let (mut count, mut same) = (descriptors(), 0);
-    let begun = Instant::now();
-    while same < 25 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "the number of descriptors stays the same");
-        sleep(Duration::from_millis(20)).await;
-        let now = descriptors();
-        same = if now == count { same + 1 } else { 0 };
-        count = now;
-    }
-    count
 }
 
 pub(crate) async fn a_half_closed_stream_still_delivers_the_pods_answer(machine: &mut Machine) {
@@ -75,7 +61,7 @@ pub(crate) async fn a_disconnected_client_leaves_no_connection(machine: &mut Mac
     // A server that neither reads, writes nor closes.
     let pod = serving(machine, "deaf-server", "exec sleep 999").await;
     let streams = Streams::open(machine).await;
-    let before = steady_descriptors().await;
+    let before = constant(descriptors).await;
     let mut client = forward(machine, &streams, &pod).await;
     for id in 0..10 {
         let data = client.open_port(1 + 4 * id, 8080).await;
@@ -92,7 +78,7 @@ pub(crate) async fn a_client_that_is_gone_is_noticed_while_its_command_does_not_
     let pod = machine.pod("deaf-command").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let streams = Streams::open(machine).await;
-    let before = steady_descriptors().await;
+    let before = constant(descriptors).await;
     let request = cri::ExecRequest {
         container_id: id,
         cmd: vec!["sleep".into(), "999".into()],
@@ -117,7 +103,7 @@ pub(crate) async fn an_idle_stream_is_closed(machine: &mut Machine) {
     let limit = Duration::from_secs(10);
     machine.open_runtime_with(|config| config.stream_idle_limit = Some(limit)).await;
     let streams = Streams::open(machine).await;
-    let before = steady_descriptors().await;
+    let before = constant(descriptors).await;
     let request = cri::ExecRequest {
         container_id: id.clone(),
         cmd: vec!["cat".into()],

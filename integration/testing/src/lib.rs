@@ -1,5 +1,5 @@
-//! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), skipped tests ([`skip!`]) and
-//! a harness for test programs with their own `main` ([`Suite`]).
+//! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), skipped tests ([`skip!`]),
+//! inputs of fuzz targets ([`replay_corpus`]) and a harness for test programs with their own `main` ([`Suite`]).
 //!
 //! Only dev-dependencies name this crate. It links nothing of what is tested.
 #![allow(
@@ -8,10 +8,12 @@
     reason = "polls with sleeps and prints like a test harness"
 )]
 
+mod corpus;
 mod poll;
 mod skipped;
 mod suite;
 
-pub use poll::{Outcome, eventually, eventually_async};
+pub use corpus::{corpus, replay_corpus};
+pub use poll::{Outcome, eventually, eventually_async, until};
 pub use skipped::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, record_skip, record_skipped_part, test_name};
 pub use suite::{Suite, Test};

@@ -67,6 +67,20 @@ pub async fn eventually_async<O: Outcome>(
     }
 }
 
+/// As [`eventually`] in asynchronous code, for a condition that does not wait itself.
+///
+/// # Panics
+/// When the condition does not hold within six times `seconds`. The message contains `what`.
+pub async fn until<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnMut() -> O) -> O::Value {
+    let mut poll = Poll::until(seconds);
+    loop {
+        if let Some(value) = condition().value() {
+            return value;
+        }
+        tokio::time::sleep(poll.next_interval(what)).await;
+    }
+}
+
 struct Poll {
     interval: Duration,
     deadline: Instant,
@@ -102,6 +116,16 @@ mod tests {
             (left == 0).then_some("done")
         });
         assert_eq!((value, left), ("done", 0));
+    }
+
+    #[tokio::test]
+    async fn other_tasks_run_while_a_condition_is_polled() {
+        let value = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let other = value.clone();
+        let running = tokio::spawn(async move { other.store(7, std::sync::atomic::Ordering::Relaxed) });
+        let read = || Some(value.load(std::sync::atomic::Ordering::Relaxed)).filter(|value| *value > 0);
+        assert_eq!(until("the other task has run", 10, read).await, 7);
+        running.await.unwrap();
     }
 
     #[test]

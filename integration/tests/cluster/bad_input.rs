@@ -202,6 +202,9 @@ fn one_sentence(output: &Output, says: &[&str]) {
     for text in says {
         assert!(sentence.contains(text), "{text:?} is not in: {sentence}");
     }
+    let parts: Vec<&str> = sentence.split(": ").collect();
+    assert!(parts.windows(2).all(|pair| pair[0] != pair[1]), "a part is repeated: {sentence}");
+    assert!(sentence.matches("cannot pull").count() <= 1, "the operation is repeated: {sentence}");
 }
 
 #[test]

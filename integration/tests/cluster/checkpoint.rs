@@ -1,14 +1,14 @@
 //! Checkpoints of containers through the kubelet API, as `kubectl` and tools for forensics request them.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use coracle_integration::{Cluster, Machine, on_a_machine, skip};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Replacement for CRIU, which does not support every kernel. As CRIU, it thaws the container, and freezes it at the end.
 const STAND_IN: &str = r#"#!/bin/sh
@@ -85,6 +85,29 @@ fn a_checkpoint_is_written_for_root_and_the_container_continues() {
         }
         let status = cluster.get(&["pod", "p"])["status"]["containerStatuses"][0].clone();
         assert!(status["state"]["running"].is_object() && status["restartCount"] == 0, "{status}");
+        assert_eq!(cluster.kubectl(&["exec", "p", "--", "echo", "alive"]), "alive\n", "it is not frozen");
+    });
+}
+
+/// CVE-2026-119101: a link of an image gave a mount point a name that CRIU reads as two.
+#[test]
+fn a_mount_point_that_criu_misreads_is_in_no_checkpoint() {
+    let Some(criu) = criu() else { skip!("CRIU is not installed") };
+    on_a_machine(move |machine| {
+        replace_criu(machine, &criu);
+        let mirrors = machine.start_registry();
+        let root = machine.path("root");
+        fs::create_dir_all(root.join("x]:/etc")).unwrap();
+        symlink("/x]:/etc", root.join("data")).unwrap();
+        machine.push_root("links", &root, &[]);
+        let cluster = Cluster::up(machine, &mirrors);
+        let container = json!({"name": "c", "image": "links", "command": ["sleep", "100000"],
+            "volumeMounts": [{"name": "v", "mountPath": "/data"}]});
+        let spec = json!({"containers": [container], "volumes": [{"name": "v", "emptyDir": {}}]});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec});
+        cluster.apply(&pod.to_string());
+        cluster.kubectl(&["wait", "pod/p", "--for=condition=Ready", "--timeout=120s"]);
+        assert_refused(&request(&cluster, "default/p/c", &[]), "cannot parse the mount point");
         assert_eq!(cluster.kubectl(&["exec", "p", "--", "echo", "alive"]), "alive\n", "it is not frozen");
     });
 }

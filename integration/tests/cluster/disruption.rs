@@ -113,11 +113,7 @@ fn drain_waits(nodes: &Nodes, log: &Path) {
 fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
-        let command = nodes.token(&["create", "--reusable"]);
-        for number in [1, 2] {
-            nodes.join(number, &command, &["--node-lease-seconds", "4"]);
-        }
-        nodes.wait_ready();
+        nodes.join_all(2, &["--node-lease-seconds", "4"]);
         nodes.apply(&deployment(2));
         eventually("a pod on each node", 60, || ready_on(&nodes) == ["node-1", "node-2"]);
         let lost = pods(&nodes, true)[1].1.clone();

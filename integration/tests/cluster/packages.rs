@@ -96,6 +96,7 @@ fn the_debian_package_has_program_services_pages_and_completions_of_root() {
         "./usr/lib/systemd/system/coracle-agent.service",
         "./usr/share/bash-completion/completions/coracle",
         "./usr/share/doc/coracle/copyright",
+        "./usr/share/doc/coracle/.github/SECURITY.md",
         "./usr/share/doc/coracle/docs/install.md",
         "./usr/share/doc/coracle/examples/web.yaml",
         "./usr/share/fish/vendor_completions.d/coracle.fish",
@@ -186,4 +187,23 @@ fn the_tarball_has_the_services_of_both_init_systems_and_the_checksums_are_right
         .current_dir(dir.path().join("out"))
         .status();
     assert!(checked.unwrap().success(), "SHA256SUMS");
+}
+
+#[test]
+fn systemd_accepts_the_services_without_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let units = ["coracle.service", "coracle-agent.service"].map(|name| {
+        let text = fs::read_to_string(repository().join("examples/systemd").join(name)).unwrap();
+        // Neither the program nor its pages are installed on the test machine.
+        let lines = text.lines().filter(|line| !line.starts_with("Documentation="));
+        let lines: Vec<String> = lines.map(|line| line.replace("/usr/bin/coracle", "/bin/true")).collect();
+        let unit = dir.path().join(name);
+        fs::write(&unit, lines.join("\n") + "\n").unwrap();
+        unit
+    });
+    let output = Command::new("systemd-analyze").arg("verify").args(&units).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let warnings: Vec<&str> = errors.lines().filter(|line| line.contains("coracle")).collect();
+    assert!(output.status.success() && warnings.is_empty(), "{errors}");
+    run("sh", &["-n", repository().join("examples/openrc/coracle").to_str().unwrap()]);
 }

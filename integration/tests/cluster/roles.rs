@@ -193,17 +193,17 @@ fn every_role_has_help_and_preflight_checks_name_the_cause() {
     assert!(said(&coracle(&["version"])).starts_with("coracle "));
     on_a_machine(|machine| {
         let path = |name: &str| -> PathBuf { machine.path(name) };
-        let output = Command::new(Machine::coracle())
-            .arg("check")
-            .arg("--state-dir")
-            .arg(path("state"))
-            .arg("--run-dir")
-            .arg(path("run"))
-            .output()
-            .unwrap();
-        let report = said(&output);
+        let check = |format: &[&str]| {
+            let mut command = Command::new(Machine::coracle());
+            command.arg("check").arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
+            said(&command.args(format).output().unwrap())
+        };
+        let report = check(&[]);
         assert!(report.contains("ok       overlayfs\n"), "{report}");
         assert!(report.contains("ok       bridge, veth and nftables"), "{report}");
+        let list: serde_json::Value = serde_json::from_str(&check(&["--output", "json"])).unwrap();
+        let overlay = list.as_array().unwrap().iter().find(|row| row["feature"] == "overlayfs").unwrap();
+        assert_eq!(overlay["state"], "ok");
     });
 }
 

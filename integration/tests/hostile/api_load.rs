@@ -176,6 +176,27 @@ fn unread_lists_share_the_encoded_objects() {
     });
 }
 
+/// Finding B9: the memory of deleted objects stayed with the process.
+#[test]
+fn the_memory_of_deleted_objects_is_returned() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let path = "/api/v1/namespaces/default/configmaps";
+        let before = plane.memory();
+        for number in 0..60 {
+            config_map(&plane, &format!("large-{number}"), 1_000_000);
+        }
+        assert_eq!(plane.get(ADMIN, path).0, 200);
+        let with_objects = plane.memory();
+        assert!(
+            with_objects > before + (50 << 20),
+            "{before} bytes without objects, {with_objects} with them"
+        );
+        assert_eq!(plane.send(ADMIN, ("DELETE", path), "application/json", "").0, 200);
+        eventually("the memory to be returned", 60, || plane.memory() < before + (20 << 20));
+    });
+}
+
 /// Finding B8: requests in flight are limited, and one user cannot use all of them.
 #[test]
 fn unfinished_requests_of_one_user_do_not_block_other_users() {

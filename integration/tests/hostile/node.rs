@@ -94,9 +94,18 @@ fn limit_files(pid: u32, soft: &str) {
     assert!(Command::new("prlimit").args(["--pid", &pid.to_string(), &limit]).status().unwrap().success());
 }
 
+/// Number of successful probes of the pod `probed`.
+fn successes(cluster: &Cluster, kind: &str) -> Option<u64> {
+    let output = cluster.try_kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics/probes"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let parts = ["prober_probe_total{", "pod=\"probed\"", &format!("=\"{kind}\""), "result=\"successful\""];
+    let line = text.lines().find(|line| parts.iter().all(|part| line.contains(part)))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
 #[test]
 fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
-    with_cluster(|_, cluster| {
+    with_cluster(|machine, cluster| {
         let mut container = shell("exec httpd -f -p 80 -h /etc");
         // A liveness probe before the server listens counts as a failure of the container.
         container["startupProbe"] =
@@ -110,12 +119,24 @@ fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
         let limits = std::fs::read_to_string(format!("/proc/{}/limits", cluster.pid())).unwrap();
         let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         let soft = line.split_whitespace().nth(3).unwrap().to_owned();
+        // This client connects before the limit.
+        let log = machine.path("events");
+        let mut events = cluster.start_with_log(&["get", "events", "--watch"], &log);
+        let reported = |text: &str| std::fs::read_to_string(&log).unwrap().contains(text);
+        eventually("the events so far", 20, || reported("Started"));
         limit_files(cluster.pid(), "16");
-        // Several probe periods in which the node cannot probe. There is no event to wait for.
-        sleep(Duration::from_secs(6));
+        for kind in ["Liveness", "Readiness"] {
+            let text = format!("{kind} probe errored and resulted in unknown state");
+            eventually("a probe without a result", 20, || reported(&text));
+        }
         limit_files(cluster.pid(), &soft);
-        // A restart would follow within a probe period.
-        sleep(Duration::from_secs(3));
+        // A restart would precede the next results.
+        for kind in ["Liveness", "Readiness"] {
+            let before = eventually("the metrics of probes", 20, || successes(cluster, kind));
+            eventually("later results", 20, || successes(cluster, kind) >= Some(before + 3));
+        }
+        events.kill().unwrap();
+        events.wait().unwrap();
         let status = cluster.get(&["pod", "probed"])["status"].clone();
         assert_eq!(status["containerStatuses"][0]["restartCount"], 0, "{status}");
         assert_eq!(ready(&status), Some(()), "{status}");

@@ -195,9 +195,7 @@ fn is_sealed(state: &Path) {
 fn pods_are_ready_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
-        let command = nodes.token(&["create"]);
-        nodes.join(1, &command, &[]);
-        nodes.wait_ready();
+        nodes.join_all(1, &[]);
         let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
         let always = pod("always", json!({"containers": [container("c", "Always", "true", "true")]}));
@@ -241,9 +239,14 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             let read = nodes.try_kubectl(&["exec", "files", "--", "cat", "/secret/word"]);
             read.stdout == b"hunter2-rotated"
         });
-        // No pod restarts after the boot. There is no event to wait for.
-        std::thread::sleep(Duration::from_secs(2));
-        assert_eq!(ready(&nodes.get(&["pods"])), kept, "no container changed afterwards");
+        // No pod restarts after the boot: a later pod is Ready beside the same containers.
+        let later = pod("later", json!({"containers": [container("c", "IfNotPresent", "true", "true")]}));
+        nodes.apply(&later.to_string());
+        let after = eventually("a later pod", 60, || {
+            Some(ready(&nodes.get(&["pods"]))).filter(|pods| names(pods).contains(&"later"))
+        });
+        let after: Vec<_> = after.into_iter().filter(|(name, _)| name != "later").collect();
+        assert_eq!(after, kept, "no container changed afterwards");
     });
 }
 
@@ -294,9 +297,7 @@ fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
 fn a_node_killed_while_it_writes_boots_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
-        let command = nodes.token(&["create"]);
-        nodes.join(1, &command, &[]);
-        nodes.wait_ready();
+        nodes.join_all(1, &[]);
         let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
         for round in 0..6 {

@@ -80,6 +80,10 @@ fn anchor(heading: &str) -> String {
 }
 
 fn documents() -> Vec<Document> {
+    paths().into_iter().map(Document::read).collect()
+}
+
+fn paths() -> Vec<PathBuf> {
     let mut paths =
         vec![root().join("README.md"), root().join("ARCHITECTURE.md"), root().join("examples/README.md")];
     for folder in ["docs", "docs/decisions", ".github"] {
@@ -87,7 +91,44 @@ fn documents() -> Vec<Document> {
         paths.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }
     assert!(paths.len() > 20, "{paths:?}");
-    paths.into_iter().map(Document::read).collect()
+    paths
+}
+
+/// Programs whose command lines documents show.
+const PROGRAMS: [&str; 7] = ["apt", "coracle", "helm", "kubectl", "rc-service", "sudo", "systemctl"];
+
+fn is_command(line: &str) -> bool {
+    let word = line.trim_start_matches("$ ").split_whitespace().next().unwrap_or_default();
+    PROGRAMS.contains(&word) || word.starts_with("scripts/")
+}
+
+/// Whether the first line of a block of commands says that a test runs it, or why no test does.
+fn is_marked(first: &str) -> bool {
+    let reason = first.strip_prefix("sh not run: ").unwrap_or_default();
+    matches!(first, "sh run" | "sh run cluster") || !reason.is_empty()
+}
+
+/// Blocks without a mark, and commands that are in no block of the language `sh`.
+fn unmarked_commands(text: &str) -> Vec<String> {
+    let (mut unmarked, mut block) = (Vec::new(), None);
+    for line in text.lines() {
+        let content = line.trim_start();
+        if let Some(first) = content.strip_prefix("```") {
+            if block.is_none() && first.starts_with("sh") && !is_marked(first) {
+                unmarked.push(content.to_owned());
+            }
+            block = if block.is_none() { Some(first) } else { None };
+            continue;
+        }
+        let may_have_commands = match block {
+            Some(first) => first.starts_with("sh") || first == "text",
+            None => !line.starts_with("    "),
+        };
+        if !may_have_commands && is_command(content) {
+            unmarked.push(content.to_owned());
+        }
+    }
+    unmarked
 }
 
 /// The path without `..`.
@@ -161,6 +202,34 @@ fn paths_that_documents_name_exist() {
         }
     }
     assert!(wrong.is_empty(), "paths that do not exist:\n{}", wrong.join("\n"));
+}
+
+/// `integration/tests/cluster/documents.rs` runs the blocks.
+#[test]
+fn a_block_of_commands_is_run_or_says_why_not() {
+    let mut wrong = Vec::new();
+    for path in paths() {
+        let unmarked = unmarked_commands(&fs::read_to_string(&path).unwrap());
+        wrong.extend(unmarked.into_iter().map(|line| format!("{}: {line}", path.display())));
+    }
+    let rule = "begin a block of commands with ```sh run, ```sh run cluster or ```sh not run: REASON";
+    assert!(wrong.is_empty(), "{rule}:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn commands_without_a_mark_are_found() {
+    let marked = "```sh run\ncoracle check\n```\n   ```sh not run: slow\n   scripts/test\n   ```\n\
+                  ```text\ncoracle agent\n```\nkubectl shows it\n    a list that continues\n";
+    assert_eq!(unmarked_commands(marked), Vec::<String>::new());
+    for unmarked in [
+        "```sh\n```",
+        "```sh not run: \n```",
+        "```\n$ coracle up\n```",
+        "    scripts/test",
+        "```yaml\nkubectl\n```",
+    ] {
+        assert_eq!(unmarked_commands(unmarked).len(), 1, "{unmarked}");
+    }
 }
 
 #[test]

@@ -46,6 +46,24 @@ fn names_of_the_cluster_fail_before_the_first_lists() {
     }
 }
 
+#[test]
+fn known_services_have_their_cluster_ips_before_the_first_lists() {
+    let mut stored = Tables::default();
+    stored.put_stored(tables().services().cloned().collect::<Vec<_>>());
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(stored)), Vec::new()).unwrap();
+    let ask = |name: &str, kind| {
+        let name = format!("{name}.ns.svc.cluster.local.");
+        let answer = zone.answer(&Name::from_ascii(name).unwrap(), kind).unwrap();
+        (answer.code, answer.records.len())
+    };
+    assert_eq!(ask("web", RecordType::A), (ResponseCode::NoError, 1));
+    assert_eq!(ask("web", RecordType::SRV), (ResponseCode::NoError, 1));
+    assert_eq!(ask("away", RecordType::A), (ResponseCode::NoError, 1));
+    for unknown in ["db", "db-0.db", "other"] {
+        assert_eq!(ask(unknown, RecordType::A), (ResponseCode::ServFail, 0), "{unknown}");
+    }
+}
+
 fn ask(name: &str, kind: RecordType) -> Option<Answer> {
     let zone =
         Zone::new("cluster.local", Arc::new(RwLock::new(tables())), vec!["10.43.0.10".parse().unwrap()]);

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use coracle_nft::Key as ElementKey;
 use coracle_values::label_selector::{LabelSelector, Labels};
 
-use super::{Model, element};
+use super::{Model, PodEntry, element};
 use crate::facts::{NODES, PodFacts};
 use crate::program::Set;
 use crate::rules::{NamedPort, selects_namespace};
@@ -65,12 +65,9 @@ impl Selected {
     }
 
     /// The set elements of a pod that the selection contains.
-    pub(super) fn elements<'a>(
-        &'a self,
-        facts: &'a PodFacts,
-    ) -> impl Iterator<Item = (Set, ElementKey)> + 'a {
-        let [v4, v6] = self.sets();
-        facts.ips.iter().flat_map(move |ip| {
+    pub(super) fn elements<'a>(&'a self, pod: &'a PodEntry) -> impl Iterator<Item = (Set, ElementKey)> + 'a {
+        let ([v4, v6], facts) = (self.sets(), &pod.facts);
+        facts.ips.iter().filter(move |ip| !pod.lost.contains(ip)).flat_map(move |ip| {
             let set = if ip.is_ipv4() { v4 } else { v6 };
             let port = self.selection.port.as_ref();
             let whole = port.is_none().then(|| (set, element(*ip)));
@@ -160,7 +157,7 @@ impl Model {
             if !entry.selections.remove(&number) {
                 continue;
             }
-            for (set, key) in selected.elements(&entry.facts) {
+            for (set, key) in selected.elements(entry) {
                 self.program.remove_claim(set, &key, entry.number);
             }
         }
@@ -197,7 +194,7 @@ impl Model {
         } else {
             entry.selections.remove(&number);
         }
-        for (set, key) in selected.elements(&entry.facts) {
+        for (set, key) in selected.elements(entry) {
             match is_in {
                 true => self.program.claim(set, &key, entry.number, None),
                 false => self.program.remove_claim(set, &key, entry.number),

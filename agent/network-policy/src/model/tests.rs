@@ -673,6 +673,44 @@ fn the_latest_pod_has_an_address_that_two_pods_claim() {
 }
 
 #[test]
+fn an_older_pod_lends_no_permission_to_the_next_pod_with_its_address() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let from = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
+    let spec =
+        json!({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"], "ingress": from});
+    model.put_policy(&policy("red", "p", spec));
+    model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
+    let shared: IpAddr = "10.42.0.9".parse().unwrap();
+    let facts = |number: u8, app: &str| {
+        let mut pod = pod(number, "red", app, "there", 80);
+        let created = format!("2026-01-0{number}T00:00:00Z");
+        pod.metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
+        PodFacts { ips: vec![shared], ..PodFacts::of(&pod, "here").unwrap() }
+    };
+    let packet = || Packet { from: shared, to: "10.42.0.1".parse().unwrap(), protocol: TCP, port: 80 };
+    let mut passes = |model: &mut Model| {
+        let changes = model.program.changes();
+        kernel.apply(&model.program, changes);
+        kernel.passes(packet())
+    };
+    model.put_pod(facts(2, "friend"));
+    assert!(passes(&mut model));
+    model.put_pod(facts(3, "other"));
+    assert!(!passes(&mut model), "the address belongs to the new pod");
+    model.put_pod(facts(2, "stranger"));
+    model.put_pod(facts(2, "friend"));
+    assert!(!passes(&mut model), "a change of the old pod");
+    model.remove_pod("u3");
+    assert!(passes(&mut model), "the old pod has its address again");
+    model.remove_pod("u2");
+    model.put_pod(facts(3, "other"));
+    model.put_pod(facts(2, "friend"));
+    assert!(!passes(&mut model), "the order of the events does not matter");
+    model.put_pod(PodFacts { ips: Vec::new(), ..facts(3, "other") });
+    assert!(passes(&mut model), "the new pod has another address");
+}
+
+#[test]
 fn a_pod_of_an_unknown_namespace_has_unknown_policies() {
     let mut model = Model::default();
     assert!(model.has_all_policies_of("red"));

@@ -147,15 +147,15 @@ impl ServiceSpec {
         serde_json::from_value(slice).unwrap()
     }
 
-    fn place(&self) -> Place {
-        if self.is_local { Place::Here } else { Place::Anywhere }
+    fn scope(&self) -> Scope {
+        if self.is_local { Scope::Local } else { Scope::Cluster }
     }
 
     /// The endpoints that take traffic: the ready ones, or else those that serve while they terminate.
-    fn targets(&self, is_ipv4: bool, place: Place) -> BTreeSet<Target> {
+    fn targets(&self, is_ipv4: bool, scope: Scope) -> BTreeSet<Target> {
         let of = |wanted: u8| {
             let fits = |(_, is_here, state): &&EndpointSpec| {
-                *state == wanted && (*is_here || place == Place::Anywhere)
+                *state == wanted && (*is_here || scope == Scope::Cluster)
             };
             let all = self.endpoints.iter().filter(fits);
             all.map(|(number, ..)| Target { address: address(is_ipv4, 42, *number), port: 8080 }).collect()
@@ -167,9 +167,9 @@ impl ServiceSpec {
 
 /// The endpoints that may receive a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Here,
-    Anywhere,
+enum Scope {
+    Local,
+    Cluster,
 }
 
 /// A packet to a cluster IP.
@@ -193,10 +193,10 @@ fn expected(services: &Services, packet: &Packet) -> Outcome {
     };
     let mut all: Vec<_> = services.iter().filter(claims).collect();
     all.sort_by_key(|(number, spec)| (spec.age, **number));
-    let serving = all.iter().map(|(_, spec)| spec.targets(is_ipv4, spec.place())).find(|all| !all.is_empty());
+    let serving = all.iter().map(|(_, spec)| spec.targets(is_ipv4, spec.scope())).find(|all| !all.is_empty());
     match (serving, all.first()) {
         (Some(targets), _) => Outcome::To(targets),
-        (None, Some((_, spec))) if spec.is_local && !spec.targets(is_ipv4, Place::Anywhere).is_empty() => {
+        (None, Some((_, spec))) if spec.is_local && !spec.targets(is_ipv4, Scope::Cluster).is_empty() => {
             Outcome::Drop
         }
         (None, Some(_)) => Outcome::Reject,

@@ -131,7 +131,7 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
         if is_node_port { has_port } else { has_address(service, to.ip()) }
     };
     let Some((service, slices)) = all.find(|(service, _)| is_of(service)) else {
-        return vec![Delivery::Sent(*to)];
+        return refused(Delivery::Dropped);
     };
     let is_served = (protocol(service) == "UDP") == *is_udp && (is_node_port || to.port() == 80);
     if !is_served {

@@ -11,7 +11,7 @@ use crate::pod::env::{BYTES_MAX, EnvFile, FILE_MAX, FileName, FileProblem, wante
 use crate::volume;
 
 /// A file, and the keys that are read of it.
-struct Wanted {
+struct RequestedFile {
     /// Path of the volume on the host.
     volume: PathBuf,
     name: FileName,
@@ -27,9 +27,9 @@ impl Job {
     ) -> Result<BTreeMap<FileName, EnvFile>, Blocked> {
         let named = wanted_keys(container).into_iter();
         let found = named.filter_map(|(name, keys)| {
-            Some(Wanted { volume: self.empty_dir_named(&name.volume)?, name, keys })
+            Some(RequestedFile { volume: self.empty_dir_named(&name.volume)?, name, keys })
         });
-        let files: Vec<Wanted> = found.collect();
+        let files: Vec<RequestedFile> = found.collect();
         if files.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -46,10 +46,10 @@ impl Job {
 }
 
 /// Reads files until their total size reaches that of the largest environment.
-fn read_all(files: Vec<Wanted>, abandoned: &Abandoned) -> BTreeMap<FileName, EnvFile> {
+fn read_all(files: Vec<RequestedFile>, abandoned: &Abandoned) -> BTreeMap<FileName, EnvFile> {
     let mut left = BYTES_MAX as u64;
     let mut found = BTreeMap::new();
-    for Wanted { volume, name, keys } in files {
+    for RequestedFile { volume, name, keys } in files {
         if abandoned.is_set() {
             break;
         }
@@ -85,8 +85,11 @@ mod tests {
 
     /// What reading the key `K` of these files finds.
     fn read(volume: &Path, paths: impl Iterator<Item = String>) -> BTreeMap<FileName, EnvFile> {
-        let wanted =
-            |path| Wanted { volume: volume.to_owned(), name: file(path), keys: ["K".to_owned()].into() };
+        let wanted = |path| RequestedFile {
+            volume: volume.to_owned(),
+            name: file(path),
+            keys: ["K".to_owned()].into(),
+        };
         read_all(paths.map(wanted).collect(), &Abandoned::default())
     }
 

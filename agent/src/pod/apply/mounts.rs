@@ -203,6 +203,19 @@ mod tests {
     }
 
     #[test]
+    fn a_sub_path_has_a_limited_length() {
+        let env = [("NAME".to_owned(), "x".repeat(1000))];
+        let expanded = |expression: String| {
+            let mount = VolumeMount { sub_path_expr: Some(expression), ..VolumeMount::default() };
+            sub_path_of(&mount, &env)
+        };
+        assert!(expanded("$(NAME)/".repeat(4)).is_ok());
+        for expression in ["$(NAME)/".repeat(5), "x".repeat(PATH_MAX + 1)] {
+            assert!(matches!(expanded(expression), Err(MountError::TooLong)));
+        }
+    }
+
+    #[test]
     fn recursive_read_only_is_enabled_if_possible_and_refused_in_contradictions() {
         let mount = |mode: &str, read_only: bool, propagation: Option<&str>| VolumeMount {
             recursive_read_only: Some(mode.to_owned()),

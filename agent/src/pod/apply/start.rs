@@ -148,12 +148,17 @@ impl Job {
         let cpus = resources.map(|resources| resources.cpuset_cpus.clone()).unwrap_or_default();
         let parent = self.cgroup_parent(start).await.map_err(NotStarted::config)?;
         let sandbox_config = self.sandbox_config(sandbox.attempt, &parent.0).config;
+        let image_volumes = config.mounts.iter().filter(|mount| mount.image.is_some()).count();
         let request = cri::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),
             config: Some(config),
             sandbox_config: Some(sandbox_config),
         };
-        let created = self.node.runtime.create_container(request).await.map_err(|status| {
+        let created = self.node.runtime.create_container(request).await;
+        if image_volumes > 0 {
+            self.node.metrics.image_volumes_mounted(image_volumes, created.is_ok());
+        }
+        let created = created.map_err(|status| {
             self.record_failure(container, status.message());
             NotStarted::new("CreateContainerError", status.message(), Failed::Start)
         })?;

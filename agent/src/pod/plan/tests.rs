@@ -1,11 +1,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::pod::state::{Exit, KillRequest, ObservedSandbox, RESIZE};
-
-fn at(seconds: i64) -> Timestamp {
-    Timestamp::from_second(1_000_000 + seconds).unwrap()
-}
+use crate::pod::state::fixture::{self, at, exited, running};
+use crate::pod::state::{KillRequest, ObservedSandbox, RESIZE};
 
 fn pod(spec: serde_json::Value) -> DesiredPod {
     let pod: Pod = serde_json::from_value(
@@ -32,27 +29,7 @@ fn sandbox(ready: bool) -> ObservedSandbox {
 }
 
 fn container(name: &str, attempt: u32, run: ContainerRun) -> ObservedContainer {
-    ObservedContainer {
-        id: format!("{name}{attempt}"),
-        sandbox: "s".into(),
-        name: name.into(),
-        attempt,
-        asked: Some("i".into()),
-        image: "i".into(),
-        image_id: "sha".into(),
-        user: None,
-        created_with: None,
-        limits: None,
-        run,
-    }
-}
-
-fn running() -> ContainerRun {
-    ContainerRun::Running { started: at(0) }
-}
-
-fn exited(code: i32, finished: i64) -> ContainerRun {
-    ContainerRun::Exited(Exit { finished: at(finished), code, ..Exit::default() })
+    ObservedContainer { asked: Some("i".into()), ..fixture::container(name, attempt, run) }
 }
 
 fn observed(containers: Vec<ObservedContainer>) -> ObservedPod {

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 /// User agent of HTTP and gRPC probes, as in the kubelet.
-pub(super) const USER_AGENT: &str = "kube-probe/1.37";
+pub(super) const USER_AGENT: &str = "kube-probe/1.36";
 
 /// A port by number, or by the container's name for it.
 pub(crate) fn port(port: &IntOrString, container: &Container) -> Option<u16> {

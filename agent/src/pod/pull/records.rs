@@ -45,7 +45,7 @@ pub(super) enum Check {
 
 /// An image of the store that a pod wants to use.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted<'a> {
+pub(super) struct ImageRequest<'a> {
     /// Its name in the pod, as written and parsed.
     pub(super) image: &'a str,
     pub(super) reference: &'a Reference,
@@ -68,7 +68,7 @@ pub(crate) struct PullRecords {
 #[derive(Default)]
 struct State {
     /// By image id.
-    records: HashMap<String, Known>,
+    records: HashMap<String, CachedRecord>,
     /// Pulls without a known result, by the name of the image.
     intents: HashMap<String, Intent>,
     /// The number of the last change.
@@ -77,7 +77,7 @@ struct State {
 
 /// A record in memory.
 #[derive(Default)]
-struct Known {
+struct CachedRecord {
     record: Record,
     /// The number of its last change.
     change: u64,
@@ -138,7 +138,7 @@ impl PullRecords {
         let mut state = State::default();
         for path in json_file::list(&dir) {
             if let Some(record) = json_file::read::<Record>(&path) {
-                state.records.insert(record.id.clone(), Known { record, change: 0 });
+                state.records.insert(record.id.clone(), CachedRecord { record, change: 0 });
             }
         }
         for image in interrupted(&dir.join("intents")) {
@@ -195,7 +195,7 @@ impl PullRecords {
     /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
     /// names has no result, because a pod may name it by digest or id. It also counts as pulled if its record is
     /// unreadable.
-    pub(super) fn check(&self, wanted: Wanted<'_>) -> Check {
+    pub(super) fn check(&self, wanted: ImageRequest<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
         let is_pulled = record.is_some()
@@ -439,7 +439,7 @@ mod tests {
     /// The result for a pod that uses another name of the image.
     fn check_as(records: &PullRecords, image: &str, id: &str, names: &[String]) -> Check {
         let reference = Reference::parse(image).unwrap();
-        records.check(Wanted { image, reference: &reference, id, names })
+        records.check(ImageRequest { image, reference: &reference, id, names })
     }
 
     async fn pull(records: &Arc<PullRecords>, id: &str, secret: Option<UsedSecret>) {

@@ -2,10 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::pod::state::ObservedSandbox;
-
-fn at(seconds: i64) -> Timestamp {
-    Timestamp::from_second(1_000_000 + seconds).unwrap()
-}
+use crate::pod::state::fixture::{at, container, exited, running};
 
 fn spec(spec: Value) -> PodSpec {
     serde_json::from_value(spec).unwrap()
@@ -15,30 +12,6 @@ fn spec(spec: Value) -> PodSpec {
 fn ruled(name: &str, action: &str) -> Value {
     let rule = json!({"action": action, "exitCodes": {"operator": "In", "values": [42]}});
     json!({"name": name, "restartPolicy": "Never", "restartPolicyRules": [rule]})
-}
-
-fn container(name: &str, attempt: u32, run: ContainerRun) -> ObservedContainer {
-    ObservedContainer {
-        id: format!("{name}{attempt}"),
-        sandbox: "s".into(),
-        name: name.into(),
-        attempt,
-        asked: None,
-        image: "i".into(),
-        image_id: "sha".into(),
-        user: None,
-        created_with: None,
-        limits: None,
-        run,
-    }
-}
-
-fn running() -> ContainerRun {
-    ContainerRun::Running { started: at(0) }
-}
-
-fn exited(code: i32, finished: i64) -> ContainerRun {
-    ContainerRun::Exited(Exit { finished: at(finished), code, ..Exit::default() })
 }
 
 fn observed(containers: Vec<ObservedContainer>) -> ObservedPod {

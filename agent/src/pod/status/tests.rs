@@ -1,16 +1,12 @@
 use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
-use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use super::*;
+use crate::pod::state::fixture::{self, at, running};
 use crate::pod::state::{
     ContainerRun, Exit, KillRequest, ObservedContainer, ObservedSandbox, Probed, Verdict, Waiting,
     WorkerState,
 };
-
-fn at(seconds: i64) -> Timestamp {
-    Timestamp::from_second(1_000_000 + seconds).unwrap()
-}
 
 fn pod(spec: serde_json::Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u", "generation": 1}, "spec": spec}))
@@ -18,23 +14,8 @@ fn pod(spec: serde_json::Value) -> Pod {
 }
 
 fn container(name: &str, attempt: u32, run: ContainerRun) -> ObservedContainer {
-    ObservedContainer {
-        id: format!("{name}{attempt}"),
-        sandbox: "s".into(),
-        name: name.into(),
-        attempt,
-        asked: None,
-        image: "nginx".into(),
-        image_id: "sha256:1".into(),
-        user: None,
-        created_with: None,
-        limits: None,
-        run,
-    }
-}
-
-fn running() -> ContainerRun {
-    ContainerRun::Running { started: at(0) }
+    let (image, image_id) = ("nginx".into(), "sha256:1".into());
+    ObservedContainer { image, image_id, ..fixture::container(name, attempt, run) }
 }
 
 fn exited(code: i32) -> ContainerRun {

@@ -24,6 +24,8 @@ const PROGRAM: &str = "/proc/self/exe";
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 /// Maximum size of a resolver configuration or a log's end in bytes.
 const TEXT_MAX: u64 = 1 << 20;
+/// Maximum size of a node's command line in bytes. Any process can declare all of its memory to be its command line.
+const COMMAND_LINE_MAX: u64 = 64 << 10;
 /// Maximum wait for the end of a killed process, in milliseconds.
 const EXIT_TIMEOUT_MS: u16 = 10_000;
 
@@ -257,7 +259,7 @@ fn program(variables: impl Iterator<Item = OsString>) -> Command {
 /// Whether the process with this directory in /proc is in the namespace and has the configuration file as an argument.
 fn runs(process: &Path, namespace: u64, config: &Path) -> bool {
     let link = fs::read_link(process.join("ns/net")).unwrap_or_default();
-    let command = fs::read(process.join("cmdline")).unwrap_or_default();
+    let command = coracle_tree::read(&process.join("cmdline"), COMMAND_LINE_MAX).unwrap_or_default();
     link.as_os_str() == format!("net:[{namespace}]").as_str()
         && command.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_encoded_bytes())
 }

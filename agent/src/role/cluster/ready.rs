@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Context;
+use coracle_watch::{Config, Event};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 
 use super::kubeconfig;
@@ -37,15 +37,15 @@ async fn try_api(cluster: &Cluster) -> anyhow::Result<Client> {
 /// Waits until all nodes are Ready, and pods may run on them.
 pub(super) async fn nodes(cluster: &Cluster, client: &Client) -> anyhow::Result<()> {
     let mut missing: BTreeSet<String> = cluster.nodes().map(|node| node.name()).collect();
-    let mut events = std::pin::pin!(watcher(Api::<Node>::all(client.clone()), watcher::Config::default()));
+    let config = Config::default().pauses(PAUSE, PAUSE);
+    let mut events = coracle_watch::watch(Api::<Node>::all(client.clone()), config);
     while !missing.is_empty() {
         match events.next().await.context("the watch of the nodes ended")? {
             Ok(Event::Apply(node) | Event::InitApply(node)) if is_ready(&node) => {
                 missing.remove(&node.metadata.name.unwrap_or_default());
             }
-            Ok(_) => {}
-            // The watcher repeats a failed request.
-            Err(_) => tokio::time::sleep(PAUSE).await,
+            // The watch repeats a failed request.
+            Ok(_) | Err(_) => {}
         }
     }
     Ok(())

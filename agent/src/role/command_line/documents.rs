@@ -1,4 +1,4 @@
-//! Every subcommand and flag that a document mentions exists.
+//! Every subcommand and flag that a document, a service or a workflow mentions exists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,6 +37,12 @@ impl Document {
         Self { name: name.to_owned(), spans, lines }
     }
 
+    /// A file of commands: a service or a workflow.
+    fn of_commands(name: &str, text: &str) -> Self {
+        let lines = text.replace("\\\n", " ").lines().map(|line| line.trim().to_owned()).collect();
+        Self { name: name.to_owned(), spans: Vec::new(), lines }
+    }
+
     /// The problems of the document: subcommands and flags that do not exist.
     fn problems(&self, definition: &Command) -> Vec<String> {
         let commands = self.spans.iter().chain(&self.lines).filter_map(|text| invalid(text, definition));
@@ -68,7 +74,7 @@ fn all_flags(command: &Command) -> BTreeSet<&str> {
 
 /// The problem of a command line of coracle. None if it is correct, or if the text is not such a command line.
 fn invalid(line: &str, definition: &Command) -> Option<String> {
-    let line = line.trim_start_matches("$ ").trim_start_matches("ExecStart=");
+    let line = ["$ ", "ExecStart=", "run: "].iter().fold(line, |line, start| line.trim_start_matches(start));
     let line = line.split(" #").next()?.split(['|', '&', ';', '>']).next()?;
     let mut words = line.split_whitespace().skip_while(|word| *word == "sudo").peekable();
     let program = Path::new(words.next()?).file_name()?;
@@ -104,10 +110,12 @@ fn documents() -> Vec<Document> {
         let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
         paths.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }
-    paths
-        .iter()
-        .map(|path| Document::parse(path.to_str().unwrap(), &fs::read_to_string(path).unwrap()))
-        .collect()
+    let text = |path: &PathBuf| fs::read_to_string(path).unwrap();
+    let pages = paths.iter().map(|path| Document::parse(path.to_str().unwrap(), &text(path)));
+    let examples = ["ci/workflow.yaml", "systemd/coracle.service", "systemd/coracle-agent.service"];
+    let examples = examples.map(|name| root.join("examples").join(name));
+    let of_commands = examples.iter().map(|path| Document::of_commands(path.to_str().unwrap(), &text(path)));
+    pages.chain(of_commands).collect()
 }
 
 #[test]
@@ -151,6 +159,14 @@ fn a_mention_that_does_not_exist_is_found() {
     ] {
         assert_eq!(problems(right), Vec::<String>::new(), "{right}");
     }
+    let service = "[Service]\nExecStart=/usr/bin/coracle agent --jion\n    run: sudo coracle agent --max-pod 5\nTasksMax=infinity";
+    assert_eq!(
+        Document::of_commands("file", service).problems(&definition),
+        [
+            "file: `/usr/bin/coracle agent --jion`: agent has no flag --jion",
+            "file: `sudo coracle agent --max-pod 5`: agent has no flag --max-pod"
+        ]
+    );
     for (text, problem) in [
         ("`coracle start`", "page: `coracle start`: there is no subcommand start"),
         ("    coracle image push x", "page: `coracle image push x`: there is no subcommand push"),

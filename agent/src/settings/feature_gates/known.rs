@@ -110,3 +110,22 @@ pub(super) const OFF: &[&str] = &[
     "TopologyManagerPolicyAlphaOptions", "UserNamespacesHostNetworkSupport", "VolumeLimitScaling",
     "WindowsCPUAndMemoryAffinity", "WindowsHostNetwork", "WorkloadAwarePreemption", "WorkloadWithJob",
 ];
+
+/// Gates with another stage than the other ones of their list: locked gates are generally available or deprecated, gates
+/// that are on are beta, and gates that are off are alpha.
+#[rustfmt::skip]
+pub(super) const STAGES: &[(&str, &[&str])] = &[
+    ("", &["AllowServiceExternalIPs", "CPUCFSQuotaPeriod", "DRAPrioritizedList", "MutatingAdmissionPolicy"]),
+    ("BETA", &[
+        "ClusterTrustBundle", "ClusterTrustBundleProjection", "ConcurrentWatchObjectDecode",
+        "CoordinatedLeaderElection", "DRADeviceTaintRules", "LocalStorageCapacityIsolationFSQuotaMonitoring",
+        "PodCertificateRequest", "SELinuxMount", "SchedulerAsyncAPICalls", "StorageVersionMigrator",
+    ]),
+    ("DEPRECATED", &[
+        "AggregatedDiscoveryRemoveBetaType", "AllowDNSOnlyNodeCSR",
+        "AllowInsecureKubeletCertificateSigningRequests", "ChangeContainerStatusOnKubeletRestart",
+        "DeclarativeValidationTakeover", "DisableCPUQuotaWithExclusiveCPUs", "DisableNodeKubeProxyVersion",
+        "KMSv1", "KubeletPodResourcesListUseActivePods", "KubeletRegistrationGetOnExistsOnly",
+        "ServiceCIDRStatusFieldWiping", "StorageNamespaceIndex", "WindowsHostNetwork",
+    ]),
+];

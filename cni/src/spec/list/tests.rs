@@ -18,10 +18,7 @@ fn dir(files: &[(&str, &str)]) -> tempfile::TempDir {
 
 #[test]
 fn the_corpus_is_replayed() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration/fuzz/corpus/network");
-    let inputs: Vec<_> = std::fs::read_dir(corpus).unwrap().collect();
-    assert!(!inputs.is_empty());
-    inputs.into_iter().for_each(|input| fuzz(&std::fs::read(input.unwrap().path()).unwrap()));
+    coracle_testing::replay_corpus("network", fuzz);
 }
 
 #[test]

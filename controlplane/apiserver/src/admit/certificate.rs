@@ -3,14 +3,10 @@
 
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use coracle_certificate_subject::Subject;
 use serde_json::{Value, json};
 use x509_parser::{
-    asn1_rs::Tag,
-    certification_request::X509CertificationRequest,
-    oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME},
-    pem::parse_x509_pem,
-    prelude::FromDer as _,
-    x509::{AttributeTypeAndValue, X509Name},
+    certification_request::X509CertificationRequest, pem::parse_x509_pem, prelude::FromDer as _,
 };
 
 use super::{Admission, Admit, Attributes, Operation};
@@ -38,13 +34,6 @@ pub(super) struct SubjectRestriction;
 
 /// Domain of the signers whose certificates this API server accepts.
 const OUR_DOMAIN: &str = "kubernetes.io/";
-
-/// The subject of a request.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Subject {
-    pub(super) common_name: String,
-    pub(super) organizations: Vec<String>,
-}
 
 #[async_trait]
 impl Admit for Requests {
@@ -188,41 +177,7 @@ pub(super) fn subject(object: &Value) -> std::result::Result<Option<Subject>, St
     };
     let Some(der) = der() else { return Ok(None) };
     let Ok((_, request)) = X509CertificationRequest::from_der(&der) else { return Ok(None) };
-    read_subject(&request.certification_request_info.subject).map(Some)
-}
-
-/// Applies the same rules as the signing controller (`controllers/src/certificate.rs`).
-fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
-    let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
-    for part in name.iter() {
-        let mut attributes = part.iter();
-        let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
-            return Err("a part of the subject has not exactly one value".to_owned());
-        };
-        let list = match attribute.attr_type() {
-            kind if *kind == OID_X509_COMMON_NAME => &mut common_names,
-            kind if *kind == OID_X509_ORGANIZATION_NAME => &mut organizations,
-            other => {
-                let only = "where only a common name and organizations are supported";
-                return Err(format!("the subject has an attribute {other}, {only}"));
-            }
-        };
-        list.push(plain_text(attribute)?);
-    }
-    match <[String; 1]>::try_from(common_names) {
-        Ok([name]) if name.is_empty() => Err("the subject has an empty common name".to_owned()),
-        Ok([common_name]) => Ok(Subject { common_name, organizations }),
-        Err(names) => Err(format!("the subject has {} common names, not one", names.len())),
-    }
-}
-
-/// A UTF-8 or printable string without control characters. All programs interpret these two types in the same way.
-fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<String, String> {
-    let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
-    let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
-    text.map(str::to_owned).ok_or_else(|| {
-        "the subject has a text of an unusual type; use UTF8String without control characters".to_owned()
-    })
+    Subject::read(&request.certification_request_info.subject).map(Some)
 }
 
 /// Checks the permission for the signer, or for all signers of its domain.

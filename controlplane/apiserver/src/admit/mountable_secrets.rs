@@ -8,6 +8,7 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
+use coracle_values::go;
 use serde_json::Value;
 
 use super::{Admission, Admit, Attributes};
@@ -17,8 +18,6 @@ use crate::{
 };
 
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
-/// The values that Go's `strconv.ParseBool` reads as true.
-const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
 /// The container lists of a pod, with their names in upstream's messages.
 const CONTAINERS: [(&str, &str); 3] = [
     ("initContainers", "init container"),
@@ -75,7 +74,7 @@ fn mirror_violation(pod: &Value) -> Option<&'static str> {
 /// The message about the first secret of the pod that its account does not list. `None` if all are listed.
 fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String> {
     let enforced = account["metadata"]["annotations"][ENFORCE].as_str().unwrap_or_default();
-    if !TRUE.contains(&enforced) {
+    if go::parse_bool(enforced) != Some(true) {
         return None;
     }
     let names =

@@ -6,6 +6,7 @@ use super::{
     namespace_lifecycle, node_restriction, node_taints, optional, pod_groups, pod_resize, pod_security,
     policy, priority, runtime_class, service_account, storage, webhook,
 };
+use crate::admit::member::{Member, Steps};
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct PluginSelection {
 
 /// A member of the chain: the name of its plugin, whether it runs by default, and the implementation. A member without
 /// a name always runs: it implements rules of a kind. A plugin may have several members.
-type Row = (&'static str, bool, Box<dyn Admit>);
+type Row = (&'static str, bool, Member);
 
 /// The plugin that charges quotas. It is a stage of the write pipeline (`quota.rs`), not a member of the chain.
 const QUOTA: &str = "ResourceQuota";
@@ -132,55 +133,62 @@ fn configured<P: Default>(
 }
 
 fn rows(configured: Configured) -> Vec<Row> {
+    let members = members(configured).into_iter();
+    members.map(|(name, runs, steps, plugin)| (name, runs, Member::new(name, steps, plugin))).collect()
+}
+
+/// The name, whether it runs by default, the steps that it implements, and the implementation of each member.
+fn members(configured: Configured) -> Vec<(&'static str, bool, Steps, Box<dyn Admit>)> {
+    use Steps::{Both, Mutate, Validate};
     vec![
-        ("AlwaysAdmit", false, Box::new(optional::AlwaysAdmit)),
-        ("NamespaceAutoProvision", false, Box::new(optional::NamespaceAutoProvision)),
-        ("NamespaceLifecycle", true, Box::new(namespace_lifecycle::NamespaceLifecycle)),
-        ("NamespaceExists", false, Box::new(optional::NamespaceExists)),
-        ("SecurityContextDeny", false, Box::new(optional::SecurityContextDeny)),
-        ("LimitPodHardAntiAffinityTopology", false, Box::new(optional::HardAntiAffinity)),
-        ("InitialResources", false, Box::new(optional::InitialResources)),
-        ("PodNodeSelector", false, Box::new(configured.node_selector)),
-        ("AlwaysPullImages", false, Box::new(optional::AlwaysPullImages)),
-        ("ImagePolicyWebhook", false, Box::new(configured.image_policy)),
-        ("ServiceAccount", true, Box::new(service_account::ServiceAccount)),
-        ("ServiceAccount", true, Box::new(mountable_secrets::MountableSecrets)),
-        ("LimitRanger", true, Box::new(limit_ranger::LimitRanger)),
-        ("Priority", true, Box::new(priority::Priority)),
-        ("RuntimeClass", true, Box::new(runtime_class::RuntimeClass)),
-        ("DefaultTolerationSeconds", true, Box::new(default_tolerations::DefaultTolerations)),
-        ("PodTolerationRestriction", false, Box::new(configured.toleration_restriction)),
-        ("EventRateLimit", false, Box::new(configured.event_rate_limit)),
-        ("DefaultStorageClass", true, Box::new(storage::DefaultStorageClass)),
-        ("PersistentVolumeClaimResize", true, Box::new(storage::ClaimResize)),
-        ("StorageObjectInUseProtection", true, Box::new(storage::InUseProtection)),
-        ("PodGroupProtection", true, Box::new(pod_groups::Protection)),
-        ("ExtendedResourceToleration", false, Box::new(optional::ExtendedResourceToleration)),
-        ("DefaultIngressClass", true, Box::new(optional::DefaultIngressClass)),
-        ("DenyServiceExternalIPs", false, Box::new(optional::DenyServiceExternalIps)),
-        ("OwnerReferencesPermissionEnforcement", false, Box::new(optional::OwnerReferences)),
-        ("TaintNodesByCondition", true, Box::new(node_taints::NodeTaints)),
-        ("NodeRestriction", true, Box::new(node_restriction::NodeRestriction)),
-        ("", true, Box::new(certificate::Requests)),
-        ("CertificateApproval", true, Box::new(certificate::Approval)),
-        ("CertificateSigning", true, Box::new(certificate::Signing)),
-        ("CertificateSubjectRestriction", true, Box::new(certificate::SubjectRestriction)),
-        ("", true, Box::new(bootstrap_token::BootstrapToken)),
-        ("", true, Box::new(escalation::Escalation)),
-        ("PodSecurity", true, Box::new(configured.pod_security)),
-        ("PodTopologyLabels", true, Box::new(optional::PodTopologyLabels)),
-        ("PodGroupWorkloadExists", true, Box::new(pod_groups::WorkloadExists)),
-        ("NodeDeclaredFeatureValidator", true, Box::new(optional::NodeDeclaredFeatures)),
-        ("JobValidation", true, Box::new(pod_groups::JobValidation)),
-        ("PodResizeValidator", true, Box::new(pod_resize::PodResize)),
-        ("MutatingAdmissionPolicy", true, Box::new(policy::MutatingPolicies::new())),
-        ("MutatingAdmissionWebhook", true, Box::new(webhook::MutatingWebhooks::new())),
-        ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
-        ("ValidatingAdmissionWebhook", true, Box::new(webhook::ValidatingWebhooks::new())),
-        ("Initializers", false, Box::<initializers::Initializers>::default()),
-        ("", true, Box::new(device_admin_access::DeviceAdminAccess)),
-        ("", true, Box::new(claim_status::ClaimStatus)),
-        ("AlwaysDeny", false, Box::new(optional::AlwaysDeny)),
+        ("AlwaysAdmit", false, Validate, Box::new(optional::AlwaysAdmit)),
+        ("NamespaceAutoProvision", false, Mutate, Box::new(optional::NamespaceAutoProvision)),
+        ("NamespaceLifecycle", true, Validate, Box::new(namespace_lifecycle::NamespaceLifecycle)),
+        ("NamespaceExists", false, Validate, Box::new(optional::NamespaceExists)),
+        ("SecurityContextDeny", false, Validate, Box::new(optional::SecurityContextDeny)),
+        ("LimitPodHardAntiAffinityTopology", false, Validate, Box::new(optional::HardAntiAffinity)),
+        ("InitialResources", false, Mutate, Box::new(optional::InitialResources)),
+        ("PodNodeSelector", false, Both, Box::new(configured.node_selector)),
+        ("AlwaysPullImages", false, Both, Box::new(optional::AlwaysPullImages)),
+        ("ImagePolicyWebhook", false, Validate, Box::new(configured.image_policy)),
+        ("ServiceAccount", true, Mutate, Box::new(service_account::ServiceAccount)),
+        ("ServiceAccount", true, Validate, Box::new(mountable_secrets::MountableSecrets)),
+        ("LimitRanger", true, Both, Box::new(limit_ranger::LimitRanger)),
+        ("Priority", true, Both, Box::new(priority::Priority)),
+        ("RuntimeClass", true, Both, Box::new(runtime_class::RuntimeClass)),
+        ("DefaultTolerationSeconds", true, Mutate, Box::new(default_tolerations::DefaultTolerations)),
+        ("PodTolerationRestriction", false, Both, Box::new(configured.toleration_restriction)),
+        ("EventRateLimit", false, Validate, Box::new(configured.event_rate_limit)),
+        ("DefaultStorageClass", true, Mutate, Box::new(storage::DefaultStorageClass)),
+        ("PersistentVolumeClaimResize", true, Validate, Box::new(storage::ClaimResize)),
+        ("StorageObjectInUseProtection", true, Mutate, Box::new(storage::InUseProtection)),
+        ("PodGroupProtection", true, Mutate, Box::new(pod_groups::Protection)),
+        ("ExtendedResourceToleration", false, Mutate, Box::new(optional::ExtendedResourceToleration)),
+        ("DefaultIngressClass", true, Mutate, Box::new(optional::DefaultIngressClass)),
+        ("DenyServiceExternalIPs", false, Validate, Box::new(optional::DenyServiceExternalIps)),
+        ("OwnerReferencesPermissionEnforcement", false, Validate, Box::new(optional::OwnerReferences)),
+        ("TaintNodesByCondition", true, Mutate, Box::new(node_taints::NodeTaints)),
+        ("NodeRestriction", true, Validate, Box::new(node_restriction::NodeRestriction)),
+        ("", true, Mutate, Box::new(certificate::Requests)),
+        ("CertificateApproval", true, Validate, Box::new(certificate::Approval)),
+        ("CertificateSigning", true, Validate, Box::new(certificate::Signing)),
+        ("CertificateSubjectRestriction", true, Validate, Box::new(certificate::SubjectRestriction)),
+        ("", true, Validate, Box::new(bootstrap_token::BootstrapToken)),
+        ("", true, Validate, Box::new(escalation::Escalation)),
+        ("PodSecurity", true, Validate, Box::new(configured.pod_security)),
+        ("PodTopologyLabels", true, Mutate, Box::new(optional::PodTopologyLabels)),
+        ("PodGroupWorkloadExists", true, Validate, Box::new(pod_groups::WorkloadExists)),
+        ("NodeDeclaredFeatureValidator", true, Validate, Box::new(optional::NodeDeclaredFeatures)),
+        ("JobValidation", true, Validate, Box::new(pod_groups::JobValidation)),
+        ("PodResizeValidator", true, Validate, Box::new(pod_resize::PodResize)),
+        ("MutatingAdmissionPolicy", true, Mutate, Box::new(policy::MutatingPolicies::new())),
+        ("MutatingAdmissionWebhook", true, Mutate, Box::new(webhook::MutatingWebhooks::new())),
+        ("ValidatingAdmissionPolicy", true, Validate, Box::new(policy::ValidatingPolicies::new())),
+        ("ValidatingAdmissionWebhook", true, Validate, Box::new(webhook::ValidatingWebhooks::new())),
+        ("Initializers", false, Mutate, Box::<initializers::Initializers>::default()),
+        ("", true, Validate, Box::new(device_admin_access::DeviceAdminAccess)),
+        ("", true, Validate, Box::new(claim_status::ClaimStatus)),
+        ("AlwaysDeny", false, Both, Box::new(optional::AlwaysDeny)),
     ]
 }
 

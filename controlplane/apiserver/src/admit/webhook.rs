@@ -41,6 +41,13 @@ struct Hooks {
     parsed: RwLock<(u64, Arc<[Hook]>)>,
 }
 
+/// The object of a request, and the kind as which a webhook gets it.
+#[derive(Clone, Copy)]
+struct HookObject<'a> {
+    kind: &'a Resource,
+    object: &'a Value,
+}
+
 /// Calls mutating webhooks.
 pub(super) struct MutatingWebhooks(Hooks);
 
@@ -100,8 +107,8 @@ impl Admit for ValidatingWebhooks {
         let calls =
             hooks.iter().map(async |hook| match matching(admission, hook, attributes, object).await? {
                 Some(kind) => {
-                    let called = call(admission, hook, attributes, (&kind, object), Phase::Validating).await;
-                    called.map(drop)
+                    let object = HookObject { kind: &kind, object };
+                    call(admission, hook, attributes, object, Phase::Validating).await.map(drop)
                 }
                 None => Ok(()),
             });
@@ -160,7 +167,8 @@ async fn apply(
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
     let began = std::time::Instant::now();
-    let called = call(admission, hook, attributes, (&kind, object), Phase::Mutating).await;
+    let hooked = HookObject { kind: &kind, object };
+    let called = call(admission, hook, attributes, hooked, Phase::Mutating).await;
     waits::add(began.elapsed());
     let Some(verdict) = called? else { return Ok(true) };
     if verdict.patch.is_null() {
@@ -205,7 +213,7 @@ async fn call(
     admission: &Admission,
     hook: &Hook,
     attributes: &Attributes<'_>,
-    (kind, object): (&Resource, &Value),
+    HookObject { kind, object }: HookObject<'_>,
     phase: Phase,
 ) -> Result<Option<Verdict>> {
     if attributes.dry_run && !hook.dry_run {

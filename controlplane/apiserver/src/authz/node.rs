@@ -49,7 +49,7 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
         ("", "pods", "") if READ_VERBS.contains(&verb) => {
             own_pods(attributes, resource, node) || verb != "get" && has_policies(attributes)
         }
-        ("networking.k8s.io", "networkpolicies", "") => READ_VERBS.contains(&verb),
+        ("networking.k8s.io", "networkpolicies" | "servicecidrs", "") => READ_VERBS.contains(&verb),
         (POLICY_GROUP, name, "") => READ_VERBS.contains(&verb) && CLUSTER_POLICIES.contains(&name),
         ("apiextensions.k8s.io", "customresourcedefinitions", "") => {
             READ_VERBS.contains(&verb) && defines_policies(attributes)
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_reads_policies_and_their_definitions_only() {
+    fn a_node_reads_policies_with_their_definitions_and_service_ranges_only() {
         let cache = Cache::new(0);
         let user = User::new("system:node:n", &["system:nodes"]);
         let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -297,6 +297,8 @@ mod tests {
             ("list", http::Method::GET, policies.to_owned(), true),
             ("update", http::Method::PUT, format!("{policies}/p"), false),
             ("update", http::Method::PUT, format!("{policies}/p/status"), false),
+            ("watch", http::Method::GET, "/apis/networking.k8s.io/v1/servicecidrs".to_owned(), true),
+            ("update", http::Method::PUT, "/apis/networking.k8s.io/v1/servicecidrs/a".to_owned(), false),
             ("list", http::Method::GET, "/api/v1/pods".to_owned(), false),
         ] {
             let info = RequestInfo::parse(&method, &path.parse().unwrap());

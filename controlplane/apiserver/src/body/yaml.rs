@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use coracle_kinds::schema::{self, Parsed};
+use coracle_kinds::schema::{self, Parsed, TreePath};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
@@ -43,7 +43,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     let left = Cell::new(expansion(bytes));
     let document = serde_yaml_ng::Deserializer::from_str(text);
     let duplicates = RefCell::new(Vec::new());
-    let tree = Tree { text, left: &left, duplicates: &duplicates, path: &Path::Root, only_first: false };
+    let tree = Tree { text, left: &left, duplicates: &duplicates, path: &TreePath::Root, only_first: false };
     let value = tree.deserialize(document).map_err(invalid)?;
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
 }
@@ -54,7 +54,7 @@ pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
     let left = Cell::new(expansion(bytes));
     let duplicates = RefCell::new(Vec::new());
     let text = std::str::from_utf8(bytes).ok()?;
-    let tree = Tree { text, left: &left, duplicates: &duplicates, path: &Path::Root, only_first: true };
+    let tree = Tree { text, left: &left, duplicates: &duplicates, path: &TreePath::Root, only_first: true };
     let document = serde_yaml_ng::Deserializer::from_str(text);
     let error = tree.deserialize(document).err()?;
     let key = duplicates.borrow_mut().pop()?;
@@ -67,24 +67,6 @@ fn expansion(bytes: &[u8]) -> usize {
     bytes.len().saturating_mul(2).max(MIN_EXPANSION)
 }
 
-/// The position of a value in the document, as a chain on the stack.
-enum Path<'a> {
-    Root,
-    Field(&'a Path<'a>, &'a str),
-    Item(&'a Path<'a>, usize),
-}
-
-impl fmt::Display for Path<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Path::Root => Ok(()),
-            Path::Field(Path::Root, name) => f.write_str(name),
-            Path::Field(parent, name) => write!(f, "{parent}.{name}"),
-            Path::Item(parent, index) => write!(f, "{parent}[{index}]"),
-        }
-    }
-}
-
 /// Reads a tree. The total size of its nodes and texts is limited, because aliases can repeat any of them.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
@@ -92,7 +74,7 @@ struct Tree<'a> {
     text: &'a str,
     left: &'a Cell<usize>,
     duplicates: &'a RefCell<Vec<String>>,
-    path: &'a Path<'a>,
+    path: &'a TreePath<'a>,
     /// Whether to fail at the first duplicate key, which is then the only recorded one.
     only_first: bool,
 }
@@ -222,7 +204,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
         self.charge(0)?;
         let mut list = Vec::new();
         loop {
-            let path = Path::Item(self.path, list.len());
+            let path = TreePath::Item(self.path, list.len());
             let Some(item) = items.next_element_seed(Tree { path: &path, ..self })? else { break };
             list.push(item);
         }
@@ -233,7 +215,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
         self.charge(0)?;
         let mut map = Map::new();
         while let Some(name) = entries.next_key_seed(Key { tree: self, map: &map })? {
-            let path = Path::Field(self.path, &name);
+            let path = TreePath::Field(self.path, &name);
             let value = entries.next_value_seed(Tree { path: &path, ..self })?;
             if map.contains_key(&name) && self.duplicates.borrow().len() < MAX_DUPLICATES {
                 self.duplicates.borrow_mut().push(format!("duplicate field \"{path}\""));

@@ -50,6 +50,8 @@ pub(crate) struct Collection {
     objects: BTreeMap<Arc<str>, Arc<Object>>,
     changes: VecDeque<Change>,
     change_bytes: usize,
+    /// Number of applied commits.
+    received: u64,
     /// All changes after this revision are in `changes`.
     compacted: u64,
     watchers: Watchers,
@@ -126,6 +128,7 @@ impl Collection {
             objects: BTreeMap::new(),
             changes: VecDeque::new(),
             change_bytes: 0,
+            received: 0,
             compacted: revision,
             watchers: Watchers::default(),
             pending: None,
@@ -289,6 +292,7 @@ impl Collection {
     /// Adds a change to the history, and removes the oldest changes above the limits.
     fn record_change(&mut self, change: Change) {
         let newest = change.revision;
+        self.received += 1;
         self.change_bytes += weight(&change);
         self.changes.push_back(change);
         while self.changes.len() > MAX_HISTORY || self.change_bytes > MAX_HISTORY_BYTES {
@@ -316,6 +320,11 @@ impl Collection {
     /// Number of objects.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()
+    }
+
+    /// Number of changes since the collection exists.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
     }
 
     /// Number of running watches.

@@ -27,6 +27,9 @@ use crate::{
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum duration of a check, as upstream.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The reasons why an API service is not available.
+const REASONS: [&str; 5] =
+    ["FailedDiscoveryCheck", "ServiceNotFound", "ServicePortError", "EndpointsNotFound", "MissingEndpoints"];
 
 /// Starts two tasks: one registers the group versions of this server, the other checks the aggregated servers.
 pub(crate) fn start(state: &Arc<State>) {
@@ -84,6 +87,8 @@ async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
         }
         current.insert(key, Arc::new(remote));
     }
+    let removed = former.iter().filter(|(key, _)| !current.contains_key(*key));
+    removed.for_each(|(_, remote)| state.metrics.remotes.forget(&remote.object_name(), &REASONS));
     let remotes: Vec<Arc<Remote>> = current.values().cloned().collect();
     state.remotes.replace(current);
     let checks = remotes.iter().map(|remote| check(state, kind, remote));
@@ -102,6 +107,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
             found.map_err(|why| ("FailedDiscoveryCheck", format!("failing or missing response: {why}")))
         }
     };
+    let obstacle = found.as_ref().err().map(|(reason, _)| *reason);
     let (status, reason, message) = match &found {
         Ok(_) => ("True", "Passed", "all checks passed".to_owned()),
         Err((reason, message)) => ("False", *reason, message.clone()),
@@ -110,11 +116,14 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
         openapi::refresh(&forwarder, remote);
     }
     remote.set_resources(found.ok());
-    let name = format!("{}.{}", remote.version, remote.group);
+    let name = remote.object_name();
     let Some(current) = state.cache.get(kind, "", &name).map(|object| object.value()) else { return };
     let condition = json!({"type": "Available", "status": status, "reason": reason, "message": message});
     if is_written(&current, &condition) {
         return;
+    }
+    if let Some(reason) = obstacle {
+        state.metrics.remotes.unavailable(&name, reason);
     }
     let call = Call::internal(state, kind.clone(), &current);
     let written =

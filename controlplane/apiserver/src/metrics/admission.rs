@@ -1,16 +1,13 @@
 //! Metrics of admission: its steps, and the calls of webhooks. Source: `k8s.io/apiserver/pkg/admission/metrics`.
 
-use std::{
-    collections::HashSet,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
-use prometheus::{HistogramVec, IntCounterVec, core::Collector};
+use prometheus::{Histogram, HistogramVec, IntCounterVec, core::Collector};
 
 use super::{
     buckets::{STEP_DURATIONS, WEBHOOK_DURATIONS},
     counter, histogram,
+    known_names::KnownNames,
 };
 
 /// Maximum number of webhooks with their own label. Further webhooks have the label `other`.
@@ -19,11 +16,12 @@ const MAX_WEBHOOKS: usize = 200;
 /// Metrics of admission.
 pub(crate) struct AdmissionMetrics {
     steps: HistogramVec,
+    plugins: HistogramVec,
     webhooks: HistogramVec,
     refusals: IntCounterVec,
     failures: IntCounterVec,
     /// Names of webhooks with their own label.
-    webhook_names: Mutex<HashSet<String>>,
+    webhook_names: KnownNames,
 }
 
 /// A step of admission.
@@ -54,6 +52,11 @@ impl AdmissionMetrics {
                 "Duration of the steps of admission in seconds, by the type of the step and the operation.",
                 (&STEP_DURATIONS, &["type", "operation", "rejected"]),
             ),
+            plugins: histogram(
+                "apiserver_admission_controller_admission_duration_seconds",
+                "Duration of single admission plugins in seconds, by name, type of the step and operation.",
+                (&STEP_DURATIONS, &["name", "type", "operation", "rejected"]),
+            ),
             webhooks: histogram(
                 "apiserver_admission_webhook_admission_duration_seconds",
                 "Duration of the calls of admission webhooks in seconds, by name, type and operation.",
@@ -70,13 +73,14 @@ impl AdmissionMetrics {
                 "Number of failed calls of admission webhooks that did not reject the request, by name and type.",
                 &["name", "type"],
             ),
-            webhook_names: Mutex::default(),
+            webhook_names: KnownNames::new(MAX_WEBHOOKS),
         }
     }
 
-    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 4] {
+    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 5] {
         [
             Box::new(self.steps.clone()),
+            Box::new(self.plugins.clone()),
             Box::new(self.webhooks.clone()),
             Box::new(self.refusals.clone()),
             Box::new(self.failures.clone()),
@@ -85,11 +89,18 @@ impl AdmissionMetrics {
 
     /// Counts a step of the admission of one object.
     pub(crate) fn step(&self, (step, operation): (Step, &str), rejected: bool, took: Duration) {
-        let step = match step {
-            Step::Admit => "admit",
-            Step::Validate => "validate",
-        };
-        self.steps.with_label_values(&[step, operation, flag(rejected)]).observe(took.as_secs_f64());
+        let labels = [step.name(), operation, flag(rejected)];
+        self.steps.with_label_values(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The durations of a plugin. `name`: one of the names in this program.
+    pub(crate) fn plugin_durations(
+        &self,
+        name: &'static str,
+        (step, operation): (Step, &'static str),
+        rejected: bool,
+    ) -> Histogram {
+        self.plugins.with_label_values(&[name, step.name(), operation, flag(rejected)])
     }
 
     /// Counts a call of a webhook.
@@ -114,14 +125,19 @@ impl AdmissionMetrics {
 
     /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs one.
     fn webhook_label<'a>(&self, name: &'a str) -> &'a str {
-        let mut names = self.webhook_names.lock().unwrap_or_else(PoisonError::into_inner);
-        if !names.contains(name) {
-            if names.len() >= MAX_WEBHOOKS {
-                return "other";
-            }
-            names.insert(name.to_owned());
+        if self.webhook_names.has(name) { name } else { "other" }
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    /// The type of the step, as upstream names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Admit => "admit",
+            Self::Validate => "validate",
         }
-        name
     }
 }
 

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
+use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
 
-use super::{Request, SLI_LABELS, counter, gauge, remove_resource};
+use super::{Request, SLI_LABELS, buckets::INITIAL_EVENTS, counter, gauge, histogram, remove_resource};
+use crate::call::Call;
 
 /// Metrics of serving.
 pub(crate) struct ServingMetrics {
     terminations: IntCounterVec,
     long_running: IntGaugeVec,
     handshake_errors: IntCounterVec,
+    initial_events: HistogramVec,
 }
 
 /// Marks the response to a request that a limit of this server ended.
@@ -48,17 +50,24 @@ impl ServingMetrics {
                 "Number of connections whose TLS handshake failed.",
                 &[],
             ),
+            initial_events: histogram(
+                "apiserver_watch_list_duration_seconds",
+                "Seconds until all objects of a watch that begins with them are sent, by group, version, resource and \
+                 scope.",
+                (&INITIAL_EVENTS, &["group", "version", "resource", "scope"]),
+            ),
         };
         // The number is present before the first error.
         metrics.handshake_errors.with_label_values::<&str>(&[]);
         metrics
     }
 
-    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 3] {
+    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 4] {
         [
             Box::new(self.terminations.clone()),
             Box::new(self.long_running.clone()),
             Box::new(self.handshake_errors.clone()),
+            Box::new(self.initial_events.clone()),
         ]
     }
 
@@ -76,10 +85,22 @@ impl ServingMetrics {
         LongRunning { _counted: Arc::new(Counted(gauge)) }
     }
 
+    /// The durations of watches like this one until their first objects are sent.
+    pub(crate) fn initial_events(&self, call: &Call) -> Histogram {
+        let (kind, path) = (&call.kind, &call.resource);
+        let scope = match (path.name.as_str(), path.namespace.as_str()) {
+            ("", "") => "cluster",
+            ("", _) => "namespace",
+            _ => "resource",
+        };
+        self.initial_events.with_label_values(&[&*kind.group, &*kind.version, &*kind.plural, scope])
+    }
+
     /// Removes the counts of a resource that is not served any more.
     pub(super) fn forget(&self, group: &str, plural: &str) {
         remove_resource(&self.terminations, group, plural);
         remove_resource(&self.long_running, group, plural);
+        remove_resource(&self.initial_events, group, plural);
     }
 
     /// Counts a connection without a complete TLS handshake.

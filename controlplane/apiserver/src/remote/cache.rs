@@ -15,11 +15,11 @@ const MAX_ENTRIES: usize = 4096;
 /// Responses by the digest of the request. Acceptances and refusals have separate limits: clients without permissions
 /// cause refusals only, and must not evict the acceptances of others.
 pub(crate) struct ResponseCache<V> {
-    spaces: Mutex<Spaces<V>>,
+    outcomes: Mutex<Outcomes<V>>,
 }
 
 /// The entries by outcome.
-struct Spaces<V> {
+struct Outcomes<V> {
     accepted: Entries<V>,
     refused: Entries<V>,
 }
@@ -59,13 +59,13 @@ impl<V: Clone> ResponseCache<V> {
 
     /// A cache for at most `max` acceptances and `max` refusals.
     pub(crate) fn with_max_entries(max: usize) -> Self {
-        Self { spaces: Mutex::new(Spaces { accepted: Entries::new(max), refused: Entries::new(max) }) }
+        Self { outcomes: Mutex::new(Outcomes { accepted: Entries::new(max), refused: Entries::new(max) }) }
     }
 
     /// The response, unless it has expired.
     pub(crate) fn get(&self, key: &Key) -> Option<V> {
-        let spaces = self.spaces.lock().unwrap_or_else(PoisonError::into_inner);
-        spaces.accepted.get(key).or_else(|| spaces.refused.get(key))
+        let outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        outcomes.accepted.get(key).or_else(|| outcomes.refused.get(key))
     }
 
     /// Adds a response with a time to live; zero adds nothing. Replaces an earlier response to the same request.
@@ -73,8 +73,8 @@ impl<V: Clone> ResponseCache<V> {
         if lasts.is_zero() {
             return;
         }
-        let mut spaces = self.spaces.lock().unwrap_or_else(PoisonError::into_inner);
-        let Spaces { accepted, refused } = &mut *spaces;
+        let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let Outcomes { accepted, refused } = &mut *outcomes;
         let (own, other) = match outcome {
             Outcome::Accepted => (accepted, refused),
             Outcome::Refused => (refused, accepted),
@@ -127,8 +127,11 @@ mod tests {
         for number in 0..2 * MAX_ENTRIES {
             cache.insert(numbered(number), 1, lasts);
         }
-        let spaces = cache.spaces.lock().unwrap();
-        assert_eq!((spaces.accepted.by_key.len(), spaces.accepted.order.len()), (MAX_ENTRIES, MAX_ENTRIES));
+        let outcomes = cache.outcomes.lock().unwrap();
+        assert_eq!(
+            (outcomes.accepted.by_key.len(), outcomes.accepted.order.len()),
+            (MAX_ENTRIES, MAX_ENTRIES)
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -145,8 +148,8 @@ mod tests {
             cache.insert(numbered(0), turn, (outcome, lasts));
             assert_eq!(cache.get(&numbered(0)), Some(turn));
         }
-        let spaces = cache.spaces.lock().unwrap();
-        assert!(spaces.accepted.order.len() <= MAX_ENTRIES && spaces.refused.order.len() <= MAX_ENTRIES);
+        let outcomes = cache.outcomes.lock().unwrap();
+        assert!(outcomes.accepted.order.len() <= MAX_ENTRIES && outcomes.refused.order.len() <= MAX_ENTRIES);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! GET with `watch=true`: a stream of events. Each line is one JSON object.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use coracle_kinds::{
@@ -12,6 +15,7 @@ use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use prometheus::Histogram;
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -37,6 +41,8 @@ struct Writer {
     kind: Arc<Resource>,
     form: Form,
     headers_written: bool,
+    /// Start of a watch with initial events, and the durations until they are sent. `None` after that.
+    initial: Option<(Instant, Histogram)>,
 }
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
@@ -66,7 +72,9 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let cut = WatchEnd(events.cut.clone());
     let kind = call.kind.clone();
     let form = form(call)?;
-    let mut writer = Writer { kind: call.kind.clone(), form, headers_written: false };
+    let has_end = matches!(start, Start::Now { end_marker: true });
+    let initial = has_end.then(|| (Instant::now(), call.state.metrics.serving.initial_events(call)));
+    let mut writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
         .then(move |event| converted(kind.clone(), event))
@@ -218,10 +226,15 @@ impl Writer {
             Event::Modified(object) => self.change("MODIFIED", object),
             Event::Deleted(object) => self.change("DELETED", object),
             Event::Bookmark(revision) => self.bookmark(json!({"resourceVersion": revision.to_string()})),
-            Event::InitialEnd(revision) => self.bookmark(json!({
-                "resourceVersion": revision.to_string(),
-                "annotations": {"k8s.io/initial-events-end": "true"},
-            })),
+            Event::InitialEnd(revision) => {
+                if let Some((began, durations)) = self.initial.take() {
+                    durations.observe(began.elapsed().as_secs_f64());
+                }
+                self.bookmark(json!({
+                    "resourceVersion": revision.to_string(),
+                    "annotations": {"k8s.io/initial-events-end": "true"},
+                }))
+            }
         }
     }
 

@@ -32,7 +32,7 @@ pub struct Limits<'a> {
 
 /// Where a value comes from.
 #[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(super) enum Origin<'a> {
     /// The expression computes the value.
     Computed,
     /// A part of a variable with these bounds.
@@ -72,31 +72,31 @@ impl Bounds {
 // === impl Limits ===
 
 impl<'a> Limits<'a> {
-    pub(super) fn variable(&self, name: &str) -> Place<'a> {
+    pub(super) fn variable(&self, name: &str) -> Origin<'a> {
         match self.variable {
-            Some(known) if known != name => Place::Unbounded,
-            _ => Place::At(self.bounds),
+            Some(known) if known != name => Origin::Unbounded,
+            _ => Origin::At(self.bounds),
         }
     }
 
-    /// The place of a part. Upstream's estimator for custom resources ignores the first element of a path. So in rules
+    /// The origin of a part. Upstream's estimator for custom resources ignores the first element of a path. So in rules
     /// of custom resources, a part of a computed value has the bounds of the variable.
-    pub(super) fn below(&self, place: Place<'a>, step: &Step<'_>) -> Place<'a> {
-        match place {
-            Place::Computed if self.variable.is_none() => Place::At(self.bounds),
-            Place::At(bounds) => bounds.part(step).map_or(Place::Unbounded, Place::At),
-            Place::Computed | Place::Unbounded => Place::Unbounded,
+    pub(super) fn below(&self, origin: Origin<'a>, step: &Step<'_>) -> Origin<'a> {
+        match origin {
+            Origin::Computed if self.variable.is_none() => Origin::At(self.bounds),
+            Origin::At(bounds) => bounds.part(step).map_or(Origin::Unbounded, Origin::At),
+            Origin::Computed | Origin::Unbounded => Origin::Unbounded,
         }
     }
 }
 
-// === impl Place ===
+// === impl Origin ===
 
-impl Place<'_> {
+impl Origin<'_> {
     pub(super) fn size(self) -> Option<Size> {
         match self {
-            Place::At(bounds) => Some(Size::at_most(bounds.size)),
-            Place::Computed | Place::Unbounded => None,
+            Origin::At(bounds) => Some(Size::at_most(bounds.size)),
+            Origin::Computed | Origin::Unbounded => None,
         }
     }
 }

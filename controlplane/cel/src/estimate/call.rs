@@ -2,7 +2,7 @@
 
 use super::bounds::Step;
 use super::size::{PATTERN, READ, Size};
-use super::{Entries, Estimator, Part, Place, type_size};
+use super::{Entries, Estimator, Origin, Part, type_size};
 use crate::parse::{Expr, Kind};
 use crate::types::Type;
 
@@ -44,10 +44,10 @@ impl<'a> Estimator<'a> {
             None => self.core(&call),
         };
         let kind = self.types.of(expr);
-        let place = self.place(&call);
-        let size = size.or_else(|| place.size()).or_else(|| type_size(kind));
+        let origin = self.origin(&call);
+        let size = size.or_else(|| origin.size()).or_else(|| type_size(kind));
         let cost = call.args_cost().saturating_add(own);
-        Part { expr, kind, cost, place, size, entries: call.entries() }
+        Part { expr, kind, cost, origin, size, entries: call.entries() }
     }
 
     /// The namespace of a function such as `sets.contains`. Unlike a variable, it has no type after the type check.
@@ -58,12 +58,12 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    fn place(&self, call: &Call<'_, 'a>) -> Place<'a> {
+    fn origin(&self, call: &Call<'_, 'a>) -> Origin<'a> {
         match (call.name, call.args) {
             ("_[_]", [operand, _]) if !matches!(operand.kind, Type::Optional(_)) => {
-                self.limits.below(operand.place, &Step::Item)
+                self.limits.below(operand.origin, &Step::Item)
             }
-            _ => Place::Computed,
+            _ => Origin::Computed,
         }
     }
 

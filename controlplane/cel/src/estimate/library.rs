@@ -5,7 +5,7 @@
 
 use super::call::{Call, Estimate};
 use super::size::{READ, Size, scaled};
-use super::{Estimator, NEW_LIST, Part, Place, Step};
+use super::{Estimator, NEW_LIST, Origin, Part, Step};
 use crate::parse::{Kind, Literal};
 use crate::types::{CIDR, FORMAT, IP, QUANTITY, SEMVER, Type, URL};
 
@@ -118,9 +118,9 @@ impl<'a> Estimator<'a> {
 
     /// The size of the elements of a list that comes from a variable.
     fn element_size(&self, list: &Part<'a>) -> Size {
-        match list.place {
-            Place::Computed => Size::UNKNOWN,
-            place => self.limits.below(place, &Step::Item).size().unwrap_or(Size::UNKNOWN),
+        match list.origin {
+            Origin::Computed => Size::UNKNOWN,
+            origin => self.limits.below(origin, &Step::Item).size().unwrap_or(Size::UNKNOWN),
         }
     }
 

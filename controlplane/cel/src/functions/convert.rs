@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use coracle_values::go;
+
 use super::{failed, traversal};
 use crate::cost_meter::CostMeter;
 use crate::duration;
@@ -39,10 +41,9 @@ pub(super) fn call<'a>(
 fn to_bool<'a>(value: &Value<'a>) -> Evaluated<'a> {
     match value {
         Value::Bool(_) => Ok(value.clone()),
-        Value::String(text) => match &**text {
-            "true" | "True" | "TRUE" | "t" | "T" | "1" => Ok(Value::Bool(true)),
-            "false" | "False" | "FALSE" | "f" | "F" | "0" => Ok(Value::Bool(false)),
-            _ => failed("type conversion error from 'string' to 'bool'"),
+        Value::String(text) => match go::parse_bool(text) {
+            Some(value) => Ok(Value::Bool(value)),
+            None => failed("type conversion error from 'string' to 'bool'"),
         },
         _ => Err(EvalError::NoOverload),
     }

@@ -9,7 +9,6 @@ use coracle_values::schedule::{Schedule, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::CronJobStatus;
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::times::{Times, times};
 use crate::object::{CronJob, Job, ObjectExt};
@@ -63,6 +62,21 @@ fn uid_of(reference: &ObjectReference) -> &str {
     reference.uid.as_deref().unwrap_or_default()
 }
 
+/// The delay until the next time of a schedule that has changed. As upstream: a time before the change gets no job,
+/// because it was not a time of the schedule then. `None` if the schedule is invalid or never fires.
+pub(crate) fn until_next(cron_job: &CronJob, now: Timestamp) -> Option<Duration> {
+    let spec = &cron_job.spec;
+    let schedule: Schedule = spec.schedule.parse().ok()?;
+    let zone = spec.time_zone.as_deref().map_or_else(|| Ok(TimeZone::utc()), str::parse).ok()?;
+    until(times(&schedule, &zone, last_time(cron_job, now), now).next?, now)
+}
+
+/// The last time that got a job, or the creation of the cron job.
+fn last_time(cron_job: &CronJob, now: Timestamp) -> Timestamp {
+    let times = [cron_job.status.last_schedule_time.as_ref(), cron_job.metadata.creation_timestamp.as_ref()];
+    times.into_iter().flatten().next().map_or(now, |time| time.0)
+}
+
 /// Removes ended and missing jobs from `status.active`. Returns the jobs that run.
 fn update_active(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut Plan) -> Vec<Arc<Job>> {
     let by_uid: HashMap<&str, &Arc<Job>> = jobs.iter().map(|job| (job.uid(), job)).collect();
@@ -84,6 +98,13 @@ fn update_active(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut Plan) -> Vec<
         running.push((*job).clone());
         true
     });
+    // For example a job of `kubectl create job --from`.
+    for job in jobs.iter().filter(|job| !job.finished()) {
+        if active.iter().all(|reference| uid_of(reference) != job.uid()) {
+            let message = format!("Saw a job that the controller did not create or forgot: {}", job.name());
+            plan.events.push(Event::warning("UnexpectedJob", message));
+        }
+    }
     plan.status.active = (!active.is_empty()).then_some(active);
     let ends =
         jobs.iter().filter(|job| job.has("Complete")).filter_map(|job| job.status.completion_time.clone());
@@ -118,10 +139,7 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
         (_, Err(error)) => return plan.events.push(Event::warning("UnknownTimeZone", error.to_string())),
     };
     let deadline = spec.starting_deadline_seconds.map(SignedDuration::from_secs);
-    let mut from = cron_job.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
-    if let Some(Time(last)) = &cron_job.status.last_schedule_time {
-        from = *last;
-    }
+    let mut from = last_time(cron_job, now);
     if let Some(start) = deadline.and_then(|deadline| now.checked_sub(deadline).ok()) {
         from = from.max(start);
     }
@@ -135,7 +153,8 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
     let Some(missed) = missed else { return };
     let late = deadline.and_then(|deadline| missed.checked_add(deadline).ok()).is_some_and(|end| end < now);
     if late {
-        let message = format!("Missed scheduled time to start a job: {missed}");
+        let time = missed.strftime("%a, %d %b %Y %H:%M:%S +0000");
+        let message = format!("Missed scheduled time to start a job: {time}");
         return plan.events.push(Event::warning("MissSchedule", message));
     }
     let name = job_name(cron_job, missed);
@@ -250,6 +269,25 @@ mod tests {
         assert_eq!(plan.status.active, None);
         assert_eq!(plan.status.last_successful_time.unwrap().0.to_string(), "2026-01-01T12:01:00Z");
     }
+
+    #[test]
+    fn a_job_that_the_controller_did_not_create_is_reported() {
+        let plan =
+            plan(&cron_job(json!({"suspend": true}), active("a")), &[job("a", ""), job("manual", "")], now());
+        let reasons: Vec<_> = plan.events.iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, ["UnexpectedJob"]);
+    }
+
+    #[test]
+    fn a_changed_schedule_waits_for_its_next_time() {
+        let last = || json!({"lastScheduleTime": "2026-01-01T03:00:00Z"});
+        let noon = cron_job(json!({"schedule": "0 12 * * *"}), last());
+        assert_eq!(summary(&plan(&noon, &[], now())), "delete[] create[2026-01-01T12:00:00Z]");
+        let wait = until_next(&noon, now()).unwrap();
+        assert!((85_000..86_400).contains(&wait.as_secs()), "{wait:?}");
+        assert_eq!(until_next(&cron_job(json!({"schedule": "* *"}), last()), now()), None);
+    }
+
     #[test]
     fn active_jobs_that_the_cache_does_not_have_are_named() {
         let status = json!({"active": [{"name": "a", "uid": "a"}, {"name": "b", "uid": "b"}]});

@@ -25,8 +25,11 @@ const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.cron_jobs.on_change(move |change| {
-        if let Some(cron_job) = change.latest() {
-            own.add(cron_job.key());
+        let changed = change.old.zip(change.new).filter(|(old, new)| has_other_schedule(old, new));
+        match (changed.and_then(|(_, new)| plan::until_next(new, Timestamp::now())), change.latest()) {
+            (Some(delay), Some(cron_job)) => own.add_after(cron_job.key(), delay),
+            (None, Some(cron_job)) => own.add(cron_job.key()),
+            (_, None) => {}
         }
     });
     let own = queue.clone();
@@ -37,6 +40,11 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             }
         }
     });
+}
+
+fn has_other_schedule(old: &CronJob, new: &CronJob) -> bool {
+    let schedule = |cron_job: &CronJob| (cron_job.spec.schedule.clone(), cron_job.spec.time_zone.clone());
+    old.uid() == new.uid() && schedule(old) != schedule(new)
 }
 
 /// Reconciles one cron job.

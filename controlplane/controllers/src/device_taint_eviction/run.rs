@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Pod, ResourceClaim, ResourceSlice};
 use crate::queue::{Next, Queue, until};
-use crate::taint_eviction::run::evict;
+use crate::taint_eviction::run::{Eviction, evict};
 
 const COMPONENT: &str = "device-taint-eviction-controller";
 
@@ -68,10 +68,13 @@ pub(crate) async fn reconcile(context: &Context, pools: &Mutex<Pools>, key: Key)
             Some(wait) => next = Some(next.map_or(wait, |next: Duration| next.min(wait))),
             // A failed eviction does not prevent the others.
             None => {
-                let event = Event::normal("DeviceTaintManagerEviction", "Marking for deletion");
-                let why =
-                    ("DeletionByDeviceTaintManager", "Device Taint manager: deleting due to NoExecute taint");
-                failed = evict(context, &pod, (COMPONENT, event), why).await.err().or(failed);
+                let eviction = Eviction {
+                    component: COMPONENT,
+                    event: Event::normal("DeviceTaintManagerEviction", "Marking for deletion"),
+                    reason: "DeletionByDeviceTaintManager",
+                    message: "Device Taint manager: deleting due to NoExecute taint",
+                };
+                failed = evict(context, &pod, eviction).await.err().or(failed);
             }
         }
     }

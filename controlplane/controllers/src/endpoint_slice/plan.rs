@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::discovery::v1::{
     Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForNode, ForZone,
 };
 
 use super::pack::{Group, SliceKey};
 use super::topology::is_automatic;
-use crate::endpoints::plan::{is_reachable, ports, selects};
+use crate::endpoints::plan::{is_reachable, ports, reference_to, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
 /// The desired groups. `zone_of`: the zone of a node. A service without endpoints has an empty group for each family.
@@ -90,13 +89,7 @@ fn endpoint(service: &Service, pod: &Pod, ip: &str, zone_of: &impl Fn(&str) -> O
         hostname: pod.spec.hostname.clone().filter(|name| named && !name.is_empty()),
         node_name,
         zone,
-        target_ref: Some(ObjectReference {
-            kind: Some("Pod".to_owned()),
-            namespace: pod.metadata.namespace.clone(),
-            name: pod.metadata.name.clone(),
-            uid: pod.metadata.uid.clone(),
-            ..ObjectReference::default()
-        }),
+        target_ref: Some(reference_to(pod)),
         ..Endpoint::default()
     }
 }

@@ -201,7 +201,7 @@ fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use kube::runtime::watcher::Event;
+    use coracle_watch::Event;
 
     use super::*;
     use crate::test_api::TestApi;

@@ -122,19 +122,24 @@ fn pod_ip(pod: &Pod, is_ipv6: bool) -> Option<String> {
     all.filter(|ip| is_reachable(ip)).find(|ip| ip.contains(':') == is_ipv6).cloned()
 }
 
+/// The `targetRef` of a pod's endpoint.
+pub(crate) fn reference_to(pod: &Pod) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Pod".to_owned()),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
 fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
     let named = pod.spec.subdomain.as_deref() == Some(service.name());
     EndpointAddress {
         ip,
         hostname: pod.spec.hostname.clone().filter(|name| named && !name.is_empty()),
         node_name: pod.spec.node_name.clone(),
-        target_ref: Some(ObjectReference {
-            kind: Some("Pod".to_owned()),
-            namespace: pod.metadata.namespace.clone(),
-            name: pod.metadata.name.clone(),
-            uid: pod.metadata.uid.clone(),
-            ..ObjectReference::default()
-        }),
+        target_ref: Some(reference_to(pod)),
     }
 }
 

@@ -6,11 +6,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
 use kube::discovery::verbs;
-use kube::runtime::watcher::{Event, watcher};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
@@ -24,7 +24,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Object};
 use crate::queue::{Next, Queue};
-use crate::watch::{Retry, config};
+use crate::watch::retry;
 
 /// The garbage collector: the graph and the queues.
 pub(crate) struct Collector {
@@ -98,7 +98,7 @@ const DISCOVERY_DELAY: Duration = Duration::from_millis(200);
 /// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still
 /// exist.
 async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>> {
-    let mut retry = Retry::new();
+    let mut backoff = retry();
     loop {
         match context.kinds().await {
             Ok(found) => {
@@ -109,7 +109,7 @@ async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>
             }
             Err(error) => error.log("garbage", &"discovery", Duration::ZERO),
         }
-        retry.wait().await;
+        backoff.wait().await;
     }
 }
 
@@ -158,12 +158,11 @@ async fn watch(
 ) {
     let mut first = Some(first);
     let api: Api<Meta> = Api::all_with(context.client.clone(), &kind.resource);
-    let mut events = std::pin::pin!(watcher(api, config()));
-    let (mut retry, mut seen) = (Retry::new(), HashSet::new());
+    let mut events = coracle_watch::watch(api, Config::control_plane());
+    let mut seen = HashSet::new();
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
-                retry.reset();
                 if matches!(event, Event::InitDone) {
                     drop(first.take());
                 }
@@ -177,7 +176,6 @@ async fn watch(
                 tracing::debug!(kind = %kind.name(), %error, "cannot watch a kind");
                 // The kind may have been removed.
                 collector.kinds_changed.notify_one();
-                retry.wait().await;
             }
         }
     }

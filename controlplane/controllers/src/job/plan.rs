@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pods::{
-    earlier_failures, earlier_ignored, finished_at, has_failed, has_succeeded, index_of, is_indexed,
-    is_terminating, replaces_only_failed, shared,
+    all_earlier, earlier_failures, earlier_ignored, finished_at, has_failed, has_succeeded, index_of,
+    is_indexed, is_terminating, is_tracked, replaces_only_failed, shared,
 };
 use super::policy::{self, Failure};
 pub(crate) use super::verdict::ObservedJob;
-use crate::object::Pod;
+use crate::object::{ObjectExt, Pod};
 use crate::queue::until;
 use crate::replica_set::sort_for_deletion;
 
@@ -27,7 +27,11 @@ pub(crate) enum Change {
     /// Pods are missing, but their back-off is not over.
     Wait(Duration),
     Create(Vec<NewPod>),
+    /// Pods of a job that ends. They keep their finalizer until they are counted.
     Delete(Vec<Arc<Pod>>),
+    /// Pods of a suspended job, or pods above the desired number. They lose their finalizer before the deletion, so
+    /// that they do not count as failed.
+    Discard(Vec<Arc<Pod>>),
 }
 
 /// A pod to create.
@@ -43,24 +47,27 @@ pub(crate) struct NewPod {
 pub(crate) fn plan(observed: &ObservedJob<'_>) -> Change {
     let job = observed.job;
     let active: Vec<&Arc<Pod>> = observed.active().collect();
-    if observed.verdict.is_some() || job.spec.suspend == Some(true) {
-        return delete(shared(active));
+    if observed.verdict.is_some() {
+        return delete(shared(active), Change::Delete);
     }
     if job.metadata.deletion_timestamp.is_some() {
         return Change::Nothing;
+    }
+    if job.spec.suspend == Some(true) {
+        return delete(shared(active), Change::Discard);
     }
     let wanted = desired_active(observed, active.len());
     if is_indexed(job) {
         let excess = misplaced(observed, &active);
         if !excess.is_empty() {
-            return delete(excess);
+            return delete(excess, Change::Discard);
         }
     }
     if active.len() > wanted {
         let mut pods = shared(active.iter().copied());
         sort_for_deletion(&mut pods, &HashMap::new(), observed.now);
         pods.truncate(active.len() - wanted);
-        return delete(pods);
+        return delete(pods, Change::Discard);
     }
     let terminating = if replaces_only_failed(job) { observed.terminating() } else { 0 };
     let missing = wanted.saturating_sub(active.len() + terminating).min(BURST);
@@ -70,9 +77,9 @@ pub(crate) fn plan(observed: &ObservedJob<'_>) -> Change {
     }
 }
 
-fn delete(mut pods: Vec<Arc<Pod>>) -> Change {
+fn delete(mut pods: Vec<Arc<Pod>>, change: impl FnOnce(Vec<Arc<Pod>>) -> Change) -> Change {
     pods.truncate(BURST);
-    if pods.is_empty() { Change::Nothing } else { Change::Delete(pods) }
+    if pods.is_empty() { Change::Nothing } else { change(pods) }
 }
 
 /// The desired number of active pods.
@@ -80,9 +87,7 @@ fn desired_active(observed: &ObservedJob<'_>, active: usize) -> usize {
     let parallelism = observed.job.spec.parallelism.unwrap_or(1);
     let wanted = match observed.job.spec.completions {
         // After the first success the remaining pods run to their end, and no new ones are created.
-        None if observed.succeeded > 0 => {
-            return active.min(usize::try_from(parallelism).unwrap_or_default());
-        }
+        None if observed.succeeded > 0 => return active,
         None => parallelism,
         Some(completions) => parallelism.min(
             completions.saturating_sub(observed.succeeded).saturating_sub(observed.failed_indexes.total()),
@@ -136,8 +141,8 @@ fn create(observed: &ObservedJob<'_>, missing: usize) -> Change {
     // Indexes in back-off do not delay the others.
     for index in used.first_absent(missing + observed.retried.len(), completions) {
         let last = observed.retried.get(&index);
-        if let Some(wait) = last
-            .and_then(|last| remaining(observed, earlier_failures(last).saturating_add(1), finished_at(last)))
+        if let Some(wait) =
+            last.and_then(|last| remaining(observed, all_earlier(last).saturating_add(1), finished_at(last)))
         {
             waits.push(wait);
         } else if pods.len() < missing {
@@ -164,7 +169,9 @@ fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
     }
 }
 
-/// The remaining back-off. It depends on the number of pods that failed since the last success.
+/// The remaining back-off. It depends on the number of pods that failed since the last success. As upstream, failures
+/// that the failure policy ignores count, so that their pods are not replaced in a tight loop. Pods that this
+/// controller deleted as superfluous have no finalizer and do not count.
 fn backoff(observed: &ObservedJob<'_>) -> Option<Duration> {
     let ended = |is: &dyn Fn(&Pod) -> bool| {
         let times = observed.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));
@@ -172,7 +179,7 @@ fn backoff(observed: &ObservedJob<'_>) -> Option<Duration> {
     };
     let success = ended(&has_succeeded).into_iter().max();
     let failures =
-        ended(&|pod| has_failed(observed.job, pod) && policy::failure(observed.job, pod) != Failure::Ignored);
+        ended(&|pod| has_failed(observed.job, pod) && (is_tracked(pod) || !pod.is_being_deleted()));
     let after: Vec<_> =
         failures.into_iter().filter(|end| success.is_none_or(|success| *end > success)).collect();
     let last = after.iter().max().copied()?;

@@ -60,23 +60,37 @@ pub(super) fn earlier_ignored(pod: &Pod) -> i32 {
     number(pod, JOB_INDEX_IGNORED_FAILURES).unwrap_or_default()
 }
 
+/// All failures of the pod's index before this pod, also ignored ones.
+pub(super) fn all_earlier(pod: &Pod) -> i32 {
+    earlier_failures(pod).saturating_add(earlier_ignored(pod))
+}
+
 fn number(pod: &Pod, annotation: &str) -> Option<i32> {
     pod.metadata.annotations.as_ref()?.get(annotation)?.parse().ok()
 }
 
-/// The time at which the pod ended, or the best estimate: its deletion, its last change of the condition Ready, or its
-/// creation.
+/// The time at which the pod ended, or the best estimate: the request to delete it, its last change of the condition
+/// Ready, or its creation.
 pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
-    let status = &pod.status;
+    let (status, deleted) = (&pod.status, deletion_requested_at(pod));
+    if is_terminating(pod) && deleted.is_some() {
+        return deleted;
+    }
     let ends = [&status.container_statuses.finished_at, &status.init_container_statuses.finished_at];
     let ended = ends.into_iter().flatten().max();
     let ready = || pod.condition("Ready").and_then(|ready| ready.last_transition_time.as_ref());
-    let times: [Option<&Time>; 3] = [
-        ended,
-        pod.metadata.deletion_timestamp.as_ref().or_else(ready),
-        pod.metadata.creation_timestamp.as_ref(),
-    ];
-    times.into_iter().flatten().next().map(|time| time.0)
+    let time = |time: Option<&Time>| time.map(|time| time.0);
+    time(ended)
+        .or(deleted)
+        .or_else(|| time(ready()))
+        .or_else(|| time(pod.metadata.creation_timestamp.as_ref()))
+}
+
+/// The time of the request to delete the pod. `deletionTimestamp` is the end of the grace period.
+fn deletion_requested_at(pod: &Pod) -> Option<Timestamp> {
+    let end = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or_default();
+    Timestamp::from_second(end.as_second().saturating_sub(grace)).ok()
 }
 
 /// Whether a change of a pod can change the plan or the status of its job.

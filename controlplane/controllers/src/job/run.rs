@@ -110,10 +110,8 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
                 outcome =
                     control.create(&pods).await.map_err(|error| control.failed("create pods of", error));
             }
-            Change::Delete(pods) => {
-                outcome =
-                    control.delete(&pods).await.map_err(|error| control.failed("delete pods of", error));
-            }
+            Change::Delete(pods) => outcome = delete(&control, &pods).await,
+            Change::Discard(pods) => outcome = discard(&control, &pods).await,
         }
     }
     // The cache has the pods of the writes above.
@@ -130,8 +128,29 @@ fn action_of(change: &Change) -> &'static str {
     match change {
         Change::Nothing => "tracking",
         Change::Wait(_) | Change::Create(_) => "pods_created",
-        Change::Delete(_) => "pods_deleted",
+        Change::Delete(_) | Change::Discard(_) => "pods_deleted",
     }
+}
+
+async fn delete(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    control.delete(pods).await.map_err(|error| control.failed("delete pods of", error))
+}
+
+/// Deletes pods that must not count as failed.
+async fn discard(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    finalize(control.context, pods).await?;
+    delete(control, pods).await
+}
+
+/// Removes the tracking finalizer of pods.
+async fn finalize(context: &Context, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    for batch in pods.chunks(CONCURRENT) {
+        let tracked = batch.iter().filter(|pod| pods::is_tracked(pod));
+        for result in join_all(tracked.map(|pod| remove_finalizer(context, pod))).await {
+            result?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes the status, then removes the finalizers of the pods that it counts. Returns the delay of the next reconcile.
@@ -145,12 +164,7 @@ async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<D
     for event in update.events {
         control.record(event);
     }
-    for batch in update.finalize.chunks(CONCURRENT) {
-        let requests = batch.iter().map(|pod| remove_finalizer(control.context, pod));
-        for result in join_all(requests).await {
-            result?;
-        }
-    }
+    finalize(control.context, &update.finalize).await?;
     Ok(update.again)
 }
 
@@ -189,7 +203,7 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
         pod["metadata"]["generateName"] = format!("{}-", job.name()).into();
         return pod;
     };
-    pod["metadata"]["generateName"] = format!("{}-{index}-", job.name()).into();
+    pod["metadata"]["generateName"] = indexed_prefix(job.name(), index).into();
     pod["metadata"]["annotations"][JOB_INDEX] = index.to_string().into();
     pod["metadata"]["labels"][JOB_INDEX] = index.to_string().into();
     if let Some((failures, ignored)) = new.failures {
@@ -198,9 +212,7 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
             pod["metadata"]["annotations"][JOB_INDEX_IGNORED_FAILURES] = ignored.to_string().into();
         }
     }
-    if pod["spec"]["hostname"].as_str().unwrap_or_default().is_empty() {
-        pod["spec"]["hostname"] = format!("{}-{index}", job.name()).into();
-    }
+    pod["spec"]["hostname"] = format!("{}-{index}", job.name()).into();
     let source = json!({"fieldRef": {"fieldPath": format!("metadata.labels['{JOB_INDEX}']")}});
     for list in ["containers", "initContainers"] {
         for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
@@ -217,9 +229,35 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
     pod
 }
 
+/// The prefix of a pod's name with its index. The job's name is cut, so that the API server does not cut the index off.
+fn indexed_prefix(job: &str, index: i32) -> String {
+    /// Maximum length of a prefix, to which the API server adds five characters.
+    const LONGEST: usize = 58;
+    let index = format!("-{index}-");
+    // The names of jobs are ASCII.
+    let name = job.get(..LONGEST - index.len()).unwrap_or(job);
+    format!("{name}{index}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_name_keeps_its_index() {
+        assert_eq!(indexed_prefix("short", 7), "short-7-");
+        let prefix = indexed_prefix(&"j".repeat(63), 12);
+        assert_eq!((prefix.len(), prefix.ends_with("j-12-")), (58, true));
+        assert_eq!(indexed_prefix(&"j".repeat(54), 12), format!("{}-12-", "j".repeat(54)));
+    }
+
+    #[test]
+    fn an_indexed_pod_has_its_own_host_name() {
+        let job: Job = serde_json::from_value(json!({"metadata": {"name": "j", "uid": "u"}})).unwrap();
+        let new = NewPod { index: Some(3), failures: None };
+        let pod = new_pod(&job, &json!({"spec": {"hostname": "same"}}), new);
+        assert_eq!(pod["spec"]["hostname"], "j-3");
+    }
 
     #[test]
     fn counts_are_written_to_the_version_that_they_continue() {

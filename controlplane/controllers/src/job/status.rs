@@ -156,6 +156,11 @@ fn end(
         status.start_time = Some(Time(seconds(observed.now)));
     }
     set(status, Condition { type_: last, is_true: true, reason, message }, observed.now);
+    let wanted = observed.job.spec.completions;
+    if last == "Complete" && wanted.is_some_and(|wanted| status.succeeded.unwrap_or_default() > wanted) {
+        let message = "Too many succeeded pods running after completion count reached";
+        update.events.push(Event::warning("TooManySucceededPods", message.to_owned()));
+    }
     update.events.push(match verdict {
         Verdict::Fails { .. } => Event::warning(known_reason(reason), message.clone()),
         Verdict::Succeeds { .. } => {
@@ -181,6 +186,8 @@ fn suspend(observed: &ObservedJob<'_>, suspended: bool, update: &mut Update) {
     let was = observed.job.has("Suspended");
     if suspended && !was {
         set(status, SUSPENDED, observed.now);
+        // As upstream: a suspended job has no start time, so that its pod template may be changed.
+        status.start_time = None;
         update.events.push(Event::normal("Suspended", "Job suspended".to_owned()));
     } else if was && !suspended {
         set(status, RESUMED, observed.now);

@@ -7,7 +7,8 @@ use jiff::Timestamp;
 
 use super::indexes::Indexes;
 use super::pods::{
-    earlier_failures, has_failed, has_succeeded, index_of, is_indexed, is_terminating, is_tracked,
+    all_earlier, earlier_failures, has_failed, has_succeeded, index_of, is_indexed, is_terminating,
+    is_tracked,
 };
 use super::policy::{self, Failure};
 use crate::object::{Job, ObjectExt, Pod};
@@ -131,7 +132,7 @@ impl<'a> ObservedJob<'a> {
         // The pod with the most failures is the last one of its index.
         let mut failed: Vec<&Arc<Pod>> = failed.into_iter().copied().collect();
         failed.sort_by_key(|pod| {
-            std::cmp::Reverse((earlier_failures(pod), pod.metadata.creation_timestamp.clone()))
+            std::cmp::Reverse((all_earlier(pod), pod.metadata.creation_timestamp.clone()))
         });
         for pod in failed {
             let Some(index) = index_of(job, pod) else { continue };
@@ -182,7 +183,8 @@ impl<'a> ObservedJob<'a> {
 
     /// Whether containers that restart in their pods have restarted too often.
     fn restarts_exceed(&self, limit: i32) -> bool {
-        let statuses = self.active().map(|pod| &pod.status);
+        let is_open = |pod: &&Arc<Pod>| matches!(pod.status.phase.as_deref(), Some("Running" | "Pending"));
+        let statuses = self.pods.iter().filter(is_open).map(|pod| &pod.status);
         let restarts = statuses
             .flat_map(|status| [&status.container_statuses, &status.init_container_statuses])
             .fold(0_i32, |sum, containers| sum.saturating_add(containers.all_restarts));

@@ -90,6 +90,7 @@ pub(crate) async fn reconcile(context: &Context, lifecycle: &Lifecycle, key: Key
 fn update_zones(context: &Context, lifecycle: &Lifecycle) {
     let nodes = context.caches.nodes.all();
     let zones = zone::all(nodes.iter().map(|node| &**node), &context.config);
+    context.config.zone_metrics.set(zones.iter().map(|(name, zone)| (name.as_str(), zone.nodes)));
     if lifecycle.update_zones(zones, &context.config, Instant::now()) {
         tracing::debug!("the rate of node evictions changed");
         nodes.iter().for_each(|node| lifecycle.queue.add(node.key()));
@@ -143,7 +144,11 @@ async fn mark_not_ready(context: &Context, pod: &Pod) -> Result<(), Error> {
     });
     match context.pods().merge(&pod.key(), Part::Status, patch).await {
         Err(Error::Request { source, .. }) if crate::error::is_not_found(&source) => Ok(()),
-        other => other.map(drop),
+        Err(error) => Err(error),
+        Ok(_) => {
+            context.record(pod, COMPONENT, Event::warning("NodeNotReady", "Node is not ready"));
+            Ok(())
+        }
     }
 }
 
@@ -158,6 +163,7 @@ async fn taint(context: &Context, lifecycle: &Lifecycle, node: &Node) -> Result<
         let written = context.writer(&context.caches.nodes).merge(&node.key(), Part::Main, patch).await?;
         if plan::is_evicting(&written) && !plan::is_evicting(node) {
             lifecycle.record_eviction(node);
+            context.config.zone_metrics.evicted(&zone::name(node));
         }
     }
     Ok(eviction.wait)

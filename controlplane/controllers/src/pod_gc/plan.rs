@@ -1,5 +1,5 @@
-//! The pods to delete: pods of nodes that do not exist or are out of service, and the oldest finished pods above the
-//! limit.
+//! The pods to delete: pods of nodes that do not exist or are out of service, terminating pods without a node, and the
+//! oldest finished pods above the limit.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,6 +41,12 @@ impl Finished {
 /// Whether the pod has finished and is not being deleted.
 pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
+}
+
+/// Whether the pod is being deleted and has no node. A finalizer keeps such a pod, and no kubelet sets its phase:
+/// without this controller a job that replaces only failed pods would wait forever.
+pub(crate) fn is_unscheduled(pod: &Pod) -> bool {
+    pod.is_being_deleted() && !pod.finished() && pod.spec.node_name.as_deref().is_none_or(str::is_empty)
 }
 
 /// Taint that an administrator sets on a node that is switched off: none of its pods runs.

@@ -1,5 +1,5 @@
-//! Deletes the pods of deleted nodes, the terminating pods of nodes that are out of service, and the oldest finished pods
-//! if there are too many.
+//! Deletes the pods of deleted nodes, the terminating pods of nodes that are out of service or without a node, and the
+//! oldest finished pods if there are too many.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::queue::{Next, Queue};
 /// Delay before the pods and volumes of a deleted node are released, because the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Queues nodes that do not exist but have pods, nodes that are out of service, and finished pods above the limit. The
-/// key of a node has no namespace.
+/// Queues nodes that do not exist but have pods, nodes that are out of service, terminating pods without a node, and
+/// finished pods above the limit. The key of a node has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -37,6 +37,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         let mut finished = finished.lock().unwrap_or_else(PoisonError::into_inner);
         let surplus = finished.observe(change.old.map(|old| &**old), change.new.map(|new| &**new));
         surplus.into_iter().for_each(|pod| own.add(pod));
+        if let Some(pod) = change.new.filter(|pod| plan::is_unscheduled(pod)) {
+            own.add(pod.key());
+        }
     });
     let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
     context.caches.pods.on_change(move |change| {
@@ -51,10 +54,11 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Reconciles one node, or deletes one finished pod.
+/// Reconciles one node, or deletes one finished or terminating pod.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     if !key.namespace.is_empty() {
-        if let Some(pod) = context.caches.pods.get(&key).filter(|pod| plan::is_finished(pod)) {
+        let is_due = |pod: &Arc<Pod>| plan::is_finished(pod) || plan::is_unscheduled(pod);
+        if let Some(pod) = context.caches.pods.get(&key).filter(is_due) {
             remove(context, &pod, None).await?;
         }
         return Ok(Next::Wait);
@@ -96,4 +100,25 @@ async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Resul
     }
     let params = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     context.pods().delete(pod, params).await.map_err(failed("delete"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_terminating_pod_without_a_node_is_marked_as_failed() {
+        for (node, writes) in [(json!(null), vec!["PATCH", "DELETE"]), (json!("a"), vec![])] {
+            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7",
+                    "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/x"]},
+                "spec": {"nodeName": node}, "status": {"phase": "Pending"}});
+            let api = TestApi::new(&[("/api/v1/namespaces/n/pods/p", pod.clone())]);
+            api.context.caches.pods.written(serde_json::from_value(pod).unwrap());
+            reconcile(&api.context, Key::new("n", "p")).await.unwrap();
+            let found = api.writes();
+            assert_eq!(found.iter().map(|write| write.method.as_str()).collect::<Vec<_>>(), writes, "{node}");
+            assert!(found.first().is_none_or(|write| write.body["status"]["phase"] == "Failed"));
+        }
+    }
 }

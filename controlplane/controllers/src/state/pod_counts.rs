@@ -94,8 +94,8 @@ fn count(all: &mut HashMap<String, HashMap<String, Groups>>, pod: &Pod, change: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coracle_watch::Event;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use kube::runtime::watcher::Event;
     use serde_json::json;
 
     fn pod(name: &str, app: &str, ready: &str, version: u64) -> Pod {

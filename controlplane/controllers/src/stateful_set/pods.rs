@@ -46,6 +46,18 @@ pub(super) fn is_available(set: &StatefulSet, pod: &Pod, now: Timestamp) -> bool
     available_at(set, pod, now).is_some_and(|at| at <= now)
 }
 
+/// The patch that gives a pod the labels of its identity again. `None` if it has its name as label, as upstream checks.
+/// Services for single pods select by this label.
+pub(super) fn identity_patch(pod: &Pod, ordinal: i32) -> Option<Value> {
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_NAME));
+    if label.is_some_and(|name| name == pod.name()) {
+        return None;
+    }
+    let labels = json!({(POD_NAME): pod.name(), (POD_INDEX): ordinal.to_string()});
+    let version = &pod.metadata.resource_version;
+    Some(json!({"metadata": {"uid": pod.uid(), "resourceVersion": version, "labels": labels}}))
+}
+
 /// A new pod with this ordinal, template and revision.
 pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revision: &str) -> Value {
     let mut pod = pod_control::from_template(set, &template.value());
@@ -83,6 +95,20 @@ pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::revision_history::template_of;
+
+    #[test]
+    fn a_pod_without_its_name_as_label_gets_it() {
+        let pod = |labels: Value| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "db-1", "uid": "p", "labels": labels}}))
+                .unwrap()
+        };
+        assert_eq!(identity_patch(&pod(json!({(POD_NAME): "db-1"})), 1), None);
+        for labels in [json!({}), json!({(POD_NAME): "db-2", (POD_INDEX): "2"})] {
+            let patch = identity_patch(&pod(labels), 1).unwrap();
+            assert_eq!(patch["metadata"]["labels"], json!({(POD_NAME): "db-1", (POD_INDEX): "1"}));
+        }
+    }
 
     #[test]
     fn a_template_with_fields_of_a_wrong_type_makes_a_pod() {
@@ -97,5 +123,27 @@ mod tests {
             assert_eq!(pod["spec"], json!({"hostname": "db-0"}), "{template}");
             assert_eq!(pod["metadata"]["generateName"], "db-", "{template}");
         }
+    }
+
+    /// CVE-2026-2270: the metadata in a revision chose the namespace and the owners of a pod.
+    #[test]
+    fn cve_2026_2270_a_revision_determines_no_namespace_and_no_owner() {
+        let set = json!({"metadata": {"name": "db", "namespace": "own", "uid": "u"}});
+        let set: StatefulSet = serde_json::from_value(set).unwrap();
+        let foreign = json!({"name": "x", "namespace": "victim", "ownerReferences": [{"uid": "v"}]});
+        let template = json!({"metadata": foreign, "spec": {"containers": [{"image": "i"}]}});
+        let revision = json!({
+            "metadata": {"name": "r"},
+            "revision": 1,
+            "data": {"metadata": foreign, "spec": {"template": template, "serviceName": "y"}},
+        });
+        let revision = serde_json::from_value(revision).unwrap();
+        let pod = new_pod(&set, 0, &template_of(&revision), "r");
+        assert_eq!(pod["spec"], json!({"containers": [{"image": "i"}], "hostname": "db-0"}));
+        let metadata = pod["metadata"].as_object().unwrap();
+        let names: std::collections::BTreeSet<&str> = metadata.keys().map(String::as_str).collect();
+        assert_eq!(names, ["generateName", "labels", "name", "ownerReferences"].into());
+        assert_eq!(metadata["name"], "db-0");
+        assert_eq!(metadata["ownerReferences"], json!([set.controller_reference()]));
     }
 }

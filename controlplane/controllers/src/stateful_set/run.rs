@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::claims::{changed_owners, claim_names, is_stale, missing};
 use super::plan::{self, Action, Snapshot, ordinals};
-use super::pods::{new_pod, ordinal};
+use super::pods::{identity_patch, new_pod, ordinal};
 use super::status::{Revisions, status};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
@@ -86,6 +86,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         Revisions { current: old.name(), update: current.revision.name(), collisions: current.collisions };
     if !set.is_being_deleted() {
         keep_claims(context, &set, &own).await?;
+        keep_identity(&control, &own).await?;
     }
     let actions = {
         let stale = |ordinal: i32| has_stale_claim(context, &set, ordinal);
@@ -163,6 +164,19 @@ async fn keep_claims(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) ->
                 context.writer(&context.caches.claims).merge(&key, Part::Main, patch).await?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Restores the labels of the pods' identity.
+async fn keep_identity(control: &PodControl<'_, StatefulSet>, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    let set = control.owner;
+    for pod in pods.iter().filter(|pod| pod.is_active()) {
+        let ordinal = ordinal(set, pod).filter(|ordinal| ordinals(set).contains(ordinal));
+        let Some(patch) = ordinal.and_then(|ordinal| identity_patch(pod, ordinal)) else { continue };
+        control.context.pods().merge(&pod.key(), Part::Main, patch).await?;
+        let message = format!("Update Pod {} in StatefulSet {} successful", pod.name(), set.name());
+        control.record(Event::normal("SuccessfulUpdate", message));
     }
     Ok(())
 }

@@ -60,9 +60,13 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             // A failed eviction does not prevent the others.
             None => {
                 let message = format!("Marking for deletion Pod {}", pod.key());
-                let event = Event::normal("TaintManagerEviction", message);
-                let why = ("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint");
-                failed = evict(context, &pod, (COMPONENT, event), why).await.err().or(failed);
+                let eviction = Eviction {
+                    component: COMPONENT,
+                    event: Event::normal("TaintManagerEviction", message),
+                    reason: "DeletionByTaintManager",
+                    message: "Taint manager: deleting due to NoExecute taint",
+                };
+                failed = evict(context, &pod, eviction).await.err().or(failed);
             }
         }
     }
@@ -72,20 +76,26 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
 }
 
-/// Deletes a pod, with an event and the condition `DisruptionTarget`. `why` is the reason and the message of the
-/// condition.
-pub(crate) async fn evict(
-    context: &Context,
-    pod: &Pod,
-    (component, event): (&'static str, Event),
-    why: (&str, &str),
-) -> Result<(), Error> {
+/// What an evicted pod is marked with.
+pub(crate) struct Eviction {
+    /// The component that records the event.
+    pub(crate) component: &'static str,
+    pub(crate) event: Event,
+    /// Reason of the condition `DisruptionTarget`.
+    pub(crate) reason: &'static str,
+    /// Message of the condition.
+    pub(crate) message: &'static str,
+}
+
+/// Deletes a pod, with an event and the condition `DisruptionTarget`.
+pub(crate) async fn evict(context: &Context, pod: &Pod, eviction: Eviction) -> Result<(), Error> {
+    let Eviction { component, event, reason, message } = eviction;
     let failed = |verb| {
         let object = format!("Pod {}", pod.key());
         move |source| Error::Request { verb, object, source }
     };
     context.record(pod, component, event);
-    let condition = disruption_target(pod, why, Timestamp::now());
+    let condition = disruption_target(pod, (reason, message), Timestamp::now());
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());
     match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await {

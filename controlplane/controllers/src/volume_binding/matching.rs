@@ -1,4 +1,5 @@
-//! Selects a volume for a claim: the volume that is reserved for the claim, otherwise the smallest one that fits.
+//! Selects a volume for a claim: the volume that is reserved for the claim, otherwise the smallest one of those that
+//! fit and have the fewest access modes.
 
 use std::sync::Arc;
 
@@ -7,14 +8,24 @@ use coracle_values::label_selector::LabelSelector;
 
 use crate::object::{Claim, ObjectExt, PersistentVolume};
 
+const TOO_SMALL: &str = "requested PV is too small";
+
 /// The reason why a claim cannot be bound to a volume, in upstream's words.
 pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {
+    let why = mismatch_of_reserved(claim, volume);
+    // In upstream's order.
+    if why != Some(TOO_SMALL) && claim.class() != volume.class() {
+        return Some("storageClassName does not match");
+    }
+    why
+}
+
+/// As [`mismatch`], for a volume that is reserved for the claim. As upstream: it may have another class. For example,
+/// an administrator reserved it by `claimRef` without a class, and the claim has the default class.
+fn mismatch_of_reserved(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {
     let requested = claim.requested().and_then(|size| Quantity::parse(&size.0).ok());
     if volume.size().zip(requested).is_some_and(|(size, requested)| size < requested) {
-        return Some("requested PV is too small");
-    }
-    if claim.class() != volume.class() {
-        return Some("storageClassName does not match");
+        return Some(TOO_SMALL);
     }
     let attributes = |name: &Option<String>| name.clone().unwrap_or_default();
     if attributes(&claim.spec.volume_attributes_class_name)
@@ -45,18 +56,20 @@ pub(crate) fn best(
         Some(Ok(selector)) => selector.matches(volume.metadata.labels.as_ref()),
         Some(Err(_)) => false,
     };
-    let fits =
-        |volume: &&Arc<PersistentVolume>| !volume.is_being_deleted() && mismatch(claim, volume).is_none();
-    let reserved = candidates.iter().filter(|volume| volume.is_for(claim)).find(fits);
+    let mut reserved = candidates.iter().filter(|volume| volume.is_for(claim) && !volume.is_being_deleted());
+    let reserved = reserved.find(|volume| mismatch_of_reserved(claim, volume).is_none());
     if only_reserved || reserved.is_some() {
         return reserved.cloned();
     }
     let free = candidates.iter().filter(|volume| {
         volume.spec.claim_ref.is_none()
             && volume.status.phase.as_deref() == Some("Available")
+            && !volume.is_being_deleted()
             && selected(volume)
+            && mismatch(claim, volume).is_none()
     });
-    free.filter(fits).min_by(|a, b| a.size().cmp(&b.size()).then_with(|| a.name().cmp(b.name()))).cloned()
+    let order = |volume: &PersistentVolume| (volume.spec.access_modes.len(), volume.size());
+    free.min_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.name().cmp(b.name()))).cloned()
 }
 
 #[cfg(test)]
@@ -107,6 +120,10 @@ mod tests {
         ] {
             assert_eq!(found(&claim(spec.clone()), &volumes), expect, "{spec}");
         }
+        // As upstream: a volume that allows less is used first, even if it is larger.
+        let volumes =
+            [volume("a", "2Gi", json!({})), volume("b", "9Gi", json!({"accessModes": ["ReadWriteOnce"]}))];
+        assert_eq!(found(&claim(json!({})), &volumes), "b");
     }
 
     #[test]
@@ -115,6 +132,15 @@ mod tests {
         let volumes = [volume("small", "2Gi", json!({})), volume("mine", "9Gi", mine)];
         assert_eq!(found(&claim(json!({})), &volumes), "mine");
         assert!(best(&claim(json!({})), &volumes[..1], true).is_none());
+        // A reserved volume may have another class, but not another mode.
+        let of_class = claim(json!({"storageClassName": "default"}));
+        assert_eq!(found(&of_class, &volumes), "mine");
+        assert_eq!(
+            best(&of_class, &volumes, true).map(|volume| volume.name().to_owned()),
+            Some("mine".to_owned())
+        );
+        assert_eq!(mismatch(&of_class, &volumes[1]), Some("storageClassName does not match"));
+        assert_eq!(found(&claim(json!({"volumeMode": "Block"})), &volumes), "");
         let old = volume("old", "2Gi", json!({"claimRef": {"namespace": "n", "name": "c", "uid": "before"}}));
         assert_eq!(found(&claim(json!({})), &[old]), "");
     }

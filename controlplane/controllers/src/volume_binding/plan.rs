@@ -75,7 +75,11 @@ pub(crate) fn claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
         return phase(observed.claim, "Pending");
     };
     if volume.spec.claim_ref.is_none() {
-        if let Some(why) = mismatch(observed.claim, volume) {
+        let why = match mismatch(observed.claim, volume) {
+            _ if volume.is_being_deleted() => Some(format!("the volume is marked for deletion \"{name}\"")),
+            why => why.map(str::to_owned),
+        };
+        if let Some(why) = why {
             let message = format!("Cannot bind to requested volume \"{name}\": {why}");
             return [phase(observed.claim, "Pending"), vec![Action::warning("VolumeMismatch", message)]]
                 .concat();
@@ -91,6 +95,10 @@ pub(crate) fn claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
 
 fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
     let claim = observed.claim;
+    let waits = observed.class.as_ref().is_some_and(|class| class.waits_for_pod());
+    if let Some(volume) = best(claim, &observed.candidates, waits) {
+        return bind(claim, &volume);
+    }
     if let (None, None, Some(default)) = (
         &claim.spec.storage_class_name,
         claim.annotation("volume.beta.kubernetes.io/storage-class"),
@@ -100,11 +108,7 @@ fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
         let patch = json!({"metadata": version(claim), "spec": {"storageClassName": default}});
         return vec![Action::PatchClaim(Part::Main, patch)];
     }
-    let waits = observed.class.as_ref().is_some_and(|class| class.waits_for_pod());
     let selected = claim.annotation(SELECTED_NODE).is_some();
-    if let Some(volume) = best(claim, &observed.candidates, waits) {
-        return bind(claim, &volume);
-    }
     let mut steps = phase(claim, "Pending");
     if waits && !selected {
         let message = "waiting for first consumer to be created before binding";
@@ -122,9 +126,8 @@ fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
         return steps;
     };
     if class.provisioner == NO_PROVISIONER {
-        let message =
-            "no persistent volumes available for this claim, and its storage class has no provisioner";
-        steps.push(Action::normal("FailedBinding", message));
+        let message = format!("no volume plugin matched name: {NO_PROVISIONER}");
+        steps.push(Action::warning("ProvisioningFailed", message));
         return steps;
     }
     if claim.annotation(PROVISIONER) != Some(&class.provisioner) {
@@ -254,8 +257,10 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
         // The claim's own reconcile completes the binding.
         return Vec::new();
     }
-    // The claim is bound to another volume. A volume that was provisioned for the claim is then superfluous.
-    if volume.annotation(PROVISIONED_BY).is_some() {
+    // The claim is bound to another volume. A volume that was provisioned for the claim is then superfluous. With
+    // another reclaim policy it is kept for other claims.
+    let is_deleted = volume.spec.persistent_volume_reclaim_policy.as_deref() == Some("Delete");
+    if is_deleted && volume.annotation(PROVISIONED_BY).is_some() {
         return released(volume);
     }
     let chosen = volume.annotation(BOUND_BY_CONTROLLER).is_some();

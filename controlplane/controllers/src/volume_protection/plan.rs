@@ -2,8 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::object::ObjectExt;
-use crate::object::{PersistentVolume, Pod};
+use crate::object::{ClaimSource, ObjectExt, PersistentVolume, Pod};
 
 /// The finalizer of claims.
 pub(crate) const CLAIM: &str = "kubernetes.io/pvc-protection";
@@ -26,9 +25,26 @@ pub(crate) fn finalizers(
 }
 
 /// Whether a pod on a node uses the claim. Nodes do not start pods whose claim is being deleted.
+///
+/// A pod that is shut down does not use the claims that were created for it: with foreground deletion it waits
+/// for them.
 pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
     pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty())
-        && pod.spec.volumes.iter().any(|volume| volume.claim_name(pod.name()) == claim)
+        && pod.spec.volumes.iter().any(|volume| {
+            let own = matches!(volume.source, ClaimSource::Template(_));
+            !(own && is_shut_down(pod)) && volume.claim_name(pod.name()) == claim
+        })
+}
+
+/// Whether the node is done with a deleted pod.
+fn is_shut_down(pod: &Pod) -> bool {
+    pod.is_being_deleted() && pod.metadata.deletion_grace_period_seconds == Some(0)
+}
+
+/// Whether a changed pod may no longer use one of its claims: it is gone, replaced by another one of its name, or
+/// shut down.
+pub(crate) fn frees_claims(old: &Pod, new: Option<&Pod>) -> bool {
+    new.is_none_or(|new| new.uid() != old.uid() || (is_shut_down(new) && !is_shut_down(old)))
 }
 
 /// Whether the volume is bound to a claim.
@@ -64,5 +80,22 @@ mod tests {
         };
         assert!(uses(&pod("n"), "c") && uses(&pod("n"), "p-b"));
         assert!(!uses(&pod(""), "c") && !uses(&pod("n"), "p-e"));
+    }
+
+    #[test]
+    fn a_pod_that_is_shut_down_does_not_use_its_own_claims() {
+        let pod = |grace: i64| -> Pod {
+            let deleted = "2026-01-01T00:00:00Z";
+            serde_json::from_value(json!({
+                "metadata": {"name": "p", "deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace},
+                "spec": {"nodeName": "n", "volumes": [
+                    {"name": "a", "persistentVolumeClaim": {"claimName": "c"}},
+                    {"name": "b", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}]}}))
+            .unwrap()
+        };
+        assert!(uses(&pod(30), "c") && uses(&pod(30), "p-b"));
+        assert!(uses(&pod(0), "c") && !uses(&pod(0), "p-b"));
+        assert!(frees_claims(&pod(30), Some(&pod(0))) && frees_claims(&pod(0), None));
+        assert!(!frees_claims(&pod(30), Some(&pod(30))) && !frees_claims(&pod(0), Some(&pod(0))));
     }
 }

@@ -12,7 +12,8 @@ use crate::object::{Key, Object, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
 use crate::write::{Part, Writer};
 
-/// Queues changed claims and volumes, and the claims of deleted pods. The key of a volume has no namespace.
+/// Queues changed claims and volumes, and the claims of pods that are gone or shut down. The key of a volume has no
+/// namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.claims.on_change(move |change| {
@@ -28,7 +29,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let own = queue.clone();
     context.caches.pods.on_change(move |change| {
-        if let (Some(pod), None) = (change.old, change.new) {
+        let new = change.new.map(|new| &**new);
+        if let Some(pod) = change.old.filter(|old| plan::frees_claims(old, new)) {
             for volume in pod.spec.volumes.iter() {
                 own.add(Key::new(pod.namespace(), &volume.claim_name(pod.name())));
             }

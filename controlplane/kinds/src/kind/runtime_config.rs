@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::go;
+
 use super::built_in;
 use crate::resource::{Resource, Resources};
 
@@ -158,12 +160,11 @@ fn check_key(key: &str) -> Result<(), RuntimeConfigError> {
 
 /// The value of an entry, as `strconv.ParseBool` reads it.
 fn enabled(key: &str, value: &str) -> Result<bool, RuntimeConfigError> {
-    match value {
-        "" if !CLASSES.contains(&key) => Ok(true),
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(RuntimeConfigError::Value { key: key.to_owned(), value: value.to_owned() }),
+    if value.is_empty() && !CLASSES.contains(&key) {
+        return Ok(true);
     }
+    let invalid = || RuntimeConfigError::Value { key: key.to_owned(), value: value.to_owned() };
+    go::parse_bool(value).ok_or_else(invalid)
 }
 
 #[cfg(test)]

@@ -51,7 +51,6 @@ const BASELINE: &[Row] = &[
             (27, baseline::sysctls_1_27),
             (29, baseline::sysctls_1_29),
             (32, baseline::sysctls_1_32),
-            (37, baseline::sysctls_1_37),
         ],
     ),
     row("windowsHostProcess", &[(0, baseline::host_process)]),

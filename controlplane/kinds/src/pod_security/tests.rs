@@ -162,7 +162,6 @@ fn a_version_selects_the_checks_of_its_time() {
         ("net.ipv4.ip_local_reserved_ports", 27),
         ("net.ipv4.tcp_fin_timeout", 29),
         ("net.ipv4.tcp_wmem", 32),
-        ("net.ipv4.tcp_notsent_lowat", 37),
     ] {
         assert!(!sysctl(name, &format!("v1.{}", first - 1)), "{name}");
         assert!(
@@ -170,6 +169,7 @@ fn a_version_selects_the_checks_of_its_time() {
             "{name}"
         );
     }
+    assert!(!sysctl("net.ipv4.tcp_notsent_lowat", "latest"), "allowed since v1.37 only");
     let probe = json!({"tcpSocket": {"host": "h"}});
     assert_eq!(with("/containers/0/livenessProbe", probe, "restricted", "v1.33"), "");
     assert_eq!(with("/securityContext/runAsUser", json!(0), "restricted", "v1.22"), "");

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::model::{Definition, Property, Schemas, ValueType, schemas};
-use coracle_values::Quantity;
+use coracle_values::{Quantity, go};
 
 /// Maximum number of recorded unknown fields: the path of each can be as long as the object's text.
 const MAX_NOTES: usize = 100;
@@ -97,7 +97,7 @@ pub(super) fn conform(definition: &'static Definition, value: &mut Value) -> Res
     let Value::Object(map) = value else {
         return Err(format!(
             "json: cannot unmarshal {} into Go value of type {}",
-            go_value(value),
+            go::json_kind(value),
             definition.go_type()
         ));
     };
@@ -113,7 +113,7 @@ pub(super) fn conform_field(
 ) -> Result<Vec<String>, String> {
     let mut check = Check { schemas: schemas(), unknown: Vec::new() };
     let Value::Object(map) = value else {
-        let (found, wanted) = (go_value(value), definition.go_type());
+        let (found, wanted) = (go::json_kind(value), definition.go_type());
         return Err(format!("json: cannot unmarshal {found} into Go struct field .{field} of type {wanted}"));
     };
     check.object(definition, map, &ValuePath::root(field))?;
@@ -219,7 +219,7 @@ impl Check {
                 place.plain()
             )),
             (ValueType::IntOrString, _) => {
-                Err(format!("json: cannot unmarshal {} into Go value of type int32", go_value(value)))
+                Err(format!("json: cannot unmarshal {} into Go value of type int32", go::json_kind(value)))
             }
             _ => Err(self.mismatch(value_type, value, place)),
         }
@@ -230,7 +230,7 @@ impl Check {
             "json: cannot unmarshal {} into Go struct field {}.{} of type {}",
             match value_type {
                 ValueType::Int32 | ValueType::Int64 => go_number(value),
-                _ => go_value(value).to_owned(),
+                _ => go::json_kind(value).to_owned(),
             },
             place.owner(),
             place.plain(),
@@ -311,21 +311,10 @@ fn base64_offset(text: &str, error: &base64::DecodeError) -> usize {
     }
 }
 
-pub(super) fn go_value(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
 /// A number that does not fit, with all its digits.
 fn go_number(value: &Value) -> String {
     match value {
         Value::Number(number) => format!("number {number}"),
-        _ => go_value(value).to_owned(),
+        _ => go::json_kind(value).to_owned(),
     }
 }

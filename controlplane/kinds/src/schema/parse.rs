@@ -8,6 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use super::Parsed;
 use super::order::PathHash;
+use super::tree_path::TreePath;
 
 /// Maximum number of recorded duplicates: the path of each can be as long as the text.
 const MAX_NOTES: usize = 100;
@@ -17,32 +18,15 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, serde_json::Error> {
     let duplicates = RefCell::new(Vec::new());
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let keys = RefCell::new(Vec::new());
-    let seed = Seed { path: &Path::Root, hash: PathHash::default(), duplicates: &duplicates, keys: &keys };
+    let seed =
+        Seed { path: &TreePath::Root, hash: PathHash::default(), duplicates: &duplicates, keys: &keys };
     let value = seed.deserialize(&mut reader)?;
     reader.end()?;
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: keys.into_inner() })
 }
 
-/// The position of the parser in the tree: a chain on the stack, formatted only when needed.
-enum Path<'a> {
-    Root,
-    Field(&'a Path<'a>, &'a str),
-    Item(&'a Path<'a>, usize),
-}
-
-impl fmt::Display for Path<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Path::Root => Ok(()),
-            Path::Field(Path::Root, name) => write!(f, "{name}"),
-            Path::Field(parent, name) => write!(f, "{parent}.{name}"),
-            Path::Item(parent, index) => write!(f, "{parent}[{index}]"),
-        }
-    }
-}
-
 struct Seed<'a> {
-    path: &'a Path<'a>,
+    path: &'a TreePath<'a>,
     hash: PathHash,
     duplicates: &'a RefCell<Vec<String>>,
     keys: &'a RefCell<Vec<u64>>,
@@ -90,7 +74,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
         loop {
-            let path = Path::Item(self.path, list.len());
+            let path = TreePath::Item(self.path, list.len());
             let hash = self.hash.item(list.len());
             let Some(item) = items.next_element_seed(Seed { path: &path, hash, ..self })? else {
                 return Ok(Value::Array(list));
@@ -102,7 +86,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
         while let Some(name) = entries.next_key::<String>()? {
-            let path = Path::Field(self.path, &name);
+            let path = TreePath::Field(self.path, &name);
             let hash = self.hash.field(&name);
             self.keys.borrow_mut().push(hash.value());
             let value = entries.next_value_seed(Seed { path: &path, hash, ..self })?;

@@ -1,5 +1,6 @@
 //! Checks values whose types no generated definition has: fields of former API versions.
 
+use coracle_values::go;
 use serde_json::Value;
 
 use super::{canonical, check, model};
@@ -65,7 +66,7 @@ pub(crate) fn conform(
         }
         (shape, value) => Err(format!(
             "json: cannot unmarshal {} into Go struct field {path} of type {}",
-            check::go_value(value),
+            go::json_kind(value),
             shape.go_type()
         )),
     }

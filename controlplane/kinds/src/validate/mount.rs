@@ -10,14 +10,14 @@ use super::volume::Volumes;
 use super::{Causes, Path, items, text};
 
 /// The names and the paths of a list of mounts or devices.
-struct Taken<'a> {
+struct MountNames<'a> {
     names: HashSet<&'a str>,
     paths: HashSet<&'a str>,
 }
 
-impl<'a> Taken<'a> {
+impl<'a> MountNames<'a> {
     fn of(list: &'a Value, path: &str) -> Self {
-        Taken {
+        MountNames {
             names: items(list).map(|(_, one)| text(&one["name"])).collect(),
             paths: items(list).map(|(_, one)| text(&one[path])).collect(),
         }
@@ -26,16 +26,16 @@ impl<'a> Taken<'a> {
 
 /// Checks the mounts and the block devices of a container.
 pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes<'_>) {
-    let devices = Taken::of(&container["volumeDevices"], "devicePath");
+    let devices = MountNames::of(&container["volumeDevices"], "devicePath");
     mounts(causes, &path.field("volumeMounts"), (container, &devices), volumes);
-    let mounts = Taken::of(&container["volumeMounts"], "mountPath");
+    let mounts = MountNames::of(&container["volumeMounts"], "mountPath");
     self::devices(causes, &path.field("volumeDevices"), (container, &mounts), volumes);
 }
 
 fn mounts(
     causes: &mut Causes,
     path: &Path,
-    (container, devices): (&Value, &Taken<'_>),
+    (container, devices): (&Value, &MountNames<'_>),
     volumes: &Volumes<'_>,
 ) {
     let mut paths = HashSet::new();
@@ -104,7 +104,7 @@ fn recursive(causes: &mut Causes, path: &Path, mount: &Value) {
 fn devices(
     causes: &mut Causes,
     path: &Path,
-    (container, mounts): (&Value, &Taken<'_>),
+    (container, mounts): (&Value, &MountNames<'_>),
     volumes: &Volumes<'_>,
 ) {
     let (mut names, mut paths) = (HashSet::new(), HashSet::new());

@@ -36,7 +36,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
         causes.invalid(&path.field("qosClass"), &text(class).into(), "field is immutable");
     }
     for (list, containers) in ENDED {
-        restarts(causes, &path.field(list), (&status[list], &before[list]), (&old["spec"], containers));
+        restarts(causes, new, old, list, containers);
     }
     container_status::all(causes, &path, new);
     addresses(causes, &path.field("podIPs"), &status["podIPs"], &before["podIPs"]);
@@ -49,18 +49,17 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of containers that may not start again. `list` is their field in the spec; `None`: they never may.
-fn restarts(
-    causes: &mut Causes,
-    path: &Path,
-    (new, old): (&Value, &Value),
-    (spec, list): (&Value, Option<&str>),
-) {
-    if list.is_some() && restart::may_restart_all(spec) {
+/// Refuses the restart of containers that may not start again. `list` is the field with their states in the status,
+/// and `containers` their field in the spec; `None`: they never may.
+fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
+    let spec = &old["spec"];
+    if containers.is_some() && restart::may_restart_all(spec) {
         return;
     }
-    let (statuses, containers) = (by_name(new), list.map(|list| by_name(&spec[list])).unwrap_or_default());
-    for (index, before) in items(old) {
+    let path = Path::root("status").field(list);
+    let statuses = by_name(&new["status"][list]);
+    let containers = containers.map(|field| by_name(&spec[field])).unwrap_or_default();
+    for (index, before) in items(&old["status"][list]) {
         let Some(code) = before["state"]["terminated"]["exitCode"].as_i64() else { continue };
         let container = containers.get(&before["name"]);
         let may_start = container.is_some_and(|container| restart::restarts_after(spec, container, code));

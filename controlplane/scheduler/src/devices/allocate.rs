@@ -6,6 +6,7 @@ mod result;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use coracle_cel::Program;
 use coracle_values::object::ObjectExt;
@@ -25,6 +26,18 @@ use crate::node_properties::NodeProperties;
 const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MAX_STEPS: usize = 20_000;
+
+/// Maximum work of the searches on all nodes for one attempt to schedule a pod, in units of the cost of CEL: a few
+/// seconds. The users of a namespace write the selectors and constraints of claims.
+const MAX_WORK: u64 = 100_000_000;
+/// The work to read the attributes of a device for a selector, or to try a device.
+const DEVICE_WORK: u64 = 100;
+const TOO_MUCH_WORK: &str =
+    "the search for devices took too long; simplify the selectors and constraints of the claims";
+
+/// The work of the searches for the devices of one pod, in units of the cost of CEL.
+#[derive(Debug, Default)]
+pub(super) struct Work(AtomicU64);
 
 /// The reason why a search ended without a result.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,6 +68,8 @@ pub(super) struct Allocator<'a> {
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
     selections: HashMap<*const Exact, Selection<'a>>,
     steps: usize,
+    /// The work of the searches for the pod until now.
+    work: &'a Work,
 }
 
 /// The devices that a request selects, in the order of the search.
@@ -92,6 +107,18 @@ struct Chosen<'a> {
     consumes_counters: bool,
 }
 
+// === impl Work ===
+
+impl Work {
+    fn add(&self, cost: u64) {
+        self.0.fetch_add(cost, Ordering::Relaxed);
+    }
+
+    fn is_too_much(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > MAX_WORK
+    }
+}
+
 // === impl Failure ===
 
 impl From<Failure> for String {
@@ -126,7 +153,7 @@ impl<'a> Allocator<'a> {
         classes: &'a HashMap<String, Class>,
         slices_of_pools: &'a Slices,
         in_use: &'a Allocated,
-        node: &'a NodeProperties,
+        (node, work): (&'a NodeProperties, &'a Work),
     ) -> Self {
         let (mut candidates, mut conditional) = (Vec::new(), Vec::new());
         let (mut incomplete, mut counters) = (None, Counters::default());
@@ -156,7 +183,7 @@ impl<'a> Allocator<'a> {
         }
         candidates.append(&mut conditional);
         let (programs, selections) = (HashMap::new(), HashMap::new());
-        Self { classes, candidates, incomplete, in_use, counters, node, programs, selections, steps: 0 }
+        Self { classes, candidates, incomplete, in_use, counters, node, programs, selections, steps: 0, work }
     }
 
     /// The allocation of each claim. `None` if there are not enough devices.
@@ -234,6 +261,10 @@ impl<'a> Allocator<'a> {
             if self.steps > MAX_STEPS {
                 let why = "search for devices exceeded its limit; simplify the claims";
                 return Err(Failure::Node(why.to_owned()));
+            }
+            self.work.add(DEVICE_WORK);
+            if self.work.is_too_much() {
+                return Err(Failure::Claim(TOO_MUCH_WORK.to_owned()));
             }
             if chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
@@ -342,7 +373,12 @@ impl<'a> Allocator<'a> {
             let program = self.programs.entry(cel.expression.clone());
             let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
             let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
-            let is_selected = expression::selects(program, &candidate.slice.spec.driver, candidate.device);
+            if self.work.is_too_much() {
+                return Err(TOO_MUCH_WORK.to_owned());
+            }
+            let (is_selected, cost) =
+                expression::selects(program, &candidate.slice.spec.driver, candidate.device);
+            self.work.add(cost.saturating_add(DEVICE_WORK));
             if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
                 return Ok(false);
             }
@@ -410,10 +446,48 @@ mod tests {
         let (slices, node) = (Slices::default(), NodeProperties::default());
         let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
         let in_use = Allocated::default();
-        let mut allocator = Allocator::new(&classes, &slices, &in_use, &node);
+        let work = Work::default();
+        let mut allocator = Allocator::new(&classes, &slices, &in_use, (&node, &work));
         let claim = Claim::default();
         let first = allocator.selected(&exact, &claim).unwrap();
         let second = allocator.selected(&exact, &claim).unwrap();
         assert!(Arc::ptr_eq(&first.devices, &second.devices));
+    }
+
+    #[test]
+    fn the_work_of_the_searches_for_a_pod_is_limited() {
+        let class = |selectors: Value| -> Class {
+            serde_json::from_value(json!({"metadata": {"name": "gpu"}, "spec": {"selectors": selectors}}))
+                .unwrap()
+        };
+        let slice = json!({"metadata": {"name": "s"}, "spec": {"driver": "d", "nodeName": "a",
+            "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "one"}]}});
+        let mut slices = Slices::default();
+        slices.insert(serde_json::from_value(slice).unwrap());
+        let node = NodeProperties { name: "a".to_owned(), ..NodeProperties::default() };
+        let (in_use, work) = (Allocated::default(), Work::default());
+
+        let [first, second] =
+            [(); 2].map(|()| Exact { device_class_name: "gpu".to_owned(), ..Exact::default() });
+        let claim = Claim::default();
+        let selectors = json!([{"cel": {"expression": "device.driver == 'd'"}}]);
+        let classes = HashMap::from([("gpu".to_owned(), class(selectors))]);
+        let mut allocator = Allocator::new(&classes, &slices, &in_use, (&node, &work));
+        assert_eq!(allocator.selected(&first, &claim).unwrap().devices.len(), 1);
+        let done = work.0.load(Ordering::Relaxed);
+        assert!(done > DEVICE_WORK, "{done}");
+        work.add(MAX_WORK);
+        assert!(allocator.selected(&second, &claim).unwrap().fault.is_some());
+        assert!(work.0.load(Ordering::Relaxed) < MAX_WORK + 2 * done, "nothing was evaluated");
+
+        // Devices that are tried count, too.
+        let classes = HashMap::from([("gpu".to_owned(), class(json!([])))]);
+        let claim = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [
+            {"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}});
+        let claims: [Claim; 1] = [serde_json::from_value(claim).unwrap()];
+        let search =
+            |work: &Work| Allocator::new(&classes, &slices, &in_use, (&node, work)).allocate(&claims);
+        assert_eq!(search(&work), Err(Failure::Claim(TOO_MUCH_WORK.to_owned())));
+        assert!(search(&Work::default()).unwrap().is_some());
     }
 }

@@ -27,6 +27,14 @@ pub(crate) struct UnusableClaim {
     pub(crate) is_former: bool,
 }
 
+/// The allocation of a claim that does not exist yet.
+#[derive(Clone, Copy)]
+struct NewAllocation<'a> {
+    /// The key that stands for the claim.
+    key: &'a Key,
+    allocation: &'a Value,
+}
+
 /// Writes the allocations into the claims, and the pod into `reservedFor` of the claims. Creates the claim for the pod's
 /// extended resources. Returns the keys of the claims. After an error the claims are as before.
 pub(crate) async fn bind(
@@ -54,9 +62,10 @@ async fn bind_all(
     let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     for (key, allocation) in reserved {
         if let Some(allocation) = allocation.as_ref().filter(|_| extended::is_uncreated(key)) {
-            let created = create(client, devices, pod, (key, allocation)).await?;
+            let new = NewAllocation { key, allocation };
+            let created = create(client, devices, pod, new).await?;
             keys.push(created.key());
-            allocate(client, devices, pod, created, (key, allocation)).await?;
+            allocate(client, devices, pod, created, new).await?;
             continue;
         }
         keys.push(key.clone());
@@ -81,7 +90,7 @@ async fn create(
     client: &Client,
     devices: &Devices,
     pod: &Pod,
-    (key, allocation): (&Key, &Value),
+    NewAllocation { key, allocation }: NewAllocation<'_>,
 ) -> Result<Claim, BindError> {
     let object = {
         let state = devices.lock();
@@ -101,7 +110,7 @@ async fn allocate(
     devices: &Devices,
     pod: &Pod,
     created: Claim,
-    (key, allocation): (&Key, &Value),
+    NewAllocation { key, allocation }: NewAllocation<'_>,
 ) -> Result<(), BindError> {
     let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     let status = devices.lock().new_claims.get(key).map(|new| new.pod_status(created.name()));
@@ -118,12 +127,24 @@ async fn allocate(
 /// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. Called if the pod
 /// was not bound: otherwise its devices would stay reserved without use. Errors are logged, because the pod is scheduled
 /// again in any case.
+///
+/// A bound pod keeps its claims, as in [`deallocate`].
 pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
+    // If this request fails, the following ones most likely fail, too.
+    if matches!(find(client, pod).await, Ok(Some(latest)) if latest.node().is_some()) {
+        return;
+    }
     for key in keys {
         if let Err(error) = unreserve_one(client, devices, pod, key).await {
             tracing::debug!(claim = key.name, namespace = key.namespace, %error, "cannot release a claim");
         }
     }
+}
+
+/// The latest version of the pod. `None` if it was deleted.
+async fn find(client: &Client, pod: &Pod) -> Result<Option<Pod>, Error> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
+    Ok(pods.get_opt(pod.name()).await?.filter(|latest| latest.uid() == pod.uid()))
 }
 
 async fn unreserve_one(client: &Client, devices: &Devices, pod: &Pod, key: &Key) -> Result<(), Error> {
@@ -189,9 +210,7 @@ async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> 
 /// A bound pod keeps its claims. The scheduler may not know yet that it is bound: the answer to the binding can be lost,
 /// and the watch can be behind.
 pub(crate) async fn deallocate(client: &Client, pod: &Pod, unusable: &UnusableClaim) -> Result<(), Error> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
-    let latest = pods.get_opt(pod.name()).await?;
-    if latest.is_none_or(|latest| latest.uid() != pod.uid() || latest.node().is_some()) {
+    if find(client, pod).await?.is_none_or(|latest| latest.node().is_some()) {
         return Ok(());
     }
     let claim = &unusable.claim;

@@ -349,7 +349,8 @@ mod tests {
         bind::deallocate(&server(json!(null), sender.clone()), &pod, &unusable).await.unwrap();
         let patch = patches.recv().await.unwrap();
         assert_eq!(patch["metadata"], json!({"uid": "c", "resourceVersion": "6"}));
-        bind::deallocate(&server(json!("n"), sender), &pod, &unusable).await.unwrap();
+        bind::deallocate(&server(json!("n"), sender.clone()), &pod, &unusable).await.unwrap();
+        bind::unreserve(&server(json!("n"), sender), &devices, &pod, &[unusable.key()]).await;
         assert!(patches.try_recv().is_err(), "the pod is bound");
     }
 

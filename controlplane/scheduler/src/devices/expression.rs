@@ -37,8 +37,8 @@ pub(super) fn compile(source: &str) -> Result<Program, String> {
     }
 }
 
-/// Whether the expression selects the device.
-pub(super) fn selects(program: &Program, driver: &str, device: &Device) -> Result<bool, String> {
+/// Whether the expression selects the device, and the cost of the evaluation.
+pub(super) fn selects(program: &Program, driver: &str, device: &Device) -> (Result<bool, String>, u64) {
     let attributes = domains(driver, &device.attributes, attribute);
     let capacity = domains(driver, &device.capacity, |value| {
         let text = value["value"].as_str()?;
@@ -52,11 +52,13 @@ pub(super) fn selects(program: &Program, driver: &str, device: &Device) -> Resul
     ];
     let fields: BTreeMap<Key, Cel<'static>> =
         fields.into_iter().map(|(name, value)| (Key::String(name.to_owned()), value)).collect();
-    match program.evaluate(&[("device", Cel::Map(Arc::new(fields)))]).0 {
+    let (result, cost) = program.evaluate(&[("device", Cel::Map(Arc::new(fields)))]);
+    let selected = match result {
         Ok(Cel::Bool(selected)) => Ok(selected),
         Ok(_) => Err("CEL expression did not return a bool".to_owned()),
         Err(error) => Err(error.to_string()),
-    }
+    };
+    (selected, cost)
 }
 
 fn attribute(value: &Value) -> Option<Cel<'static>> {

@@ -1,9 +1,11 @@
 //! Extended resources that device classes provide: the scheduler allocates devices for them in a claim that it creates.
 //! Source: `extendeddynamicresources.go` of upstream's plugin DynamicResources.
 //!
-//! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides it.
+//! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt, controller_of};
@@ -22,7 +24,7 @@ pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-cl
 const UNCREATED: &str = "<extended-resources>/";
 /// Maximum number of requests of a claim, as in the API.
 const REQUESTS_MAX: usize = 32;
-/// Maximum number of mappings. The pod's status could not hold many more, and they are computed for each node.
+/// Maximum number of mappings. The pod's status could not hold many more.
 const MAPPINGS_MAX: usize = 4096;
 
 /// The extended resources of a pod. A device class provides at least one of them.
@@ -32,6 +34,8 @@ pub(super) struct Extended {
     amounts: BTreeMap<String, i128>,
     /// The resources that device classes provide.
     of_classes: BTreeSet<String>,
+    /// The requests of these resources. They are the same for all nodes.
+    requests: BTreeMap<String, OfResource>,
     containers: Vec<ContainerRequests>,
     /// The claim of an earlier attempt to bind the pod.
     former: Option<Key>,
@@ -52,8 +56,8 @@ struct ContainerRequests {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NewClaim {
     pub(super) claim: Claim,
-    /// The requests of each container and resource, as in the pod's status.
-    pub(super) mappings: Vec<Mapping>,
+    /// For each resource, the requests of the containers, as in the pod's status.
+    pub(super) mappings: Vec<Arc<[Mapping]>>,
 }
 
 /// A request from which a container gets devices for a resource.
@@ -65,11 +69,11 @@ pub(super) struct Mapping {
 }
 
 /// The requests of one resource.
-#[derive(Default)]
+#[derive(Clone, Debug)]
 struct OfResource {
     /// The index of the container, the name and the number of devices.
     requests: Vec<(usize, String, i64)>,
-    mappings: Vec<Mapping>,
+    mappings: Arc<[Mapping]>,
 }
 
 /// Whether a resource is an extended one, or that of a class. Source: `IsDRAExtendedResourceName`.
@@ -116,6 +120,34 @@ impl PodDevices {
 impl State {
     /// The extended resources of a pod, if a class provides one of them.
     pub(super) fn extended(&self, pod: &Pod) -> Option<Extended> {
+        let (amounts, of_classes) = self.extended_amounts(pod)?;
+        let inits = pod.spec.init_containers.iter().flatten();
+        let inits = inits.map(|container| ContainerRequests::of(container, !is_sidecar(container)));
+        let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
+        let containers: Vec<ContainerRequests> = inits.chain(others).collect();
+        let (mut requests, mut mapped) = (BTreeMap::new(), 0);
+        // With more mappings the pod gets no claim.
+        for name in &of_classes {
+            if mapped > MAPPINGS_MAX {
+                break;
+            }
+            let found = OfResource::of(&containers, name);
+            mapped += found.mappings.len();
+            requests.insert(name.clone(), found);
+        }
+        let key = uncreated(pod.namespace(), pod.uid());
+        let former = self.former_claim(pod).cloned();
+        Some(Extended { amounts, of_classes, requests, containers, former, key })
+    }
+
+    /// Whether a class provides an extended resource of the pod.
+    pub(super) fn provides_extended(&self, pod: &Pod) -> bool {
+        self.extended_amounts(pod).is_some()
+    }
+
+    /// The amounts of a pod's extended resources by name, and the resources that classes provide. `None` if classes
+    /// provide none of them.
+    fn extended_amounts(&self, pod: &Pod) -> Option<(BTreeMap<String, i128>, BTreeSet<String>)> {
         if !requests_extended(pod) {
             return None;
         }
@@ -124,12 +156,7 @@ impl State {
         let of_classes = amounts.keys().filter(|name| self.classes.of_resource(name).is_some());
         let of_classes: BTreeSet<String> = of_classes.cloned().collect();
         of_classes.first()?;
-        let inits = pod.spec.init_containers.iter().flatten();
-        let inits = inits.map(|container| ContainerRequests::of(container, !is_sidecar(container)));
-        let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
-        let key = uncreated(pod.namespace(), pod.uid());
-        let former = self.former_claim(pod).cloned();
-        Some(Extended { amounts, of_classes, containers: inits.chain(others).collect(), former, key })
+        Some((amounts, of_classes))
     }
 
     /// The claim for the pod's extended resources of an earlier attempt to bind the pod.
@@ -214,7 +241,7 @@ impl Extended {
         if self.former.is_some() {
             return Err("cannot schedule extended resource claim".to_owned());
         }
-        let (mut requests, mut mappings) = (Vec::new(), Vec::new());
+        let (mut requests, mut mappings, mut mapped) = (Vec::new(), Vec::new(), 0);
         for resource in self.amounts.keys() {
             let allocatable = node.allocatable.others.get(resource);
             let is_lacking = allocatable.is_none_or(|amount| *amount == 0);
@@ -224,7 +251,9 @@ impl Extended {
                     if self.containers.iter().any(|one| one.amounts.get(resource) == Some(&None)) {
                         return Err("cannot allocate all claims".to_owned());
                     }
-                    let found = self.of_resource(resource);
+                    // The class may be newer than the pod's requests.
+                    let found = self.requests.get(resource).cloned();
+                    let found = found.unwrap_or_else(|| OfResource::of(&self.containers, resource));
                     requests.extend(found.requests.into_iter().map(|(_, name, count)| {
                         let exact = Exact {
                             device_class_name: class.to_owned(),
@@ -234,8 +263,9 @@ impl Extended {
                         };
                         Request { name, exactly: Some(exact), ..Request::default() }
                     }));
-                    mappings.extend(found.mappings);
-                    if requests.len() > REQUESTS_MAX || mappings.len() > MAPPINGS_MAX {
+                    mapped += found.mappings.len();
+                    mappings.push(found.mappings);
+                    if requests.len() > REQUESTS_MAX || mapped > MAPPINGS_MAX {
                         return Err("cannot allocate all claims".to_owned());
                     }
                 }
@@ -256,28 +286,32 @@ impl Extended {
         claim.spec.devices.requests = requests;
         Ok(Some(NewClaim { claim, mappings }))
     }
+}
 
-    /// The requests and mappings of a resource. Init containers that end share one request, and first use the devices of
-    /// the containers after them. Source: `createRequestsAndMappings`.
-    fn of_resource(&self, resource: &str) -> OfResource {
-        let mut found = OfResource::default();
-        for (index, container) in self.containers.iter().enumerate().filter(|(_, one)| !one.is_short_lived) {
+// === impl OfResource ===
+
+impl OfResource {
+    /// The requests and mappings of a resource. Init containers that end share one request, and first use the devices
+    /// of the containers after them. Source: `createRequestsAndMappings`.
+    fn of(containers: &[ContainerRequests], resource: &str) -> Self {
+        let (mut requests, mut all) = (Vec::new(), Vec::new());
+        for (index, container) in containers.iter().enumerate().filter(|(_, one)| !one.is_short_lived) {
             let Some((name, count)) = container.request(index, resource) else { continue };
-            found.mappings.push(container.mapping(resource, &name));
-            found.requests.push((index, name, count));
+            all.push(container.mapping(resource, &name));
+            requests.push((index, name, count));
         }
         // A claim cannot have so many requests. Each of them could have a mapping for each init container.
-        if found.requests.len() > REQUESTS_MAX {
-            return found;
+        if requests.len() > REQUESTS_MAX {
+            return Self { requests, mappings: all.into() };
         }
         let (mut largest, mut own, mut mappings) =
             (None::<(usize, String, i64)>, BTreeSet::new(), Vec::new());
-        for (index, container) in self.containers.iter().enumerate().filter(|(_, one)| one.is_short_lived) {
+        for (index, container) in containers.iter().enumerate().filter(|(_, one)| one.is_short_lived) {
             if mappings.len() > MAPPINGS_MAX {
                 break;
             }
             let Some((name, count)) = container.request(index, resource) else { continue };
-            let count = count - container.reuse(index, &found.requests, (resource, count), &mut mappings);
+            let count = count - container.reuse(index, &requests, (resource, count), &mut mappings);
             if count <= 0 {
                 continue;
             }
@@ -292,9 +326,9 @@ impl Extended {
                 mapping.request.clone_from(name);
             }
         }
-        found.mappings.extend(mappings);
-        found.requests.extend(largest);
-        found
+        all.extend(mappings);
+        requests.extend(largest);
+        Self { requests, mappings: all.into() }
     }
 }
 
@@ -359,7 +393,7 @@ impl NewClaim {
 
     /// The field `extendedResourceClaimStatus` of the pod's status. `name` is that of the created claim.
     pub(super) fn pod_status(&self, name: &str) -> Value {
-        let mappings = self.mappings.iter().map(|one| {
+        let mappings = self.mappings.iter().flat_map(|mappings| mappings.iter()).map(|one| {
             json!({"containerName": one.container, "resourceName": one.resource, "requestName": one.request})
         });
         json!({"resourceClaimName": name, "requestMappings": mappings.collect::<Vec<_>>()})
@@ -409,7 +443,8 @@ mod tests {
     }
 
     fn mappings(claim: &NewClaim) -> Vec<(&str, &str)> {
-        claim.mappings.iter().map(|one| (one.container.as_str(), one.request.as_str())).collect()
+        let mappings = claim.mappings.iter().flat_map(|mappings| mappings.iter());
+        mappings.map(|one| (one.container.as_str(), one.request.as_str())).collect()
     }
 
     #[test]
@@ -507,9 +542,18 @@ mod tests {
         few.truncate(REQUESTS_MAX - 1);
         let spec = json!({"initContainers": inits, "containers": few});
         let extended = state().extended(&fixture::pod("p", spec)).unwrap();
-        assert!(extended.of_resource(GPU).mappings.len() <= MAPPINGS_MAX + 2 * REQUESTS_MAX);
+        assert!(extended.requests[GPU].mappings.len() <= MAPPINGS_MAX + 2 * REQUESTS_MAX);
         let refused = extended.claim(&state().classes, &NodeProperties::default());
         assert_eq!(refused, Err("cannot allocate all claims".to_owned()));
+    }
+
+    #[test]
+    fn the_mappings_are_computed_once_for_all_nodes() {
+        let state = state();
+        let pod = fixture::pod("p", json!({"containers": [container("a", json!({GPU: "1"}))]}));
+        let extended = state.extended(&pod).unwrap();
+        let claim = || extended.claim(&state.classes, &NodeProperties::default()).unwrap().unwrap();
+        assert!(Arc::ptr_eq(&claim().mappings[0], &claim().mappings[0]));
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 
 use coracle_values::object::ObjectExt;
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use kube::Client;
-use kube::runtime::watcher::Event;
 
 use super::object::{Claim, Class, Slice};
 use super::{Devices, State};
 use crate::object::is_older;
-use crate::watch::{stream, watch_config};
+use crate::watch::stream;
 
 /// Keeps the state up to date. Never returns.
 pub(crate) async fn run(client: Client, devices: Devices) {
@@ -18,7 +18,7 @@ pub(crate) async fn run(client: Client, devices: Devices) {
 }
 
 async fn claims(client: &Client, devices: &Devices) {
-    let mut events = stream::<Claim>(client, watch_config());
+    let mut events = stream::<Claim>(client, Config::control_plane());
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
         devices.apply(|state| match event {
@@ -49,7 +49,7 @@ async fn claims(client: &Client, devices: &Devices) {
 }
 
 async fn classes(client: &Client, devices: &Devices) {
-    let mut events = stream::<Class>(client, watch_config());
+    let mut events = stream::<Class>(client, Config::control_plane());
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
         devices.apply(|state| match event {
@@ -71,7 +71,7 @@ async fn classes(client: &Client, devices: &Devices) {
 }
 
 async fn slices(client: &Client, devices: &Devices) {
-    let mut events = stream::<Slice>(client, watch_config());
+    let mut events = stream::<Slice>(client, Config::control_plane());
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
         devices.apply(|state| match event {

@@ -689,8 +689,8 @@ async fn a_claim_is_created_for_extended_resources_and_deleted_if_the_pod_is_not
         assert!(state.assumed.is_empty());
     }
     bind::unreserve(&client, &devices, &pod, &keys).await;
-    // The status of the pod, the finalizers of the claim, the claim.
-    assert_eq!(requests(), ["GET x", "PATCH status", "PATCH x", "DELETE x"]);
+    // The pod, its claim, the status of the pod, the finalizers of the claim, the claim.
+    assert_eq!(requests(), ["GET p", "GET x", "PATCH status", "PATCH x", "DELETE x"]);
     devices.apply(|state| state.remove_claim(&keys[0]));
     assert_eq!(devices.lock().allocated, Allocated::default());
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
-use kube::runtime::watcher::Event;
 use kube::{Client, Error};
 
 use super::object::PodGroup;
-use crate::watch::{stream, watch_config};
+use crate::watch::stream;
 
 const VERSION: &str = "scheduling.k8s.io/v1alpha2";
 /// Delay until the next check whether the API server serves the kind.
@@ -58,7 +58,8 @@ impl Feed {
 
 /// Reports that the kind is not served until it is served. Then watches it.
 fn changes(client: &Client) -> BoxStream<'static, Change> {
-    let watch = stream::<PodGroup>(client, watch_config()).map(|event| Change::Watched(Box::new(event)));
+    let watch =
+        stream::<PodGroup>(client, Config::control_plane()).map(|event| Change::Watched(Box::new(event)));
     let absent = unfold((client.clone(), Duration::ZERO), async |(client, mut pause)| {
         loop {
             tokio::time::sleep(pause).await;

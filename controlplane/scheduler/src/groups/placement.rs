@@ -28,9 +28,9 @@ const WAITS_FOR_PREEMPTION: &str =
 const NO_QUORUM: &str = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, \
                          one or more plugins asked to wait and no plugin rejected pod";
 
-/// The place of one pod.
+/// The result for one pod before the whole gang is decided.
 #[derive(Debug)]
-enum Place {
+enum Placement {
     /// A node can run the pod.
     Fits(String, Reserved),
     /// A node can run the pod after these victims are deleted.
@@ -97,12 +97,12 @@ pub(crate) fn place(
         spare: pods.len().checked_sub(needed.max(1)),
         refused: None,
     };
-    let places: Vec<Place> = pods.iter().map(|pod| attempt.place_next(pod)).collect();
+    let places: Vec<Placement> = pods.iter().map(|pod| attempt.place_next(pod)).collect();
     attempt.restore();
     let (helped_by, retries) = (attempt.helped_by, attempt.retries);
-    let count = places.iter().filter(|place| !matches!(place, Place::Refused(_))).count();
+    let count = places.iter().filter(|place| !matches!(place, Placement::Refused(_))).count();
     let fits = count >= needed.max(1);
-    let waits = fits && places.iter().any(|place| matches!(place, Place::MadeRoom { .. }));
+    let waits = fits && places.iter().any(|place| matches!(place, Placement::MadeRoom { .. }));
     let message = match (fits, waits) {
         (true, false) => "",
         (_, true) => WAITS_FOR_PREEMPTION,
@@ -114,85 +114,85 @@ pub(crate) fn place(
 }
 
 /// The decision for one pod, after all pods of the gang were tried.
-fn settle(place: Place, (fits, waits): (bool, bool), snapshot: &Snapshot) -> Decision {
+fn settle(place: Placement, (fits, waits): (bool, bool), snapshot: &Snapshot) -> Decision {
     let refuse = |message: &str, nominated| Decision::Refuse {
         message: message.to_owned(),
         nominated,
         victims: Vec::new(),
     };
     match place {
-        Place::Fits(node, reserved) if fits && !waits => Decision::Bind(node, reserved),
-        Place::Fits(node, reserved) => {
+        Placement::Fits(node, reserved) if fits && !waits => Decision::Bind(node, reserved),
+        Placement::Fits(node, reserved) => {
             snapshot.volumes.release(&reserved.volumes);
             snapshot.devices.undo(&reserved.devices);
             if waits { refuse(WAITS_FOR_PREEMPTION, Some(node)) } else { refuse(NO_QUORUM, None) }
         }
-        Place::MadeRoom { node, victims, message } if waits => {
+        Placement::MadeRoom { node, victims, message } if waits => {
             Decision::Refuse { message, nominated: Some(node), victims }
         }
-        Place::MadeRoom { .. } => refuse(NO_QUORUM, None),
-        Place::Refused(message) => refuse(&message, None),
+        Placement::MadeRoom { .. } => refuse(NO_QUORUM, None),
+        Placement::Refused(message) => refuse(&message, None),
     }
 }
 
 // === impl Attempt ===
 
 impl<'a> Attempt<'a> {
-    fn place_next(&mut self, pod: &'a Pod) -> Place {
+    fn place_next(&mut self, pod: &'a Pod) -> Placement {
         let place = self.place(pod);
-        if matches!(place, Place::Refused(_)) {
+        if matches!(place, Placement::Refused(_)) {
             self.spare = self.spare.and_then(|spare| spare.checked_sub(1));
         }
         place
     }
 
-    fn place(&mut self, pod: &'a Pod) -> Place {
+    fn place(&mut self, pod: &'a Pod) -> Placement {
         if let Some((other, message)) = &self.refused
             && is_alike(other, pod)
         {
-            return Place::Refused(message.clone());
+            return Placement::Refused(message.clone());
         }
         // Enough pods were refused: the gang fits only after a change that helps one of them.
         if self.spare.is_none() {
-            return Place::Refused(NO_QUORUM.to_owned());
+            return Placement::Refused(NO_QUORUM.to_owned());
         }
         let refused = match decide(pod, self.profile, self.snapshot) {
             Ok(node) => match reserve(pod, self.profile, self.snapshot, &node) {
                 Ok(reserved) => {
                     self.snapshot.devices.share(&reserved.devices);
                     self.assume(pod, &node);
-                    return Place::Fits(node, reserved);
+                    return Placement::Fits(node, reserved);
                 }
                 Err(why) => {
                     self.retries = true;
-                    return Place::Refused(why);
+                    return Placement::Refused(why);
                 }
             },
             Err(refused) => refused,
         };
         self.helped_by = self.helped_by | refused.helped_by;
         let place = self.make_room(pod, refused);
-        if let Place::Refused(message) = &place {
+        if let Placement::Refused(message) = &place {
             self.refused = Some((pod, message.clone()));
         }
         place
     }
 
     /// Removes victims of lower priority for a pod that no node can run.
-    fn make_room(&mut self, pod: &Pod, refused: Unschedulable) -> Place {
+    fn make_room(&mut self, pod: &Pod, refused: Unschedulable) -> Placement {
         let devices = self.snapshot.devices.outcome(pod);
         if !self.profile.preempts {
-            return Place::Refused(with_outcome(&refused, devices, ""));
+            return Placement::Refused(with_outcome(&refused, devices, ""));
         }
         let (node, victims) = match self.awaited(pod, &refused) {
             // The victims of an earlier attempt are still terminating.
             Some(node) => (node, Vec::new()),
             None => match preempt(pod, self.profile, self.snapshot, &refused.resolvable) {
-                Err(why) => return Place::Refused(with_outcome(&refused, devices, &why)),
+                Err(why) => return Placement::Refused(with_outcome(&refused, devices, &why)),
                 Ok(Preemption { victims, .. })
                     if victims.iter().any(|victim| (self.members)(&victim.uid)) =>
                 {
-                    return Place::Refused(with_outcome(&refused, devices, ""));
+                    return Placement::Refused(with_outcome(&refused, devices, ""));
                 }
                 Ok(Preemption { node, victims }) => (node, victims),
             },
@@ -204,7 +204,7 @@ impl<'a> Attempt<'a> {
             }
         }
         self.assume(pod, &node);
-        Place::MadeRoom { node, victims, message: refused.message }
+        Placement::MadeRoom { node, victims, message: refused.message }
     }
 
     /// The nominated node of a pod whose victims are still terminating there.

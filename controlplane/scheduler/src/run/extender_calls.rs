@@ -16,6 +16,7 @@ use crate::consult;
 use crate::decide::{Ranked, Unschedulable, first_fitting, rank};
 use crate::extender::client::Remote;
 use crate::extender::result::ExtenderResult;
+use crate::metrics::AttemptResult;
 use crate::object::Pod;
 use crate::preempt::{self, Preemption};
 use coracle_events::Event;
@@ -189,6 +190,7 @@ impl Scheduler {
                 if is_error {
                     self.report_error(&pod, why);
                 } else {
+                    self.count_refusal(&pod, AttemptResult::Unschedulable);
                     self.record(&pod, Event::warning("FailedScheduling", why));
                 }
             }
@@ -221,6 +223,7 @@ impl Scheduler {
             self.refused(&pod, profile, &refused);
             return self.extender_calls.retry_later(&pod);
         }
+        self.config.metrics.preemption_attempted();
         match preempt::search(&pod, profile, &mut self.snapshot, &refused.resolvable) {
             Err(why) => {
                 self.handle_refusal(&pod, &refused, Err(why));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube::runtime::watcher::Event;
+use coracle_watch::Event;
 use tokio::time::Instant;
 
 use super::Scheduler;
@@ -149,6 +149,9 @@ impl Scheduler {
                     self.snapshot.remove_nomination(pod.uid());
                     if let Some(node) = &nominated {
                         self.snapshot.nominate(&pod, node);
+                        if !victims.is_empty() {
+                            self.config.metrics.preempted(victims.len());
+                        }
                         for victim in victims {
                             self.evict(&pod, victim, node);
                         }

@@ -12,6 +12,7 @@ use crate::devices::may_use_devices;
 use crate::groups::condition::Verdict;
 use crate::groups::placement::UNSCHEDULABLE;
 use crate::hint::Changes;
+use crate::metrics::{AttemptResult, ExtensionPoint};
 use crate::object::Pod;
 use crate::preempt::{Preemption, Victim, preempt, waits_for_victims, with_outcome};
 use coracle_events::Event;
@@ -21,7 +22,12 @@ impl Scheduler {
     /// Handles a pod that no node can run: pods of lower priority may be evicted for it.
     pub(super) fn refused(&mut self, pod: &Pod, profile: &Profile, refused: &Unschedulable) {
         let preemption = if profile.preempts {
-            preempt(pod, profile, &mut self.snapshot, &refused.resolvable)
+            let (metrics, start) = (&self.config.metrics, Instant::now());
+            metrics.preemption_attempted();
+            let found = preempt(pod, profile, &mut self.snapshot, &refused.resolvable);
+            let result = if found.is_ok() { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
+            metrics.ran(ExtensionPoint::PostFilter, result, (pod.scheduler(), start));
+            found
         } else {
             Err(String::new())
         };
@@ -40,6 +46,7 @@ impl Scheduler {
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
                 self.snapshot.nominate(pod, &node);
+                self.config.metrics.preempted(victims.len());
                 for victim in victims {
                     self.evict(pod, victim, &node);
                 }
@@ -68,10 +75,10 @@ impl Scheduler {
         };
         let (client, pod, is_former) = (self.client.clone(), pod.clone(), unusable.is_former);
         self.marks.spawn(async move {
-            if let Err(error) = deallocate(&client, &pod, &unusable).await {
-                let claim = unusable.key();
-                tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "cannot release a claim");
-            }
+            let error = deallocate(&client, &pod, &unusable).await.err()?;
+            let claim = unusable.key();
+            tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "cannot release a claim");
+            Some(pod.uid().to_owned())
         });
         if is_former {
             "deletion of ResourceClaim completed"
@@ -90,21 +97,24 @@ impl Scheduler {
         if never_preempts || waits_for_victims(pod, &self.snapshot, &refused.resolvable) {
             return node;
         }
-        if is_nominated {
-            self.snapshot.remove_nomination(pod.uid());
-            // Pods of the same or a lower priority may use the node now.
+        self.end_nomination(pod.uid(), "");
+        None
+    }
+
+    /// Removes the nomination of a pod. Pods of the same or a lower priority may use the node now, unless the pod is on
+    /// it.
+    pub(super) fn end_nomination(&mut self, uid: &str, node: &str) {
+        if self.snapshot.remove_nomination(uid).is_some_and(|nominated| nominated != node) {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
-        None
     }
 
     /// Gates a popped pod. Other pods may use its nominated node.
     pub(super) fn gate_pod(&mut self, pod: &Pod, message: String) {
         self.queue.gate(pod.uid());
         if self.snapshot.is_nominated(pod.uid()) {
-            self.snapshot.remove_nomination(pod.uid());
+            self.end_nomination(pod.uid(), "");
             self.report_refusal(pod, message, None);
-            self.queue.change(Changes::POD_GONE, Instant::now());
         }
     }
 
@@ -122,6 +132,11 @@ impl Scheduler {
 
     fn report(&mut self, pod: &Pod, reason: NotScheduled, message: String, nominated: Option<String>) {
         self.record(pod, Event::warning("FailedScheduling", message.clone()));
+        let result = match reason {
+            NotScheduled::Unschedulable => AttemptResult::Unschedulable,
+            NotScheduled::SchedulerError => AttemptResult::Error,
+        };
+        self.count_refusal(pod, result);
         let (client, pod) = (self.client.clone(), pod.clone());
         self.marks.spawn(async move {
             let marked = bind::mark_not_scheduled(client, &pod, reason, &message, nominated.as_deref()).await;
@@ -133,6 +148,7 @@ impl Scheduler {
                     "cannot write the condition PodScheduled"
                 );
             }
+            None
         });
     }
 
@@ -148,11 +164,20 @@ impl Scheduler {
         let message = format!("Preempted by pod {} on node {node}", pod.uid());
         self.recorder.record(about, pod.scheduler().to_owned(), Event::normal("Preempted", message));
         let (client, name) = (self.client.clone(), pod.scheduler().to_owned());
+        let preemptor = pod.uid().to_owned();
         self.marks.spawn(async move {
-            if let Err(error) = bind::evict(client, &victim, &name).await {
-                tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
-            }
+            let error = bind::evict(client, &victim, &name).await.err()?;
+            tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
+            Some(preemptor)
         });
+    }
+
+    /// Handles the end of a request about a refused pod. If a victim was not evicted or a claim not released, there may
+    /// be no change that lets the pod be scheduled again, so it is retried after its back-off.
+    pub(super) fn marked(&mut self, retried: Option<String>) {
+        if let Some(uid) = retried {
+            self.queue.retry(&uid, Instant::now());
+        }
     }
 }
 
@@ -227,6 +252,67 @@ mod tests {
         scheduler.schedule_alone(pod, &Profile::default());
         assert!(!scheduler.snapshot.is_nominated("p"));
         assert_eq!(scheduler.queue.due(), None, "the pod waits for its claim");
+    }
+
+    #[tokio::test]
+    async fn pods_are_retried_when_a_nominated_pod_or_a_domain_is_gone() {
+        let pod = |name: &str, more: serde_json::Value| {
+            let mut spec = json!({"containers": [{"resources": {"requests": {"cpu": "3"}}}]});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            fixture::pod(name, spec)
+        };
+        let mut scheduler = with_node();
+        scheduler.snapshot.nominate(&pod("nominated", json!({"priority": 5})), "a");
+        scheduler.queue.add(pod("p", json!({})));
+        let refused = scheduler.queue.pop(Instant::now()).unwrap();
+        scheduler.schedule_alone(refused, &Profile::default());
+        assert_eq!(scheduler.queue.due(), None);
+        scheduler.remove_pod("nominated");
+        assert!(scheduler.queue.due().is_some(), "its node has room now");
+        let mut scheduler = with_node();
+        scheduler.snapshot.set_node(&fixture::node("b", json!({"/spec/unschedulable": true})));
+        let labels = json!({"matchLabels": {"app": "x"}});
+        let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": labels}],
+            "containers": [{}]});
+        let spread = |name: &str| {
+            let mut pod = pod(name, spread.clone());
+            pod.metadata.labels = Some([("app".to_owned(), "x".to_owned())].into());
+            pod
+        };
+        scheduler.snapshot.place(&spread("first"), "a");
+        scheduler.queue.add(spread("second"));
+        let refused = scheduler.queue.pop(Instant::now()).unwrap();
+        scheduler.schedule_alone(refused, &Profile::default());
+        assert_eq!(scheduler.queue.due(), None);
+        scheduler.node_gone("b");
+        assert!(scheduler.queue.due().is_some(), "one domain is left");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_whose_victim_was_not_evicted_is_retried() {
+        for (status, retries) in [(200_u16, false), (500, true)] {
+            let service = tower::service_fn(move |_request: Request<Body>| async move {
+                let answer = json!({"kind": "Status", "code": status, "reason": "x", "message": "m"});
+                let body = Body::from(answer.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(Response::builder().status(status).body(body).unwrap())
+            });
+            let mut scheduler = scheduler(Client::new(service, ""));
+            scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+            let pod = |name: &str, priority: i32| {
+                let container = json!({"resources": {"requests": {"cpu": "3"}}});
+                fixture::pod(name, json!({"priority": priority, "containers": [container]}))
+            };
+            scheduler.snapshot.place(&pod("victim", 0), "a");
+            scheduler.queue.add(pod("p", 10));
+            let preemptor = scheduler.queue.pop(Instant::now()).unwrap();
+            scheduler.schedule_alone(preemptor, &Profile::default());
+            assert!(scheduler.snapshot.is_nominated("p"));
+            while let Some(done) = scheduler.marks.join_next().await {
+                scheduler.marked(done.unwrap());
+            }
+            assert_eq!(scheduler.queue.due().is_some(), retries, "{status}");
+        }
     }
 
     #[tokio::test]

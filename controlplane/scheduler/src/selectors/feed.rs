@@ -4,16 +4,16 @@ use std::collections::HashSet;
 
 use coracle_values::object::Key;
 use coracle_values::resource;
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::Client;
-use kube::runtime::watcher::Event;
 use serde::Deserialize;
 
 use super::Selectors;
 use crate::affinity_term::Labels;
-use crate::watch::{stream, watch_config};
+use crate::watch::stream;
 
 /// Number of watched kinds.
 const KINDS: usize = 4;
@@ -97,12 +97,7 @@ fn of<K>(
     selector: fn(&K) -> Option<LabelSelector>,
 ) -> BoxStream<'static, Change>
 where
-    K: kube::Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
+    K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,
 {
     let key = |object: &K| Key::of(object.meta());
     let set = move |object: &K| match selector(object) {
@@ -115,7 +110,7 @@ where
         Event::Delete(object) => Change::Remove(kind, key(&object)),
         Event::InitDone => Change::Listed(kind),
     };
-    stream::<K>(client, watch_config()).map(change).boxed()
+    stream::<K>(client, Config::control_plane()).map(change).boxed()
 }
 
 impl Selectors {

@@ -205,7 +205,7 @@ fn domain(node: Candidate<'_>, key: &str) -> Option<Domain> {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::Topology;
+    use super::super::{PodChange, Topology};
     use crate::config::Profile;
     use crate::fixture;
     use crate::object::Pod;
@@ -290,7 +290,7 @@ mod tests {
         let node = snapshot.candidate("a").unwrap();
         let added = snapshot.placed_pod("a", "alone").unwrap();
         for ((pod, mut topology), refused) in incoming.iter().zip(counted).zip([false, true]) {
-            topology.update((pod, true), node, added, &snapshot);
+            topology.update(pod, PodChange { node, other: added, is_added: true }, &snapshot);
             assert_eq!(!topology.refusals(node).is_empty(), refused);
         }
     }

@@ -4,26 +4,26 @@ use std::collections::HashSet;
 use std::hash::Hash;
 
 use coracle_values::object::{Key, ObjectExt};
+use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::Client;
-use kube::runtime::watcher::Event;
 
 use super::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, Reduce, StorageClass, Volume};
 use super::{State, VolumeChanges, Volumes};
 use crate::object::is_older;
-use crate::watch::{stream, watch_config};
+use crate::watch::stream;
 
 /// Keeps the state up to date. Never returns.
 pub(crate) async fn run(client: Client, volumes: Volumes) {
     tokio::join!(
-        feed(stream::<Claim>(&client, watch_config()), &volumes, claim),
-        feed(stream::<Volume>(&client, watch_config()), &volumes, volume),
-        feed(stream::<StorageClass>(&client, watch_config()), &volumes, class),
-        feed(stream::<CsiDriver>(&client, watch_config()), &volumes, driver),
-        feed(stream::<CsiNode>(&client, watch_config()), &volumes, csi_node),
-        feed(stream::<Capacity>(&client, watch_config()), &volumes, capacity),
-        feed(stream::<Attachment>(&client, watch_config()), &volumes, attachment),
+        feed(stream::<Claim>(&client, Config::control_plane()), &volumes, claim),
+        feed(stream::<Volume>(&client, Config::control_plane()), &volumes, volume),
+        feed(stream::<StorageClass>(&client, Config::control_plane()), &volumes, class),
+        feed(stream::<CsiDriver>(&client, Config::control_plane()), &volumes, driver),
+        feed(stream::<CsiNode>(&client, Config::control_plane()), &volumes, csi_node),
+        feed(stream::<Capacity>(&client, Config::control_plane()), &volumes, capacity),
+        feed(stream::<Attachment>(&client, Config::control_plane()), &volumes, attachment),
     );
 }
 

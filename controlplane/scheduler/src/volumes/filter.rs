@@ -8,12 +8,13 @@ use coracle_values::node_selector::term_matches;
 use coracle_values::object::{Key, ObjectExt};
 
 use super::object::{Claim, StorageClass, Volume};
-use super::{Choice, SELECTED_NODE, State, Volumes, claims_of};
+use super::{Choice, Disk, SELECTED_NODE, State, Volumes, claims_of, disks_of};
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
 use crate::object::Pod;
 use crate::refusal::Refused;
+use crate::snapshot::NodeInfo;
 
 /// The built-in provisioner of local volumes.
 const LOCAL_PROVISIONER: &str = "coracle.dev/local-path";
@@ -24,6 +25,7 @@ const NO_VOLUME: &str = "node(s) unavailable due to one or more pvc(s) bound to 
 const NO_SPACE: &str = "node(s) did not have enough free storage";
 const TOO_MANY: &str = "node(s) exceed max volume count";
 const ZONE_CONFLICT: &str = "node(s) had no available volume zone";
+const DISK_IN_USE: &str = "node(s) had no available disk";
 const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
 /// Labels of volumes that restrict them to a zone or a region.
 const ZONES: [&str; 4] = [
@@ -44,15 +46,18 @@ pub(crate) struct PodClaims {
     exclusive: Vec<Key>,
     /// Drivers that attach volumes of the pod, with the names of the volumes in the drivers.
     attached: HashSet<(String, String)>,
+    /// Disks that pods cannot share.
+    disks: Vec<Disk>,
 }
 
 /// The use of claims and volumes in the cluster and on one node.
-pub(crate) struct VolumeUsage<'a, I> {
+#[derive(Clone, Copy)]
+pub(crate) struct VolumeUsage<'a> {
     /// The number of pods that use each claim.
     pub(crate) claim_users: &'a HashMap<Key, usize>,
     pub(crate) volumes: &'a Volumes,
-    /// The claims of the node's pods.
-    pub(crate) used: I,
+    /// The node with its pods.
+    pub(crate) node: &'a NodeInfo,
 }
 
 /// A claim that waits for its first pod.
@@ -81,7 +86,7 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
     for key in claims_of(pod).filter(|key| keys.insert(key.clone())) {
         claims.push((claim(state, pod, &key)?, key));
     }
-    let mut found = PodClaims::default();
+    let mut found = PodClaims { disks: disks_of(pod), ..PodClaims::default() };
     for (claim, key) in claims {
         if claim.spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod") {
             found.exclusive.push(key.clone());
@@ -188,11 +193,11 @@ fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Op
 
 impl PodClaims {
     /// The reason why the node cannot have the volumes. `None` if it can.
-    pub(crate) fn refuse<'a>(
+    pub(crate) fn refuse(
         &self,
         profile: &Profile,
         node: &NodeProperties,
-        usage: VolumeUsage<'a, impl Iterator<Item = &'a Key>>,
+        usage: VolumeUsage<'_>,
     ) -> Option<Refused> {
         if self.is_empty() {
             return None;
@@ -201,12 +206,17 @@ impl PodClaims {
             let reasons: Vec<String> = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by: Changes::ALL })
         };
-        let in_use = self.exclusive.iter().any(|claim| usage.claim_users.contains_key(claim));
-        if in_use && profile.filters_by("VolumeRestrictions") {
-            return refused(&[IN_USE], true);
+        if profile.filters_by("VolumeRestrictions") {
+            if self.has_disk_of(usage.node) {
+                return refused(&[DISK_IN_USE], true);
+            }
+            if self.are_in_use(usage.claim_users) {
+                return refused(&[IN_USE], true);
+            }
         }
         let limited = profile.filters_by("NodeVolumeLimits") && !self.attached.is_empty();
-        if limited && !usage.volumes.lock().has_room(&node.name, &self.attached, usage.used) {
+        let used = usage.node.pods().flat_map(|placed| &placed.claims);
+        if limited && !usage.volumes.lock().has_room(&node.name, &self.attached, used) {
             return refused(&[TOO_MANY], true);
         }
         let of_bound = self.bound.iter().find_map(|volume| match volume {
@@ -221,12 +231,30 @@ impl PodClaims {
         })
     }
 
+    /// Whether a pod of the node uses a disk that this pod also needs.
+    fn has_disk_of(&self, node: &NodeInfo) -> bool {
+        let conflicts = |used: &Disk| self.disks.iter().any(|disk| disk.conflicts_with(used));
+        !self.disks.is_empty() && node.pods().flat_map(|placed| placed.disks.iter()).any(conflicts)
+    }
+
+    /// Whether another pod uses a claim that only one pod may use.
+    pub(crate) fn are_in_use(&self, claim_users: &HashMap<Key, usize>) -> bool {
+        self.exclusive.iter().any(|claim| claim_users.contains_key(claim))
+    }
+
+    /// Skips the check that other pods do not use the pod's claims. Upstream skips it if no pod used them at the
+    /// beginning of the decision, even if nominated pods that use them are added later.
+    pub(crate) fn skip_users(&mut self) {
+        self.exclusive.clear();
+    }
+
     /// Whether the pod has no claims.
     fn is_empty(&self) -> bool {
         self.bound.is_empty()
             && self.waiting.is_empty()
             && self.exclusive.is_empty()
             && self.attached.is_empty()
+            && self.disks.is_empty()
     }
 
     /// The source of the volume of each waiting claim on the node. The error is the reason of the first claim that

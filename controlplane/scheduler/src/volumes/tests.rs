@@ -133,7 +133,7 @@ fn a_reserved_volume_is_not_given_to_a_second_claim() {
 
 #[test]
 fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
-    use kube::runtime::watcher::Event;
+    use coracle_watch::Event;
     let found = volumes(&[], &[], &[]);
     let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
     let of = |name: &str| serde_json::from_value::<Claim>(claim(name, json!({}))).unwrap();
@@ -150,7 +150,7 @@ fn a_changed_claim_wakes_its_pods_and_an_unchanged_one_wakes_none() {
 
 #[test]
 fn the_latest_state_of_a_written_claim_remains() {
-    use kube::runtime::watcher::Event;
+    use coracle_watch::Event;
     let found = volumes(&[], &[], &[]);
     let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
     let of = |version: &str| {
@@ -196,6 +196,39 @@ fn an_exclusive_claim_is_used_by_one_pod() {
     snapshot.claim_users.insert(Key::new("d", "c"), 1);
     let found = refused(&snapshot).unwrap();
     assert!(found.reasons[0].contains("ReadWriteOncePod") && found.resolvable);
+}
+
+#[test]
+fn a_disk_in_use_keeps_other_pods_off_its_node() {
+    let on_disk = |name: &str| {
+        let disk = json!({"name": "v", "iscsi": {"iqn": "iqn.x", "targetPortal": "10.0.0.1", "lun": 0}});
+        fixture::pod(name, json!({"volumes": [disk]}))
+    };
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    snapshot.place(&on_disk("p"), "a");
+    let refused = crate::decide::decide(&on_disk("q"), &Profile::default(), &mut snapshot).unwrap_err();
+    assert_eq!(refused.message, "0/1 nodes are available: 1 node(s) had no available disk.");
+    assert_eq!(refused.resolvable, ["a".to_owned()].into());
+    snapshot.remove("p");
+    assert_eq!(crate::decide::decide(&on_disk("q"), &Profile::default(), &mut snapshot), Ok("a".to_owned()));
+}
+
+#[test]
+fn a_nominated_pod_does_not_reserve_its_exclusive_claim() {
+    let mut exclusive = bound("c", "v");
+    exclusive["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    snapshot.volumes = volumes(&[exclusive], &[volume("v", "a")], &[]);
+    let user = json!([{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}]);
+    let other = fixture::pod("other", json!({"volumes": user}));
+    let decide = |snapshot: &mut Snapshot| {
+        let found = crate::decide::decide(&pod(&["c"]), &Profile::default(), snapshot);
+        found.map_err(|refused| refused.message)
+    };
+    snapshot.nominate(&other, "a");
+    assert_eq!(decide(&mut snapshot), Ok("a".to_owned()));
+    snapshot.place(&other, "a");
+    assert!(decide(&mut snapshot).unwrap_err().contains("ReadWriteOncePod"));
 }
 
 #[test]

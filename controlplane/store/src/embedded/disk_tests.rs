@@ -13,7 +13,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-use super::{Embedded, EmbeddedOptions, Sealing, migrate::sibling, tests::Place};
+use super::{Embedded, EmbeddedOptions, Sealing, migrate::sibling, tests::StoreDir};
 use crate::{Entry, Error, Expect, Health, Range, Store, Tier, Write, suite::put};
 
 /// Runs the test on a disk of this many MiB, in its own mount namespace.
@@ -261,7 +261,7 @@ async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over(
 
 #[tokio::test]
 async fn a_corrupt_table_is_an_error_of_reading() {
-    let dir = Place::new();
+    let dir = StoreDir::new();
     let store = open(dir.path());
     for n in 0..3000 {
         let write = put(&format!("/{n:05}"), Expect::Absent, &"x".repeat(2000), Tier::Durable);

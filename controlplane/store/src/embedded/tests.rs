@@ -13,12 +13,12 @@ use crate::{
 };
 
 /// The path of a store in a new directory. The store has files beside its path.
-pub(super) struct Place {
+pub(super) struct StoreDir {
     _parent: tempfile::TempDir,
     path: PathBuf,
 }
 
-impl Place {
+impl StoreDir {
     pub(super) fn new() -> Self {
         let parent = tempfile::tempdir().unwrap();
         Self { path: parent.path().join("store"), _parent: parent }
@@ -46,7 +46,7 @@ async fn passes_the_suite() {
 
 #[tokio::test]
 async fn durable_entries_survive_a_restart_volatile_ones_do_not_and_revisions_continue() {
-    let dir = Place::new();
+    let dir = StoreDir::new();
     let store = open(dir.path());
     let durable = store.write(put("/d", Expect::Absent, "kept", Tier::Durable)).await.unwrap();
     let tier = Tier::Volatile { ttl: None };
@@ -66,7 +66,7 @@ async fn durable_entries_survive_a_restart_volatile_ones_do_not_and_revisions_co
 
 #[tokio::test]
 async fn revisions_stay_reserved_when_volatile_writes_use_up_a_block() {
-    let dir = Place::new();
+    let dir = StoreDir::new();
     let store = open(dir.path());
     let start = store.revision().await.unwrap();
     let tier = Tier::Volatile { ttl: None };
@@ -80,7 +80,7 @@ async fn revisions_stay_reserved_when_volatile_writes_use_up_a_block() {
 
 #[tokio::test]
 async fn a_copy_taken_under_load_opens_with_every_acknowledged_write() {
-    let (dir, copy) = (Place::new(), tempfile::tempdir().unwrap());
+    let (dir, copy) = (StoreDir::new(), tempfile::tempdir().unwrap());
     let store = open(dir.path());
     let mut acknowledged = Vec::new();
     for n in 0..200 {
@@ -98,7 +98,7 @@ async fn a_copy_taken_under_load_opens_with_every_acknowledged_write() {
 
 #[tokio::test]
 async fn opening_a_store_in_use_is_an_error() {
-    let dir = Place::new();
+    let dir = StoreDir::new();
     let _held = open(dir.path());
     let Err(error) = Embedded::open(dir.path(), EmbeddedOptions::default()) else { panic!("opened twice") };
     assert!(matches!(error, Error::Locked { .. }));
@@ -107,7 +107,7 @@ async fn opening_a_store_in_use_is_an_error() {
 
 #[tokio::test]
 async fn a_damaged_file_is_named_as_corrupt() {
-    let dir = Place::new();
+    let dir = StoreDir::new();
     drop(open(dir.path()));
     std::fs::write(dir.path().join("version"), b"not a store").unwrap();
     let Err(error) = Embedded::open(dir.path(), EmbeddedOptions::default()) else { panic!("opened") };
@@ -145,7 +145,7 @@ fn entries_expire_unless_they_changed_since() {
 
 /// Creates a store with one entry, damages it, and returns the result of opening it.
 async fn damaged(damage: impl FnOnce(&Path)) -> Result<usize, Error> {
-    let dir = Place::new();
+    let dir = StoreDir::new();
     let store = open(dir.path());
     for n in 0..20 {
         store.write(put(&format!("/{n}"), Expect::Absent, "kept", Tier::Durable)).await.unwrap();
@@ -201,7 +201,7 @@ async fn a_torn_end_loses_only_unacknowledged_writes() {
 #[test]
 fn an_interrupted_first_start_is_repeated() {
     for version in [None, Some("")] {
-        let dir = Place::new();
+        let dir = StoreDir::new();
         std::fs::create_dir_all(dir.path().join("keyspaces")).unwrap();
         for name in ["lock", "0.jnl"] {
             std::fs::write(dir.path().join(name), "").unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::{LayerError, Layers, Lease, Source};
 use crate::config::Limits;
 use crate::digest::Digest;
-use crate::unpack::{At, Attributes, inspect_path, unpack};
+use crate::unpack::{Attributes, LayerEntry, inspect_path, unpack};
 
 /// Maximum lookups of directories in layers for one image. Each is a system call.
 const LOOKUPS_MAX: usize = 20_000_000;
@@ -104,9 +104,9 @@ fn archive(lowers: &[LowerLayer]) -> Result<Option<Vec<u8>>, LayerError> {
 /// The attributes that overlayfs shows: those of the topmost layer with the directory.
 fn shown(lowers: &[LowerLayer], path: &str) -> Option<Attributes> {
     lowers.iter().rev().find_map(|lower| match inspect_path(&lower.files, path) {
-        At::Directory(attributes) => Some(Some(attributes)),
-        At::Other => Some(None),
-        At::Absent => None,
+        LayerEntry::Directory(attributes) => Some(Some(attributes)),
+        LayerEntry::Other => Some(None),
+        LayerEntry::Absent => None,
     })?
 }
 
@@ -115,9 +115,9 @@ fn shown(lowers: &[LowerLayer], path: &str) -> Option<Attributes> {
 fn described(lowers: &[LowerLayer], path: &str) -> Option<Attributes> {
     for lower in lowers.iter().rev() {
         match inspect_path(&lower.files, path) {
-            At::Directory(attributes) if !lower.implied.contains(path) => return Some(attributes),
-            At::Directory(_) | At::Absent => {}
-            At::Other => return None,
+            LayerEntry::Directory(attributes) if !lower.implied.contains(path) => return Some(attributes),
+            LayerEntry::Directory(_) | LayerEntry::Absent => {}
+            LayerEntry::Other => return None,
         }
     }
     None

@@ -89,7 +89,7 @@ impl Layers {
             disk::remove_tree(path)?;
         }
         let files = unpack_dir.files();
-        let made = Made::of(&files);
+        let made = LayerFacts::of(&files);
         let made = made.map_err(|source| LayerError::Disk { verb: "read", path: files, source })?;
         Ok(made.unpacked(layer))
     }
@@ -104,7 +104,7 @@ struct ComposedMount<'a> {
 
 /// Size and directories of the new layer.
 #[derive(Default)]
-struct Made {
+struct LayerFacts {
     inodes: HashSet<u64>,
     bytes: u64,
     directories: Vec<String>,
@@ -127,9 +127,9 @@ impl ComposedMount<'_> {
     }
 }
 
-// === impl Made ===
+// === impl LayerFacts ===
 
-impl Made {
+impl LayerFacts {
     /// Measures a layer. The image determines how deep its directories are. An unreadable directory is an error: the
     /// list would lack its entries, and a directory that is missing in the list would get wrong attributes.
     fn of(files: &Path) -> io::Result<Self> {
@@ -193,7 +193,7 @@ mod tests {
             fs::rename(&down, next.join("d".repeat(200))).unwrap();
             fs::rename(&next, &down).unwrap();
         }
-        let made = Made::of(layer.path()).unwrap();
+        let made = LayerFacts::of(layer.path()).unwrap();
         assert_eq!((made.inodes.len(), made.directories.len()), (32, 31));
         assert_eq!(made.directories[0], "down");
     }
@@ -211,7 +211,7 @@ mod tests {
             let thread = scope.spawn(|| {
                 // Only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
-                Made::of(layer.path()).map(|made| made.directories)
+                LayerFacts::of(layer.path()).map(|made| made.directories)
             });
             thread.join().unwrap()
         });

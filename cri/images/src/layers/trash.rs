@@ -221,7 +221,6 @@ impl Trash {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use super::*;
 
@@ -255,9 +254,7 @@ mod tests {
         assert_eq!(left(root.path()), 21);
         go.send(()).unwrap();
         begins.recv().unwrap();
-        while left(root.path()) > 20 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        coracle_testing::until("the first layer is deleted", 10, || left(root.path()) == 20).await;
         go.send(()).unwrap();
         trash.wait_until_empty().await;
         assert_eq!(left(root.path()), 0);

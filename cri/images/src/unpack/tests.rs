@@ -136,6 +136,18 @@ fn whiteouts_become_those_of_overlayfs() {
     assert!(at("through/f").is_file());
 }
 
+/// CVE-2026-95838: each opaque whiteout took as long as its directory has entries.
+#[test]
+fn many_opaque_whiteouts_keep_the_entries_of_their_layer() {
+    let whiteout = |tar: TestTar, _| tar.file("d/.wh..wh..opq", b"");
+    let tar = (0..100).fold(TestTar::new(), |tar, n| tar.file(&format!("d/{n}"), b""));
+    let (layer, unpacked) = unpacked((0..1000).fold(tar, whiteout));
+    let d = layer.path().join("d");
+    assert_eq!(std::fs::read_dir(&d).unwrap().count(), 100);
+    assert_eq!(opaque(&d).as_deref(), Some(b"y".as_slice()));
+    assert_eq!(unpacked.inodes, 101, "100 files and their directory");
+}
+
 #[test]
 fn later_entries_replace_earlier_ones() {
     let (into, _) = unpacked(

@@ -1,13 +1,14 @@
 //! The contents of a container's /dev: default device nodes, those of its spec, and links.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use libcontainer::oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount, Spec};
 use libcontainer::rootfs::utils::{default_devices, is_bind};
 use nix::fcntl::AtFlags;
-use nix::sys::stat::{Mode, SFlag, makedev, mknodat};
+use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknodat};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::place::{self, Kind};
@@ -24,6 +25,8 @@ const LINKS: [(&str, &str); 5] = [
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DeviceError {
+    #[error("cannot open /dev")]
+    Open(#[source] io::Error),
     #[error("cannot make the device {}", .path.display())]
     Node { path: PathBuf, source: io::Error },
     #[error("cannot make the link /dev/{name}")]
@@ -39,10 +42,10 @@ pub(super) enum Nodes {
     Bound,
 }
 
-/// Fills /dev, unless a bind mount covers it.
+/// Fills /dev, unless a bind mount or a volume covers it.
 pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<(), DeviceError> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
-    if is_bind_mounted(mounts) {
+    if is_bind_mounted(mounts) || is_volume(root, Path::new("/dev")).map_err(DeviceError::Open)? {
         return Ok(());
     }
     let asked = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
@@ -60,6 +63,17 @@ pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<()
 /// changed.
 fn is_bind_mounted(mounts: &[Mount]) -> bool {
     mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
+}
+
+/// Whether a volume is mounted at /dev. A link of an image, or `..` in a destination, can lead a volume there. A tmpfs
+/// counts as the container's own: it keeps nothing.
+fn is_volume(root: BorrowedFd<'_>, dev: &Path) -> io::Result<bool> {
+    let dev = match kernel::open_plain_in_root(root, dev, libc::O_PATH | libc::O_DIRECTORY) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        found => found?,
+    };
+    let is_mounted = fstat(&dev)?.st_dev != fstat(root)?.st_dev;
+    Ok(is_mounted && fstatfs(&dev)?.filesystem_type() != TMPFS_MAGIC)
 }
 
 /// The default devices that the spec does not override, then those of the spec. A mount replaces the device at its
@@ -124,6 +138,8 @@ fn link(dev: &OwnedFd, target: &str, name: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     fn device(path: &str, minor: i64) -> LinuxDevice {
@@ -163,5 +179,14 @@ mod tests {
         let bound = serde_json::json!({ "destination": "/dev", "source": "/dev", "options": ["rbind"] });
         assert!(at(bound));
         assert!(!at(serde_json::json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs" })));
+    }
+
+    #[test]
+    fn a_volume_at_dev_is_recognised() {
+        let root = std::fs::File::open("/").unwrap();
+        let is_volume = |place: &str| super::is_volume(root.as_fd(), Path::new(place)).unwrap();
+        assert!(is_volume("/proc"), "another file system");
+        assert!(!is_volume("/"), "the container's root");
+        assert!(!is_volume("/missing"));
     }
 }

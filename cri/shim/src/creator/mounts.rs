@@ -149,13 +149,14 @@ fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Re
     })
 }
 
-/// Opens the mount point. proc and sysfs are mounted at exactly their path: symbolic links of the image are
-/// not followed.
+/// Opens the mount point. proc, sysfs and the file system of /dev are mounted at exactly their path: symbolic links of
+/// the image are not followed.
 fn open_mount_point(root: BorrowedFd<'_>, entry: &Mount, kind: Kind) -> Result<OwnedFd, MountError> {
     let at = entry.destination();
     let failed = |source| MountError::Place { at: at.clone(), source };
     let place = place::make(root, at, kind).map_err(failed)?;
-    if matches!(entry.typ().as_deref(), Some("proc" | "sysfs")) {
+    let is_of_dev = at == Path::new("/dev") && !is_bind(entry);
+    if is_of_dev || matches!(entry.typ().as_deref(), Some("proc" | "sysfs")) {
         let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
         return kernel::open_plain_in_root(root, at, flags).map_err(failed);
     }
@@ -204,6 +205,27 @@ mod tests {
         let found = |at: &str| attributes(options.flags.bits(), Path::new(at));
         assert_eq!(found("/x"), Attributes { set: set | libc::MOUNT_ATTR_RDONLY, clear });
         assert_eq!(found("/dev"), Attributes { set, clear });
+    }
+
+    /// CVE-2026-41579: device nodes and links were made where a link at /dev led.
+    #[test]
+    fn cve_2026_41579_dev_is_mounted_at_its_path_only() {
+        let base = std::env::temp_dir().join(format!("coracle-dev-{}", std::process::id()));
+        let (linked, plain) = (base.join("linked"), base.join("plain"));
+        std::fs::create_dir_all(linked.join("volume")).unwrap();
+        std::fs::create_dir_all(plain.join("dev")).unwrap();
+        std::os::unix::fs::symlink("/volume", linked.join("dev")).unwrap();
+        let open = |root: &Path, json: serde_json::Value| {
+            let root = std::fs::File::open(root).unwrap();
+            open_mount_point(root.as_fd(), &entry(json), Kind::Directory)
+        };
+        let tmpfs = serde_json::json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs" });
+        let volume = serde_json::json!({
+            "destination": "/dev", "type": "bind", "source": "/dev", "options": ["rbind"],
+        });
+        assert!(matches!(open(&linked, tmpfs.clone()), Err(MountError::Place { .. })));
+        assert!(open(&plain, tmpfs).is_ok() && open(&linked, volume).is_ok());
+        std::fs::remove_dir_all(&base).unwrap();
     }
 
     #[test]

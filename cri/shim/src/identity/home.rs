@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_corpus_is_replayed() {
-        crate::replay_corpus("passwd", fuzz);
+        coracle_testing::replay_corpus("passwd", fuzz);
     }
 
     #[test]

@@ -9,18 +9,6 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::{c_path, check, owned};
 
-const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
-
-/// The kernel's `struct mount_attr`, first version.
-#[repr(C)]
-#[derive(Default)]
-struct MountAttr {
-    set: u64,
-    clear: u64,
-    propagation: u64,
-    user_namespace: u64,
-}
-
 /// open_tree(2) with OPEN_TREE_CLONE: a detached copy of the single mount at `path`.
 pub(crate) fn copy_one_mount(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
@@ -62,17 +50,19 @@ pub(crate) fn copy_mount_at(place: impl AsFd, depth: Depth) -> io::Result<OwnedF
 /// Makes an idmapped mount: an id on the disk appears as the id that `user_namespace` maps it to. Needs Linux
 /// 5.12 and support in the file system.
 pub(crate) fn map_ids(mount: &OwnedFd, user_namespace: &OwnedFd) -> io::Result<()> {
-    let user_namespace = u64::try_from(user_namespace.as_raw_fd()).map_err(io::Error::other)?;
-    set(mount, &MountAttr { set: MOUNT_ATTR_IDMAP, user_namespace, ..Default::default() }, Depth::One)
+    let userns_fd = u64::try_from(user_namespace.as_raw_fd()).map_err(io::Error::other)?;
+    let attributes =
+        libc::mount_attr { attr_set: libc::MOUNT_ATTR_IDMAP, attr_clr: 0, propagation: 0, userns_fd };
+    set(mount, &attributes, Depth::One)
 }
 
 /// Changes the attributes of a mount, detached or not.
 pub(crate) fn set_attributes(mount: impl AsFd, attributes: Attributes, depth: Depth) -> io::Result<()> {
-    let Attributes { set: add, clear } = attributes;
-    set(mount, &MountAttr { set: add, clear, ..Default::default() }, depth)
+    let Attributes { set: attr_set, clear: attr_clr } = attributes;
+    set(mount, &libc::mount_attr { attr_set, attr_clr, propagation: 0, userns_fd: 0 }, depth)
 }
 
-fn set(mount: impl AsFd, attributes: &MountAttr, depth: Depth) -> io::Result<()> {
+fn set(mount: impl AsFd, attributes: &libc::mount_attr, depth: Depth) -> io::Result<()> {
     let deep = if depth == Depth::All { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: string and structure outlive the call, and the size is that of the structure.
     check(unsafe {
@@ -82,7 +72,7 @@ fn set(mount: impl AsFd, attributes: &MountAttr, depth: Depth) -> io::Result<()>
             c"".as_ptr(),
             libc::AT_EMPTY_PATH | deep,
             std::ptr::from_ref(attributes),
-            std::mem::size_of::<MountAttr>(),
+            std::mem::size_of::<libc::mount_attr>(),
         )
     })
     .map(drop)

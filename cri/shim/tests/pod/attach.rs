@@ -91,14 +91,8 @@ pub(crate) async fn a_port_of_the_pod_is_reached_from_outside(pod: Pod) {
     assert_eq!(error.kind, ErrorKind::ConnectionRefused, "{error}");
     pod.run("c", "echo ready; exec nc -l -p 8080 -e cat").await;
     pod.until_logged("c", "ready").await;
-    let begun = std::time::Instant::now();
-    let mut stream = loop {
-        match pod.shim.connect_port(8080).await {
-            Ok(stream) => break stream,
-            Err(error) => assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{error}"),
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    };
+    let connect = async || pod.shim.connect_port(8080).await.ok();
+    let mut stream = coracle_testing::eventually_async("the port is open", 10, connect).await;
     stream.set_nonblocking(false).unwrap();
     stream.write_all(b"ping\n").unwrap();
     let mut answer = [0; 5];

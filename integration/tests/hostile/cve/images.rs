@@ -63,6 +63,24 @@ fn cve_2023_27561_a_link_at_proc_or_sys_is_refused() {
     });
 }
 
+/// CVE-2026-41579, CVE-2026-88264: device nodes and links were made where an image's link at /dev led, also in a volume.
+#[test]
+fn cve_2026_41579_a_link_at_dev_is_refused() {
+    on_a_cluster(|machine, cluster| {
+        let root = machine.path("root");
+        fs::create_dir_all(root.join("volume")).unwrap();
+        symlink("/volume", root.join("dev")).unwrap();
+        machine.push_root("dev", &root, &[]);
+        let volume = machine.path("volume");
+        fs::create_dir(&volume).unwrap();
+        let pod = json!({"volumes": [{"name": "v", "hostPath": {"path": volume}}]});
+        let container = json!({"image": "dev", "volumeMounts": [{"name": "v", "mountPath": "/volume"}]});
+        let why = refused(cluster, "p", &sleeper("p", &pod, &container));
+        assert!(why.contains("/dev"), "{why}");
+        assert_eq!(fs::read_dir(&volume).unwrap().count(), 0, "something was made in the volume");
+    });
+}
+
 /// CVE-2021-30465, CVE-2024-45310, CVE-2024-5154: links of an image at mount points led to the host.
 #[test]
 fn cve_2024_45310_links_at_mount_points_stay_inside() {

@@ -1,7 +1,11 @@
 //! Vulnerabilities in a node's network.
 
 use std::fs;
+use std::io::Read as _;
+use std::net::TcpStream;
+use std::time::Duration;
 
+use coracle_integration::eventually;
 use serde_json::json;
 
 use super::{on_a_cluster, run_pod, sh, sleeper};
@@ -26,7 +30,7 @@ fn cve_2020_8558_a_pod_reaches_no_loopback_address_of_the_node() {
         // A host port on 127.0.0.1 opens the bridge for packets of 127.0.0.0/8.
         let container = json!({"ports": [{"containerPort": 80, "hostPort": 8085}], "securityContext": {"privileged": true}});
         run_pod(cluster, "p", &sleeper("p", &json!({}), &container));
-        assert!(std::net::TcpStream::connect("127.0.0.1:5005").is_ok(), "no registry listens on the node");
+        assert!(TcpStream::connect("127.0.0.1:5005").is_ok(), "no registry listens on the node");
         let gateway = sh(cluster, "p", "ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'");
         let gateway = gateway.trim();
         let attack = format!(
@@ -41,6 +45,39 @@ fn cve_2020_8558_a_pod_reaches_no_loopback_address_of_the_node() {
             "the packets did not leave the pod: {output}"
         );
         assert!(!output.contains("reached"), "{output}");
+    });
+}
+
+/// CVE-2019-9946, CVE-2025-67499: a host port took connections to the same port of other addresses.
+#[test]
+fn cve_2025_67499_a_host_port_takes_connections_to_the_node_only() {
+    on_a_cluster(|_, cluster| {
+        let server = |text: &str, port: u16| {
+            let script = format!("while :; do echo {text} | nc -l -p {port}; done");
+            json!({"command": ["sh", "-c", script], "ports": [{"containerPort": port}]})
+        };
+        let mut of_host_port = server("of-host-port", 8080);
+        of_host_port["ports"][0]["hostPort"] = json!(8086);
+        run_pod(cluster, "thief", &sleeper("thief", &json!({}), &of_host_port));
+        run_pod(cluster, "own", &sleeper("own", &json!({}), &server("of-pod", 8086)));
+        run_pod(cluster, "client", &sleeper("client", &json!({}), &json!({})));
+        let own = cluster.get(&["pod", "own"])["status"]["podIP"].as_str().unwrap().to_owned();
+        let node = cluster.get(&["pod", "own"])["status"]["hostIP"].as_str().unwrap().to_owned();
+        let answers = |address: &str, text: &str| {
+            let attempt = format!("echo | nc -w 3 {address} 8086");
+            eventually(&format!("an answer of {address}"), 30, || {
+                sh(cluster, "client", &attempt).contains(text)
+            });
+        };
+        answers(&node, "of-host-port");
+        answers(&own, "of-pod");
+        eventually("an answer to the node", 30, || {
+            let stream = TcpStream::connect((own.as_str(), 8086)).ok()?;
+            stream.set_read_timeout(Some(Duration::from_secs(3))).ok()?;
+            let mut text = String::new();
+            stream.take(6).read_to_string(&mut text).ok()?;
+            (text == "of-pod").then_some(())
+        });
     });
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{denied, on_a_cluster, refused, run_pod, sh, sleeper};
 
-/// CVE-2022-24769, CVE-2022-27652, CVE-2022-29162: containers and execs had inheritable capabilities.
+/// CVE-2018-1000400, CVE-2022-24769, CVE-2022-27652, CVE-2022-29162: containers and execs had inheritable capabilities.
 #[test]
 fn cve_2022_24769_no_process_has_inheritable_capabilities() {
     on_a_cluster(|_, cluster| {
@@ -17,6 +17,49 @@ fn cve_2022_24769_no_process_has_inheritable_capabilities() {
         assert!(sh(cluster, "p", "grep CapInh /proc/1/status").contains(none));
         let own = sh(cluster, "p", "grep -E 'CapInh|CapPrm|CapEff|CapAmb' /proc/self/status");
         assert_eq!(own.matches("\t0000000000000000").count(), 4, "{own}");
+    });
+}
+
+/// CVE-2017-1002102: a container replaced files of a volume that the kubelet writes by links. The kubelet then deleted
+/// files of the host.
+#[test]
+fn cve_2017_1002102_root_cannot_write_volumes_of_the_kubelet() {
+    on_a_cluster(|_, cluster| {
+        cluster.kubectl(&["create", "secret", "generic", "s", "--from-literal=key=value"]);
+        let item = json!({"path": "name", "fieldRef": {"fieldPath": "metadata.name"}});
+        let pod = json!({"volumes": [{"name": "s", "secret": {"secretName": "s"}},
+            {"name": "d", "downwardAPI": {"items": [item]}}]});
+        let container = json!({"volumeMounts": [{"name": "s", "mountPath": "/s"}, {"name": "d", "mountPath": "/d"},
+            {"name": "s", "mountPath": "/part", "subPath": "key"}]});
+        run_pod(cluster, "p", &sleeper("p", &pod, &container));
+        for attack in [
+            "ln -s / /s/link",
+            "rm /s/..data",
+            "mv /d/..data /d/other",
+            "touch /s/..data/file",
+            "echo x >/part",
+            "rm /var/run/secrets/kubernetes.io/serviceaccount/..data",
+            "mount -o remount,rw /s",
+        ] {
+            let output = sh(cluster, "p", &format!("({attack}) 2>&1 && echo done"));
+            assert!(!output.contains("done\n"), "{attack}: {output}");
+        }
+        assert_eq!(sh(cluster, "p", "cat /s/key /part"), "valuevalue");
+    });
+}
+
+/// CVE-2022-0532: sysctls of a pod in namespaces of the host were set on the host.
+#[test]
+fn cve_2022_0532_sysctls_of_namespaces_of_the_host_are_refused() {
+    on_a_cluster(|_, cluster| {
+        for (field, name) in
+            [("hostNetwork", "net.ipv4.tcp_keepalive_time"), ("hostIPC", "kernel.shm_rmid_forced")]
+        {
+            let sysctls = json!({"sysctls": [{"name": name, "value": "1"}]});
+            let pod = sleeper("p", &json!({(field): true, "securityContext": sysctls}), &json!({}));
+            let errors = denied(cluster, &["--validate=false"], &pod);
+            assert!(errors.contains(name) && errors.contains(field), "{errors}");
+        }
     });
 }
 
@@ -78,22 +121,50 @@ fn cve_2022_23471_disconnected_clients_leave_no_descriptors() {
         let descriptors = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         let pid = cluster.pid();
         let clients = |kubectl: &Kubectl| {
+            let before = descriptors(pid);
             let attach = ["attach", "p", "-i", "-t"];
             let exec = ["exec", "p", "-i", "-t", "--", "sleep", "1000"];
             let mut started: Vec<_> =
                 (0..10).flat_map(|_| [kubectl.start(&attach), kubectl.start(&exec)]).collect();
-            std::thread::sleep(std::time::Duration::from_secs(2));
+            let all = before + started.len();
+            eventually("the connections of all clients", 30, || descriptors(pid) >= all);
             for client in &mut started {
                 client.kill().unwrap();
                 client.wait().unwrap();
             }
         };
         clients(cluster);
-        std::thread::sleep(std::time::Duration::from_secs(2));
-        let before = descriptors(pid);
-        clients(cluster);
-        clients(cluster);
-        eventually("the descriptors of the clients to be closed", 30, || descriptors(pid) <= before + 4);
+        let mut before = 0;
+        eventually("a constant number of descriptors", 30, || {
+            let now = descriptors(pid);
+            std::mem::replace(&mut before, now) == now
+        });
+        for _ in 0..2 {
+            clients(cluster);
+            eventually("the descriptors of the clients to be closed", 30, || descriptors(pid) <= before + 4);
+        }
+    });
+}
+
+/// CVE-2026-53495: a probe whose child processes hold its outputs open never ended, and left a task and descriptors.
+#[test]
+fn cve_2026_53495_children_of_a_probe_leave_no_descriptors() {
+    on_a_cluster(|_, cluster| {
+        let command = json!(["sh", "-c", "echo >>/runs; sleep 1000 & exit 0"]);
+        let probe = json!({"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 1});
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({"livenessProbe": probe})));
+        let descriptors = || fs::read_dir(format!("/proc/{}/fd", cluster.pid())).unwrap().count();
+        let probes = |number: usize| {
+            eventually("probes", 60, || {
+                sh(cluster, "p", "wc -l </runs").trim().parse::<usize>().is_ok_and(|runs| runs >= number)
+            });
+        };
+        probes(2);
+        let before = descriptors();
+        probes(12);
+        eventually("the descriptors to be closed", 30, || descriptors() <= before + 4);
+        let status = &cluster.get(&["pod", "p"])["status"]["containerStatuses"][0];
+        assert_eq!(status["restartCount"], 0, "the commands have exited in time: {status}");
     });
 }
 

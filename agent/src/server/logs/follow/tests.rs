@@ -163,13 +163,14 @@ async fn reading_ends_when_the_client_disconnects() {
 async fn a_line_that_is_half_written_waits_for_its_end() {
     let log = Log::new("half");
     let mut file = fs::OpenOptions::new().create(true).append(true).open(&log.path).expect("log");
-    file.write_all(b"2026-01-01T00:00:00Z stdout F ha").expect("write");
+    file.write_all(b"2026-01-01T00:00:00Z stdout F a\n2026-01-01T00:00:00Z stdout F ha").expect("write");
     let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    // Both lines are in one chunk of the file, so the follower has also read the half.
+    follower.until("a\n").await;
     file.write_all(b"lf\n").expect("write");
     follower.until("half\n").await;
     follower.send_event("c1", ContainerEventType::ContainerStoppedEvent).await;
-    assert_eq!(follower.finish().await, "half\n");
+    assert_eq!(follower.finish().await, "a\nhalf\n");
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! ValidatingAdmissionPolicy. Source: `policy/validating/dispatcher.go`.
 
+use std::time::{Duration, Instant};
+
 use async_trait::async_trait;
 use coracle_admission_policies::{Denial, Outcome, ValidatingPolicy};
 use serde_json::{Value, json};
@@ -12,6 +14,7 @@ use super::{
 use crate::{
     admit::{Admission, Admit, Attributes, expression::Subject},
     error::{ApiError, Result},
+    metrics::CheckResult,
 };
 
 /// The message if the cost limit stops the evaluation. It applies with every failure policy.
@@ -97,11 +100,13 @@ async fn evaluate_policy(
         for params in &params {
             let params = params.as_ref();
             let is_heavy = is_heavy(&objects, (params, number));
+            let began = Instant::now();
             let evaluate = || policy.rules.evaluate(&subject.input(&objects, params));
             let mut outcome = policy.run(attributes.cost, is_heavy, evaluate).await;
             if !policy.rules.fails && attributes.cost.is_exhausted() {
                 outcome.denials.push(invalid(TOO_COSTLY.to_owned()));
             }
+            count(admission, (&policy.name, binding), &outcome, began.elapsed());
             let found = act(attributes, (&policy.name, binding), outcome);
             first = first.or(found);
         }
@@ -141,6 +146,22 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
         denial = denial.or_else(|| Some(refusal(attributes, of, &message, "Invalid")));
     }
     denial
+}
+
+/// Counts an evaluation: its denials by the actions of the binding.
+fn count(admission: &Admission, (policy, binding): (&str, &Binding), outcome: &Outcome, took: Duration) {
+    const ACTIONS: [(&str, &str); 3] = [("Deny", "deny"), ("Audit", "audit"), ("Warn", "warn")];
+    let (metrics, of) = (&admission.metrics.policies, (policy, binding.name.as_str()));
+    if outcome.denials.is_empty() {
+        metrics.checked(of, (CheckResult::Passed, "allow"), took);
+    }
+    for denial in &outcome.denials {
+        let is_costly = denial.message == TOO_COSTLY;
+        let result = if is_costly { CheckResult::OutOfBudget } else { CheckResult::Failed };
+        for (_, action) in ACTIONS.into_iter().filter(|(name, _)| binding.has_action(name)) {
+            metrics.checked(of, (result, action), took);
+        }
+    }
 }
 
 /// Annotates the audit record with a failed validation. Without an audit record the failure is logged.

@@ -209,42 +209,50 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
     let server = Fixture::new().await;
     let account = server.get("/api/v1/namespaces/default/serviceaccounts/default").await.body;
     let claim = |name: &str| format!("kubernetes.io/serviceaccount/{name}");
-    let payload = json!({
-        "iss": "kubernetes/serviceaccount",
-        claim("namespace"): "default",
-        claim("secret.name"): "old",
-        claim("service-account.name"): "default",
-        claim("service-account.uid"): account["metadata"]["uid"],
-    });
-    let header = json!({"alg": "ES256", "typ": "JWT"});
     let TokenKeys::Own(key) = &server.api.state.authenticators.tokens.keys else { panic!("no key") };
-    let token = key.sign(&header, &payload).unwrap();
-    let secret = json!({
-        "metadata": {"name": "old", "annotations": {"kubernetes.io/service-account.name": "default"}},
-        "type": "kubernetes.io/service-account-token",
-        "stringData": {"token": token},
-    });
-    assert_eq!(server.post("/api/v1/namespaces/default/secrets", secret).await.code, 201);
+    let create = async |name: &str| {
+        let payload = json!({
+            "iss": "kubernetes/serviceaccount",
+            claim("namespace"): "default",
+            claim("secret.name"): name,
+            claim("service-account.name"): "default",
+            claim("service-account.uid"): account["metadata"]["uid"],
+        });
+        let token = key.sign(&json!({"alg": "ES256", "typ": "JWT"}), &payload).unwrap();
+        let secret = json!({
+            "metadata": {"name": name, "annotations": {"kubernetes.io/service-account.name": "default"}},
+            "type": "kubernetes.io/service-account-token",
+            "stringData": {"token": token},
+        });
+        assert_eq!(server.post("/api/v1/namespaces/default/secrets", secret).await.code, 201);
+        token
+    };
+    let (token, other) = (create("old").await, create("other").await);
     let path = "/api/v1/namespaces/default/secrets/old";
-    let request = || {
+    let request = |token: &str| {
         let header = format!("Bearer {token}");
         Request::get("/api/v1").header("authorization", header).body(Full::<Bytes>::default()).unwrap()
     };
-    let reply = server.api.handle(request(), None).await;
+    let reply = server.api.handle(request(&token), None).await;
     assert!(reply.status() == 200 && !reply.headers().contains_key("warning"));
     let named = json!({"secrets": [{"name": "old"}]});
     assert_eq!(server.merge("/api/v1/namespaces/default/serviceaccounts/default", named).await.code, 200);
-    let reply = server.api.handle(request(), None).await;
+    let reply = server.api.handle(request(&token), None).await;
     assert!(reply.headers()["warning"].to_str().unwrap().contains("auto-generated secret-based tokens"));
-    let used = eventually_async("the token has a label", 10, async || {
-        Some(server.get(path).await.body).filter(|used| used["metadata"]["labels"].is_object())
-    })
-    .await;
+    let labelled = async |path: &str| {
+        eventually_async("the token has a label", 10, async || {
+            Some(server.get(path).await.body).filter(|used| used["metadata"]["labels"].is_object())
+        })
+        .await
+    };
+    let used = labelled(path).await;
     let day = used["metadata"]["labels"]["kubernetes.io/legacy-token-last-used"].as_str().expect("a day");
     assert!(day.len() == 10 && *jiff::Timestamp::now().to_string() >= *day, "{day}");
     let version = used["metadata"]["resourceVersion"].clone();
-    assert_eq!(server.api.handle(request(), None).await.status(), 200);
-    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    assert_eq!(server.api.handle(request(&token), None).await.status(), 200);
+    // Uses are recorded in their order.
+    assert_eq!(server.api.handle(request(&other), None).await.status(), 200);
+    labelled("/api/v1/namespaces/default/secrets/other").await;
     assert_eq!(
         server.get(path).await.body["metadata"]["resourceVersion"],
         version,
@@ -252,7 +260,7 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
     );
     let invalid = json!({"metadata": {"labels": {"kubernetes.io/legacy-token-invalid-since": "2026-11-23"}}});
     assert_eq!(server.merge(path, invalid).await.code, 200);
-    assert_eq!(server.api.handle(request(), None).await.status(), 401);
+    assert_eq!(server.api.handle(request(&token), None).await.status(), 401);
 }
 
 #[tokio::test]

@@ -31,6 +31,7 @@ async fn the_root_lists_groups_and_the_version_has_its_compatibility() {
     }
     let version = server.get("/version").await.body;
     assert_eq!(version["emulationMinor"], version["minor"]);
+    assert_eq!(version["gitVersion"], "v1.36.0+coracle");
     let minor = |field: &str| version[field].as_str().unwrap().parse::<u32>().unwrap();
     assert_eq!(minor("minCompatibilityMinor") + 1, minor("minor"));
 }

@@ -114,6 +114,10 @@ async fn a_watch_can_begin_with_existing_objects_and_marks_their_end() {
     let end = &events[1]["object"];
     assert_eq!(end["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert_eq!(end["kind"], "ConfigMap");
+    let metrics = server.get("/metrics").await.body.as_str().unwrap().to_owned();
+    let labels = "group=\"\",resource=\"configmaps\",scope=\"namespace\",version=\"v1\"";
+    let line = format!("apiserver_watch_list_duration_seconds_count{{{labels}}} 1");
+    assert!(metrics.lines().any(|other| other == line), "no {line} in\n{metrics}");
     assert_eq!(server.get(&format!("{CONFIG_MAPS}?watch=1&sendInitialEvents=true")).await.code, 422);
 }
 

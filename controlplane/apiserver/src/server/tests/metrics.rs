@@ -32,12 +32,17 @@ async fn requests_and_objects_are_counted_with_upstreams_names() {
     let took =
         value(&text, "apiserver_request_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
     assert_eq!(took, Some(2.0));
+    assert_eq!(value(&text, "apiserver_storage_objects", &["resource=\"pods\""]), Some(1.0));
+    assert!(value(&text, "apiserver_storage_objects", &["resource=\"deployments.apps\""]).is_some());
     let own =
         value(&text, "apiserver_request_sli_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
     assert_eq!(own, Some(2.0));
     let version = server.get("/version").await.body["gitVersion"].as_str().unwrap().to_owned();
     assert_eq!(value(&text, "kubernetes_build_info", &[&format!("git_version=\"{version}\"")]), Some(1.0));
     assert_eq!(value(&text, "apiserver_resource_objects", &["group=\"\"", "resource=\"pods\""]), Some(1.0));
+    let events =
+        value(&text, "apiserver_storage_events_received_total", &["group=\"\"", "resource=\"pods\""]);
+    assert_eq!(events, Some(1.0));
     let size = value(&text, "apiserver_storage_size_bytes", &["storage_cluster_id=\"embedded-0\""]);
     assert!(size.is_some_and(|bytes| bytes > 0.0), "{text}");
     let sizes = |verb| value(&text, "apiserver_response_sizes_count", &[verb, "resource=\"pods\""]);
@@ -71,6 +76,29 @@ async fn steps_of_admission_and_deprecated_apis_are_counted() {
     assert!(counted("type=\"admit\"", "rejected=\"false\"") >= 1.0, "{after}");
     assert!(counted("type=\"validate\"", "rejected=\"false\"") >= 1.0, "{after}");
     assert_eq!(value(&after, "apiserver_requested_deprecated_apis", &endpoints), Some(1.0));
+}
+
+#[tokio::test]
+async fn admission_plugins_are_counted_in_the_steps_that_they_implement() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let refused =
+        server.post("/api/v1/namespaces/absent/configmaps", json!({"metadata": {"name": "c"}})).await;
+    assert_eq!(refused.code, 404, "{}", refused.body);
+    let text = metrics(&server).await;
+    let count = |plugin: &str, kind: &str, rejected: &str| {
+        let name = "apiserver_admission_controller_admission_duration_seconds_count";
+        let labels =
+            [format!("name=\"{plugin}\""), format!("type=\"{kind}\""), format!("rejected=\"{rejected}\"")];
+        let [plugin, kind, rejected] = &labels;
+        value(&text, name, &[plugin, kind, rejected, "operation=\"CREATE\""])
+    };
+    assert!(count("PodSecurity", "validate", "false").is_some_and(|count| count >= 1.0), "{text}");
+    assert!(count("DefaultTolerationSeconds", "admit", "false").is_some_and(|count| count >= 1.0), "{text}");
+    assert!(count("NamespaceLifecycle", "validate", "true").is_some_and(|count| count >= 1.0), "{text}");
+    assert_eq!(count("NamespaceLifecycle", "admit", "false"), None, "{text}");
+    let without_name = "apiserver_admission_controller_admission_duration_seconds_count{name=\"\"";
+    assert!(!text.contains(without_name), "members without a name are no plugins");
 }
 
 #[tokio::test]

@@ -66,6 +66,16 @@ async fn a_validating_policy_denies_and_follows_changes() {
     let warned = server.merge(&format!("{MAPS}/m"), json!({"data": {"c": "3"}})).await;
     assert_eq!(warned.code, 200, "{}", warned.body);
     assert!(warned.headers["warning"].to_str().unwrap().contains("failed expression: variables.size < 3"));
+    let text = server.get("/metrics").await.body.as_str().unwrap().to_owned();
+    let passed = "apiserver_validating_admission_policy_check_total{enforcement_action=\"allow\",error_type=\"no_error\",";
+    assert!(text.contains(passed), "{text}");
+    for (action, number) in [("audit", 1), ("deny", 2), ("warn", 1)] {
+        let labels = format!(
+            "enforcement_action=\"{action}\",error_type=\"invalid_error\",policy=\"p\",policy_binding=\"b\""
+        );
+        let line = format!("apiserver_validating_admission_policy_check_total{{{labels}}} {number}");
+        assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+    }
 }
 
 #[tokio::test]

@@ -49,13 +49,14 @@ async fn a_changed_authorization_configuration_takes_effect() {
     let webhook = json!({"timeout": "30s", "subjectAccessReviewVersion": "v1", "failurePolicy": "Deny",
         "connectionInfo": {"type": "KubeConfigFile", "kubeConfigFile": hook.file()}});
     // The watch of the file begins some time after the start.
-    while bob().await.code != 200 {
+    eventually_async("the changed file is used", 10, async || {
         write(json!([{"type": "Webhook", "name": "hook", "webhook": webhook}]));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        bob().await.code == 200
+    })
+    .await;
     // An invalid file changes nothing.
     write(json!([]));
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.api.state.authorizers.reload().unwrap_err();
     assert_eq!(bob().await.code, 200);
 }
 

@@ -53,7 +53,7 @@ fn decide(job: &Job, texts: &str) -> String {
             let texts = new.iter().map(|new| new.index.map_or("+".to_owned(), |index| format!("+{index}")));
             texts.collect::<Vec<_>>().join(" ")
         }
-        Change::Delete(pods) => {
+        Change::Delete(pods) | Change::Discard(pods) => {
             pods.iter().map(|pod| format!("-{}", pod.name())).collect::<Vec<_>>().join(" ")
         }
     }
@@ -84,6 +84,8 @@ fn pods_are_created_up_to_parallelism_and_completions() {
     }
     let queue = job(json!({"parallelism": 2}), json!({}));
     assert_eq!(decide(&queue, "1+ 2"), "");
+    // As upstream: after the first success the other pods run to their end, also if the parallelism is reduced.
+    assert_eq!(decide(&queue, "1+ 2 3 4"), "");
     assert_eq!(decide(&job(json!({"suspend": true}), json!({})), "1 2"), "-1 -2");
 }
 
@@ -96,6 +98,59 @@ fn a_failed_pod_is_replaced_after_its_back_off() {
         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time("2026-01-01T11:59:55Z".parse().unwrap()));
     let pods = [Arc::new(fresh)];
     assert!(matches!(plan(&ObservedJob::of(&job, &pods, now())), Change::Wait(wait) if wait.as_secs() == 5));
+}
+
+#[test]
+fn superfluous_pods_do_not_count_as_failed() {
+    let spec = |more: Value| {
+        let mut spec = json!({"parallelism": 1, "completions": 9, "backoffLimit": 0});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec
+    };
+    let started = json!({"startTime": "2026-01-01T10:00:00Z"});
+    for more in [json!({"suspend": true}), json!({})] {
+        let job = job(spec(more.clone()), started.clone());
+        let own = pods("1 2");
+        assert!(matches!(plan(&ObservedJob::of(&job, &own, now())), Change::Discard(_)), "{more}");
+        // The pods have lost their finalizer and are being deleted.
+        let (status, _) = updated(&job, "1x. 2x.");
+        assert_eq!(status["uncountedTerminatedPods"], json!({}), "{more}");
+        let expected = if more["suspend"] == true { "Suspended" } else { "" };
+        assert_eq!(conditions(&status), expected);
+        assert_eq!(status["startTime"].is_null(), more["suspend"] == true);
+    }
+    // They do not delay the pods after the resumption.
+    assert_eq!(decide(&job(spec(json!({})), started.clone()), "1x. 2x."), "+");
+    // The pods of a job that fails keep their finalizer and count.
+    let failing = job(spec(json!({})), json!({"failed": 1}));
+    let own = pods("1");
+    assert!(matches!(plan(&ObservedJob::of(&failing, &own, now())), Change::Delete(_)));
+}
+
+#[test]
+fn ignored_failures_and_deletions_delay_the_next_pod() {
+    let time = |text: &str| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(text.parse().unwrap());
+    let rule = json!({"action": "Ignore", "onExitCodes": {"operator": "In", "values": [3]}});
+    let ignoring = job(json!({"completions": 1, "podFailurePolicy": {"rules": [rule]}}), json!({}));
+    let mut failed = (*pod("1!")).clone();
+    failed.status.container_statuses.finished_at = Some(time("2026-01-01T11:59:55Z"));
+    let own = [Arc::new(failed)];
+    assert!(matches!(plan(&ObservedJob::of(&ignoring, &own, now())), Change::Wait(_)));
+    // The delay begins with the request to delete a pod, not with the end of its grace period.
+    let mut deleted = (*pod("1x")).clone();
+    deleted.metadata.deletion_timestamp = Some(time("2026-01-01T12:00:25Z"));
+    deleted.metadata.deletion_grace_period_seconds = Some(30);
+    let own = [Arc::new(deleted)];
+    let plain = job(json!({"completions": 1}), json!({}));
+    assert!(matches!(plan(&ObservedJob::of(&plain, &own, now())), Change::Wait(wait) if wait.as_secs() == 5));
+}
+
+#[test]
+fn more_successes_than_completions_are_reported() {
+    let job = job(json!({"completions": 1}), json!({"succeeded": 2}));
+    let update = status::update(&ObservedJob::of(&job, &[], now()));
+    let reasons: Vec<_> = update.events.iter().map(|event| event.reason).collect();
+    assert_eq!(reasons, ["TooManySucceededPods", "Completed"]);
 }
 
 #[test]

@@ -174,6 +174,10 @@ async fn one_node_of_a_zone_is_tainted_every_ten_seconds() {
     assert_eq!(cluster.after(9, "a").await, 1);
     assert_eq!((cluster.after(2, "a").await, cluster.given_up("b")), (2, 2), "a zone that is all lost, too");
     assert_eq!(cluster.after(60, "a").await, 4);
+    let metrics = cluster.context.config.zone_metrics.text();
+    for line in ["evictions_total{zone=\":\0:a\"} 4\n", "zone_size{zone=\":\0:a\"} 10\n"] {
+        assert!(metrics.contains(&format!("node_collector_{line}")), "no {line} in {metrics}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

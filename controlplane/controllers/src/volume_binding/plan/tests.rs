@@ -116,7 +116,7 @@ fn events_of_pending_claims_name_the_reason() {
         (&plain, class(own, "WaitForFirstConsumer"), vec!["WaitForFirstConsumer"]),
         (&selected, class(own, "WaitForFirstConsumer"), vec![]),
         (&plain, class("x.io/y", "Immediate"), vec!["ExternalProvisioning"]),
-        (&plain, class(NO_PROVISIONER, "Immediate"), vec!["FailedBinding"]),
+        (&plain, class(NO_PROVISIONER, "Immediate"), vec!["ProvisioningFailed"]),
     ] {
         let steps = claim(&ObservedClaim { class: class.clone(), ..observed(claim_object) });
         assert_eq!(reasons(&steps), expect, "{class:?}");
@@ -146,6 +146,11 @@ fn a_claim_without_a_class_gets_the_default_and_an_empty_class_means_none() {
     let steps = claim(&ObservedClaim { default_class: default_class.clone(), ..observed(&unset) });
     let [Action::PatchClaim(Part::Main, patch)] = steps.as_slice() else { panic!("{steps:?}") };
     assert_eq!(patch["spec"]["storageClassName"], "d");
+    // A volume without a class has precedence.
+    let free = vec![Arc::new(volume_of(json!({"spec": {"storageClassName": null}})))];
+    let steps =
+        claim(&ObservedClaim { default_class: default_class.clone(), candidates: free, ..observed(&unset) });
+    assert!(matches!(steps.as_slice(), [Action::PatchVolume { .. }, ..]), "{steps:?}");
     let empty = claim_of(json!({"spec": {"storageClassName": ""}}));
     assert_eq!(reasons(&claim(&ObservedClaim { default_class, ..observed(&empty) })), ["FailedBinding"]);
 }
@@ -161,6 +166,8 @@ fn a_named_volume_must_fit_and_must_be_free() {
         reasons(&with(volume_of(json!({"spec": {"capacity": {"storage": "1Mi"}}})))),
         ["VolumeMismatch"]
     );
+    let deleted = volume_of(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    assert_eq!(reasons(&with(deleted)), ["VolumeMismatch"]);
     let other = json!({"spec": {"claimRef": {"namespace": "n", "name": "other", "uid": "x"}}});
     assert_eq!(reasons(&with(volume_of(other))), ["FailedBinding"]);
 }
@@ -205,6 +212,13 @@ fn a_volume_of_a_claim_with_another_volume_is_free_again() {
     let steps = volume(&chosen, Some(&elsewhere));
     let [Action::PatchVolume { patch, .. }] = steps.as_slice() else { panic!("{steps:?}") };
     assert_eq!(patch["spec"], json!({"claimRef": null}));
+    let provisioned = |policy: &str| {
+        let annotations = json!({PROVISIONED_BY: local_volume::PROVISIONER_NAME});
+        let spec = json!({"claimRef": reference, "persistentVolumeReclaimPolicy": policy});
+        volume(&volume_of(json!({"metadata": {"annotations": annotations}, "spec": spec})), Some(&elsewhere))
+    };
+    assert!(matches!(&provisioned("Delete")[..], [Action::PatchVolume { part: Part::Status, .. }]));
+    assert!(matches!(&provisioned("Retain")[..], [Action::PatchVolume { part: Part::Main, .. }]));
 }
 
 #[test]

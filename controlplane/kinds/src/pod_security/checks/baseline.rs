@@ -43,7 +43,6 @@ const SYSCTLS: &[(u32, &[&str])] = &[
         ],
     ),
     (32, &["net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"]),
-    (37, &["net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_notsent_lowat"]),
 ];
 
 pub(super) fn capabilities(pod: &Pod<'_>) -> Option<Violation> {
@@ -168,10 +167,6 @@ pub(super) fn sysctls_1_29(pod: &Pod<'_>) -> Option<Violation> {
 
 pub(super) fn sysctls_1_32(pod: &Pod<'_>) -> Option<Violation> {
     sysctls_at(pod, 32)
-}
-
-pub(super) fn sysctls_1_37(pod: &Pod<'_>) -> Option<Violation> {
-    sysctls_at(pod, 37)
 }
 
 fn sysctls_at(pod: &Pod<'_>, minor: u32) -> Option<Violation> {

@@ -161,9 +161,7 @@ async fn a_plugin_that_does_not_respond_blocks_no_worker_and_gets_one_request() 
             tokio::spawn(async move { kms.open(&sealed[kms.prefix().len()..], b"name").unwrap() })
         })
         .collect();
-    while behaviour.lock().unwrap().waiting == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    coracle_testing::until("the plugin is called", 10, || behaviour.lock().unwrap().waiting > 0).await;
     // The runtime has one worker, and all of these tasks need it.
     tokio::spawn(async {}).await.unwrap();
     let own = kms.seal(b"own", b"name").unwrap();

@@ -1,0 +1,116 @@
+//! The metrics of zones of nodes, in the text format of Prometheus. Source: `pkg/controller/nodelifecycle/metrics.go`.
+//!
+//! Only zones with nodes have values, so their number is at most that of the nodes.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Counts the nodes and the evictions of zones. A clone shares the counts.
+#[derive(Clone, Debug, Default)]
+pub struct ZoneMetrics(Arc<Mutex<BTreeMap<String, Counts>>>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    nodes: usize,
+    evictions: u64,
+}
+
+// === impl ZoneMetrics ===
+
+impl ZoneMetrics {
+    /// Sets the zones with their numbers of nodes. A zone has the form `REGION/ZONE`.
+    pub(crate) fn set<'a>(&self, zones: impl Iterator<Item = (&'a str, usize)>) {
+        let mut counts = self.lock();
+        let mut former = std::mem::take(&mut *counts);
+        counts.extend(zones.map(|(zone, nodes)| {
+            let evictions = former.remove(zone).unwrap_or_default().evictions;
+            (zone.to_owned(), Counts { nodes, evictions })
+        }));
+    }
+
+    /// Counts a node that got a NoExecute taint.
+    pub(crate) fn evicted(&self, zone: &str) {
+        if let Some(counts) = self.lock().get_mut(zone) {
+            counts.evictions += 1;
+        }
+    }
+
+    /// All metrics in the text format of Prometheus. Empty if there was no node yet.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let counts = self.lock();
+        let mut text = String::new();
+        let evictions = ("evictions_total", "counter", "Number of nodes that got a NoExecute taint.");
+        write(&mut text, evictions, counts.iter().map(|(zone, counts)| (zone.as_str(), counts.evictions)));
+        let size = |counts: &Counts| u64::try_from(counts.nodes).unwrap_or(u64::MAX);
+        let nodes = counts.iter().map(|(zone, counts)| (zone.as_str(), size(counts)));
+        write(&mut text, ("zone_size", "gauge", "Number of registered nodes in a zone."), nodes);
+        text
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Counts>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn write<'a>(
+    text: &mut String,
+    (name, kind, help): (&str, &str, &str),
+    values: impl ExactSizeIterator<Item = (&'a str, u64)>,
+) {
+    let number = values.len();
+    if number > 0 {
+        // Writing to memory cannot fail.
+        let _ = writeln!(text, "# HELP node_collector_{name} {help}\n# TYPE node_collector_{name} {kind}");
+    }
+    for (zone, value) in values {
+        let _ = writeln!(text, "node_collector_{name}{{zone=\"{}\"}} {value}", label(zone));
+    }
+}
+
+/// The zone as upstream shows it: empty without region and zone, otherwise both with a null character between colons.
+fn label(zone: &str) -> String {
+    match zone.split_once('/') {
+        Some(("", "")) | None => String::new(),
+        Some((region, zone)) => [region, zone].map(escaped).join(":\0:"),
+    }
+}
+
+/// A part of a label's value. Labels of nodes are validated, but another API server may accept more.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_have_their_nodes_and_evictions() {
+        let metrics = ZoneMetrics::default();
+        assert_eq!(metrics.text(), "");
+        metrics.set([("/", 1), ("r/a", 3)].into_iter());
+        metrics.evicted("r/a");
+        metrics.evicted("gone/b");
+        metrics.set([("r/a", 2), ("/x\"\n", 1)].into_iter());
+        metrics.evicted("r/a");
+        let text = metrics.text();
+        for line in [
+            "# TYPE node_collector_evictions_total counter",
+            "node_collector_evictions_total{zone=\"r:\0:a\"} 2",
+            "node_collector_evictions_total{zone=\":\0:x\\\"\\n\"} 0",
+            "# TYPE node_collector_zone_size gauge",
+            "node_collector_zone_size{zone=\"r:\0:a\"} 2",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        assert!(!text.contains("zone=\"\""), "the zone has no nodes any more: {text}");
+        metrics.set([("/", 1)].into_iter());
+        assert!(
+            metrics.text().contains("node_collector_evictions_total{zone=\"\"} 0\n"),
+            "{}",
+            metrics.text()
+        );
+    }
+}

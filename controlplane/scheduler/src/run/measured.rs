@@ -1,0 +1,97 @@
+//! Counts attempts to schedule pods.
+
+use super::Scheduler;
+use crate::config::Profile;
+use crate::decide::{Unschedulable, decide_measured};
+use crate::metrics::{Attempt, AttemptResult};
+use crate::object::Pod;
+use coracle_values::object::ObjectExt;
+
+impl Scheduler {
+    /// Sets the metrics of the queue's lengths.
+    pub(super) fn measure_queue(&self) {
+        self.config.metrics.set_pending(self.queue.lengths());
+    }
+
+    /// Searches the best node for a pod.
+    pub(super) fn search(&mut self, pod: &Pod, profile: &Profile) -> Result<String, Unschedulable> {
+        let metrics = &self.config.metrics;
+        let ran = |point, result, start| metrics.ran(point, result, (pod.scheduler(), start));
+        decide_measured(pod, profile, &mut self.snapshot, ran)
+    }
+
+    /// Counts the attempt for a pod that was refused, or whose scheduling failed. A gated pod has no attempt.
+    pub(super) fn count_refusal(&mut self, pod: &Pod, result: AttemptResult) {
+        if let Some(attempt) = self.queue.finish_attempt(pod.uid()) {
+            self.config.metrics.attempted(result, pod.scheduler(), attempt.started.elapsed());
+        }
+    }
+
+    /// Counts the attempt that ended with a binding.
+    pub(super) fn count_binding(&self, pod: &Pod, attempt: &Attempt, result: AttemptResult) {
+        let metrics = &self.config.metrics;
+        metrics.attempted(result, pod.scheduler(), attempt.started.elapsed());
+        if result == AttemptResult::Scheduled {
+            metrics.pod_scheduled(attempt);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::super::{Client, ExtenderCalls, SchedulerConfig};
+    use super::*;
+    use crate::fixture;
+
+    #[tokio::test]
+    async fn attempts_are_counted_by_their_result() {
+        let service = tower::service_fn(|_request: Request<Body>| async {
+            Ok::<_, Infallible>(Response::new(Body::from(b"{}".to_vec())))
+        });
+        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
+        let (recorder, _) = coracle_events::recorder(client.clone(), "");
+        let calls = ExtenderCalls::new(&config).unwrap();
+        let is_saturated = tokio::sync::watch::Sender::new(false);
+        let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
+        scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+        for (name, cpu) in [("fits", "3"), ("large", "30")] {
+            let spec = json!({"containers": [{"resources": {"requests": {"cpu": cpu}}}]});
+            scheduler.queue.add(fixture::pod(name, spec));
+            scheduler.schedule_next();
+        }
+        while let Some(Ok(bound)) = scheduler.bindings.join_next().await {
+            scheduler.bound(bound);
+        }
+        scheduler.measure_queue();
+        let text = scheduler.config.metrics.text();
+        let profile = "profile=\"default-scheduler\"";
+        for line in [
+            format!("scheduler_schedule_attempts_total{{{profile},result=\"scheduled\"}} 1"),
+            format!("scheduler_schedule_attempts_total{{{profile},result=\"unschedulable\"}} 1"),
+            "scheduler_scheduling_algorithm_duration_seconds_count 2".to_owned(),
+            "scheduler_pod_scheduling_attempts_sum 1".to_owned(),
+            "scheduler_preemption_attempts_total 1".to_owned(),
+            "scheduler_pending_pods{queue=\"unschedulable\"} 1".to_owned(),
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        for (point, status) in [
+            ("Filter", "Success"),
+            ("Filter", "Unschedulable"),
+            ("Score", "Success"),
+            ("Reserve", "Success"),
+            ("Bind", "Success"),
+            ("PostFilter", "Unschedulable"),
+        ] {
+            let labels = format!("extension_point=\"{point}\",{profile},status=\"{status}\"");
+            let line = format!("scheduler_framework_extension_point_duration_seconds_count{{{labels}}} 1");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+    }
+}

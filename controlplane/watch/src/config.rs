@@ -1,0 +1,125 @@
+//! The configuration of a watch.
+
+use std::time::Duration;
+
+use kube::api::{ListParams, WatchParams};
+
+use crate::backoff::Backoff;
+
+/// Default timeout of a watch request, in seconds.
+const TIMEOUT_SECONDS: u32 = 290;
+/// Default pauses after failures.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// As above, of watches of the control plane.
+const CONTROL_PLANE_TIMEOUT_SECONDS: u32 = 1500;
+const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
+const CONTROL_PLANE_MAX_UNSERVED_PAUSE: Duration = Duration::from_secs(300);
+/// Objects of a page of a list, as in client-go.
+const PAGE_SIZE: u32 = 500;
+/// Maximum bytes of a page of a list. A larger page is requested again with fewer objects.
+const PAGE_LIMIT: usize = 64 << 20;
+/// Maximum bytes of an event. An object has at most 3 MiB in the API server's encoding.
+const LINE_LIMIT: usize = 16 << 20;
+
+/// The objects to watch, and the timing of the requests.
+#[derive(Clone, Debug)]
+pub struct Config {
+    labels: Option<String>,
+    fields: Option<String>,
+    timeout: u32,
+    pub(crate) backoff: Backoff,
+    pub(crate) max_unserved_pause: Duration,
+    /// Maximum objects of a page.
+    pub(crate) page_size: u32,
+    /// Maximum bytes of a page, and of a line of a watch.
+    pub(crate) page_limit: usize,
+    pub(crate) line_limit: usize,
+}
+
+impl Default for Config {
+    /// All objects. A watch request takes 290 seconds. Pauses after failures grow from 0.1 to 10 seconds.
+    fn default() -> Self {
+        Self {
+            labels: None,
+            fields: None,
+            timeout: TIMEOUT_SECONDS,
+            backoff: Backoff::new(FIRST_PAUSE, MAX_PAUSE),
+            max_unserved_pause: MAX_PAUSE,
+            page_size: PAGE_SIZE,
+            page_limit: PAGE_LIMIT,
+            line_limit: LINE_LIMIT,
+        }
+    }
+}
+
+impl Config {
+    /// For watches of the control plane, whose API server is near. The requests take long, so that an idle machine
+    /// rarely wakes up. A kind that the server does not serve is requested every 5 minutes.
+    #[must_use]
+    pub fn control_plane() -> Self {
+        Self::default()
+            .timeout(CONTROL_PLANE_TIMEOUT_SECONDS)
+            .pauses(CONTROL_PLANE_FIRST_PAUSE, MAX_PAUSE)
+            .max_unserved_pause(CONTROL_PLANE_MAX_UNSERVED_PAUSE)
+    }
+
+    /// Watches only objects that a label selector selects.
+    #[must_use]
+    pub fn labels(mut self, selector: &str) -> Self {
+        self.labels = Some(selector.to_owned());
+        self
+    }
+
+    /// Watches only objects that a field selector selects.
+    #[must_use]
+    pub fn fields(mut self, selector: &str) -> Self {
+        self.fields = Some(selector.to_owned());
+        self
+    }
+
+    /// Timeout of a watch request, in seconds. The server ends the request then, and the watch starts the next one.
+    #[must_use]
+    pub fn timeout(mut self, seconds: u32) -> Self {
+        self.timeout = seconds;
+        self
+    }
+
+    /// First and maximum pause after failures.
+    #[must_use]
+    pub fn pauses(mut self, first: Duration, max: Duration) -> Self {
+        (self.backoff, self.max_unserved_pause) = (Backoff::new(first, max), max);
+        self
+    }
+
+    /// Maximum pause while the server does not serve the kind.
+    #[must_use]
+    pub fn max_unserved_pause(mut self, max: Duration) -> Self {
+        self.max_unserved_pause = max;
+        self
+    }
+
+    /// The timeout of a watch request.
+    pub(crate) fn watch_timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout.into())
+    }
+
+    pub(crate) fn list_params(&self, token: Option<String>) -> ListParams {
+        ListParams {
+            label_selector: self.labels.clone(),
+            field_selector: self.fields.clone(),
+            limit: Some(self.page_size),
+            continue_token: token,
+            ..ListParams::default()
+        }
+    }
+
+    pub(crate) fn watch_params(&self) -> WatchParams {
+        WatchParams {
+            label_selector: self.labels.clone(),
+            field_selector: self.fields.clone(),
+            timeout: Some(self.timeout),
+            ..WatchParams::default()
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The watch of a kind: lists its objects, watches their changes, and continues after failures.
+//!
+//! ```text
+//! Empty ──► Listing ◄──► Page ──► Listed ──► Starting ──► Watching
+//!   ▲          │                    ▲           │            │
+//!   └─ failed ─┘                    └─ failed ──┴─ ended ────┤
+//!   └─────────── 410, or no resource version ───────────────┘
+//! ```
+//!
+//! [`Watch`] decodes objects; everything else is in `raw`, which does not depend on the type of the objects and is
+//! therefore compiled once. A failed request is repeated after a pause of the watch itself (see [`Backoff`]), so a
+//! caller only reads the stream. After a failure of the watch, events continue from the last resource version. Objects
+//! are listed again if the server no longer has that version.
+
+mod backoff;
+mod config;
+mod error;
+mod lines;
+mod object;
+mod page;
+mod raw;
+mod request;
+mod response;
+
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures::Stream;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+
+pub use backoff::Backoff;
+pub use config::Config;
+pub use error::Error;
+pub use object::{WatchObject, watch_object};
+use raw::{RawEvent, RawWatch};
+use request::Target;
+
+/// A change of the objects of a kind.
+#[derive(Clone, Debug)]
+pub enum Event<K> {
+    /// An object was added or modified.
+    Apply(K),
+    /// An object was deleted. It has its last state.
+    Delete(K),
+    /// A list begins, before its first request. A list that failed begins again with another `Init`.
+    Init,
+    /// An object of the list.
+    InitApply(K),
+    /// The list is complete: objects that it does not have do not exist any more.
+    InitDone,
+}
+
+/// The events of all objects that a configuration selects. The stream never ends. Cancel-safe: a dropped `next()`
+/// loses no event and no request.
+#[derive(Debug)]
+pub struct Watch<K> {
+    raw: RawWatch,
+    objects: PhantomData<fn() -> K>,
+}
+
+/// Watches the objects of an API. Nothing is requested before the first poll.
+pub fn watch<K: Resource + DeserializeOwned>(api: Api<K>, config: Config) -> Watch<K> {
+    let url = api.resource_url().to_owned();
+    let target = Target { client: api.into_client(), url, is_metadata: K::metadata_api() };
+    Watch { raw: RawWatch::new(target, config), objects: PhantomData }
+}
+
+// === impl Watch ===
+
+impl<K: Resource + DeserializeOwned> Watch<K> {
+    fn decode(&mut self, event: RawEvent) -> Result<Event<K>, Error> {
+        Ok(match event {
+            RawEvent::Init => Event::Init,
+            RawEvent::InitDone => Event::InitDone,
+            // A list without this object would count as its deletion.
+            RawEvent::InitApply(object) => Event::InitApply(
+                serde_json::from_slice(&object).map_err(|error| self.raw.fail_list(Error::Object(error)))?,
+            ),
+            // The next events are delivered: they may be of other objects.
+            RawEvent::Apply(object) => Event::Apply(self.changed(&object)?),
+            RawEvent::Delete(object) => Event::Delete(self.changed(&object)?),
+        })
+    }
+
+    /// Decodes a changed object. The watch continues after its version.
+    fn changed(&mut self, object: &[u8]) -> Result<K, Error> {
+        let object: K =
+            serde_json::from_slice(object).map_err(|error| self.raw.fail(Error::Object(error)))?;
+        match object.meta().resource_version.as_deref() {
+            Some(version) if !version.is_empty() => self.raw.set_version(version),
+            _ => return Err(self.raw.fail_list(Error::NoVersion)),
+        }
+        Ok(object)
+    }
+}
+
+impl<K: Resource + DeserializeOwned> Stream for Watch<K> {
+    type Item = Result<Event<K>, Error>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let own = self.get_mut();
+        let event = ready!(own.raw.poll_next(context));
+        Poll::Ready(Some(event.and_then(|event| own.decode(event))))
+    }
+}
+
+#[cfg(test)]
+mod tests;

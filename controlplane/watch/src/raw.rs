@@ -1,0 +1,287 @@
+//! The state machine of a watch, for objects as JSON.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use kube::client::Body;
+use kube::core::Status;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Sleep;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::page::Page;
+use crate::request::Target;
+use crate::response::{Read, Response};
+
+/// Status code of a resource version that the server no longer has.
+const GONE: u16 = 410;
+/// Status code of a kind that is not served any more.
+const NOT_FOUND: u16 = 404;
+
+/// An event. Objects are JSON.
+#[derive(Debug)]
+pub(crate) enum RawEvent {
+    Apply(Bytes),
+    Delete(Bytes),
+    Init,
+    InitApply(Bytes),
+    InitDone,
+}
+
+/// A watch of the objects of a kind.
+#[derive(Debug)]
+pub(crate) struct RawWatch {
+    target: Target,
+    config: Config,
+    /// Resource version of the list or of the last event.
+    version: String,
+    state: State,
+    /// The pause after a failure.
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+enum State {
+    /// Nothing is known.
+    Empty,
+    /// A page is requested. `token` selects it; the first page has none.
+    Listing { page: BoxFuture<'static, Result<Page, Error>>, token: Option<String> },
+    /// A page is received, and some of its objects are not delivered yet.
+    Page(Page),
+    /// The list is delivered, and no watch runs.
+    Listed,
+    /// A watch is requested.
+    Starting(BoxFuture<'static, Result<Body, Error>>),
+    /// A watch runs.
+    Watching(Response),
+}
+
+/// A line of the response to a watch request.
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    kind: Kind,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Kind {
+    Added,
+    Modified,
+    Deleted,
+    Bookmark,
+    Error,
+}
+
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(rename = "resourceVersion")]
+    version: String,
+}
+
+// === impl RawWatch ===
+
+impl RawWatch {
+    pub(crate) fn new(target: Target, config: Config) -> Self {
+        let (version, state) = (String::new(), State::Empty);
+        Self { target, config, version, state, pause: None }
+    }
+
+    /// The next event.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<RawEvent, Error>> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        loop {
+            let event = match &mut self.state {
+                State::Empty => {
+                    self.version.clear();
+                    self.request_page(None);
+                    Ok(Some(RawEvent::Init))
+                }
+                State::Listing { page, token } => {
+                    let page = ready!(page.as_mut().poll(context));
+                    let token = token.take();
+                    self.page_received(page, token)
+                }
+                State::Page(page) => match page.items.pop_front() {
+                    Some(object) => Ok(Some(RawEvent::InitApply(object))),
+                    None => Ok(self.page_delivered()),
+                },
+                State::Listed => {
+                    let (target, config) = (self.target.clone(), self.config.clone());
+                    self.state = State::Starting(Box::pin(target.watch(config, self.version.clone())));
+                    Ok(None)
+                }
+                State::Starting(response) => {
+                    let response = ready!(response.as_mut().poll(context));
+                    self.started(response)
+                }
+                State::Watching(response) => {
+                    let read = ready!(response.poll_line(context));
+                    self.received(read)
+                }
+            };
+            if let Some(event) = event.transpose() {
+                return Poll::Ready(event);
+            }
+        }
+    }
+
+    /// Sets the resource version of the last event. A later watch begins after it.
+    pub(crate) fn set_version(&mut self, version: &str) {
+        self.version.clear();
+        self.version.push_str(version);
+    }
+
+    /// Pauses, and lists the objects again then.
+    pub(crate) fn fail_list(&mut self, error: Error) -> Error {
+        self.state = State::Empty;
+        self.fail(error)
+    }
+
+    /// Pauses, and continues the watch from its last version then.
+    fn fail_watch(&mut self, error: Error) -> Error {
+        self.state = State::Listed;
+        self.fail(error)
+    }
+
+    /// Pauses. The state stays.
+    pub(crate) fn fail(&mut self, error: Error) -> Error {
+        let backoff = &mut self.config.backoff;
+        let pause = match error.is_unserved() {
+            true => backoff.pause_up_to(self.config.max_unserved_pause),
+            false => backoff.pause(),
+        };
+        self.pause = Some(Box::pin(tokio::time::sleep(pause)));
+        error
+    }
+
+    fn request_page(&mut self, token: Option<String>) {
+        let (target, config) = (self.target.clone(), self.config.clone());
+        let page = Box::pin(target.list(config, token.clone()));
+        self.state = State::Listing { page, token };
+    }
+
+    fn page_received(
+        &mut self,
+        page: Result<Page, Error>,
+        token: Option<String>,
+    ) -> Result<Option<RawEvent>, Error> {
+        match page {
+            Ok(mut page) => {
+                self.version = std::mem::take(&mut page.version);
+                if self.version.is_empty() && page.next.is_empty() {
+                    return Err(self.fail_list(Error::NoVersion));
+                }
+                self.state = State::Page(page);
+            }
+            Err(Error::TooLarge { .. }) if self.config.page_size > 1 => {
+                self.config.page_size = (self.config.page_size / 4).max(1);
+                self.request_page(token);
+            }
+            Err(error) => return Err(self.fail_list(error)),
+        }
+        Ok(None)
+    }
+
+    /// All objects of a page are delivered: requests the next page, or ends the list.
+    fn page_delivered(&mut self) -> Option<RawEvent> {
+        if let State::Page(page) = &mut self.state
+            && !page.next.is_empty()
+        {
+            let token = std::mem::take(&mut page.next);
+            self.request_page(Some(token));
+            return None;
+        }
+        self.config.backoff.reset();
+        self.state = State::Listed;
+        Some(RawEvent::InitDone)
+    }
+
+    fn started(&mut self, response: Result<Body, Error>) -> Result<Option<RawEvent>, Error> {
+        match response {
+            Ok(body) => {
+                let (timeout, limit) = (self.config.watch_timeout(), self.config.line_limit);
+                self.state = State::Watching(Response::new(body, timeout, limit));
+            }
+            Err(error) if matches!(error.code(), Some(GONE | NOT_FOUND)) => return Err(self.fail_list(error)),
+            Err(error) => return Err(self.fail_watch(error)),
+        }
+        Ok(None)
+    }
+
+    fn received(&mut self, read: Result<Read, Error>) -> Result<Option<RawEvent>, Error> {
+        match read {
+            Ok(Read::Line(line)) => self.line(&line).map_err(|error| match error.code() {
+                Some(GONE) => self.fail_list(error),
+                _ => self.fail_watch(error),
+            }),
+            Ok(Read::End { is_short: true }) => Err(self.fail_watch(Error::Short)),
+            Ok(Read::End { is_short: false }) => {
+                self.state = State::Listed;
+                Ok(None)
+            }
+            // A list has room for a larger object.
+            Err(error @ Error::TooLarge { .. }) => Err(self.fail_list(error)),
+            Err(error) => Err(self.fail_watch(error)),
+        }
+    }
+
+    /// The event of a line. A bookmark only sets the version.
+    fn line(&mut self, text: &Bytes) -> Result<Option<RawEvent>, Error> {
+        let line: Line<'_> = match serde_json::from_slice(text) {
+            Ok(line) => line,
+            Err(error) => {
+                // A proxy may end a response with a status.
+                let status = serde_json::from_slice::<Status>(text).ok().filter(|status| status.code != 0);
+                return Err(status.map_or(Error::Invalid(error), |status| Error::Ended(Box::new(status))));
+            }
+        };
+        let object = text.slice_ref(line.object.get().as_bytes());
+        let event = match line.kind {
+            Kind::Added | Kind::Modified => Some(RawEvent::Apply(object)),
+            Kind::Deleted => Some(RawEvent::Delete(object)),
+            Kind::Bookmark => {
+                let bookmark: Bookmark = serde_json::from_slice(&object).map_err(Error::Invalid)?;
+                if !bookmark.metadata.version.is_empty() {
+                    self.version = bookmark.metadata.version;
+                }
+                None
+            }
+            Kind::Error => {
+                let status: Status = serde_json::from_slice(&object).map_err(Error::Invalid)?;
+                return Err(Error::Ended(Box::new(status)));
+            }
+        };
+        self.config.backoff.reset();
+        Ok(event)
+    }
+}
+
+// === impl State ===
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "Empty",
+            Self::Listing { .. } => "Listing",
+            Self::Page(_) => "Page",
+            Self::Listed => "Listed",
+            Self::Starting(_) => "Starting",
+            Self::Watching(_) => "Watching",
+        })
+    }
+}

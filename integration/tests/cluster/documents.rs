@@ -1,0 +1,115 @@
+//! Blocks of commands in documents that begin with ```` ```sh run ````. `integration/documents/run` runs each one as on a
+//! new machine, with the default directories.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use coracle_integration::{Machine, Trace, on_a_machine};
+
+/// Commands of a document.
+#[derive(Debug, PartialEq, Eq)]
+struct Block {
+    /// Whether `coracle up` runs before the first command.
+    needs_cluster: bool,
+    commands: String,
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn runnable_blocks(text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut open: Option<Block> = None;
+    for line in text.lines().map(str::trim_start) {
+        let Some(first) = line.strip_prefix("```") else {
+            if let Some(block) = &mut open {
+                block.commands.push_str(line);
+                block.commands.push('\n');
+            }
+            continue;
+        };
+        match open.take() {
+            Some(block) => blocks.push(block),
+            None if matches!(first, "sh run" | "sh run cluster") => {
+                open = Some(Block { needs_cluster: first == "sh run cluster", commands: String::new() });
+            }
+            None => {}
+        }
+    }
+    blocks
+}
+
+/// All runnable blocks, with their pages.
+fn blocks_of_documents() -> Vec<(PathBuf, Block)> {
+    let docs = fs::read_dir(repository().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let mut pages: Vec<PathBuf> = docs.filter(|path| path.extension().is_some_and(|e| e == "md")).collect();
+    pages.push(repository().join("README.md"));
+    pages.sort();
+    let blocks = pages.into_iter().flat_map(|page| {
+        let blocks = runnable_blocks(&fs::read_to_string(&page).unwrap());
+        blocks.into_iter().map(move |block| (page.clone(), block))
+    });
+    blocks.collect()
+}
+
+#[test]
+fn marked_blocks_are_found() {
+    let text = "```yaml\na: b\n```\n```sh run\ncoracle check\n```\n1. x\n   ```sh run cluster\n   kubectl get pods\n   ```\n\
+                ```sh not run: slow\nscripts/test\n```\n";
+    let block = |needs_cluster, commands: &str| Block { needs_cluster, commands: commands.to_owned() };
+    assert_eq!(runnable_blocks(text), [block(false, "coracle check\n"), block(true, "kubectl get pods\n")]);
+}
+
+/// Runs commands on a new machine with these options, and returns their output.
+fn run(machine: &Machine, mirrors: &Path, options: &[&str], commands: &str) -> String {
+    let dir = tempfile::tempdir_in(machine.path("")).unwrap();
+    let file = dir.path().join("block.sh");
+    fs::write(&file, commands).unwrap();
+    let scratch = dir.path().join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let mut run = Command::new(repository().join("integration/documents/run"));
+    run.arg(scratch).arg(Machine::coracle()).arg(Machine::kubectl("1.37")).args(options).arg(file);
+    run.env("CORACLE_CGROUP_ROOT", format!("/{}", machine.name()))
+        .env("CORACLE_REGISTRY_CONFIG_DIR", mirrors);
+    // The test machine may have little free disk space.
+    run.env("CORACLE_DISK_FREE_PERCENT", "1").env("CORACLE_IMAGE_GC_HIGH_THRESHOLD", "100");
+    let output = run.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{commands}{said}{errors}");
+    said
+}
+
+#[test]
+fn marked_blocks_run_and_leave_nothing() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let before = Trace::of(machine);
+        let blocks = blocks_of_documents();
+        assert!(blocks.len() >= 5, "{blocks:?}");
+        for (page, block) in blocks {
+            let options: &[&str] = if block.needs_cluster { &["--cluster"] } else { &[] };
+            // The page is in the message of a failure.
+            run(machine, &mirrors, options, &format!("# {}\n{}", page.display(), block.commands));
+        }
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+/// The table of `docs/install.md`.
+#[test]
+fn the_documented_directories_suffice_on_a_read_only_root() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let before = Trace::of(machine);
+        let commands = "if touch /file || touch /etc/file || touch /run/file; then exit 9; fi\n\
+                        kubectl create deployment web --image=nginx\n\
+                        kubectl rollout status deployment/web --timeout=60s\n\
+                        kubectl exec deployment/web -- true\n";
+        let said = run(machine, &mirrors, &["--cluster", "--read-only"], commands);
+        assert!(said.contains("successfully rolled out"), "{said}");
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
