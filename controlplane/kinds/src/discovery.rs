@@ -39,7 +39,7 @@ pub fn group_priority(group: &str) -> Option<i64> {
     PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority)
 }
 
-/// The named groups in the order of the documents: by falling priority, then by name. The group of APIServices is the
+/// The named groups in the order of the documents: by descending priority, then by name. The group of APIServices is the
 /// first one, and has no priority.
 fn groups(set: &Resources) -> Vec<&str> {
     let mut all = set.groups();
