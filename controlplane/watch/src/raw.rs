@@ -131,6 +131,9 @@ impl RawWatch {
                 }
                 State::Watching(response) => {
                     let read = ready!(response.poll_line(context));
+                    if !response.is_young() {
+                        self.config.backoff.reset();
+                    }
                     self.received(read)
                 }
             };
@@ -206,7 +209,7 @@ impl RawWatch {
             self.request_page(Some(token));
             return None;
         }
-        self.config.backoff.reset();
+        // A list does not reset the back-off: the watch after it may fail each time, and lists are expensive.
         self.state = State::Listed;
         Some(RawEvent::InitDone)
     }

@@ -411,3 +411,22 @@ async fn a_server_that_does_not_respond_is_an_error_and_pauses_grow() {
     let pauses = start.elapsed() - Duration::from_secs(360);
     assert!(pauses >= Duration::from_millis(300) && pauses < Duration::from_millis(500), "{pauses:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_until_a_watch_lasts_although_lists_succeed() {
+    let (listed, gone) = (list("5", &[]).parts.concat(), line("ERROR", r#"{"kind":"Status","code":410}"#));
+    let rounds = (0..4).flat_map(|_| [text(listed.clone()), text(gone.clone())]);
+    let (client, _requests) =
+        client_of(rounds.chain([text(listed.clone()), silent(), text(gone.clone())]).collect());
+    let mut events = watch(Api::<ConfigMap>::all(client), Config::default());
+    let start = Instant::now();
+    assert_eq!(read(&mut events, 12).await, ["init", "done", "410"].repeat(4));
+    let pauses = start.elapsed();
+    assert!(pauses >= Duration::from_millis(700) && pauses < Duration::from_millis(1200), "{pauses:?}");
+    // The last watch but one lasts until its timeout.
+    assert_eq!(read(&mut events, 3).await, ["init", "done", "410"]);
+    let start = Instant::now();
+    assert_eq!(read(&mut events, 1).await, ["init"]);
+    let pause = start.elapsed();
+    assert!(pause >= Duration::from_millis(100) && pause < Duration::from_millis(200), "{pause:?}");
+}
