@@ -31,7 +31,7 @@ pub struct Config {
     pub(crate) backoff: Backoff,
     pub(crate) max_unserved_pause: Duration,
     /// Maximum objects of a page.
-    pub(crate) page_size: u32,
+    page_size: u32,
     /// Maximum bytes of a page, and of a line of a watch.
     pub(crate) page_limit: usize,
     pub(crate) line_limit: usize,
@@ -102,6 +102,18 @@ impl Config {
     /// The timeout of a watch request.
     pub(crate) fn watch_timeout(&self) -> Duration {
         Duration::from_secs(self.timeout.into())
+    }
+
+    /// Requests fewer objects in a page. Returns false if a page has only one object.
+    pub(crate) fn shrink_pages(&mut self) -> bool {
+        let can_shrink = self.page_size > 1;
+        self.page_size = (self.page_size / 4).max(1);
+        can_shrink
+    }
+
+    /// Requests more objects in a page, up to the default: large objects may have been deleted.
+    pub(crate) fn enlarge_pages(&mut self) {
+        self.page_size = self.page_size.saturating_mul(2).min(PAGE_SIZE);
     }
 
     pub(crate) fn list_params(&self, token: Option<String>) -> ListParams {

@@ -206,10 +206,7 @@ impl RawWatch {
                 }
                 self.state = State::Page(page);
             }
-            Err(Error::TooLarge { .. }) if self.config.page_size > 1 => {
-                self.config.page_size = (self.config.page_size / 4).max(1);
-                self.request_page(token);
-            }
+            Err(Error::TooLarge { .. }) if self.config.shrink_pages() => self.request_page(token),
             Err(error) => return Err(self.fail_list(error)),
         }
         Ok(None)
@@ -224,6 +221,7 @@ impl RawWatch {
             self.request_page(Some(token));
             return None;
         }
+        self.config.enlarge_pages();
         // A list does not reset the back-off: the watch after it may fail each time, and lists are expensive.
         (self.state, self.is_forbidden) = (State::Listed, false);
         Some(RawEvent::InitDone)

@@ -309,6 +309,8 @@ async fn a_large_page_is_requested_with_fewer_objects_and_a_long_line_is_not_kep
     assert_eq!(read(&mut events, 8).await, expected);
     assert!(server.head().await.contains("limit=500 "));
     assert!(server.head().await.contains("limit=125 "));
+    server.skip(1).await;
+    assert!(server.head().await.contains("limit=250 "), "pages grow again");
 }
 
 #[tokio::test]
