@@ -17,6 +17,8 @@ const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
 const CONTROL_PLANE_MAX_UNSERVED_PAUSE: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;
+/// As above, after lists that expired. client-go lists without pages then.
+const LARGE_PAGE_SIZE: u32 = 8000;
 /// Maximum bytes of a page of a list. A larger page is requested again with fewer objects.
 const PAGE_LIMIT: usize = 64 << 20;
 /// Maximum bytes of an event. An object has at most 3 MiB in the API server's encoding.
@@ -111,8 +113,13 @@ impl Config {
         can_shrink
     }
 
-    /// Requests more objects in a page, up to the default: large objects may have been deleted.
-    pub(crate) fn enlarge_pages(&mut self) {
+    /// The next list has large pages: it needs fewer requests, so it is less likely to expire.
+    pub(crate) fn use_large_pages(&mut self) {
+        self.page_size = LARGE_PAGE_SIZE;
+    }
+
+    /// After a complete list. The size of pages returns to the default: large objects may have been deleted.
+    pub(crate) fn restore_pages(&mut self) {
         self.page_size = self.page_size.saturating_mul(2).min(PAGE_SIZE);
     }
 

@@ -156,6 +156,10 @@ impl RawWatch {
     /// Pauses, and lists the objects again then.
     pub(crate) fn fail_list(&mut self, error: Error) -> Error {
         self.state = State::Empty;
+        // Neither an event nor a lasting watch followed the last failure: the pages took too long.
+        if error.code() == Some(GONE) && self.config.backoff.has_failed() {
+            self.config.use_large_pages();
+        }
         self.fail(error)
     }
 
@@ -221,7 +225,7 @@ impl RawWatch {
             self.request_page(Some(token));
             return None;
         }
-        self.config.enlarge_pages();
+        self.config.restore_pages();
         // A list does not reset the back-off: the watch after it may fail each time, and lists are expensive.
         (self.state, self.is_forbidden) = (State::Listed, false);
         Some(RawEvent::InitDone)

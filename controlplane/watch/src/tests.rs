@@ -309,6 +309,23 @@ async fn a_large_page_is_requested_with_fewer_objects_and_a_long_line_is_not_kep
 }
 
 #[tokio::test]
+async fn a_list_that_expires_again_has_large_pages() {
+    let first = || {
+        let items = map("a", "1");
+        reply([format!(r#"{{"metadata":{{"resourceVersion":"5","continue":"next"}},"items":[{items}]}}"#)])
+    };
+    let gone = || reply([r#"{"kind":"Status","code":410}"#]).code(410);
+    let mut server = Server::start([first(), gone(), first(), gone(), list("9", &["a"])]).await;
+    let expired = ["init", "listed a", "410"];
+    let expected = [expired, expired, ["init", "listed a", "done"]].concat();
+    assert_eq!(read(&mut server.watch(), 9).await, expected);
+    server.skip(2).await;
+    assert!(server.head().await.contains("limit=500 "));
+    server.skip(1).await;
+    assert!(server.head().await.contains("limit=8000 "));
+}
+
+#[tokio::test]
 async fn an_error_response_is_read_up_to_a_limit() {
     let (text, huge) = ("x".repeat(400), vec!["x".repeat(1 << 16); 17]);
     let server = Server::start([reply([text]).code(500), reply(huge).code(503)]).await;
