@@ -23,11 +23,6 @@ impl Backoff {
         self.next = self.first;
     }
 
-    /// Whether there was a failure since the last success.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.next != self.first
-    }
-
     /// Waits after a failure.
     pub async fn wait(&mut self) {
         tokio::time::sleep(self.pause()).await;
@@ -65,9 +60,7 @@ mod tests {
             assert_pause(backoff.pause_up_to(Duration::from_secs(30)), seconds);
         }
         assert_pause(backoff.pause(), 5);
-        assert!(backoff.has_failed());
         backoff.reset();
-        assert!(!backoff.has_failed());
         assert_pause(backoff.pause(), 1);
     }
 }

@@ -47,6 +47,8 @@ pub(crate) struct RawWatch {
     pause: Option<Pin<Box<Sleep>>>,
     /// Whether a request was forbidden since the last complete list or event. Only the first such error is a warning.
     is_forbidden: bool,
+    /// Whether a list or a watch expired since the last event or lasting watch.
+    is_expired: bool,
 }
 
 enum State {
@@ -99,7 +101,7 @@ struct Metadata {
 impl RawWatch {
     pub(crate) fn new(target: Target, config: Config) -> Self {
         let (version, state) = (String::new(), State::Empty);
-        Self { target, config, version, state, pause: None, is_forbidden: false }
+        Self { target, config, version, state, pause: None, is_forbidden: false, is_expired: false }
     }
 
     /// The next event.
@@ -136,7 +138,7 @@ impl RawWatch {
                 State::Watching(response) => {
                     let read = ready!(response.poll_line(context));
                     if !response.is_young() {
-                        self.config.backoff.reset();
+                        self.record_success();
                     }
                     self.received(read)
                 }
@@ -156,8 +158,8 @@ impl RawWatch {
     /// Pauses, and lists the objects again then.
     pub(crate) fn fail_list(&mut self, error: Error) -> Error {
         self.state = State::Empty;
-        // Neither an event nor a lasting watch followed the last failure: the pages took too long.
-        if error.code() == Some(GONE) && self.config.backoff.has_failed() {
+        // The watch after a restart of the server expires once. Twice in a row: the pages of the list took too long.
+        if error.code() == Some(GONE) && std::mem::replace(&mut self.is_expired, true) {
             self.config.use_large_pages();
         }
         self.fail(error)
@@ -185,6 +187,12 @@ impl RawWatch {
         };
         self.pause = Some(Box::pin(tokio::time::sleep(pause)));
         error
+    }
+
+    /// After an event, and while a watch lasts.
+    fn record_success(&mut self) {
+        self.config.backoff.reset();
+        self.is_expired = false;
     }
 
     fn is_first_forbidden(&mut self, error: &Error) -> bool {
@@ -286,7 +294,7 @@ impl RawWatch {
                 return Err(Error::Ended(Box::new(status)));
             }
         };
-        self.config.backoff.reset();
+        self.record_success();
         self.is_forbidden = false;
         Ok(event)
     }
