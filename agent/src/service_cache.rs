@@ -250,7 +250,6 @@ impl ServiceCache {
     {
         let api: Api<K> = Api::all(self.shared.client.clone());
         let mut events = coracle_watch::watch(api, Config::default());
-        let mut refused = false;
         while let Some(event) = events.next().await {
             match event {
                 // `Init` precedes the request, so it is not a response.
@@ -260,13 +259,6 @@ impl ServiceCache {
                     apply_event(event);
                 }
                 Err(error) => {
-                    if error.code() == Some(403) && !std::mem::replace(&mut refused, true) {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            kind,
-                            "a watch is forbidden: grant the node the verbs list and watch, retrying"
-                        );
-                    }
                     tracing::debug!(error = &error as &dyn std::error::Error, kind, "a watch failed");
                     self.shared.progress.send_modify(|progress| progress.failed = true);
                 }

@@ -17,6 +17,8 @@ const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
 const CONTROL_PLANE_MAX_UNSERVED_PAUSE: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;
+/// As above, after lists that expired. client-go lists without pages then.
+const LARGE_PAGE_SIZE: u32 = 8000;
 /// Maximum bytes of a page of a list. A larger page is requested again with fewer objects.
 const PAGE_LIMIT: usize = 64 << 20;
 /// Maximum bytes of an event. An object has at most 3 MiB in the API server's encoding.
@@ -31,7 +33,7 @@ pub struct Config {
     pub(crate) backoff: Backoff,
     pub(crate) max_unserved_pause: Duration,
     /// Maximum objects of a page.
-    pub(crate) page_size: u32,
+    page_size: u32,
     /// Maximum bytes of a page.
     pub(crate) page_limit: usize,
     /// Maximum bytes of a line of a watch.
@@ -103,6 +105,23 @@ impl Config {
     /// The timeout of a watch request.
     pub(crate) fn watch_timeout(&self) -> Duration {
         Duration::from_secs(self.timeout.into())
+    }
+
+    /// Requests fewer objects in a page. Returns false if a page has only one object.
+    pub(crate) fn shrink_pages(&mut self) -> bool {
+        let can_shrink = self.page_size > 1;
+        self.page_size = (self.page_size / 4).max(1);
+        can_shrink
+    }
+
+    /// The next list has large pages: it needs fewer requests, so it is less likely to expire.
+    pub(crate) fn use_large_pages(&mut self) {
+        self.page_size = LARGE_PAGE_SIZE;
+    }
+
+    /// After a complete list. The size of pages returns to the default: large objects may have been deleted.
+    pub(crate) fn restore_pages(&mut self) {
+        self.page_size = self.page_size.saturating_mul(2).min(PAGE_SIZE);
     }
 
     pub(crate) fn list_params(&self, token: Option<String>) -> ListParams {

@@ -22,6 +22,8 @@ use crate::response::{Read, Response};
 const GONE: u16 = 410;
 /// Status code of a kind that is not served any more.
 const NOT_FOUND: u16 = 404;
+/// Status code of a request without the right to list or watch the kind.
+const FORBIDDEN: u16 = 403;
 
 /// An event. Objects are JSON.
 #[derive(Debug)]
@@ -43,6 +45,10 @@ pub(crate) struct RawWatch {
     state: State,
     /// The pause after a failure.
     pause: Option<Pin<Box<Sleep>>>,
+    /// Whether a request was forbidden since the last complete list or event. Only the first such error is a warning.
+    is_forbidden: bool,
+    /// Whether a list or a watch expired since the last event or lasting watch.
+    is_expired: bool,
 }
 
 enum State {
@@ -95,7 +101,7 @@ struct Metadata {
 impl RawWatch {
     pub(crate) fn new(target: Target, config: Config) -> Self {
         let (version, state) = (String::new(), State::Empty);
-        Self { target, config, version, state, pause: None }
+        Self { target, config, version, state, pause: None, is_forbidden: false, is_expired: false }
     }
 
     /// The next event.
@@ -131,6 +137,9 @@ impl RawWatch {
                 }
                 State::Watching(response) => {
                     let read = ready!(response.poll_line(context));
+                    if !response.is_young() {
+                        self.record_success();
+                    }
                     self.received(read)
                 }
             };
@@ -149,6 +158,10 @@ impl RawWatch {
     /// Pauses, and lists the objects again then.
     pub(crate) fn fail_list(&mut self, error: Error) -> Error {
         self.state = State::Empty;
+        // The watch after a restart of the server expires once. Twice in a row: the pages of the list took too long.
+        if error.code() == Some(GONE) && std::mem::replace(&mut self.is_expired, true) {
+            self.config.use_large_pages();
+        }
         self.fail(error)
     }
 
@@ -158,8 +171,15 @@ impl RawWatch {
         self.fail(error)
     }
 
-    /// Pauses. The state stays.
+    /// Pauses. The state stays. The first forbidden request is a warning; callers log all errors as debug messages.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
+        if self.is_first_forbidden(&error) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                url = self.target.url,
+                "a watch is forbidden: grant the verbs list and watch, retrying"
+            );
+        }
         let backoff = &mut self.config.backoff;
         let pause = match error.is_unserved() {
             true => backoff.pause_up_to(self.config.max_unserved_pause),
@@ -167,6 +187,16 @@ impl RawWatch {
         };
         self.pause = Some(Box::pin(tokio::time::sleep(pause)));
         error
+    }
+
+    /// After an event, and while a watch lasts.
+    fn record_success(&mut self) {
+        self.config.backoff.reset();
+        self.is_expired = false;
+    }
+
+    fn is_first_forbidden(&mut self, error: &Error) -> bool {
+        error.code() == Some(FORBIDDEN) && !std::mem::replace(&mut self.is_forbidden, true)
     }
 
     fn request_page(&mut self, token: Option<String>) {
@@ -188,10 +218,7 @@ impl RawWatch {
                 }
                 self.state = State::Page(page);
             }
-            Err(Error::TooLarge { .. }) if self.config.page_size > 1 => {
-                self.config.page_size = (self.config.page_size / 4).max(1);
-                self.request_page(token);
-            }
+            Err(Error::TooLarge { .. }) if self.config.shrink_pages() => self.request_page(token),
             Err(error) => return Err(self.fail_list(error)),
         }
         Ok(None)
@@ -206,8 +233,9 @@ impl RawWatch {
             self.request_page(Some(token));
             return None;
         }
-        self.config.backoff.reset();
-        self.state = State::Listed;
+        self.config.restore_pages();
+        // A list does not reset the back-off: the watch after it may fail each time, and lists are expensive.
+        (self.state, self.is_forbidden) = (State::Listed, false);
         Some(RawEvent::InitDone)
     }
 
@@ -266,7 +294,8 @@ impl RawWatch {
                 return Err(Error::Ended(Box::new(status)));
             }
         };
-        self.config.backoff.reset();
+        self.record_success();
+        self.is_forbidden = false;
         Ok(event)
     }
 }
@@ -283,5 +312,31 @@ impl std::fmt::Debug for State {
             Self::Starting(_) => "Starting",
             Self::Watching(_) => "Watching",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_forbidden_request_is_a_warning_once_until_a_list_or_an_event() {
+        let service = tower::service_fn(|_: http::Request<Body>| {
+            std::future::pending::<Result<http::Response<Body>, Infallible>>()
+        });
+        let client = kube::Client::new(service, "default");
+        let target = Target { client, url: "/api/v1/pods".to_owned(), is_metadata: false };
+        let mut watch = RawWatch::new(target, Config::default());
+        let refused = |code| Error::List(kube::Error::Api(Box::new(Status { code, ..Status::default() })));
+        assert!(!watch.is_first_forbidden(&refused(404)));
+        assert!(watch.is_first_forbidden(&refused(403)) && !watch.is_first_forbidden(&refused(403)));
+        watch.state = State::Page(Page::default());
+        assert!(matches!(watch.page_delivered(), Some(RawEvent::InitDone)));
+        assert!(watch.is_first_forbidden(&refused(403)) && !watch.is_first_forbidden(&refused(403)));
+        let event = watch.line(&Bytes::from_static(br#"{"type":"ADDED","object":{}}"#)).unwrap();
+        assert!(matches!(event, Some(RawEvent::Apply(_))));
+        assert!(watch.is_first_forbidden(&refused(403)));
     }
 }

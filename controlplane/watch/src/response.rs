@@ -17,7 +17,7 @@ use crate::lines::Lines;
 
 /// Time after the timeout of the request until its connection counts as dead.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
-/// A shorter watch without events counts as failed.
+/// A shorter watch without events counts as failed. A watch of this duration counts as a success.
 const SHORT: Duration = Duration::from_secs(1);
 /// Maximum depth of a chain of errors.
 const MAX_CAUSES: usize = 16;
@@ -85,6 +85,11 @@ impl Response {
         }
     }
 
+    /// Whether the response began less than a second ago.
+    pub(crate) fn is_young(&self) -> bool {
+        self.started.elapsed() < SHORT
+    }
+
     fn line(&mut self, line: Bytes) -> Read {
         self.has_line = true;
         Read::Line(line)
@@ -96,7 +101,7 @@ impl Response {
         if serde_json::from_slice::<IgnoredAny>(&rest).is_ok() {
             return self.line(rest);
         }
-        Read::End { is_short: !self.has_line && self.started.elapsed() < SHORT }
+        Read::End { is_short: !self.has_line && self.is_young() }
     }
 }
 

@@ -244,7 +244,7 @@ async fn a_connection_that_ends_early_is_no_error() {
 }
 
 #[tokio::test]
-async fn a_refused_list_begins_again_and_a_watch_without_events_counts_as_failed() {
+async fn a_refused_list_begins_again() {
     let refused = |code| reply([format!(r#"{{"kind":"Status","code":{code}}}"#)]).code(code);
     let server = Server::start([
         refused(404),
@@ -252,18 +252,13 @@ async fn a_refused_list_begins_again_and_a_watch_without_events_counts_as_failed
         reply([r#"{"items":[]}"#]),
         reply(["[1"]),
         list("5", &["a"]),
-        reply([""; 0]),
-        reply([line("ADDED", &map("b", "6"))]).end(End::Open),
     ])
     .await;
     let (no_version, invalid) =
         ("a response of the API server has no resource version", "a response of the API server is invalid");
-    let short = "the API server ended a watch within a second";
-    let expected = [
-        "init", "404", "init", "403", "init", no_version, "init", invalid, "init", "listed a", "done", short,
-        "set b",
-    ];
-    assert_eq!(read(&mut server.watch(), 13).await, expected);
+    let expected =
+        ["init", "404", "init", "403", "init", no_version, "init", invalid, "init", "listed a", "done"];
+    assert_eq!(read(&mut server.watch(), 11).await, expected);
 }
 
 #[tokio::test]
@@ -309,6 +304,25 @@ async fn a_large_page_is_requested_with_fewer_objects_and_a_long_line_is_not_kep
     assert_eq!(read(&mut events, 8).await, expected);
     assert!(server.head().await.contains("limit=500 "));
     assert!(server.head().await.contains("limit=125 "));
+    server.skip(1).await;
+    assert!(server.head().await.contains("limit=250 "), "pages grow again");
+}
+
+#[tokio::test]
+async fn a_list_that_expires_again_has_large_pages() {
+    let first = || {
+        let items = map("a", "1");
+        reply([format!(r#"{{"metadata":{{"resourceVersion":"5","continue":"next"}},"items":[{items}]}}"#)])
+    };
+    let gone = || reply([r#"{"kind":"Status","code":410}"#]).code(410);
+    let mut server = Server::start([first(), gone(), first(), gone(), list("9", &["a"])]).await;
+    let expired = ["init", "listed a", "410"];
+    let expected = [expired, expired, ["init", "listed a", "done"]].concat();
+    assert_eq!(read(&mut server.watch(), 9).await, expected);
+    server.skip(2).await;
+    assert!(server.head().await.contains("limit=500 "));
+    server.skip(1).await;
+    assert!(server.head().await.contains("limit=8000 "));
 }
 
 #[tokio::test]
@@ -391,6 +405,15 @@ fn client_of(bodies: Vec<Answer>) -> (Client, Arc<AtomicUsize>) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_watch_without_events_that_ends_at_once_counts_as_failed() {
+    let (listed, changed) = (list("5", &[]).parts.concat(), line("ADDED", &map("a", "6")));
+    let (client, _requests) = client_of(vec![text(listed), text(String::new()), text(changed)]);
+    let mut events = watch(Api::<ConfigMap>::all(client), Config::default());
+    let short = "the API server ended a watch within a second";
+    assert_eq!(read(&mut events, 4).await, ["init", "done", short, "set a"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_silent_watch_is_replaced_after_its_timeout() {
     let (listed, changed) = (list("5", &[]).parts.concat(), line("ADDED", &map("a", "6")));
     let (client, requests) = client_of(vec![text(listed), silent(), text(changed)]);
@@ -410,4 +433,23 @@ async fn a_server_that_does_not_respond_is_an_error_and_pauses_grow() {
     assert_eq!(read(&mut events, 6).await, ["init", late, "init", late, "init", late]);
     let pauses = start.elapsed() - Duration::from_secs(360);
     assert!(pauses >= Duration::from_millis(300) && pauses < Duration::from_millis(500), "{pauses:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_until_a_watch_lasts_although_lists_succeed() {
+    let (listed, gone) = (list("5", &[]).parts.concat(), line("ERROR", r#"{"kind":"Status","code":410}"#));
+    let rounds = (0..4).flat_map(|_| [text(listed.clone()), text(gone.clone())]);
+    let (client, _requests) =
+        client_of(rounds.chain([text(listed.clone()), silent(), text(gone.clone())]).collect());
+    let mut events = watch(Api::<ConfigMap>::all(client), Config::default());
+    let start = Instant::now();
+    assert_eq!(read(&mut events, 12).await, ["init", "done", "410"].repeat(4));
+    let pauses = start.elapsed();
+    assert!(pauses >= Duration::from_millis(700) && pauses < Duration::from_millis(1200), "{pauses:?}");
+    // The last watch but one lasts until its timeout.
+    assert_eq!(read(&mut events, 3).await, ["init", "done", "410"]);
+    let start = Instant::now();
+    assert_eq!(read(&mut events, 1).await, ["init"]);
+    let pause = start.elapsed();
+    assert!(pause >= Duration::from_millis(100) && pause < Duration::from_millis(200), "{pause:?}");
 }
