@@ -97,6 +97,25 @@ async fn a_limited_priority_class_needs_a_quota() {
 }
 
 #[tokio::test]
+async fn an_update_to_a_limited_amount_needs_a_quota_of_that_amount() {
+    let config = "{name: ResourceQuota, configuration: {apiVersion: apiserver.config.k8s.io/v1, \
+        kind: ResourceQuotaConfiguration, limitedResources: [{resource: services, \
+        matchContains: [services.loadbalancers]}]}}";
+    let server = with_config((&[], &[]), config).await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"services": "5"}}});
+    assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
+    let path = "/api/v1/namespaces/default/services";
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    assert_eq!(server.post(path, service).await.code, 201);
+    // The amount that the quota limits does not grow.
+    let refused = server.merge(&format!("{path}/s"), json!({"spec": {"type": "LoadBalancer"}})).await;
+    let why = "services \"s\" is forbidden: insufficient quota to consume: services.loadbalancers";
+    assert_eq!((refused.code, message(&refused)), (403, why));
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(server.merge(&format!("{path}/s"), labels).await.code, 200, "no growth");
+}
+
+#[tokio::test]
 async fn a_webhook_decides_on_the_images_of_pods() {
     let hook = crate::remote::tests::Hook::start(|review| {
         let images = review["spec"]["containers"].as_array().unwrap();
