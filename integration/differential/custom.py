@@ -104,6 +104,7 @@ def requests():
         ("POST", dry + "&fieldValidation=Strict", thing("b", unknown=1, map=[{"k": "a", "z": 1}])),
         ("POST", dry + "&fieldValidation=Warn", thing("b", unknown=1)), ("POST", dry, {**thing("b"), "spec": None}),
         ("POST", dry, thing("X y")), ("POST", dry, {**thing("b"), "apiVersion": GROUP + "/v2"}), ("POST", dry, "{"),
+        ("POST", dry, {"metadata": {"name": "b"}, "spec": {"size": 2}}),
         ("GET", one), ("GET", SECOND + "/a"), ("GET", THINGS + "/none"), ("GET", one + "/status"), ("GET", one + "/scale"),
         ("PUT", one + "/scale", {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {
             "name": "a", "namespace": NAMESPACE}, "spec": {"replicas": 4}}),

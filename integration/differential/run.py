@@ -3,8 +3,8 @@
 
 scripts/differential calls it: run.py OURS THEIRS FIXTURES [PART…]. OURS and THEIRS are URLs; both servers accept the
 token `differential` for a cluster administrator. FIXTURES is the folder of upstream's serialized objects, one of each
-kind with all fields set. PART is bootstrap, discovery, tables, schemas, fixtures, protobuf, objects, mutations, requests or
-custom.
+kind with all fields set. PART is bootstrap, discovery, tables, schemas, fixtures, protobuf, objects, mutations, requests,
+custom or access.
 
 A difference is a line `part<TAB>case<TAB>place<TAB>theirs<TAB>ours`. Intended differences are left out: each line of
 intended.txt is a regular expression of the whole line of a difference, a tab, `# ` and the reason.
@@ -22,6 +22,7 @@ import urllib.parse
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+from access import access  # noqa: E402
 from bases import BASES, META  # noqa: E402
 from custom import custom  # noqa: E402
 
@@ -43,9 +44,9 @@ class Server:
         self.host, self.port = parts.hostname, parts.port
         self.connection = None
 
-    def send(self, method, path, body=None, media="application/json", accept="application/json"):
-        """Code and body of the response."""
-        headers = {"Authorization": "Bearer differential", "Accept": accept, "User-Agent": "differential/1"}
+    def send(self, method, path, body=None, media="application/json", accept="application/json", more=None):
+        """Code and body of the response. `more` is further headers."""
+        headers = {"Authorization": "Bearer differential", "Accept": accept, "User-Agent": "differential/1", **(more or {})}
         if body is not None:
             headers["Content-Type"] = media
             if not isinstance(body, (bytes, str)):
@@ -497,6 +498,7 @@ def main():
         "fixtures": lambda: fixtures(test, folder, "json", "fixtures", "application/json"),
         "protobuf": lambda: fixtures(test, folder, "pb", "protobuf", "application/vnd.kubernetes.protobuf"),
         "requests": lambda: requests(test), "custom": lambda: custom(test, clean),
+        "access": lambda: access(test),
         "objects": lambda: objects(test), "mutations": lambda: mutated(test)}
     for name, run in all_parts.items():
         if not parts or name in parts:

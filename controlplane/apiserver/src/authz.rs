@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use futures::future::{BoxFuture, Either};
+use serde_json::{Value, json};
 
 use crate::{
     authn::User,
@@ -107,11 +108,12 @@ impl Decision {
 
     /// Returns the error for the client unless the decision allows the request.
     pub(crate) fn permit(&self, attributes: &AccessAttributes<'_>) -> Result<()> {
-        match (self.verdict, &*self.reason) {
-            (Verdict::Allow, _) => Ok(()),
-            (_, "") => Err(ApiError::forbidden(refusal(attributes))),
-            (_, reason) => Err(ApiError::forbidden(format!("{}: {reason}", refusal(attributes)))),
-        }
+        let message = match (self.verdict, &*self.reason) {
+            (Verdict::Allow, _) => return Ok(()),
+            (_, "") => refusal(attributes),
+            (_, reason) => format!("{}: {reason}", refusal(attributes)),
+        };
+        Err(ApiError { details: details(attributes.info), ..ApiError::forbidden(message) })
     }
 
     /// The decision of a local authorizer.
@@ -203,6 +205,15 @@ pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
     })
 }
 
+/// The details of a refusal: group, resource and name.
+fn details(info: &RequestInfo) -> Value {
+    let Some(resource) = &info.resource else { return json!({}) };
+    let name = info.object_name();
+    let fields = [("name", &*name), ("group", &*resource.group), ("kind", &*resource.resource)];
+    let fields = fields.into_iter().filter(|(_, text)| !text.is_empty());
+    fields.map(|(field, text)| (field.to_owned(), Value::from(text))).collect()
+}
+
 fn refusal(attributes: &AccessAttributes<'_>) -> String {
     let (user, verb, info) = (&attributes.user.name, attributes.verb, attributes.info);
     let Some(resource) = &info.resource else {
@@ -259,6 +270,15 @@ mod tests {
             allows_all: false,
         };
         all.authorize(&attributes).await.err().map(|error| error.message)
+    }
+
+    #[test]
+    fn a_refusal_has_the_details_of_its_object() {
+        let of = |uri: &str| details(&RequestInfo::parse(&Method::GET, &uri.parse().unwrap()));
+        let expected = json!({"name": "d", "group": "apps", "kind": "deployments"});
+        assert_eq!(of("/apis/apps/v1/namespaces/x/deployments/d/scale"), expected);
+        assert_eq!(of("/api/v1/pods?fieldSelector=metadata.name%3Dp"), json!({"name": "p", "kind": "pods"}));
+        assert_eq!(of("/metrics"), json!({}));
     }
 
     #[tokio::test]

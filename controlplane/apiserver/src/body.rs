@@ -63,6 +63,11 @@ impl<'a> Expected<'a> {
         Self { api_version, kind, rules: Rules::Definition(definition), initializers: false }
     }
 
+    /// Whether the body must have apiVersion and kind, as those of custom resources upstream.
+    fn needs_type(&self) -> bool {
+        matches!(self.rules, Rules::Resource(resource) if !resource.is_built_in())
+    }
+
     /// With `metadata.initializers` as a known field, if `are_known`.
     pub(crate) fn with_initializers(self, are_known: bool) -> Self {
         Self { initializers: are_known, ..self }
@@ -174,7 +179,7 @@ fn tree(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
     }
 }
 
-/// Checks a tree against the expected type. Sets apiVersion and kind if absent.
+/// Checks a tree against the expected type. Sets apiVersion and kind of a built-in object if they are absent.
 pub(crate) fn check(
     mut parsed: Parsed,
     expected: &Expected<'_>,
@@ -186,6 +191,17 @@ pub(crate) fn check(
             expected.kind, expected.api_version, expected.kind
         )));
     };
+    if expected.needs_type() {
+        let is_missing = |field: &str| object.get(field).and_then(Value::as_str).is_none_or(str::is_empty);
+        if let Some((_, name)) =
+            [("kind", "Kind"), ("apiVersion", "apiVersion")].into_iter().find(|(field, _)| is_missing(field))
+        {
+            return Err(ApiError::bad_request(format!(
+                "the object provided is unrecognized (must be of type {}): Object '{name}' is missing",
+                expected.kind
+            )));
+        }
+    }
     for (field, what, expected) in
         [("apiVersion", "API version", expected.api_version), ("kind", "kind", expected.kind)]
     {

@@ -6,6 +6,51 @@ use sha2::{Digest as _, Sha256};
 
 use crate::resource::{GroupVersion, Resource, Resources, Subresource, Text};
 
+/// Priority of groups of custom resources.
+pub const CUSTOM_PRIORITY: i64 = 1000;
+/// Priorities of groups, as upstream.
+const PRIORITIES: &[(&str, i64)] = &[
+    ("", 18_000),
+    ("apps", 17_800),
+    ("events.k8s.io", 17_750),
+    ("authentication.k8s.io", 17_700),
+    ("authorization.k8s.io", 17_600),
+    ("autoscaling", 17_500),
+    ("batch", 17_400),
+    ("certificates.k8s.io", 17_300),
+    ("networking.k8s.io", 17_200),
+    ("policy", 17_100),
+    ("rbac.authorization.k8s.io", 17_000),
+    ("storage.k8s.io", 16_800),
+    ("apiextensions.k8s.io", 16_700),
+    ("admissionregistration.k8s.io", 16_700),
+    ("scheduling.k8s.io", 16_600),
+    ("coordination.k8s.io", 16_500),
+    ("node.k8s.io", 16_300),
+    ("discovery.k8s.io", 16_200),
+    ("flowcontrol.apiserver.k8s.io", 16_100),
+    ("resource.k8s.io", 16_200),
+];
+
+/// The priority of a built-in group. If several groups have a resource of one name, clients use that of the first group in
+/// the discovery documents.
+#[must_use]
+pub fn group_priority(group: &str) -> Option<i64> {
+    PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority)
+}
+
+/// The named groups in the order of the documents: by falling priority, then by name. The group of APIServices is the
+/// first one, and has no priority.
+fn groups(set: &Resources) -> Vec<&str> {
+    let mut all = set.groups();
+    let priority = |group: &str| match group {
+        "apiregistration.k8s.io" => i64::MAX,
+        group => group_priority(group).unwrap_or(CUSTOM_PRIORITY),
+    };
+    all.sort_by(|one, other| priority(other).cmp(&priority(one)).then_with(|| one.cmp(other)));
+    all
+}
+
 /// `/api`: the versions of the core group. `server` is the `host:port` for clients.
 pub fn api_versions(server: &str) -> Value {
     json!({
@@ -17,7 +62,7 @@ pub fn api_versions(server: &str) -> Value {
 
 /// `/apis`: all named groups.
 pub fn api_group_list(set: &Resources) -> Value {
-    let groups: Vec<Value> = set.groups().into_iter().map(|group| group_entry(set, group)).collect();
+    let groups: Vec<Value> = groups(set).into_iter().map(|group| group_entry(set, group)).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
@@ -52,7 +97,7 @@ pub fn aggregated_core(set: &Resources) -> Value {
 
 /// `/apis` as `APIGroupDiscoveryList`.
 pub fn aggregated_groups(set: &Resources) -> Value {
-    aggregated(set, &set.groups())
+    aggregated(set, &groups(set))
 }
 
 fn group_entry(set: &Resources, group: &str) -> Value {
@@ -209,32 +254,32 @@ mod tests {
     }
 
     #[test]
-    fn every_group_is_listed_once() {
+    fn every_group_is_listed_once_by_its_priority() {
         let list = api_group_list(built_in());
         let names: Vec<&Value> =
             list["groups"].as_array().unwrap().iter().map(|group| &group["name"]).collect();
         let expect = [
-            "admissionregistration.k8s.io",
-            "apiextensions.k8s.io",
             "apiregistration.k8s.io",
             "apps",
+            "events.k8s.io",
             "authentication.k8s.io",
             "authorization.k8s.io",
             "autoscaling",
             "batch",
             "certificates.k8s.io",
-            "coordination.k8s.io",
-            "discovery.k8s.io",
-            "events.k8s.io",
-            "flowcontrol.apiserver.k8s.io",
-            "metrics.k8s.io",
             "networking.k8s.io",
-            "node.k8s.io",
             "policy",
             "rbac.authorization.k8s.io",
-            "resource.k8s.io",
-            "scheduling.k8s.io",
             "storage.k8s.io",
+            "admissionregistration.k8s.io",
+            "apiextensions.k8s.io",
+            "scheduling.k8s.io",
+            "coordination.k8s.io",
+            "node.k8s.io",
+            "discovery.k8s.io",
+            "resource.k8s.io",
+            "flowcontrol.apiserver.k8s.io",
+            "metrics.k8s.io",
             "storagemigration.k8s.io",
         ];
         assert_eq!(names, expect);

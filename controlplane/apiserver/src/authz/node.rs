@@ -28,7 +28,8 @@ pub(super) struct Nodes;
 
 impl Authorizer for Nodes {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(attributes), "the node needs the access for its pods").ready()
+        // As upstream without a reason.
+        Decision::allow_if(allows(attributes), "").ready()
     }
 
     /// The permissions of a node depend on the object, so they cannot be listed as rules.

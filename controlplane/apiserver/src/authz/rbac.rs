@@ -14,7 +14,7 @@ use std::{
 use coracle_kinds::{Resource, initializers::is_uninitialized, kind::by_resource};
 use serde_json::Value;
 
-use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules};
+use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, Verdict};
 use crate::{
     authn::User,
     cache::{Cache, Change, Shared},
@@ -73,7 +73,11 @@ pub(super) struct Rbac(pub(super) Arc<Policies>);
 
 impl Authorizer for Rbac {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
-        Decision::allow_if(allows(&self.0, attributes), "a role of the user allows it").ready()
+        let decision = match allowing(&self.0, attributes) {
+            Some(reason) => Decision { verdict: Verdict::Allow, reason: reason.into() },
+            None => Decision::no_opinion(""),
+        };
+        decision.ready()
     }
 
     fn add_rules(&self, of: &RulesScope<'_>, found: &mut UserRules) {
@@ -82,11 +86,32 @@ impl Authorizer for Rbac {
     }
 }
 
-fn allows(policies: &Policies, attributes: &AccessAttributes<'_>) -> bool {
+/// The description of a binding that allows a request.
+fn allowing(policies: &Policies, attributes: &AccessAttributes<'_>) -> Option<String> {
     let namespace = attributes.info.resource.as_ref().map_or("", |resource| &resource.namespace);
     let policy = policies.current(attributes.cache);
     let name = attributes.info.object_name();
-    policy.rules(attributes.user, namespace).any(|rule| rule.allows(attributes.verb, attributes.info, &name))
+    let allows = |rule: &Rule| rule.allows(attributes.verb, attributes.info, &name);
+    let mut grants = policy.grants(attributes.user, namespace);
+    let found =
+        grants.find(|(_, _, role)| policy.roles.get(*role).is_some_and(|rules| rules.iter().any(allows)));
+    found.map(|(subject, binding, role)| describe(subject, binding, role))
+}
+
+/// The reason of an allowed request, in upstream's words.
+fn describe((kind, name): Named<'_>, binding: &BindingKey, (role_namespace, role): &RoleKey) -> String {
+    let role_kind = if role_namespace.is_empty() { "ClusterRole" } else { "Role" };
+    let account = name.strip_prefix("system:serviceaccount:").filter(|_| kind == "User");
+    let subject = match account.and_then(|account| account.split_once(':')) {
+        Some((namespace, account)) => format!("ServiceAccount \"{account}/{namespace}\""),
+        None => format!("{kind} {name:?}"),
+    };
+    let (binding_kind, namespace) = match &binding.namespace {
+        Some(namespace) => ("RoleBinding", format!("/{namespace}")),
+        None => ("ClusterRoleBinding", String::new()),
+    };
+    let binding = &binding.name;
+    format!("RBAC: allowed by {binding_kind} \"{binding}{namespace}\" of {role_kind} {role:?} to {subject}")
 }
 
 fn kind(resource: &str) -> Option<&'static Arc<Resource>> {
@@ -230,21 +255,39 @@ impl Policy {
         user: &'a User,
         namespace: &'a str,
     ) -> impl Iterator<Item = &'a Rule> + Clone {
-        let own = self.users.get(&user.name).into_iter();
-        let groups = user.groups.iter().filter_map(|group| self.groups.get(group));
-        let bound = own.chain(groups).flat_map(move |grants| bound_in(grants, namespace));
         let roles = &self.roles;
+        let bound = self.grants(user, namespace).map(|(_, _, role)| role);
         bound.filter_map(move |role| roles.get(role)).flat_map(|rules| rules.iter())
+    }
+
+    /// The bindings of a user and its groups in a namespace, each with its subject and its role.
+    fn grants<'a>(
+        &'a self,
+        user: &'a User,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = (Named<'a>, &'a BindingKey, &'a RoleKey)> + Clone {
+        let own = self.users.get(&user.name).map(|grants| (("User", user.name.as_str()), grants));
+        let groups = user.groups.iter();
+        let groups = groups.filter_map(|group| Some((("Group", group.as_str()), self.groups.get(group)?)));
+        own.into_iter().chain(groups).flat_map(move |(subject, grants)| {
+            bound_in(grants, namespace).map(move |(binding, role)| (subject, binding, role))
+        })
     }
 }
 
-/// The roles of the cluster role bindings, and of the bindings in this namespace.
-fn bound_in<'a>(grants: &'a Grants, namespace: &'a str) -> impl Iterator<Item = &'a RoleKey> + Clone {
+/// The kind and the name of a subject.
+type Named<'a> = (&'static str, &'a str);
+
+/// The cluster role bindings, and the bindings in this namespace, each with its role.
+fn bound_in<'a>(
+    grants: &'a Grants,
+    namespace: &'a str,
+) -> impl Iterator<Item = (&'a BindingKey, &'a RoleKey)> + Clone {
     let everywhere = grants.iter().take_while(|(binding, _)| binding.namespace.is_none());
     let first = BindingKey { namespace: Some(namespace.to_owned()), name: String::new() };
     let here = grants.range::<BindingKey, _>((Bound::Included(&first), Bound::Unbounded));
     let here = here.take_while(move |(binding, _)| binding.namespace.as_deref() == Some(namespace));
-    everywhere.chain(here).map(|(_, role)| &**role)
+    everywhere.chain(here).map(|(binding, role)| (&**binding, &**role))
 }
 
 // === impl BindingKey ===
@@ -447,6 +490,23 @@ mod tests {
     }
 
     #[test]
+    fn the_reason_names_the_binding() {
+        let key = |namespace: Option<&str>| BindingKey {
+            namespace: namespace.map(str::to_owned),
+            name: "b".into(),
+        };
+        let of = |namespace: &str| (namespace.to_owned(), "r".to_owned());
+        assert_eq!(
+            describe(("User", "u"), &key(Some("n")), &of("n")),
+            "RBAC: allowed by RoleBinding \"b/n\" of Role \"r\" to User \"u\""
+        );
+        assert_eq!(
+            describe(("User", "system:serviceaccount:n:s"), &key(None), &of("")),
+            "RBAC: allowed by ClusterRoleBinding \"b\" of ClusterRole \"r\" to ServiceAccount \"s/n\""
+        );
+    }
+
+    #[test]
     fn a_request_looks_at_the_bindings_of_its_namespace_only() {
         let mut policy = Policy::default();
         let user = json!({"kind": "User", "name": "u"});
@@ -457,7 +517,7 @@ mod tests {
         }
         let grants = &policy.users["u"];
         let bound = |namespace: &'static str| {
-            bound_in(grants, namespace).map(|(namespace, _)| namespace.as_str()).collect::<Vec<_>>()
+            bound_in(grants, namespace).map(|(_, (namespace, _))| namespace.as_str()).collect::<Vec<_>>()
         };
         assert_eq!(bound("a"), ["", "a"]);
         assert_eq!(bound("aa"), ["", "aa"]);

@@ -3,7 +3,10 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use coracle_kinds::{Resource, Resources};
+use coracle_kinds::{
+    Resource, Resources,
+    discovery::{CUSTOM_PRIORITY, group_priority},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -18,30 +21,6 @@ use crate::{
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 /// Delay after an error. A failed store changes no resources, so a timer starts the next attempt.
 const RETRY: Duration = Duration::from_secs(5);
-/// Priorities of groups, as upstream. Custom resources have 1000.
-const PRIORITIES: &[(&str, i64)] = &[
-    ("", 18_000),
-    ("apps", 17_800),
-    ("events.k8s.io", 17_750),
-    ("authentication.k8s.io", 17_700),
-    ("authorization.k8s.io", 17_600),
-    ("autoscaling", 17_500),
-    ("batch", 17_400),
-    ("certificates.k8s.io", 17_300),
-    ("networking.k8s.io", 17_200),
-    ("policy", 17_100),
-    ("rbac.authorization.k8s.io", 17_000),
-    ("storage.k8s.io", 16_800),
-    ("apiextensions.k8s.io", 16_700),
-    ("admissionregistration.k8s.io", 16_700),
-    ("scheduling.k8s.io", 16_600),
-    ("coordination.k8s.io", 16_500),
-    ("node.k8s.io", 16_300),
-    ("discovery.k8s.io", 16_200),
-    ("flowcontrol.apiserver.k8s.io", 16_100),
-    ("resource.k8s.io", 16_200),
-];
-
 /// Reconciles after each change of the set of served resources, until the server stops.
 pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
     let Some(mut sets) = state.upgrade().map(|state| state.registry.subscribe()) else { return };
@@ -111,12 +90,12 @@ fn version_priority(group: &str, version: &str) -> i64 {
 }
 
 fn api_service(group: &str, version: &str) -> Value {
-    let priority = PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority);
+    let priority = group_priority(group);
     let (version_priority, managed) = match priority {
         Some(_) => (version_priority(group, version), "onstart"),
         None => (100, "true"),
     };
-    let mut spec = json!({"version": version, "groupPriorityMinimum": priority.unwrap_or(1000),
+    let mut spec = json!({"version": version, "groupPriorityMinimum": priority.unwrap_or(CUSTOM_PRIORITY),
         "versionPriority": version_priority});
     if let (false, Some(spec)) = (group.is_empty(), spec.as_object_mut()) {
         spec.insert("group".to_owned(), group.into());

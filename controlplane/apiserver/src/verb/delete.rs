@@ -293,7 +293,10 @@ fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp)
     let at = from.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
     if let Some(metadata) = write::metadata_mut(&mut new) {
         metadata.insert("deletionTimestamp".into(), at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into());
-        metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+        // As upstream, kinds with a deletion of their own have no grace period.
+        if !kind.is("", "Namespace") && !kind.is("apiextensions.k8s.io", "CustomResourceDefinition") {
+            metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+        }
         // The generation rises, so that `observedGeneration` shows whether a controller has processed the deletion.
         if let Some(generation) = metadata.get("generation").and_then(Value::as_i64).filter(|_| !already) {
             metadata.insert("generation".into(), (generation + 1).into());

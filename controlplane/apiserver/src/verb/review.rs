@@ -133,11 +133,16 @@ async fn access(call: &Call, user: &User, spec: &Value) -> Value {
         }),
     };
     let question = AccessAttributes { user, verb: &wanted, info: &info, cache: &call.state.cache };
-    match call.state.authorizers.decide(&question).await.verdict {
+    let decision = call.state.authorizers.decide(&question).await;
+    let mut status = match decision.verdict {
         Verdict::Allow => json!({"allowed": true}),
         Verdict::Deny => json!({"allowed": false, "denied": true}),
         Verdict::NoOpinion => json!({"allowed": false}),
+    };
+    if !decision.reason.is_empty() {
+        status["reason"] = decision.reason.into();
     }
+    status
 }
 
 /// The rules that the user has in a namespace. The list is incomplete if an authorizer cannot list what it allows.

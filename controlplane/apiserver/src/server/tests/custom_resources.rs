@@ -72,6 +72,9 @@ async fn a_definition_is_served_until_it_is_deleted() {
         strict.body
     );
 
+    let untyped = server.post(FOOS, json!({"apiVersion": "example.com/v1", "metadata": {"name": "b"}})).await;
+    let why = "the object provided is unrecognized (must be of type Foo): Object 'Kind' is missing";
+    assert_eq!((untyped.code, &untyped.body["message"]), (400, &json!(why)));
     let bad = server.merge(&format!("{FOOS}/a"), json!({"spec": {"size": "L"}})).await;
     assert_eq!(bad.code, 422);
     let message = bad.body["message"].as_str().unwrap();

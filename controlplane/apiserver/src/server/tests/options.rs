@@ -99,6 +99,13 @@ async fn options_of_a_deletion_are_checked() {
         (&gone["metadata"]["deletionGracePeriodSeconds"], &gone["metadata"]["generation"]),
         (&0.into(), &2.into())
     );
+    let namespaces = "/api/v1/namespaces";
+    server.post(namespaces, json!({"metadata": {"name": "n"}})).await;
+    let ending = server.delete(&format!("{namespaces}/n"), json!({})).await.body["metadata"].clone();
+    assert!(
+        ending["deletionTimestamp"].is_string() && ending["deletionGracePeriodSeconds"].is_null(),
+        "{ending}"
+    );
 }
 
 #[tokio::test]

@@ -96,7 +96,8 @@ async fn an_added_resource_is_served_and_a_removed_one_is_not() {
     assert!(sets.has_changed().unwrap());
     assert!(sets.borrow_and_update().find("example.com", "v1", "widgets").is_some());
 
-    let created = server.post(WIDGETS, json!({"metadata": {"name": "a"}, "spec": {"secret": "x"}})).await;
+    let secret = json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "a"}, "spec": {"secret": "x"}});
+    let created = server.post(WIDGETS, secret).await;
     assert_eq!((created.code, &created.body["spec"]), (201, &json!({"size": 1})), "{}", created.body);
     assert_eq!(
         (&created.body["apiVersion"], &created.body["kind"]),
@@ -216,7 +217,8 @@ async fn versions_of_a_resource_are_one_set_of_objects() {
     let served = Arc::new(with_conversion("v2", Some(stored.clone())));
     server.api.add_resource(&[stored, served]).await.unwrap();
     let v2 = WIDGETS.replace("/v1/", "/v2/");
-    let created = server.post(&v2, json!({"metadata": {"name": "a"}, "spec": {"length": 4}})).await;
+    let long = json!({"apiVersion": "example.com/v2", "kind": "Widget", "metadata": {"name": "a"}, "spec": {"length": 4}});
+    let created = server.post(&v2, long).await;
     assert_eq!(created.code, 201, "{}", created.body);
     assert_eq!(created.body["spec"]["length"], 4);
     let old = server.get(&format!("{WIDGETS}/a")).await.body;
