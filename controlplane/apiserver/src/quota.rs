@@ -13,7 +13,7 @@
 use coracle_kinds::{
     Resource,
     initializers::is_pending,
-    quota::{growth, is_terminating, missing_requests, uncovered, whole_usage},
+    quota::{Uncovered, growth, is_terminating, missing_requests, uncovered, whole_usage},
 };
 use serde_json::Value;
 
@@ -91,7 +91,8 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
     let grows = uses || !growth(&whole_usage(kind, object), &before).is_empty();
     let quotas = ledger.accounts(call.namespace()).map(|account| &account.quota);
     match uncovered(limited, quotas, kind, object).filter(|_| grows) {
-        Some(why) => forbidden(why),
         None => Ok(uses),
+        Some(Uncovered::Amounts(why)) => forbidden(why),
+        Some(Uncovered::Scopes(why)) => Err(ApiError::without_reason(why)),
     }
 }

