@@ -13,7 +13,7 @@
 use coracle_kinds::{
     Resource,
     initializers::is_pending,
-    quota::{growth, is_terminating, missing_requests, uncovered, whole_usage},
+    quota::{Uncovered, growth, is_terminating, missing_requests, uncovered, whole_usage},
 };
 use serde_json::Value;
 
@@ -64,13 +64,12 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));
     let ledger = call.state.cache.quotas.lock();
-    let (mut uses, mut is_tracked) = (false, false);
+    let mut uses = false;
     for account in ledger.accounts(call.namespace()) {
         let quota = &account.quota;
         if !quota.tracks(kind) || !quota.covers(kind, object) {
             continue;
         }
-        is_tracked = true;
         if kind.is("", "Pod")
             && let Some(missing) = missing_requests(quota, object)
         {
@@ -87,11 +86,13 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
     if limited.is_empty() {
         return Ok(uses);
     }
-    let before = || old.map(|old| whole_usage(kind, old)).unwrap_or_default();
-    let grows = if is_tracked { uses } else { !growth(&whole_usage(kind, object), &before()).is_empty() };
+    // As upstream, an amount that no quota of the namespace limits also counts as growth.
+    let before = old.map(|old| whole_usage(kind, old)).unwrap_or_default();
+    let grows = uses || !growth(&whole_usage(kind, object), &before).is_empty();
     let quotas = ledger.accounts(call.namespace()).map(|account| &account.quota);
     match uncovered(limited, quotas, kind, object).filter(|_| grows) {
-        Some(why) => forbidden(why),
         None => Ok(uses),
+        Some(Uncovered::Amounts(why)) => forbidden(why),
+        Some(Uncovered::Scopes(why)) => Err(ApiError::without_reason(why)),
     }
 }

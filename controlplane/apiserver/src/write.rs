@@ -179,14 +179,14 @@ pub(crate) async fn update(
         let is_large = current.is_large() || call.has_large_body();
         let stored = offload::run(is_large, || current.value());
         let mut old = convert::value(kind, stored).await?;
-        // Earlier versions of this server stored fields that the canonical form omits.
-        kind.strategy().canonical(&mut old);
+        // Other versions of this server stored fields that the canonical form omits or that this version does not have.
+        let has_unknown = kind.strategy().canonical_stored(&mut old);
         let new = offload::run(is_large, || change(&old))?;
         let old_object = OldObject { value: &old, is_large };
         let (new, reserved) = prepared(call, (part, writer), old_object, new).await?;
-        // An object that is stored in another API version, or encrypted with an earlier key, is written again, even if
-        // nothing changes.
-        let is_current = current.api_version() == kind.stored_as().api_version();
+        // An object that is stored in another API version, with unknown fields, or encrypted with an earlier key, is
+        // written again, even if nothing changes.
+        let is_current = !has_unknown && current.api_version() == kind.stored_as().api_version();
         if is_current && strategy::is_noop(&new, &old) && is_encrypted_as_now(call, &current.key).await? {
             return Ok(Stored::Committed(convert::object(kind, current).await?));
         }

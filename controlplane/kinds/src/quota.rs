@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use coracle_values::Quantity;
 use serde_json::{Map, Value};
 
-pub use self::limited::{LimitedResource, uncovered};
+pub use self::limited::{LimitedResource, Uncovered, uncovered};
 use self::scope::ScopeSelector;
 pub use self::scope::is_terminating;
 pub use self::usage::Usage;

@@ -150,6 +150,12 @@ pub trait Strategy: Send + Sync {
     /// Makes an object canonical: it then has exactly the fields that a Go server writes. Idempotent.
     fn canonical(&self, _object: &mut Value) {}
 
+    /// As [`Strategy::canonical`], for a stored object. Also removes fields that this version does not have. Returns
+    /// whether there were any.
+    fn canonical_stored(&self, _object: &mut Value) -> bool {
+        false
+    }
+
     /// Sets absent fields to their defaults. Idempotent.
     fn default(&self, object: &mut Value);
 

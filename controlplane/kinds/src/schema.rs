@@ -11,6 +11,7 @@ mod tree_path;
 
 use serde_json::Value;
 
+use canonical::UnknownFields;
 pub use cel_type::cel_type;
 pub use tree_path::TreePath;
 
@@ -80,7 +81,7 @@ pub fn decode_metadata(object: &mut Value) -> Result<Vec<String>, String> {
     let definition = model::schemas().find(METADATA).ok_or_else(|| format!("no definition {METADATA}"))?;
     let notes = check::conform_field(definition, "metadata", metadata)?;
     if let Some(metadata) = metadata.as_object_mut() {
-        canonical::object(model::schemas(), definition, metadata);
+        canonical::object(model::schemas(), definition, metadata, UnknownFields::Keep);
     }
     Ok(notes)
 }
@@ -108,8 +109,19 @@ pub fn decode(
 /// Makes an object of a definition canonical: removes fields that Go omits because they are zero or empty, and adds the
 /// fields that it always writes.
 pub fn canonical(schema: &str, value: &mut Value) {
-    if let (Some(definition), Some(map)) = (model::schemas().find(schema), value.as_object_mut()) {
-        canonical::object(model::schemas(), definition, map);
+    canonical_with(schema, value, UnknownFields::Keep);
+}
+
+/// As [`canonical`], for a stored object. Also removes the fields that the definition does not have: a server with
+/// definitions of another version has stored them. Returns whether there were any.
+pub fn canonical_stored(schema: &str, value: &mut Value) -> bool {
+    canonical_with(schema, value, UnknownFields::Remove)
+}
+
+fn canonical_with(schema: &str, value: &mut Value, unknown: UnknownFields) -> bool {
+    match (model::schemas().find(schema), value.as_object_mut()) {
+        (Some(definition), Some(map)) => canonical::object(model::schemas(), definition, map, unknown),
+        _ => false,
     }
 }
 

@@ -27,6 +27,7 @@ mod flow_control;
 mod impersonation;
 mod initializers;
 mod joining;
+mod later_fields;
 mod list;
 mod load;
 mod metrics;

@@ -133,6 +133,10 @@ impl Strategy for BuiltIn {
         schema::canonical(self.0.schema, object);
     }
 
+    fn canonical_stored(&self, object: &mut Value) -> bool {
+        schema::canonical_stored(self.0.schema, object)
+    }
+
     fn default(&self, object: &mut Value) {
         (self.0.rules.defaults)(object);
     }

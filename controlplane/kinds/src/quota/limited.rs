@@ -27,6 +27,15 @@ pub struct LimitedResource {
     match_scopes: Vec<ScopeSelector>,
 }
 
+/// The reason why an object needs a quota that its namespace does not have, in the words of upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Uncovered {
+    /// No quota limits some of its amounts.
+    Amounts(String),
+    /// No quota has some of its scopes.
+    Scopes(String),
+}
+
 // === impl LimitedResource ===
 
 impl LimitedResource {
@@ -50,7 +59,7 @@ pub fn uncovered<'a>(
     quotas: impl Iterator<Item = &'a Quota>,
     kind: &Resource,
     object: &Value,
-) -> Option<String> {
+) -> Option<Uncovered> {
     let quotas: Vec<&Quota> = quotas.collect();
     let is_covered = |name: &str| {
         quotas.iter().any(|quota| quota.limits(name) && quota.tracks(kind) && quota.covers(kind, object))
@@ -60,13 +69,14 @@ pub fn uncovered<'a>(
     let names = names.filter(|&name| limited.iter().any(|one| one.limits(kind, name)) && !is_covered(name));
     let names: Vec<&str> = names.collect();
     if !names.is_empty() {
-        return Some(format!("insufficient quota to consume: {}", names.join(",")));
+        return Some(Uncovered::Amounts(format!("insufficient quota to consume: {}", names.join(","))));
     }
     let known: BTreeSet<&str> = quotas.iter().flat_map(|quota| quota.matched_scopes(kind, object)).collect();
     let scopes = limited.iter().flat_map(|one| &one.match_scopes);
     let scopes = scopes.filter(|scope| scope.matches(kind, object) && !known.contains(scope.name()));
     let scopes: Vec<String> = scopes.map(ToString::to_string).collect();
-    (!scopes.is_empty()).then(|| format!("insufficient quota to match these scopes: [{}]", scopes.join(" ")))
+    let why = || format!("insufficient quota to match these scopes: [{}]", scopes.join(" "));
+    (!scopes.is_empty()).then(|| Uncovered::Scopes(why()))
 }
 
 #[cfg(test)]
@@ -79,7 +89,9 @@ mod tests {
     fn reason(limited: Value, quotas: &[Value], (kind, object): (&str, &Value)) -> Option<String> {
         let limited: Vec<LimitedResource> = serde_json::from_value(limited).unwrap();
         let quotas: Vec<Quota> = quotas.iter().map(|spec| Quota::read(&json!({"spec": spec}))).collect();
-        uncovered(&limited, quotas.iter(), by_kind("v1", kind).unwrap(), object)
+        match uncovered(&limited, quotas.iter(), by_kind("v1", kind).unwrap(), object)? {
+            Uncovered::Amounts(why) | Uncovered::Scopes(why) => Some(why),
+        }
     }
 
     #[test]

@@ -5,14 +5,34 @@
 
 use serde_json::{Map, Value};
 
+use super::METADATA;
 use super::model::{Definition, Presence, Property, Schemas, ValueType};
 
-/// Makes an object canonical. Values that do not have the type of their field are unchanged.
-pub(super) fn object(schemas: &Schemas, definition: &Definition, map: &mut Map<String, Value>) {
+/// The treatment of fields that the definition does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnknownFields {
+    Keep,
+    /// All are removed except `metadata.initializers`, which no definition has.
+    Remove,
+}
+
+/// Makes an object canonical. Values that do not have the type of their field are unchanged. Returns whether an unknown
+/// field was removed.
+pub(super) fn object(
+    schemas: &Schemas,
+    definition: &Definition,
+    map: &mut Map<String, Value>,
+    unknown: UnknownFields,
+) -> bool {
+    let mut removed = false;
     map.retain(|name, value| {
-        let Some(property) = definition.property(name) else { return true };
+        let Some(property) = definition.property(name) else {
+            let is_kept = unknown == UnknownFields::Keep || is_initializers(definition, name);
+            removed |= !is_kept;
+            return is_kept;
+        };
         if !matches!(property.value_type, ValueType::Text | ValueType::Any) {
-            below(schemas, &property.value_type, value);
+            removed |= below(schemas, &property.value_type, value, unknown);
         }
         match property.presence {
             Presence::NotZero => !is_zero(value),
@@ -25,20 +45,25 @@ pub(super) fn object(schemas: &Schemas, definition: &Definition, map: &mut Map<S
             map.insert(property.name.clone().into(), absent(schemas, property));
         }
     }
+    removed
 }
 
-fn below(schemas: &Schemas, value_type: &ValueType, value: &mut Value) {
+fn is_initializers(definition: &Definition, name: &str) -> bool {
+    name == "initializers" && *definition.name == *METADATA
+}
+
+fn below(schemas: &Schemas, value_type: &ValueType, value: &mut Value, unknown: UnknownFields) -> bool {
     match (value_type, value) {
         (ValueType::Object(id) | ValueType::Choice(id), Value::Object(map)) => {
-            object(schemas, schemas.get(*id), map)
+            object(schemas, schemas.get(*id), map, unknown)
         }
         (ValueType::List(item), Value::Array(list)) if is_deep(item) => {
-            list.iter_mut().for_each(|element| below(schemas, item, element));
+            list.iter_mut().fold(false, |found, element| below(schemas, item, element, unknown) | found)
         }
         (ValueType::Map(item), Value::Object(map)) if is_deep(item) => {
-            map.values_mut().for_each(|element| below(schemas, item, element));
+            map.values_mut().fold(false, |found, element| below(schemas, item, element, unknown) | found)
         }
-        _ => {}
+        _ => false,
     }
 }
 
@@ -67,7 +92,7 @@ fn absent(schemas: &Schemas, property: &Property) -> Value {
         ValueType::Quantity => "0".into(),
         ValueType::Object(id) => {
             let mut map = Map::new();
-            object(schemas, schemas.get(*id), &mut map);
+            object(schemas, schemas.get(*id), &mut map, UnknownFields::Keep);
             map.into()
         }
         ValueType::Any

@@ -60,7 +60,7 @@ pub(crate) fn conform(
             let definition = model::schemas().find(name).ok_or_else(|| format!("no definition {name}"))?;
             notes.extend(check::conform_field(definition, path, value)?);
             if let Value::Object(map) = value {
-                canonical::object(model::schemas(), definition, map);
+                canonical::object(model::schemas(), definition, map, canonical::UnknownFields::Keep);
             }
             Ok(())
         }

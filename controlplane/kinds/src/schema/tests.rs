@@ -183,6 +183,23 @@ fn go_omits_zeros_that_are_not_pointers_and_writes_some_absent_fields() {
 }
 
 #[test]
+fn fields_that_the_definition_does_not_have_are_removed_from_stored_objects() {
+    let mut known = json!({"metadata": {"name": "p", "initializers": {"pending": [{"name": "i"}]},
+        "managedFields": [{"fieldsV1": {"f:spec": {"f:later": {}}}, "manager": "m"}]},
+        "spec": {"containers": [{"name": "c", "image": "x"}]}});
+    canonical(POD, &mut known);
+    assert!(!canonical_stored(POD, &mut known.clone()));
+    let mut stored = known.clone();
+    stored["spec"]["later"] = json!({"a": 1});
+    stored["spec"]["containers"][0]["later"] = 1.into();
+    assert!(canonical_stored(POD, &mut stored));
+    assert_eq!(stored, known);
+    let mut kept = json!({"spec": {"later": 1}});
+    canonical(POD, &mut kept);
+    assert_eq!(kept["spec"]["later"], 1);
+}
+
+#[test]
 fn a_null_in_a_map_is_the_zero_value_of_its_type() {
     let text = r#"{"apiVersion":"policy/v1","kind":"PodDisruptionBudget","metadata":{"labels":{"a":null}},
         "status":{"disruptedPods":{"p":null}}}"#;

