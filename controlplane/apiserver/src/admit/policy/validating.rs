@@ -209,7 +209,8 @@ mod tests {
 
     #[test]
     fn the_kind_of_a_failure_follows_from_its_message() {
-        let budget = "validation failed due to running out of cost budget, no further validation rules will be run";
+        let budget =
+            "validation failed due to running out of cost budget, no further validation rules will be run";
         for (message, kind) in [
             ("failed expression: object.a == 1", FailureKind::Invalid),
             ("expression 'object.a' resulted in error: no such key: a", FailureKind::Invalid),
