@@ -53,10 +53,10 @@ pub(super) const LOCKED_OFF: &[&str] = &[
 #[rustfmt::skip]
 pub(super) const ON: &[&str] = &[
     "APIServerIdentity", "AllowParsingUserUIDFromCertAuth", "AllowServiceExternalIPs",
-    "AuthorizePodWebsocketUpgradeCreatePermission", "CPUCFSQuotaPeriod", "CPUManagerPolicyBetaOptions",
+    "AuthorizePodWebsocketUpgradeCreatePermission", "CPUManagerPolicyBetaOptions",
     "CRDObservedGenerationTracking", "ClearingNominatedNodeNameAfterBinding", "ComponentFlagz",
     "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint", "ContainerRestartRules",
-    "ContextualLogging", "DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
+    "ContextualLogging", "CustomCPUCFSQuotaPeriod", "DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
     "DRAExtendedResource", "DRAPartitionableDevices", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus",
     "DRAResourceClaimGranularStatusAuthorization", "DRASchedulerFilterTimeout", "DeclarativeValidationBeta",
     "DeploymentReplicaSetTerminatingReplicas", "DetectCacheInconsistency",
@@ -104,7 +104,7 @@ pub(super) const OFF: &[&str] = &[
     "ManifestBasedAdmissionControlConfig", "MemoryQoS", "MutablePVNodeAffinity", "NativeHistograms",
     "PersistentVolumeClaimUnusedSinceTime", "PodAndContainerStatsFromCRI", "PodCertificateRequest",
     "PodLevelResourceManagers", "PodLogsQuerySplitStreams", "PodsAPI", "QOSReserved",
-    "ReduceDefaultCrashLoopBackOffDecay", "RuntimeClassInImageCriAPI", "SELinuxMount",
+    "ReduceDefaultCrashLoopBackOffDecay", "RuntimeClassInImageCriApi", "SELinuxMount",
     "SchedulerAsyncAPICalls", "ShardedListAndWatch", "StorageCapacityScoring", "StorageVersionAPI",
     "TaintTolerationComparisonOperators", "TopologyAwareWorkloadScheduling",
     "TopologyManagerPolicyAlphaOptions", "UserNamespacesHostNetworkSupport", "VolumeLimitScaling",
@@ -115,7 +115,9 @@ pub(super) const OFF: &[&str] = &[
 /// that are on are beta, and gates that are off are alpha.
 #[rustfmt::skip]
 pub(super) const STAGES: &[(&str, &[&str])] = &[
-    ("", &["AllowServiceExternalIPs", "CPUCFSQuotaPeriod", "DRAPrioritizedList", "MutatingAdmissionPolicy"]),
+    ("", &[
+        "AllowServiceExternalIPs", "CustomCPUCFSQuotaPeriod", "DRAPrioritizedList", "MutatingAdmissionPolicy",
+    ]),
     ("BETA", &[
         "ClusterTrustBundle", "ClusterTrustBundleProjection", "ConcurrentWatchObjectDecode",
         "CoordinatedLeaderElection", "DRADeviceTaintRules", "LocalStorageCapacityIsolationFSQuotaMonitoring",
