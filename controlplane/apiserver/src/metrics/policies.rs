@@ -39,7 +39,7 @@ impl PolicyMetrics {
         Self {
             checks: counter(
                 &name("total"),
-                "Number of evaluations of validating admission policies by binding, error and action.",
+                "Number of failed validations of admission policies by binding, error and action.",
                 &LABELS,
             ),
             durations: histogram(
