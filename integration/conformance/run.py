@@ -191,15 +191,15 @@ def failures(names, results, record, suite):
     return [name for name in names if record.get(name) == "passed" and results.of[name]["state"] not in accepted]
 
 
-def retry(binaries, names, results, record, suite):
+def retry(binaries, names, results, record, options):
     """Runs specs again, alone, that should have passed. Some specs race with the node: `lifecycle of Pods and PodStatus`
     expects a pod to be ready a few milliseconds after its image changed."""
     for _ in range(ATTEMPTS):
-        suspects = failures(names, results, record, suite)
+        suspects = failures(names, results, record, options.suite)
         if not suspects:
             return
         print(f"again, one at a time: {len(suspects)} specs", flush=True)
-        again = ginkgo(binaries, suspects, 1, 60, "again")
+        again = ginkgo(binaries, suspects, 1, options.minutes, "again")
         for name, result in again.items():
             if result["state"] == "passed":
                 print(f"FLAKY {name}\n    first: {results.of[name]['message']}")
@@ -279,7 +279,7 @@ def main():
     skipped = exceptions(specs)
     names, results = selected(specs, options, record), Results(coracle)
     run(options.binaries, names, results, options)
-    retry(options.binaries, names, results, record, options.suite)
+    retry(options.binaries, names, results, record, options)
     for name in names:
         result = results.of[name]
         if result["state"] != "passed":

@@ -6,7 +6,7 @@ The history of each client is recorded and replayed afterwards:
 - Revisions of acknowledged writes never go back.
 - A watch that goes on at its last revision gets each change once, in the order of the revisions.
 """
-import http.client, json, os, random, signal, ssl, subprocess, sys, threading, time
+import collections, http.client, json, os, random, signal, ssl, subprocess, sys, threading, time
 
 HOST, PORT, TOKEN = "127.0.0.1", 16443, "kills"
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -33,14 +33,23 @@ def send(connection, method, path, body=None):
 
 def ask(method, path, body=None):
     """Sends a request until there is a response. Only for requests that may be repeated."""
+    until = time.monotonic() + 120
     while True:
         connection = connect()
         try:
             return send(connection, method, path, body)
-        except GONE:
+        except GONE as error:
+            if time.monotonic() > until:
+                raise TimeoutError(f"{method} {path}: no response for 120 s") from error
             time.sleep(0.005)
         finally:
             connection.close()
+
+
+def thread_ended(failure):
+    """A client that ends early checks nothing any more."""
+    problems.append(f"{failure.thread.name} ended with {failure.exc_type.__name__}: {failure.exc_value}")
+    threading.__excepthook__(failure)
 
 
 class Writer(threading.Thread):
@@ -254,12 +263,32 @@ class Server:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
+    def print_log(self):
+        with open(self.log.name, errors="replace") as file:
+            sys.stderr.writelines(collections.deque(file, 20))
+
 
 def main():
     program, directory, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
     seed = int(os.environ.get("KILLS_SEED", time.time_ns() % 1_000_000))
-    chance = random.Random(seed)
+    threading.excepthook = thread_ended
     server = Server(program, directory)
+    is_right = False
+    try:
+        is_right = run(server, kills, seed)
+    finally:
+        # After an error too: the control plane would outlive this program.
+        if server.process:
+            server.kill()
+        if not is_right:
+            print(f"seed {seed}; end of the control plane's log:", file=sys.stderr)
+            server.print_log()
+    return not is_right
+
+
+def run(server, kills, seed):
+    """Whether the histories of all clients are right."""
+    chance = random.Random(seed)
     server.start()
     writers = [Writer(number, seed + number) for number in range(WRITERS)]
     watchers = [Watcher(number) for number in range(WATCHERS)]
@@ -273,6 +302,8 @@ def main():
     stopped.set()
     for writer in writers:
         writer.join(60)
+        if writer.is_alive():
+            problems.append(f"{writer.name} does not end")
     # One more change, so that each watch reaches a revision after all others.
     last = ask("POST", MAPS, {"metadata": {"name": "last"}})[1]
     for watcher in watchers:
@@ -282,7 +313,6 @@ def main():
         if watcher.is_alive():
             problems.append(f"{watcher.name} did not get the last change")
     check(writers, watchers, ask("GET", MAPS)[1])
-    server.kill()
     writes = [sum(getattr(writer, name) for writer in writers) for name in ("acknowledged", "uncertain", "applied")]
     spans = [span for watcher in watchers for span in watcher.spans if span]
     print(f"seed {seed}, {kills} kills: {writes[0]} acknowledged writes; {writes[1]} writes without a response, of which "
@@ -290,7 +320,7 @@ def main():
           f"{sum(watcher.resumed for watcher in watchers)} watches after {len(spans)} lists")
     for problem in problems[:20]:
         print(f"problem: {problem}")
-    return bool(problems)
+    return not problems
 
 
 if __name__ == "__main__":

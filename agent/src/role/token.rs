@@ -97,8 +97,9 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
 
 /// A client with the credentials of a kubeconfig.
 pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
+    // A directory that this user may not search is another error, which the read reports.
     anyhow::ensure!(
-        path.exists(),
+        path.try_exists().unwrap_or(true),
         "there is no kubeconfig {}: run this command where the control plane runs, or use --kubeconfig",
         path.display()
     );
@@ -297,6 +298,13 @@ mod tests {
         for wrong in ["", "h", "24", "-1h", "0h", "soon"] {
             assert!(span(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_missing_kubeconfig_and_an_unreadable_one_are_different_errors() {
+        let error = async |path: &str| client(Path::new(path)).await.map(drop).unwrap_err().to_string();
+        assert!(error("/nonexistent/a").await.starts_with("there is no kubeconfig /nonexistent/a: "));
+        assert_eq!(error("/dev/null/a").await, "cannot read /dev/null/a");
     }
 
     #[test]

@@ -114,8 +114,9 @@ mod tests {
     #[test]
     fn values_that_describe_the_program_are_accepted() {
         let all = "WatchList=false,SidecarContainers=true,GitRepoVolumeDriver=false,RotateKubeletServerCertificate=True,\
-                   NativeHistograms=0,GenericWorkload=true,MaxUnavailableStatefulSet=true,AllAlpha=false";
-        assert_eq!(parse(all).unwrap().0.len(), 8);
+                   NativeHistograms=0,GenericWorkload=true,MaxUnavailableStatefulSet=true,AllAlpha=false,\
+                   CustomCPUCFSQuotaPeriod=true,RuntimeClassInImageCriApi=false";
+        assert_eq!(parse(all).unwrap().0.len(), 10);
         assert_eq!(FeatureGates::parse(&[]).unwrap(), FeatureGates::default());
     }
 

@@ -10,7 +10,7 @@ mod level;
 mod schema;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     hash::{BuildHasher as _, RandomState},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -69,6 +69,8 @@ struct Row {
     schema: Schema,
     level: u64,
     level_uid: String,
+    /// Whether requests of the level never wait.
+    is_exempt: bool,
     counts: Arc<Counts>,
 }
 
@@ -128,6 +130,8 @@ impl FlowControl {
             .collect();
         let uids: BTreeMap<String, String> =
             configs.iter().map(|config| (config.name.clone(), config.uid.clone())).collect();
+        let exempt: BTreeSet<String> =
+            configs.iter().filter(|config| config.is_exempt).map(|config| config.name.clone()).collect();
         let former = self.table.load();
         let mut all = self.lock();
         all.configure(configs, self.seats);
@@ -138,7 +142,8 @@ impl FlowControl {
                 let level = all.id(&schema.level)?;
                 let same = |row: &&Row| row.schema.name == schema.name && row.schema.level == schema.level;
                 let counts = former.rows.iter().find(same).map(|row| row.counts.clone()).unwrap_or_default();
-                Some(Row { schema, level, level_uid, counts })
+                let is_exempt = exempt.contains(&schema.level);
+                Some(Row { schema, level, level_uid, is_exempt, counts })
             })
             .collect();
         rows.sort_by(|a, b| {
@@ -205,8 +210,12 @@ impl FlowControl {
         Ok(seats)
     }
 
-    /// Counts the time that a request waited in its queue. `executed`: whether it got its seats.
+    /// Counts the time of a request in its queue. `executed`: whether it got its seats. Requests of exempt levels have no
+    /// queue, and are not counted.
     fn waited(&self, row: &Row, began: Instant, executed: bool) {
+        if row.is_exempt {
+            return;
+        }
         let waits = row.counts.waits.get(usize::from(executed)).map(|waits| {
             waits.get_or_init(|| {
                 let [level, schema] = row.labels();
@@ -426,9 +435,14 @@ mod tests {
                 .get_sample_count()
         };
         assert_eq!((times("true"), times("false")), (default.dispatched, 1));
+        let is_shown = |schema: &str| {
+            let families = prometheus::core::Collector::collect(control.waits());
+            let mut labels =
+                families.iter().flat_map(|family| family.get_metric()).flat_map(|one| one.get_label());
+            labels.any(|label| label.value() == schema)
+        };
+        assert!(is_shown("global-default") && !is_shown("exempt"), "exempt requests have no queue");
         control.configure(&[], &[]);
-        let labels = prometheus::core::Collector::collect(control.waits());
-        let mut labels = labels.iter().flat_map(|family| family.get_metric()).flat_map(|one| one.get_label());
-        assert!(!labels.any(|label| label.value() == "global-default"), "the schema does not exist any more");
+        assert!(!is_shown("global-default"), "the schema does not exist any more");
     }
 }

@@ -53,12 +53,13 @@ pub(super) const LOCKED_OFF: &[&str] = &[
 #[rustfmt::skip]
 pub(super) const ON: &[&str] = &[
     "APIServerIdentity", "AllowParsingUserUIDFromCertAuth", "AllowServiceExternalIPs",
-    "AuthorizePodWebsocketUpgradeCreatePermission", "CPUCFSQuotaPeriod", "CPUManagerPolicyBetaOptions",
+    "AuthorizePodWebsocketUpgradeCreatePermission", "CPUManagerPolicyBetaOptions",
     "CRDObservedGenerationTracking", "ClearingNominatedNodeNameAfterBinding", "ComponentFlagz",
     "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint", "ContainerRestartRules",
-    "ContextualLogging", "DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
-    "DRAExtendedResource", "DRAPartitionableDevices", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus",
-    "DRAResourceClaimGranularStatusAuthorization", "DRASchedulerFilterTimeout", "DeclarativeValidationBeta",
+    "ContextualLogging", "CustomCPUCFSQuotaPeriod", "DRAConsumableCapacity", "DRADeviceBindingConditions",
+    "DRADeviceTaints", "DRAExtendedResource", "DRAPartitionableDevices", "DRAPrioritizedList",
+    "DRAResourceClaimDeviceStatus", "DRAResourceClaimGranularStatusAuthorization", "DRASchedulerFilterTimeout",
+    "DeclarativeValidationBeta",
     "DeploymentReplicaSetTerminatingReplicas", "DetectCacheInconsistency",
     "DisableCPUQuotaWithExclusiveCPUs", "EnvFiles", "ExtendWebSocketsToKubelet", "GracefulNodeShutdown",
     "GracefulNodeShutdownBasedOnPodPriority", "HPAConfigurableTolerance", "HostnameOverride",
@@ -104,7 +105,7 @@ pub(super) const OFF: &[&str] = &[
     "ManifestBasedAdmissionControlConfig", "MemoryQoS", "MutablePVNodeAffinity", "NativeHistograms",
     "PersistentVolumeClaimUnusedSinceTime", "PodAndContainerStatsFromCRI", "PodCertificateRequest",
     "PodLevelResourceManagers", "PodLogsQuerySplitStreams", "PodsAPI", "QOSReserved",
-    "ReduceDefaultCrashLoopBackOffDecay", "RuntimeClassInImageCriAPI", "SELinuxMount",
+    "ReduceDefaultCrashLoopBackOffDecay", "RuntimeClassInImageCriApi", "SELinuxMount",
     "SchedulerAsyncAPICalls", "ShardedListAndWatch", "StorageCapacityScoring", "StorageVersionAPI",
     "TaintTolerationComparisonOperators", "TopologyAwareWorkloadScheduling",
     "TopologyManagerPolicyAlphaOptions", "UserNamespacesHostNetworkSupport", "VolumeLimitScaling",
@@ -114,7 +115,9 @@ pub(super) const OFF: &[&str] = &[
 /// Gates whose stage differs from the stage of their list in the metric (`LISTS` in `metrics.rs`).
 #[rustfmt::skip]
 pub(super) const STAGES: &[(&str, &[&str])] = &[
-    ("", &["AllowServiceExternalIPs", "CPUCFSQuotaPeriod", "DRAPrioritizedList", "MutatingAdmissionPolicy"]),
+    ("", &[
+        "AllowServiceExternalIPs", "CustomCPUCFSQuotaPeriod", "DRAPrioritizedList", "MutatingAdmissionPolicy",
+    ]),
     ("BETA", &[
         "ClusterTrustBundle", "ClusterTrustBundleProjection", "ConcurrentWatchObjectDecode",
         "CoordinatedLeaderElection", "DRADeviceTaintRules", "LocalStorageCapacityIsolationFSQuotaMonitoring",

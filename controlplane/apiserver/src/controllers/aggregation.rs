@@ -122,7 +122,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
     if is_written(&current, &condition) {
         return;
     }
-    if let Some(reason) = obstacle {
+    if let Some(reason) = obstacle.filter(|_| was_available(&current)) {
         state.metrics.remotes.unavailable(&name, reason);
     }
     let call = Call::internal(state, kind.clone(), &current);
@@ -182,6 +182,10 @@ fn missing_in(
 
 fn available(object: &Value) -> Option<&Value> {
     object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Available")
+}
+
+fn was_available(object: &Value) -> bool {
+    available(object).is_some_and(|known| known["status"] == "True")
 }
 
 fn is_written(object: &Value, condition: &Value) -> bool {
@@ -246,5 +250,13 @@ mod tests {
         assert_eq!(conditions[1], other);
         assert_ne!(with(&object, &condition("False"))["status"]["conditions"][0]["lastTransitionTime"], "t");
         assert_eq!(with(&json!({}), &condition("True"))["status"]["conditions"][0]["type"], "Available");
+    }
+
+    #[test]
+    fn an_object_was_available_if_its_condition_is_true() {
+        let object =
+            |status: &str| json!({"status": {"conditions": [{"type": "Available", "status": status}]}});
+        assert!(was_available(&object("True")));
+        assert!(!was_available(&object("False")) && !was_available(&json!({})));
     }
 }

@@ -1,6 +1,7 @@
 //! Metrics of validating admission policies. Source: `apiserver/pkg/admission/plugin/policy/validating/metrics`.
 //!
-//! Upstream counts each validation. Here a policy that denies nothing is counted once for each binding and parameter.
+//! As upstream, failed validations are counted, once for each action of the binding. Validations that pass are not. Errors
+//! that the failure policy ignores are not counted here.
 
 use std::time::Duration;
 
@@ -12,20 +13,20 @@ use super::{buckets::POLICY_DURATIONS, counter, histogram, known_names::KnownNam
 const MAX_BINDINGS: usize = 200;
 const LABELS: [&str; 4] = ["policy", "policy_binding", "error_type", "enforcement_action"];
 
-/// Evaluations of policies.
+/// Failed validations.
 pub(crate) struct PolicyMetrics {
     checks: IntCounterVec,
     durations: HistogramVec,
     names: KnownNames,
 }
 
-/// The result of an evaluation.
+/// Why a validation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CheckResult {
-    /// No validation failed.
-    Passed,
-    /// A validation failed, or could not be evaluated.
-    Failed,
+pub(crate) enum FailureKind {
+    /// An expression does not compile.
+    Compilation,
+    /// An expression is false, or its evaluation failed.
+    Invalid,
     /// The cost limit stopped the evaluation.
     OutOfBudget,
 }
@@ -38,7 +39,7 @@ impl PolicyMetrics {
         Self {
             checks: counter(
                 &name("total"),
-                "Number of evaluations of validating admission policies by binding, error and action.",
+                "Number of failed validations of admission policies by binding, error and action.",
                 &LABELS,
             ),
             durations: histogram(
@@ -54,17 +55,17 @@ impl PolicyMetrics {
         [Box::new(self.checks.clone()), Box::new(self.durations.clone())]
     }
 
-    /// Counts an evaluation. `action`: `allow`, `deny`, `audit` or `warn`.
-    pub(crate) fn checked(
+    /// Counts a failed validation. `action`: `deny`, `audit` or `warn`.
+    pub(crate) fn failed(
         &self,
         (policy, binding): (&str, &str),
-        (result, action): (CheckResult, &'static str),
+        (kind, action): (FailureKind, &'static str),
         took: Duration,
     ) {
-        let error = match result {
-            CheckResult::Passed => "no_error",
-            CheckResult::Failed => "invalid_error",
-            CheckResult::OutOfBudget => "out_of_budget",
+        let error = match kind {
+            FailureKind::Compilation => "compile_error",
+            FailureKind::Invalid => "invalid_error",
+            FailureKind::OutOfBudget => "out_of_budget",
         };
         let is_known = self.names.has(&format!("{policy}/{binding}"));
         let [policy, binding] = if is_known { [policy, binding] } else { ["other"; 2] };
@@ -82,12 +83,12 @@ mod tests {
     fn bindings_above_the_limit_share_a_label() {
         let metrics = PolicyMetrics::new();
         for index in 0..=MAX_BINDINGS {
-            metrics.checked(("p", &format!("b{index}")), (CheckResult::Passed, "allow"), Duration::ZERO);
+            metrics.failed(("p", &format!("b{index}")), (FailureKind::Invalid, "warn"), Duration::ZERO);
         }
-        metrics.checked(("p", "b0"), (CheckResult::OutOfBudget, "deny"), Duration::ZERO);
+        metrics.failed(("p", "b0"), (FailureKind::OutOfBudget, "deny"), Duration::ZERO);
         let count = |labels: [&str; 4]| metrics.checks.with_label_values(&labels).get();
-        assert_eq!(count(["p", "b0", "no_error", "allow"]), 1);
+        assert_eq!(count(["p", "b0", "invalid_error", "warn"]), 1);
         assert_eq!(count(["p", "b0", "out_of_budget", "deny"]), 1);
-        assert_eq!(count(["other", "other", "no_error", "allow"]), 1);
+        assert_eq!(count(["other", "other", "invalid_error", "warn"]), 1);
     }
 }

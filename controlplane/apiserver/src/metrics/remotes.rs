@@ -5,7 +5,7 @@ use prometheus::{IntCounterVec, IntGaugeVec, core::Collector};
 use super::{counter, gauge};
 use crate::aggregation::Remotes;
 
-/// Counts failed checks of API services. The names are those of APIService objects.
+/// Counts API services that become unavailable. The names are those of APIService objects.
 pub(crate) struct RemoteMetrics {
     failures: IntCounterVec,
 }
@@ -23,7 +23,7 @@ impl RemoteMetrics {
         Box::new(self.failures.clone())
     }
 
-    /// Counts an API service that is marked as unavailable for a new reason.
+    /// Counts an API service that was available and is marked as unavailable.
     pub(crate) fn unavailable(&self, name: &str, reason: &'static str) {
         self.failures.with_label_values(&[name, reason]).inc();
     }

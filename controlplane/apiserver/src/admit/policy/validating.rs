@@ -14,7 +14,7 @@ use super::{
 use crate::{
     admit::{Admission, Admit, Attributes, expression::Subject},
     error::{ApiError, Result},
-    metrics::CheckResult,
+    metrics::FailureKind,
 };
 
 /// The message if the cost limit stops the evaluation. It applies with every failure policy.
@@ -148,19 +148,31 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
     denial
 }
 
-/// Counts an evaluation: each denial once for each action of the binding, or one `allow` without denials.
+/// Counts the failed validations of an evaluation by the actions of the binding.
 fn count(admission: &Admission, (policy, binding): (&str, &Binding), outcome: &Outcome, took: Duration) {
     const ACTIONS: [(&str, &str); 3] = [("Deny", "deny"), ("Audit", "audit"), ("Warn", "warn")];
     let (metrics, of) = (&admission.metrics.policies, (policy, binding.name.as_str()));
-    if outcome.denials.is_empty() {
-        metrics.checked(of, (CheckResult::Passed, "allow"), took);
-    }
     for denial in &outcome.denials {
-        let is_costly = denial.message == TOO_COSTLY;
-        let result = if is_costly { CheckResult::OutOfBudget } else { CheckResult::Failed };
+        let kind = failure_kind(&denial.message);
         for (_, action) in ACTIONS.into_iter().filter(|(name, _)| binding.has_action(name)) {
-            metrics.checked(of, (result, action), took);
+            metrics.failed(of, (kind, action), took);
         }
+    }
+    // These deny the request whatever the actions are.
+    for message in &outcome.broken_annotations {
+        metrics.failed(of, (failure_kind(message), "deny"), took);
+    }
+}
+
+/// The kind of a failure. As upstream, only its message shows it.
+fn failure_kind(message: &str) -> FailureKind {
+    const BUDGET: &str = "validation failed due to running out of cost budget";
+    if message.starts_with("expression '") && message.contains("': compilation failed: ") {
+        FailureKind::Compilation
+    } else if message.starts_with(BUDGET) || message == TOO_COSTLY {
+        FailureKind::OutOfBudget
+    } else {
+        FailureKind::Invalid
     }
 }
 
@@ -189,4 +201,24 @@ fn refusal(
     let message =
         format!("ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {why}");
     denied(attributes, &message, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_failure_follows_from_its_message() {
+        let budget =
+            "validation failed due to running out of cost budget, no further validation rules will be run";
+        for (message, kind) in [
+            ("failed expression: object.a == 1", FailureKind::Invalid),
+            ("expression 'object.a' resulted in error: no such key: a", FailureKind::Invalid),
+            ("expression '1 +': compilation failed: unexpected end", FailureKind::Compilation),
+            (budget, FailureKind::OutOfBudget),
+            (TOO_COSTLY, FailureKind::OutOfBudget),
+        ] {
+            assert_eq!(failure_kind(message), kind, "{message}");
+        }
+    }
 }
