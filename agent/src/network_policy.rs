@@ -221,17 +221,15 @@ impl NetworkPolicies {
     fn serve(&mut self, request: Request) {
         match request {
             Request::Admit { facts, done } => {
+                let facts = self.admitted.add(facts, done);
                 if self.peers.is_some() {
-                    self.model.put_pod(facts.clone());
+                    self.model.put_pod(facts);
                 }
-                self.admitted.add(facts, done);
             }
+            // Its object may exist for days, and another pod gets its address.
             Request::Release { uid } => {
-                if let Some(is_watched) = self.admitted.remove(&uid)
-                    && !is_watched
-                {
-                    self.model.remove_pod(&uid);
-                }
+                self.admitted.remove(&uid);
+                self.model.remove_pod(&uid);
             }
         }
     }
@@ -299,7 +297,7 @@ impl NetworkPolicies {
     /// Removes a pod whose object was deleted. If its sandbox on this node still exists, the pod is kept until its
     /// release.
     fn remove_deleted_pod(&mut self, uid: &str) {
-        if !self.admitted.mark_deleted(uid) {
+        if !self.admitted.has(uid) {
             self.model.remove_pod(uid);
         }
     }

@@ -32,10 +32,11 @@ impl Addresses {
     }
 }
 
-/// Order of the pods that list one address; the last one has it. The node knows the sandboxes of its own pods. Among other
-/// pods, the youngest has the address.
-fn precedence(facts: &PodFacts) -> (bool, i64, &str) {
-    (facts.is_local, facts.created, &facts.uid)
+/// Order of the pods that list one address; the last one has it. Of the pods of this node, the latest sandbox has the
+/// address: an older pod can get the address of a younger one, for example after a reboot. Of other pods, the youngest has
+/// it.
+fn precedence(facts: &PodFacts) -> (bool, u64, i64, &str) {
+    (facts.is_local, facts.sandbox, facts.created, &facts.uid)
 }
 
 // === impl Model ===
