@@ -47,8 +47,8 @@ pub(crate) async fn run(
                 continue;
             }
         };
-        // Both arms are cancel-safe: a change of the node stays marked, and a lost notification only follows a change
-        // that the next replacement repairs.
+        // Both arms are cancel-safe. A change of the node stays marked. If a notification is lost, the other arm has
+        // ended, and the next replacement also repairs that foreign change.
         tokio::select! {
             now = changed(&view, &mut node) => view = now,
             _foreign = monitor.foreign_change(&table, author) => {

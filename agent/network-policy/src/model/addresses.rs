@@ -32,9 +32,9 @@ impl Addresses {
     }
 }
 
-/// Order of the pods that list one address; the last one has it. Of the pods of this node, the latest sandbox has the
-/// address: an older pod can get the address of a younger one, for example after a reboot. Of other pods, the youngest has
-/// it.
+/// Sort key of the pods that list one address: the pod with the largest key has the address. Pods of this node precede
+/// others, because the node knows their sandboxes. Among them, the latest sandbox has the address: an older pod can get the
+/// address of a younger one, for example after a reboot. Among other pods, the youngest has the address.
 fn precedence(facts: &PodFacts) -> (bool, u64, i64, &str) {
     (facts.is_local, facts.sandbox, facts.created, &facts.uid)
 }
