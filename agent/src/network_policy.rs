@@ -23,6 +23,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Client;
 use tokio::sync::mpsc;
 
+use crate::event_recorder::Recorder;
 use crate::pod::NodeContext;
 use crate::policy_gate::{self, GateEnd, Request};
 use crate::repair::RepairPause;
@@ -63,19 +64,21 @@ struct Table {
 impl NetworkPolicies {
     /// The task of this node. It receives the requests of the [`PolicyGate`](policy_gate::PolicyGate).
     pub(crate) fn new(node: &NodeContext, table: &str, end: GateEnd) -> Self {
+        Self::with(node.configs.client(), node.recorder.clone(), &node.config.node_name, table, end)
+    }
+
+    fn with(client: &Client, recorder: Recorder, node_name: &str, table: &str, end: GateEnd) -> Self {
         let GateEnd { requests, restricted } = end;
-        let client = node.configs.client().clone();
-        let cluster = ClusterPolicies::watch(&client, node.recorder.clone());
         Self {
-            client,
-            node_name: node.config.node_name.clone(),
+            cluster: ClusterPolicies::watch(client, recorder),
+            client: client.clone(),
+            node_name: node_name.to_owned(),
             table: table.to_owned(),
             requests,
             restricted,
             model: Model::default(),
             admitted: Admitted::default(),
             policies: Listing::default(),
-            cluster,
             peers: None,
             nodes: None,
             has_forbidden: false,
@@ -221,17 +224,15 @@ impl NetworkPolicies {
     fn serve(&mut self, request: Request) {
         match request {
             Request::Admit { facts, done } => {
+                let facts = self.admitted.add(facts, done);
                 if self.peers.is_some() {
-                    self.model.put_pod(facts.clone());
+                    self.model.put_pod(facts);
                 }
-                self.admitted.add(facts, done);
             }
+            // Its object may exist for days, and another pod gets its address.
             Request::Release { uid } => {
-                if let Some(is_watched) = self.admitted.remove(&uid)
-                    && !is_watched
-                {
-                    self.model.remove_pod(&uid);
-                }
+                self.admitted.remove(&uid);
+                self.model.remove_pod(&uid);
             }
         }
     }
@@ -299,7 +300,7 @@ impl NetworkPolicies {
     /// Removes a pod whose object was deleted. If its sandbox on this node still exists, the pod is kept until its
     /// release.
     fn remove_deleted_pod(&mut self, uid: &str) {
-        if !self.admitted.mark_deleted(uid) {
+        if !self.admitted.has(uid) {
             self.model.remove_pod(uid);
         }
     }
@@ -363,7 +364,31 @@ pub(crate) fn record(state_dir: &std::path::Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_pod_without_a_sandbox_has_no_address() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+        });
+        let client = Client::new(service, "default");
+        let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+        let dir = tempfile::tempdir().unwrap();
+        let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+        let mut policies = NetworkPolicies::with(&client, recorder, "here", "test-policies", end.unwrap());
+        policies.peers = Some(Peers::watch(&client));
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "u", "namespace": "n"},
+            "spec": {"nodeName": "here", "containers": []}, "status": {"podIPs": [{"ip": "10.42.0.2"}]}}))
+        .unwrap();
+        let facts = PodFacts::of(&pod, "here").unwrap();
+        policies.serve(Request::Admit { facts, done: tokio::sync::oneshot::channel().0 });
+        policies.apply_pod_events(vec![Ok(Event::Apply(pod))]);
+        assert_eq!(policies.model.pods().count(), 1);
+        policies.serve(Request::Release { uid: "u".to_owned() });
+        assert_eq!(policies.model.pods().count(), 0, "its object still exists");
+    }
 
     #[test]
     fn the_table_of_an_earlier_run_is_removed() {

@@ -1,7 +1,8 @@
 //! The table of Services on a node whose Services another program proxies.
 //!
 //! It keeps pods from the overlay's port, as the service proxy does otherwise. It replaces the table of an earlier run with
-//! the service proxy, whose rules would be outdated. Without an overlay there is no table.
+//! the service proxy, whose rules would be outdated. Until the Node object with the networks of pods is known, that table
+//! stays as it is: it protects the port after a restart without API server. Without an overlay there is no table.
 
 use std::sync::Arc;
 
@@ -14,22 +15,28 @@ use tokio::sync::watch;
 use crate::repair::RepairPause;
 use crate::service_proxy::update_node;
 
-/// An author that no notification has, so each change counts as foreign. The monitor is opened after the table is written,
-/// so it does not get notifications of that write.
-const NO_AUTHOR: u32 = 0;
-
-/// Keeps the table until dropped. Without an overlay it returns when the table is removed.
+/// Keeps the table until dropped. Without an overlay it tries once to remove the table, and returns.
 pub(crate) async fn run(
     table: String,
     overlay_port: Option<u16>,
     mut node: watch::Receiver<Option<Arc<Node>>>,
 ) {
     let mut view = NodeView { overlay_port, ..NodeView::default() };
+    if overlay_port.is_none() {
+        // The kernel of such a node may lack nftables.
+        if let Err(error) = write(&table, &view).await {
+            tracing::warn!(error = chain(&error), table, "cannot remove the table of services");
+        }
+        return;
+    }
+    if node.wait_for(Option::is_some).await.is_err() {
+        return;
+    }
     update_node(&mut view, node.borrow_and_update().as_deref());
     let mut pause = RepairPause::default();
     loop {
-        let mut monitor = match write(&table, &view).await {
-            Ok(monitor) => monitor,
+        let (mut monitor, author) = match write(&table, &view).await {
+            Ok(written) => written,
             Err(error) => {
                 tracing::warn!(
                     error = chain(&error),
@@ -40,14 +47,11 @@ pub(crate) async fn run(
                 continue;
             }
         };
-        if overlay_port.is_none() {
-            return;
-        }
         // Both arms are cancel-safe. A change of the node stays marked. If a notification is lost, the other arm has
         // ended, and the next replacement also repairs that foreign change.
         tokio::select! {
             now = changed(&view, &mut node) => view = now,
-            _foreign = monitor.foreign_change(&table, NO_AUTHOR) => {
+            _foreign = monitor.foreign_change(&table, author) => {
                 tracing::info!(table, "the table of services was changed by another process, repairing it");
                 pause.before_repair().await;
             }
@@ -55,13 +59,14 @@ pub(crate) async fn run(
     }
 }
 
-/// Replaces the table. Returns the notifications of later changes.
-async fn write(table: &str, view: &NodeView) -> Result<Monitor, Error> {
+/// Replaces the table. Returns the notifications of changes, and the author of the replacement. The notifications begin
+/// before the replacement, so that no later change is missed.
+async fn write(table: &str, view: &NodeView) -> Result<(Monitor, u32), Error> {
+    let monitor = Monitor::open().map_err(Error::Socket)?;
     let (table, view) = (table.to_owned(), view.clone());
     let written = tokio::task::spawn_blocking(move || Proxy::replace_by_guard(&table, &view)).await;
-    written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-    // The monitor is opened after the replacement: it must not report the replacement.
-    Monitor::open().map_err(Error::Socket)
+    let author = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+    Ok((monitor, author))
 }
 
 /// Waits until the properties of the node differ from `view`. Returns them.
@@ -80,9 +85,43 @@ async fn changed(view: &NodeView, node: &mut watch::Receiver<Option<Arc<Node>>>)
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use nix::sched::{CloneFlags, unshare};
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_former_table_stays_until_the_networks_of_pods_are_known() {
+        const TABLE: &str = "test-services";
+        let is_former = || Proxy::open(TABLE, NodeView::default()).unwrap().is_intact().unwrap();
+        let test = move || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let mut former = Proxy::open(TABLE, NodeView::default()).unwrap();
+            former.replace(NodeView::default(), Vec::new()).unwrap();
+            // Its threads are in the network namespace of this thread. Functions that block run one after the other.
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+            runtime.block_on(async {
+                let (sender, receiver) = watch::channel(None);
+                let mut guard = pin!(run(TABLE.to_owned(), Some(8472), receiver));
+                tokio::select! {
+                    biased;
+                    () = &mut guard => panic!("it runs until dropped"),
+                    found = tokio::task::spawn_blocking(is_former) => assert!(found.unwrap()),
+                }
+                let node = json!({"spec": {"podCIDRs": ["10.42.0.0/24"]}});
+                sender.send(Some(Arc::new(serde_json::from_value(node).unwrap()))).unwrap();
+                tokio::select! {
+                    biased;
+                    () = &mut guard => panic!("it runs until dropped"),
+                    () = coracle_testing::until("the table is replaced", 10, || !is_former()) => {}
+                }
+            });
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
 
     #[tokio::test]
     async fn only_a_change_of_its_networks_or_addresses_concerns_the_table() {

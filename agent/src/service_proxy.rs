@@ -202,11 +202,15 @@ async fn view_changed(
     node: &mut watch::Receiver<Option<Arc<Node>>>,
     ranges: &mut watch::Receiver<Vec<IpNetwork>>,
 ) {
-    let changed = tokio::select! {
-        changed = node.changed() => changed,
-        changed = ranges.changed() => changed,
-    };
-    if changed.is_err() {
+    tokio::select! {
+        () = changed(node) => {}
+        () = changed(ranges) => {}
+    }
+}
+
+/// Returns after a change. A closed channel has none.
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
@@ -233,4 +237,23 @@ pub(crate) fn update_node(view: &mut NodeView, node: Option<&Node>) {
     let addresses = addresses.filter(|address| matches!(address.type_.as_str(), "InternalIP" | "ExternalIP"));
     view.addresses = addresses.filter_map(|address| address.address.parse().ok()).collect();
     view.pod_networks = ranges.iter().filter_map(|range| range.parse().ok()).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_the_node_is_seen_after_the_end_of_the_ranges() {
+        let (nodes, mut node) = watch::channel(None);
+        let mut ranges = watch::channel(Vec::new()).1;
+        let mut waiting = std::pin::pin!(view_changed(&mut node, &mut ranges));
+        tokio::select! {
+            biased;
+            () = &mut waiting => panic!("nothing changed"),
+            () = std::future::ready(()) => {}
+        }
+        nodes.send(Some(Arc::default())).unwrap();
+        tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("the change");
+    }
 }

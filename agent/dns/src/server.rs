@@ -334,17 +334,17 @@ mod tests {
         let server =
             Server::new(zone, Upstream::new(PathBuf::new(), Vec::new(), &[], Arc::default()), clients);
         let permits = |client: &str| server.permits(client.parse().unwrap(), None);
-        assert!(permits("127.0.0.1") && !permits("10.254.254.254") && !permits("192.0.2.1"));
+        assert!(permits("127.0.0.1") && !permits("10.254.254.254") && !permits("203.0.113.1"));
         networks.send(vec!["10.254.0.0/16".parse().unwrap()]).unwrap();
-        assert!(permits("10.254.254.254") && !permits("192.0.2.1"));
-        let server = server.with_pods(Arc::new(|address| address == IpAddr::from([192, 0, 2, 1])));
+        assert!(permits("10.254.254.254") && !permits("203.0.113.1"));
+        let server = server.with_pods(Arc::new(|address| address == IpAddr::from([203, 0, 113, 1])));
         let permits = |client: &str| server.permits(client.parse().unwrap(), None);
         assert!(
-            permits("192.0.2.1") && !permits("192.0.2.2"),
+            permits("203.0.113.1") && !permits("203.0.113.2"),
             "a pod with an address outside of the networks"
         );
         assert!(is_of_interface("127.0.0.1".parse().unwrap()));
-        assert!(!is_of_interface("192.0.2.1".parse().unwrap()), "also with ip_nonlocal_bind");
+        assert!(!is_of_interface("203.0.113.1".parse().unwrap()), "also with ip_nonlocal_bind");
     }
 
     #[tokio::test]

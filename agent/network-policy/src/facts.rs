@@ -27,6 +27,9 @@ pub struct PodFacts {
     pub ips: Vec<IpAddr>,
     /// Time of the pod's creation in seconds since 1970.
     pub(crate) created: i64,
+    /// Position among the pods whose sandboxes got addresses on this node. The last sandbox with an address has it. 0:
+    /// the sandbox is unknown, and the addresses are those of the pod's status.
+    pub sandbox: u64,
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,
     pub(crate) ports: Vec<NamedPort>,
@@ -78,6 +81,7 @@ impl PodFacts {
             labels: meta.labels.clone().unwrap_or_default(),
             ips,
             created: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+            sandbox: 0,
             is_local: spec.node_name.as_deref() == Some(node),
             ports: ports.collect(),
         })
@@ -93,6 +97,7 @@ impl PodFacts {
             labels: node.metadata.labels.clone().unwrap_or_default(),
             ips: addresses.into_iter().flatten().filter_map(|address| address.address.parse().ok()).collect(),
             created: 0,
+            sandbox: 0,
             is_local: false,
             ports: Vec::new(),
         })

@@ -138,15 +138,16 @@ impl Proxy {
     pub fn remove(table: &str) -> Result<(), Error> {
         let mut transaction = Transaction::new(table);
         transaction.delete_table();
-        commit_once(table, transaction)
+        commit_once(table, transaction).map(drop)
     }
 
     /// Replaces the table by one without services, which only keeps pods from the overlay's port: for a node whose
-    /// services another program proxies. Without an overlay that has a port, the table is removed.
+    /// services another program proxies. Without an overlay that has a port, the table is removed. Returns the netlink port
+    /// that identifies this change in notifications.
     ///
     /// # Errors
     /// When the kernel rejects it; the table is unchanged then.
-    pub fn replace_by_guard(table: &str, node: &NodeView) -> Result<(), Error> {
+    pub fn replace_by_guard(table: &str, node: &NodeView) -> Result<u32, Error> {
         let mut transaction = Transaction::new(table);
         transaction.delete_table();
         layout::make_overlay_guard(&mut transaction, node);
@@ -293,11 +294,12 @@ impl Proxy {
     }
 }
 
-/// Commits a transaction with a socket of its own.
-fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<(), Error> {
+/// Commits a transaction with a socket of its own. Returns the netlink port of the socket.
+fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<u32, Error> {
     let mut channel = Channel::open().map_err(Error::Socket)?;
     let committed = channel.commit(transaction.finish());
-    committed.map_err(|source| Error::Commit { table: table.to_owned(), source })
+    committed.map_err(|source| Error::Commit { table: table.to_owned(), source })?;
+    Ok(channel.port())
 }
 
 fn owner(key: &Key, service: &Service) -> Owner {

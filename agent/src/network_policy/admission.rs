@@ -8,32 +8,31 @@ use tokio::sync::oneshot;
 /// The pods, and the requests that wait for their policies.
 #[derive(Default)]
 pub(super) struct Admitted {
-    pods: HashMap<String, Entry>,
+    pods: HashMap<String, PodFacts>,
+    /// Number of requests so far.
+    count: u64,
     /// Namespaces of the pods, and the requests.
     waiting: Vec<(String, oneshot::Sender<()>)>,
     /// Whether the table was written, or removed, since the start.
     pub(super) is_settled: bool,
 }
 
-struct Entry {
-    facts: PodFacts,
-    /// Whether the pod's object exists.
-    is_watched: bool,
-}
-
 // === impl Admitted ===
 
 impl Admitted {
-    /// Adds a pod or replaces its addresses. `done` is answered when its policies are in the kernel.
-    pub(super) fn add(&mut self, facts: PodFacts, done: oneshot::Sender<()>) {
-        let is_watched = self.pods.get(&facts.uid).is_some_and(|entry| entry.is_watched);
+    /// Adds a pod or replaces its addresses. `done` is answered when its policies are in the kernel. Returns the facts with
+    /// the position of the sandbox.
+    pub(super) fn add(&mut self, mut facts: PodFacts, done: oneshot::Sender<()>) -> PodFacts {
+        self.count += 1;
+        facts.sandbox = self.count;
         self.waiting.push((facts.namespace().to_owned(), done));
-        self.pods.insert(facts.uid.clone(), Entry { facts, is_watched });
+        self.pods.insert(facts.uid.clone(), facts.clone());
+        facts
     }
 
-    /// Removes a pod without a sandbox. Returns whether its object exists.
-    pub(super) fn remove(&mut self, uid: &str) -> Option<bool> {
-        self.pods.remove(uid).map(|entry| entry.is_watched)
+    /// Removes a pod without a sandbox.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.pods.remove(uid);
     }
 
     pub(super) fn has(&self, uid: &str) -> bool {
@@ -42,21 +41,16 @@ impl Admitted {
 
     /// All pods.
     pub(super) fn facts(&self) -> impl Iterator<Item = PodFacts> + '_ {
-        self.pods.values().map(|entry| entry.facts.clone())
+        self.pods.values().cloned()
     }
 
     /// Sets the addresses of the sandbox instead of those of the pod's status, and keeps the other facts.
     pub(super) fn correct(&mut self, facts: &mut PodFacts) {
-        if let Some(entry) = self.pods.get_mut(&facts.uid) {
-            facts.ips.clone_from(&entry.facts.ips);
-            entry.facts = facts.clone();
-            entry.is_watched = true;
+        if let Some(known) = self.pods.get_mut(&facts.uid) {
+            facts.ips.clone_from(&known.ips);
+            facts.sandbox = known.sandbox;
+            known.clone_from(facts);
         }
-    }
-
-    /// Records that the pod's object was deleted. Returns whether the sandbox may still exist.
-    pub(super) fn mark_deleted(&mut self, uid: &str) -> bool {
-        self.pods.get_mut(uid).map(|entry| entry.is_watched = false).is_some()
     }
 
     /// Answers the waiting requests of pods in these namespaces.
@@ -95,9 +89,12 @@ mod tests {
         assert!(answered.try_recv().is_ok());
         let mut stale = facts("10.0.0.1");
         admitted.correct(&mut stale);
-        assert_eq!(stale, facts("10.0.0.2"));
-        assert!(admitted.mark_deleted("u"), "the sandbox still exists");
-        assert_eq!(admitted.remove("u"), Some(false));
-        assert!(!admitted.mark_deleted("u"));
+        assert_eq!((&stale.ips, stale.sandbox), (&facts("10.0.0.2").ips, 1));
+        let next = admitted.add(facts("10.0.0.3"), oneshot::channel().0);
+        assert_eq!(next.sandbox, 2, "a later sandbox");
+        admitted.correct(&mut stale);
+        assert_eq!(stale, next);
+        admitted.remove("u");
+        assert!(!admitted.has("u"));
     }
 }

@@ -711,6 +711,37 @@ fn an_older_pod_lends_no_permission_to_the_next_pod_with_its_address() {
 }
 
 #[test]
+fn the_latest_sandbox_of_this_node_has_its_address() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let from = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
+    let spec =
+        json!({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"], "ingress": from});
+    model.put_policy(&policy("red", "p", spec));
+    model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
+    let shared: IpAddr = "10.42.0.9".parse().unwrap();
+    let facts = |number: u8, app: &str, sandbox: u64| {
+        let mut pod = pod(number, "red", app, "here", 80);
+        let created = format!("2026-01-0{number}T00:00:00Z");
+        pod.metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
+        PodFacts { ips: vec![shared], sandbox, ..PodFacts::of(&pod, "here").unwrap() }
+    };
+    let packet = || Packet { from: shared, to: "10.42.0.1".parse().unwrap(), protocol: TCP, port: 80 };
+    let mut passes = |model: &mut Model| {
+        let changes = model.program.changes();
+        kernel.apply(&model.program, changes);
+        kernel.passes(packet())
+    };
+    // The younger pod had the address before a reboot, and has no sandbox yet.
+    model.put_pod(facts(3, "other", 0));
+    model.put_pod(facts(2, "friend", 1));
+    assert!(passes(&mut model), "the address belongs to the older pod");
+    model.put_pod(facts(3, "other", 2));
+    assert!(!passes(&mut model), "the older pod lost its sandbox, and the younger one got the address");
+    model.put_pod(facts(2, "friend", 3));
+    assert!(passes(&mut model));
+}
+
+#[test]
 fn a_pod_of_an_unknown_namespace_has_unknown_policies() {
     let mut model = Model::default();
     assert!(model.has_all_policies_of("red"));

@@ -8,7 +8,6 @@ use libcontainer::oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount, Spec}
 use libcontainer::rootfs::utils::{default_devices, is_bind};
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknodat};
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::place::{self, Kind};
@@ -42,10 +41,27 @@ pub(super) enum Nodes {
     Bound,
 }
 
-/// Fills /dev, unless a bind mount or a volume covers it.
-pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<(), DeviceError> {
+/// The number of the file system that this mount has just made at /dev. `None` for another mount, or a bind mount.
+pub(super) fn own_file_system(
+    root: BorrowedFd<'_>,
+    entry: &Mount,
+) -> Result<Option<libc::dev_t>, DeviceError> {
+    let dev = Path::new("/dev");
+    if entry.destination() != dev || is_bind(entry) {
+        return Ok(None);
+    }
+    file_system(root, dev).map_err(DeviceError::Open)
+}
+
+/// Fills /dev, unless a bind mount or a volume covers it. `own`: the container's own file system at /dev, if any.
+pub(super) fn fill(
+    root: BorrowedFd<'_>,
+    spec: &Spec,
+    nodes: Nodes,
+    own: Option<libc::dev_t>,
+) -> Result<(), DeviceError> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
-    if is_bind_mounted(mounts) || is_volume(root, Path::new("/dev")).map_err(DeviceError::Open)? {
+    if is_bind_mounted(mounts) || is_volume(root, Path::new("/dev"), own).map_err(DeviceError::Open)? {
         return Ok(());
     }
     let asked = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
@@ -65,15 +81,19 @@ fn is_bind_mounted(mounts: &[Mount]) -> bool {
     mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
 }
 
-/// Whether a volume is mounted at /dev. A link of an image, or `..` in a destination, can lead a volume there. A tmpfs
-/// counts as the container's own: it keeps nothing.
-fn is_volume(root: BorrowedFd<'_>, dev: &Path) -> io::Result<bool> {
-    let dev = match kernel::open_plain_in_root(root, dev, libc::O_PATH | libc::O_DIRECTORY) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        found => found?,
-    };
-    let is_mounted = fstat(&dev)?.st_dev != fstat(root)?.st_dev;
-    Ok(is_mounted && fstatfs(&dev)?.filesystem_type() != TMPFS_MAGIC)
+/// Whether a volume is mounted at /dev. A link of an image, or `..` in a destination, can lead a volume there. The type of
+/// its file system says nothing: the host's /dev and /run are also a tmpfs.
+fn is_volume(root: BorrowedFd<'_>, dev: &Path, own: Option<libc::dev_t>) -> io::Result<bool> {
+    let found = file_system(root, dev)?;
+    Ok(found.is_some() && found != own && found != Some(fstat(root)?.st_dev))
+}
+
+/// The number of the file system of a directory. `None`: the directory is absent.
+fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev_t>> {
+    match kernel::open_plain_in_root(root, path, libc::O_PATH | libc::O_DIRECTORY) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => Ok(Some(fstat(&found?)?.st_dev)),
+    }
 }
 
 /// The default devices that the spec does not override, then those of the spec. A mount replaces the device at its
@@ -184,9 +204,18 @@ mod tests {
     #[test]
     fn a_volume_at_dev_is_recognised() {
         let root = std::fs::File::open("/").unwrap();
-        let is_volume = |place: &str| super::is_volume(root.as_fd(), Path::new(place)).unwrap();
-        assert!(is_volume("/proc"), "another file system");
-        assert!(!is_volume("/"), "the container's root");
-        assert!(!is_volume("/missing"));
+        let root = root.as_fd();
+        let is_volume = |place: &str, own| super::is_volume(root, Path::new(place), own).unwrap();
+        assert!(is_volume("/proc", None), "another file system");
+        assert!(is_volume("/dev", None), "a tmpfs of the host");
+        assert!(!is_volume("/", None), "the container's root");
+        assert!(!is_volume("/missing", None));
+        let entry = |kind: &str| -> Mount {
+            let entry = serde_json::json!({"destination": "/dev", "type": kind, "source": "x"});
+            serde_json::from_value(entry).unwrap()
+        };
+        let own = own_file_system(root, &entry("tmpfs")).unwrap();
+        assert!(own.is_some() && !is_volume("/dev", own), "the container's own");
+        assert_eq!(own_file_system(root, &entry("bind")).unwrap(), None);
     }
 }

@@ -195,11 +195,13 @@ fn propagation(spec: &Spec) -> &str {
 /// Mounts and makes everything below the container's root: mounts, devices, working directory, masked paths.
 fn fill_root(first: &FirstProcess<'_>, process: &Process, root: BorrowedFd<'_>) -> Result<(), FirstError> {
     let label = selinux::mount_label(first.spec);
+    let mut own_dev = None;
     for entry in first.spec.mounts().iter().flatten() {
         mounts::mount(root, entry, label)?;
+        own_dev = devices::own_file_system(root, entry)?.or(own_dev);
     }
     let nodes = if first.request.user.is_some() { Nodes::Bound } else { Nodes::Made };
-    devices::fill(root, first.spec, nodes)?;
+    devices::fill(root, first.spec, nodes, own_dev)?;
     let cwd = process.cwd();
     match place::make_directories(root, cwd) {
         // A read-only volume: the later chdir reports the missing directory.
