@@ -30,8 +30,12 @@ const MAX_STEPS: usize = 20_000;
 /// Maximum work of the searches on all nodes for one attempt to schedule a pod, in units of the cost of CEL: a few
 /// seconds. The users of a namespace write the selectors and constraints of claims.
 const MAX_WORK: u64 = 100_000_000;
-/// The work to read the attributes of a device for a selector, or to try a device.
+/// The work to read the attributes of a device for a selector, to check its taints and capacity, or to try it.
 const DEVICE_WORK: u64 = 100;
+/// The work to compile a byte of a selector.
+const COMPILATION_WORK: u64 = 10;
+/// The work to compare a device with a chosen one for a constraint.
+const COMPARISON_WORK: usize = 10;
 const TOO_MUCH_WORK: &str =
     "the search for devices took too long; simplify the selectors and constraints of the claims";
 
@@ -112,6 +116,12 @@ struct Chosen<'a> {
 impl Work {
     fn add(&self, cost: u64) {
         self.0.fetch_add(cost, Ordering::Relaxed);
+    }
+
+    /// Adds the work to try a device beside the chosen ones, with these constraints.
+    fn add_step(&self, chosen: usize, constraints: usize) {
+        let of_chosen = chosen.saturating_mul(constraints.saturating_mul(COMPARISON_WORK).saturating_add(1));
+        self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));
     }
 
     fn is_too_much(&self) -> bool {
@@ -262,7 +272,8 @@ impl<'a> Allocator<'a> {
                 let why = "search for devices exceeded its limit; simplify the claims";
                 return Err(Failure::Node(why.to_owned()));
             }
-            self.work.add(DEVICE_WORK);
+            let constraints = &step.claims[claim].spec.devices.constraints;
+            self.work.add_step(chosen.len(), constraints.len());
             if self.work.is_too_much() {
                 return Err(Failure::Claim(TOO_MUCH_WORK.to_owned()));
             }
@@ -275,7 +286,6 @@ impl<'a> Allocator<'a> {
             if consumes_counters {
                 self.counters.take(candidate.slice, candidate.device);
             }
-            let constraints = &step.claims[claim].spec.devices.constraints;
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
                 return Ok(true);
@@ -361,6 +371,11 @@ impl<'a> Allocator<'a> {
         (class, exact): (&Class, &Exact),
         claim: &Claim,
     ) -> Result<bool, String> {
+        let work = self.work;
+        if work.is_too_much() {
+            return Err(TOO_MUCH_WORK.to_owned());
+        }
+        work.add(DEVICE_WORK);
         let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
         let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
         for (is_of_class, at, selector) in of_class.chain(of_request) {
@@ -370,15 +385,18 @@ impl<'a> Allocator<'a> {
                 format!("{of}: selector #{at}: {why}")
             };
             let cel = selector.cel.as_ref().ok_or_else(|| failed("CEL expression empty"))?;
-            let program = self.programs.entry(cel.expression.clone());
-            let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
-            let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
-            if self.work.is_too_much() {
+            if work.is_too_much() {
                 return Err(TOO_MUCH_WORK.to_owned());
             }
+            let program = self.programs.entry(cel.expression.clone()).or_insert_with(|| {
+                let length = u64::try_from(cel.expression.len()).unwrap_or(u64::MAX);
+                work.add(length.saturating_mul(COMPILATION_WORK));
+                expression::compile(&cel.expression)
+            });
+            let program = program.as_ref().map_err(|why| failed(&format!("CEL compile error: {why}")))?;
             let (is_selected, cost) =
                 expression::selects(program, &candidate.slice.spec.driver, candidate.device);
-            self.work.add(cost.saturating_add(DEVICE_WORK));
+            work.add(cost.saturating_add(DEVICE_WORK));
             if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
                 return Ok(false);
             }
@@ -489,5 +507,38 @@ mod tests {
             |work: &Work| Allocator::new(&classes, &slices, &in_use, (&node, work)).allocate(&claims);
         assert_eq!(search(&work), Err(Failure::Claim(TOO_MUCH_WORK.to_owned())));
         assert!(search(&Work::default()).unwrap().is_some());
+    }
+
+    #[test]
+    fn compiled_selectors_and_compared_attributes_count_as_work() {
+        let class = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": []}});
+        let classes = HashMap::from([("gpu".to_owned(), serde_json::from_value::<Class>(class).unwrap())]);
+        let device = |name: &str| json!({"name": name, "attributes": {"a": {"string": "x"}}});
+        let slice = json!({"metadata": {"name": "s"}, "spec": {"driver": "d", "nodeName": "a",
+            "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1},
+            "devices": [device("one"), device("two")]}});
+        let mut slices = Slices::default();
+        slices.insert(serde_json::from_value(slice).unwrap());
+        let node = NodeProperties { name: "a".to_owned(), ..NodeProperties::default() };
+        let in_use = Allocated::default();
+        let work_of = |selectors: &[&str], constraints: usize| {
+            let selectors: Vec<Value> =
+                selectors.iter().map(|text| json!({"cel": {"expression": text}})).collect();
+            let request = json!({"name": "r",
+                "exactly": {"deviceClassName": "gpu", "count": 2, "selectors": selectors}});
+            let constraints = vec![json!({"matchAttribute": "d/a"}); constraints];
+            let claim = json!({"metadata": {"name": "c"},
+                "spec": {"devices": {"requests": [request], "constraints": constraints}}});
+            let claims: [Claim; 1] = [serde_json::from_value(claim).unwrap()];
+            let work = Work::default();
+            let search = Allocator::new(&classes, &slices, &in_use, (&node, &work)).allocate(&claims);
+            assert!(search.unwrap().is_some(), "{selectors:?}");
+            work.0.load(Ordering::Relaxed)
+        };
+        assert_eq!(work_of(&[], 0), 4 * DEVICE_WORK + 1, "two devices are checked, and then tried");
+        assert_eq!(work_of(&[], 3), work_of(&[], 0) + 30, "the second device is compared with the first one");
+        // The text is compiled once. The longer one has the same cost for each device.
+        let long = format!("true{}", " ".repeat(100));
+        assert_eq!(work_of(&[long.as_str()], 0), work_of(&["true"], 0) + 100 * COMPILATION_WORK);
     }
 }
