@@ -5,8 +5,8 @@
 mod result;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use coracle_cel::Program;
 use coracle_values::object::ObjectExt;
@@ -30,8 +30,10 @@ const MAX_STEPS: usize = 20_000;
 /// Maximum work of the searches on all nodes for one attempt to schedule a pod, in units of the cost of CEL: a few
 /// seconds. The users of a namespace write the selectors and constraints of claims.
 const MAX_WORK: u64 = 100_000_000;
-/// The work to read the attributes of a device for a selector, to check its taints and capacity, or to try it.
+/// The work to read the attributes of a device for a selector, or to try a device.
 const DEVICE_WORK: u64 = 100;
+/// The work to check the taints and the capacity of a device.
+const CHECK_WORK: u64 = 10;
 /// The work to compile a byte of a selector.
 const COMPILATION_WORK: u64 = 10;
 /// The work to compare a device with a chosen one for a constraint.
@@ -39,9 +41,14 @@ const COMPARISON_WORK: usize = 10;
 const TOO_MUCH_WORK: &str =
     "the search for devices took too long; simplify the selectors and constraints of the claims";
 
-/// The work of the searches for the devices of one pod, in units of the cost of CEL.
+/// The work of the searches for the devices of one pod, on all nodes.
 #[derive(Debug, Default)]
-pub(super) struct Work(AtomicU64);
+pub(super) struct Work {
+    /// In units of the cost of CEL.
+    done: AtomicU64,
+    /// Compiled selectors by their text. They are the same for all nodes.
+    programs: Mutex<HashMap<String, Arc<Result<Program, String>>>>,
+}
 
 /// The reason why a search ended without a result.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,7 +75,6 @@ pub(super) struct Allocator<'a> {
     in_use: &'a Allocated,
     counters: Counters<'a>,
     node: &'a NodeProperties,
-    programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
     selections: HashMap<*const Exact, Selection<'a>>,
     steps: usize,
@@ -115,7 +121,7 @@ struct Chosen<'a> {
 
 impl Work {
     fn add(&self, cost: u64) {
-        self.0.fetch_add(cost, Ordering::Relaxed);
+        self.done.fetch_add(cost, Ordering::Relaxed);
     }
 
     /// Adds the work to try a device beside the chosen ones, with these constraints.
@@ -125,7 +131,20 @@ impl Work {
     }
 
     fn is_too_much(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > MAX_WORK
+        self.done.load(Ordering::Relaxed) > MAX_WORK
+    }
+
+    /// The compiled selector, or the reason why it cannot be compiled.
+    fn program(&self, selector: &str) -> Arc<Result<Program, String>> {
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = programs.get(selector) {
+            return known.clone();
+        }
+        let length = u64::try_from(selector.len()).unwrap_or(u64::MAX);
+        self.add(length.saturating_mul(COMPILATION_WORK));
+        let program = Arc::new(expression::compile(selector));
+        programs.insert(selector.to_owned(), program.clone());
+        program
     }
 }
 
@@ -192,8 +211,8 @@ impl<'a> Allocator<'a> {
             }));
         }
         candidates.append(&mut conditional);
-        let (programs, selections) = (HashMap::new(), HashMap::new());
-        Self { classes, candidates, incomplete, in_use, counters, node, programs, selections, steps: 0, work }
+        let selections = HashMap::new();
+        Self { classes, candidates, incomplete, in_use, counters, node, selections, steps: 0, work }
     }
 
     /// The allocation of each claim. `None` if there are not enough devices.
@@ -366,7 +385,7 @@ impl<'a> Allocator<'a> {
 
     /// Whether the class and the request select a device, and the request tolerates its taints.
     fn is_selected(
-        &mut self,
+        &self,
         candidate: Candidate<'a>,
         (class, exact): (&Class, &Exact),
         claim: &Claim,
@@ -375,7 +394,7 @@ impl<'a> Allocator<'a> {
         if work.is_too_much() {
             return Err(TOO_MUCH_WORK.to_owned());
         }
-        work.add(DEVICE_WORK);
+        work.add(CHECK_WORK);
         let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
         let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
         for (is_of_class, at, selector) in of_class.chain(of_request) {
@@ -388,12 +407,8 @@ impl<'a> Allocator<'a> {
             if work.is_too_much() {
                 return Err(TOO_MUCH_WORK.to_owned());
             }
-            let program = self.programs.entry(cel.expression.clone()).or_insert_with(|| {
-                let length = u64::try_from(cel.expression.len()).unwrap_or(u64::MAX);
-                work.add(length.saturating_mul(COMPILATION_WORK));
-                expression::compile(&cel.expression)
-            });
-            let program = program.as_ref().map_err(|why| failed(&format!("CEL compile error: {why}")))?;
+            let program = work.program(&cel.expression);
+            let program = (*program).as_ref().map_err(|why| failed(&format!("CEL compile error: {why}")))?;
             let (is_selected, cost) =
                 expression::selects(program, &candidate.slice.spec.driver, candidate.device);
             work.add(cost.saturating_add(DEVICE_WORK));
@@ -492,11 +507,11 @@ mod tests {
         let classes = HashMap::from([("gpu".to_owned(), class(selectors))]);
         let mut allocator = Allocator::new(&classes, &slices, &in_use, (&node, &work));
         assert_eq!(allocator.selected(&first, &claim).unwrap().devices.len(), 1);
-        let done = work.0.load(Ordering::Relaxed);
+        let done = work.done.load(Ordering::Relaxed);
         assert!(done > DEVICE_WORK, "{done}");
         work.add(MAX_WORK);
         assert!(allocator.selected(&second, &claim).unwrap().fault.is_some());
-        assert!(work.0.load(Ordering::Relaxed) < MAX_WORK + 2 * done, "nothing was evaluated");
+        assert!(work.done.load(Ordering::Relaxed) < MAX_WORK + 2 * done, "nothing was evaluated");
 
         // Devices that are tried count, too.
         let classes = HashMap::from([("gpu".to_owned(), class(json!([])))]);
@@ -533,11 +548,14 @@ mod tests {
             let work = Work::default();
             let search = Allocator::new(&classes, &slices, &in_use, (&node, &work)).allocate(&claims);
             assert!(search.unwrap().is_some(), "{selectors:?}");
-            work.0.load(Ordering::Relaxed)
+            work.done.load(Ordering::Relaxed)
         };
-        assert_eq!(work_of(&[], 0), 4 * DEVICE_WORK + 1, "two devices are checked, and then tried");
+        let least = 2 * (CHECK_WORK + DEVICE_WORK) + 1;
+        assert_eq!(work_of(&[], 0), least, "two devices are checked, and then tried");
         assert_eq!(work_of(&[], 3), work_of(&[], 0) + 30, "the second device is compared with the first one");
-        // The text is compiled once. The longer one has the same cost for each device.
+        let work = Work::default();
+        assert!(Arc::ptr_eq(&work.program("true"), &work.program("true")), "compiled once for all nodes");
+        // The longer text has the same cost for each device.
         let long = format!("true{}", " ".repeat(100));
         assert_eq!(work_of(&[long.as_str()], 0), work_of(&["true"], 0) + 100 * COMPILATION_WORK);
     }
