@@ -362,20 +362,16 @@ impl Scheduler {
     }
 
     fn schedule_next(&mut self) {
-        let start = Instant::now();
-        let Some(pod) = self.queue.pop(start) else { return };
+        let now = Instant::now();
+        let Some(pod) = self.queue.pop(now) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        let payer = SearchLimiter::payer(&pod);
-        if let Some(until) = payer.as_ref().and_then(|payer| self.searches.rest_until(payer, start)) {
+        if let Some(until) = self.searches.rest_until(&pod, now) {
             return self.queue.hold_back(pod.uid(), until);
         }
         match pod.group().filter(|_| profile.gangs) {
             Some(group) => self.schedule_member(pod, profile, &group),
-            None => self.schedule_alone(pod, profile),
-        }
-        if let Some(payer) = payer {
-            self.searches.used(payer, start.elapsed(), Instant::now());
+            None => self.schedule_single(pod, profile),
         }
     }
 

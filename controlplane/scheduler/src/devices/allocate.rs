@@ -47,8 +47,11 @@ pub(super) struct Work {
     /// In units of the cost of CEL.
     done: AtomicU64,
     /// Compiled selectors by their text. They are the same for all nodes.
-    programs: Mutex<HashMap<String, Arc<Result<Program, String>>>>,
+    programs: Mutex<HashMap<String, Compiled>>,
 }
+
+/// A compiled selector, or the reason why it cannot be compiled.
+type Compiled = Arc<Result<Program, String>>;
 
 /// The reason why a search ended without a result.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,8 +137,7 @@ impl Work {
         self.done.load(Ordering::Relaxed) > MAX_WORK
     }
 
-    /// The compiled selector, or the reason why it cannot be compiled.
-    fn program(&self, selector: &str) -> Arc<Result<Program, String>> {
+    fn program(&self, selector: &str) -> Compiled {
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = programs.get(selector) {
             return known.clone();
