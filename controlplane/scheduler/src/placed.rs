@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use crate::affinity_term::{Labels, PodTerms};
 use crate::object::Pod;
 use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
-use crate::volumes::{Disk, claims_of, disks_of};
+use crate::volumes::{Disks, claims_of, disks_of};
 
 /// A pod on its node: requests, ports and the fields that filters and scores of other pods read.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct Placed {
     /// The claims that the pod uses.
     pub(crate) claims: Vec<Key>,
     /// Disks of the pod that other pods cannot use.
-    pub(crate) disks: Box<[Disk]>,
+    pub(crate) disks: Disks,
 }
 
 /// The newest different labels of placed pods. Pods of one workload mostly have equal labels, which are kept once: a map
@@ -79,7 +79,7 @@ impl Placed {
             preempted: is_preempted(pod),
             terms: PodTerms::of(pod).map(Arc::new),
             claims: claims_of(pod).collect(),
-            disks: disks_of(pod).into(),
+            disks: disks_of(pod),
         }
     }
 

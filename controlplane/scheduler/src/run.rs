@@ -3,6 +3,7 @@
 mod binding;
 mod extender_calls;
 mod grouped;
+mod limiter;
 mod measured;
 mod refused;
 mod report;
@@ -38,6 +39,7 @@ use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
+use limiter::SearchLimiter;
 use report::cause;
 
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
@@ -75,6 +77,7 @@ struct Scheduler {
     group_feed: Feed,
     /// Before this time no refused gang is retried: the attempts of all gangs use at most a tenth of the time.
     gangs_rest_until: Instant,
+    searches: SearchLimiter,
     /// Writes of group conditions, at most one for each group, with whether they succeeded.
     group_writes: JoinSet<(Write, bool)>,
     pods: Listing,
@@ -188,6 +191,7 @@ impl Scheduler {
             groups: Groups::default(),
             group_feed: Feed::default(),
             gangs_rest_until: Instant::now(),
+            searches: SearchLimiter::default(),
             group_writes: JoinSet::new(),
             pods: Listing::default(),
             nodes: Listing::default(),
@@ -358,12 +362,16 @@ impl Scheduler {
     }
 
     fn schedule_next(&mut self) {
-        let Some(pod) = self.queue.pop(Instant::now()) else { return };
+        let now = Instant::now();
+        let Some(pod) = self.queue.pop(now) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
+        if let Some(until) = self.searches.rest_until(&pod, now) {
+            return self.queue.hold_back(pod.uid(), until);
+        }
         match pod.group().filter(|_| profile.gangs) {
             Some(group) => self.schedule_member(pod, profile, &group),
-            None => self.schedule_alone(pod, profile),
+            None => self.schedule_single(pod, profile),
         }
     }
 

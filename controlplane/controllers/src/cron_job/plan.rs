@@ -14,6 +14,10 @@ use super::times::{Times, times};
 use crate::object::{CronJob, Job, ObjectExt};
 use crate::queue::until;
 
+/// Maximum number of unexpected jobs that one reconcile reports. Users can create many such jobs, and their events would
+/// displace those of other objects.
+const MAX_UNEXPECTED: usize = 10;
+
 /// The actions, in this order.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
@@ -98,18 +102,23 @@ fn update_active(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut Plan) -> Vec<
         running.push((*job).clone());
         true
     });
-    // For example a job of `kubectl create job --from`.
-    for job in jobs.iter().filter(|job| !job.finished()) {
-        if active.iter().all(|reference| uid_of(reference) != job.uid()) {
-            let message = format!("Saw a job that the controller did not create or forgot: {}", job.name());
-            plan.events.push(Event::warning("UnexpectedJob", message));
-        }
-    }
+    plan.events.extend(unexpected(jobs, &active));
     plan.status.active = (!active.is_empty()).then_some(active);
     let ends =
         jobs.iter().filter(|job| job.has("Complete")).filter_map(|job| job.status.completion_time.clone());
     plan.status.last_successful_time = ends.chain(plan.status.last_successful_time.take()).max();
     running
+}
+
+/// The events about unfinished jobs that are not in `status.active`, for example of `kubectl create job --from`.
+fn unexpected(jobs: &[Arc<Job>], active: &[ObjectReference]) -> Vec<Event> {
+    let known: HashSet<&str> = active.iter().map(uid_of).collect();
+    let jobs = jobs.iter().filter(|job| !job.finished() && !known.contains(job.uid()));
+    let event = |job: &Arc<Job>| {
+        let message = format!("Saw a job that the controller did not create or forgot: {}", job.name());
+        Event::warning("UnexpectedJob", message)
+    };
+    jobs.take(MAX_UNEXPECTED).map(event).collect()
 }
 
 /// Plans the deletion of finished jobs above the history limit, oldest first.
@@ -276,6 +285,10 @@ mod tests {
             plan(&cron_job(json!({"suspend": true}), active("a")), &[job("a", ""), job("manual", "")], now());
         let reasons: Vec<_> = plan.events.iter().map(|event| event.reason).collect();
         assert_eq!(reasons, ["UnexpectedJob"]);
+        let many: Vec<_> =
+            (0..MAX_UNEXPECTED + 5).map(|number| job(&format!("manual-{number}"), "")).collect();
+        let plan = super::plan(&cron_job(json!({"suspend": true}), json!({})), &many, now());
+        assert_eq!(plan.events.len(), MAX_UNEXPECTED);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 mod result;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use coracle_cel::Program;
 use coracle_values::object::ObjectExt;
@@ -32,12 +32,26 @@ const MAX_STEPS: usize = 20_000;
 const MAX_WORK: u64 = 100_000_000;
 /// The work to read the attributes of a device for a selector, or to try a device.
 const DEVICE_WORK: u64 = 100;
+/// The work to check the taints and the capacity of a device.
+const CHECK_WORK: u64 = 10;
+/// The work to compile a byte of a selector.
+const COMPILATION_WORK: u64 = 10;
+/// The work to compare a device with a chosen one for a constraint.
+const COMPARISON_WORK: usize = 10;
 const TOO_MUCH_WORK: &str =
     "the search for devices took too long; simplify the selectors and constraints of the claims";
 
-/// The work of the searches for the devices of one pod, in units of the cost of CEL.
+/// The work of the searches for the devices of one pod, on all nodes.
 #[derive(Debug, Default)]
-pub(super) struct Work(AtomicU64);
+pub(super) struct Work {
+    /// In units of the cost of CEL.
+    done: AtomicU64,
+    /// Compiled selectors by their text. They are the same for all nodes.
+    programs: Mutex<HashMap<String, Compiled>>,
+}
+
+/// A compiled selector, or the reason why it cannot be compiled.
+type Compiled = Arc<Result<Program, String>>;
 
 /// The reason why a search ended without a result.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,7 +78,6 @@ pub(super) struct Allocator<'a> {
     in_use: &'a Allocated,
     counters: Counters<'a>,
     node: &'a NodeProperties,
-    programs: HashMap<String, Result<Program, String>>,
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
     selections: HashMap<*const Exact, Selection<'a>>,
     steps: usize,
@@ -111,11 +124,29 @@ struct Chosen<'a> {
 
 impl Work {
     fn add(&self, cost: u64) {
-        self.0.fetch_add(cost, Ordering::Relaxed);
+        self.done.fetch_add(cost, Ordering::Relaxed);
+    }
+
+    /// Adds the work to try a device beside the chosen ones, with these constraints.
+    fn add_step(&self, chosen: usize, constraints: usize) {
+        let of_chosen = chosen.saturating_mul(constraints.saturating_mul(COMPARISON_WORK).saturating_add(1));
+        self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));
     }
 
     fn is_too_much(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > MAX_WORK
+        self.done.load(Ordering::Relaxed) > MAX_WORK
+    }
+
+    fn program(&self, selector: &str) -> Compiled {
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = programs.get(selector) {
+            return known.clone();
+        }
+        let length = u64::try_from(selector.len()).unwrap_or(u64::MAX);
+        self.add(length.saturating_mul(COMPILATION_WORK));
+        let program = Arc::new(expression::compile(selector));
+        programs.insert(selector.to_owned(), program.clone());
+        program
     }
 }
 
@@ -182,8 +213,8 @@ impl<'a> Allocator<'a> {
             }));
         }
         candidates.append(&mut conditional);
-        let (programs, selections) = (HashMap::new(), HashMap::new());
-        Self { classes, candidates, incomplete, in_use, counters, node, programs, selections, steps: 0, work }
+        let selections = HashMap::new();
+        Self { classes, candidates, incomplete, in_use, counters, node, selections, steps: 0, work }
     }
 
     /// The allocation of each claim. `None` if there are not enough devices.
@@ -262,7 +293,8 @@ impl<'a> Allocator<'a> {
                 let why = "search for devices exceeded its limit; simplify the claims";
                 return Err(Failure::Node(why.to_owned()));
             }
-            self.work.add(DEVICE_WORK);
+            let constraints = &step.claims[claim].spec.devices.constraints;
+            self.work.add_step(chosen.len(), constraints.len());
             if self.work.is_too_much() {
                 return Err(Failure::Claim(TOO_MUCH_WORK.to_owned()));
             }
@@ -275,7 +307,6 @@ impl<'a> Allocator<'a> {
             if consumes_counters {
                 self.counters.take(candidate.slice, candidate.device);
             }
-            let constraints = &step.claims[claim].spec.devices.constraints;
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
                 return Ok(true);
@@ -356,11 +387,16 @@ impl<'a> Allocator<'a> {
 
     /// Whether the class and the request select a device, and the request tolerates its taints.
     fn is_selected(
-        &mut self,
+        &self,
         candidate: Candidate<'a>,
         (class, exact): (&Class, &Exact),
         claim: &Claim,
     ) -> Result<bool, String> {
+        let work = self.work;
+        if work.is_too_much() {
+            return Err(TOO_MUCH_WORK.to_owned());
+        }
+        work.add(CHECK_WORK);
         let of_class = class.spec.selectors.iter().enumerate().map(|(at, selector)| (true, at, selector));
         let of_request = exact.selectors.iter().enumerate().map(|(at, selector)| (false, at, selector));
         for (is_of_class, at, selector) in of_class.chain(of_request) {
@@ -370,15 +406,14 @@ impl<'a> Allocator<'a> {
                 format!("{of}: selector #{at}: {why}")
             };
             let cel = selector.cel.as_ref().ok_or_else(|| failed("CEL expression empty"))?;
-            let program = self.programs.entry(cel.expression.clone());
-            let program = program.or_insert_with(|| expression::compile(&cel.expression)).as_ref();
-            let program = program.map_err(|why| failed(&format!("CEL compile error: {why}")))?;
-            if self.work.is_too_much() {
+            if work.is_too_much() {
                 return Err(TOO_MUCH_WORK.to_owned());
             }
+            let program = work.program(&cel.expression);
+            let program = (*program).as_ref().map_err(|why| failed(&format!("CEL compile error: {why}")))?;
             let (is_selected, cost) =
                 expression::selects(program, &candidate.slice.spec.driver, candidate.device);
-            self.work.add(cost.saturating_add(DEVICE_WORK));
+            work.add(cost.saturating_add(DEVICE_WORK));
             if !is_selected.map_err(|why| failed(&format!("CEL runtime error: {why}")))? {
                 return Ok(false);
             }
@@ -474,11 +509,11 @@ mod tests {
         let classes = HashMap::from([("gpu".to_owned(), class(selectors))]);
         let mut allocator = Allocator::new(&classes, &slices, &in_use, (&node, &work));
         assert_eq!(allocator.selected(&first, &claim).unwrap().devices.len(), 1);
-        let done = work.0.load(Ordering::Relaxed);
+        let done = work.done.load(Ordering::Relaxed);
         assert!(done > DEVICE_WORK, "{done}");
         work.add(MAX_WORK);
         assert!(allocator.selected(&second, &claim).unwrap().fault.is_some());
-        assert!(work.0.load(Ordering::Relaxed) < MAX_WORK + 2 * done, "nothing was evaluated");
+        assert!(work.done.load(Ordering::Relaxed) < MAX_WORK + 2 * done, "nothing was evaluated");
 
         // Devices that are tried count, too.
         let classes = HashMap::from([("gpu".to_owned(), class(json!([])))]);
@@ -489,5 +524,41 @@ mod tests {
             |work: &Work| Allocator::new(&classes, &slices, &in_use, (&node, work)).allocate(&claims);
         assert_eq!(search(&work), Err(Failure::Claim(TOO_MUCH_WORK.to_owned())));
         assert!(search(&Work::default()).unwrap().is_some());
+    }
+
+    #[test]
+    fn compiled_selectors_and_compared_attributes_count_as_work() {
+        let class = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": []}});
+        let classes = HashMap::from([("gpu".to_owned(), serde_json::from_value::<Class>(class).unwrap())]);
+        let device = |name: &str| json!({"name": name, "attributes": {"a": {"string": "x"}}});
+        let slice = json!({"metadata": {"name": "s"}, "spec": {"driver": "d", "nodeName": "a",
+            "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1},
+            "devices": [device("one"), device("two")]}});
+        let mut slices = Slices::default();
+        slices.insert(serde_json::from_value(slice).unwrap());
+        let node = NodeProperties { name: "a".to_owned(), ..NodeProperties::default() };
+        let in_use = Allocated::default();
+        let work_of = |selectors: &[&str], constraints: usize| {
+            let selectors: Vec<Value> =
+                selectors.iter().map(|text| json!({"cel": {"expression": text}})).collect();
+            let request = json!({"name": "r",
+                "exactly": {"deviceClassName": "gpu", "count": 2, "selectors": selectors}});
+            let constraints = vec![json!({"matchAttribute": "d/a"}); constraints];
+            let claim = json!({"metadata": {"name": "c"},
+                "spec": {"devices": {"requests": [request], "constraints": constraints}}});
+            let claims: [Claim; 1] = [serde_json::from_value(claim).unwrap()];
+            let work = Work::default();
+            let search = Allocator::new(&classes, &slices, &in_use, (&node, &work)).allocate(&claims);
+            assert!(search.unwrap().is_some(), "{selectors:?}");
+            work.done.load(Ordering::Relaxed)
+        };
+        let least = 2 * (CHECK_WORK + DEVICE_WORK) + 1;
+        assert_eq!(work_of(&[], 0), least, "two devices are checked, and then tried");
+        assert_eq!(work_of(&[], 3), work_of(&[], 0) + 30, "the second device is compared with the first one");
+        let work = Work::default();
+        assert!(Arc::ptr_eq(&work.program("true"), &work.program("true")), "compiled once for all nodes");
+        // The longer text has the same cost for each device.
+        let long = format!("true{}", " ".repeat(100));
+        assert_eq!(work_of(&[long.as_str()], 0), work_of(&["true"], 0) + 100 * COMPILATION_WORK);
     }
 }

@@ -6,6 +6,7 @@ use coracle_watch::Event;
 use tokio::time::Instant;
 
 use super::Scheduler;
+use super::limiter::LimitedAttempt;
 use crate::config::Profile;
 use crate::groups::Policy;
 use crate::groups::condition::{self, Verdict, Write};
@@ -79,7 +80,7 @@ impl Scheduler {
     pub(super) fn schedule_member(&mut self, pod: Pod, profile: &Profile, group: &Key) {
         match self.groups.policy(group) {
             Policy::Gated => self.gate(&pod),
-            Policy::Basic => self.schedule_alone(pod, profile),
+            Policy::Basic => self.schedule_single(pod, profile),
             Policy::Unsupported => self.refuse_group(&[pod], group, CONSTRAINTS),
             Policy::Gang { needed } => self.schedule_gang(pod, profile, (group, needed)),
         }
@@ -106,6 +107,7 @@ impl Scheduler {
         if let Some(why) = self.unsupported(&pods) {
             return self.refuse_group(&pods, group, &why);
         }
+        let attempt = LimitedAttempt::start(&pods);
         let (groups, start) = (&self.groups, Instant::now());
         let is_member = |uid: &str| groups.is_member(uid, group);
         let outcome = place(&pods, profile, &mut self.snapshot, needed, &is_member);
@@ -116,6 +118,7 @@ impl Scheduler {
             scheduled = outcome.verdict.is_scheduled,
             "placed a pod group"
         );
+        self.finish_limited(attempt);
         let now = Instant::now();
         self.apply(pods, (group, outcome), now + (now - start) * REST);
     }

@@ -1,17 +1,32 @@
 //! Disks that only one pod may use, or several pods that only read. Source: upstream's plugin VolumeRestrictions.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use serde::Deserialize;
 
 use crate::object::Pod;
 
-/// A disk that pods may share only if all of them only read it, or not at all.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Disk {
-    Gce(Box<GceDisk>),
-    Aws(Box<AwsDisk>),
-    Iscsi(Box<IscsiDisk>),
-    Rbd(Box<RbdImage>),
+/// The pool of an image without one, as in the API.
+const DEFAULT_POOL: &str = "rbd";
+
+/// The disks of a pod. The check whether two pods have a disk in common does not compare each disk with each: a pod can
+/// have thousands of volumes. A clone shares the disks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Disks(Option<Arc<BTreeMap<Disk, Monitors>>>);
+
+/// The name of a disk.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Disk {
+    Gce(String),
+    Aws(String),
+    Iscsi(String),
+    Rbd { pool: String, image: String },
 }
+
+/// The monitors of an image's cluster, with whether the pod only reads. Pods use the same image if they have a monitor
+/// in common. Other disks have one monitor without a name.
+type Monitors = BTreeMap<String, bool>;
 
 /// A persistent disk of Google Compute Engine.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -48,43 +63,64 @@ pub(crate) struct RbdImage {
 }
 
 /// The disks of a pod.
-pub(crate) fn disks_of(pod: &Pod) -> Vec<Disk> {
-    let disks = pod.spec.volumes.iter().flat_map(|volume| {
-        let gce = volume.gce_persistent_disk.clone().map(Disk::Gce);
-        let aws = volume.aws_elastic_block_store.clone().map(Disk::Aws);
-        let iscsi = volume.iscsi.clone().map(Disk::Iscsi);
-        [gce, aws, iscsi, volume.rbd.clone().map(Disk::Rbd)]
-    });
-    disks.flatten().collect()
-}
-
-// === impl Disk ===
-
-impl Disk {
-    /// Whether two pods cannot use these disks at the same time.
-    pub(super) fn conflicts_with(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Gce(one), Self::Gce(other)) => {
-                one.pd_name == other.pd_name && !(one.read_only && other.read_only)
-            }
-            (Self::Aws(one), Self::Aws(other)) => one.volume_id == other.volume_id,
-            (Self::Iscsi(one), Self::Iscsi(other)) => {
-                one.iqn == other.iqn && !(one.read_only && other.read_only)
-            }
-            (Self::Rbd(one), Self::Rbd(other)) => one.conflicts_with(other),
-            (Self::Gce(_) | Self::Aws(_) | Self::Iscsi(_) | Self::Rbd(_), _) => false,
+pub(crate) fn disks_of(pod: &Pod) -> Disks {
+    let mut all = BTreeMap::new();
+    let alone = || std::iter::once(String::new());
+    for volume in &pod.spec.volumes {
+        if let Some(gce) = &volume.gce_persistent_disk {
+            add(&mut all, Disk::Gce(gce.pd_name.clone()), alone(), gce.read_only);
+        }
+        // Readers cannot share such a disk either.
+        if let Some(aws) = &volume.aws_elastic_block_store {
+            add(&mut all, Disk::Aws(aws.volume_id.clone()), alone(), false);
+        }
+        if let Some(iscsi) = &volume.iscsi {
+            add(&mut all, Disk::Iscsi(iscsi.iqn.clone()), alone(), iscsi.read_only);
+        }
+        if let Some(rbd) = &volume.rbd {
+            add(&mut all, rbd.disk(), rbd.monitors.iter().cloned(), rbd.read_only);
         }
     }
+    Disks((!all.is_empty()).then(|| Arc::new(all)))
+}
+
+fn add(
+    all: &mut BTreeMap<Disk, Monitors>,
+    disk: Disk,
+    monitors: impl Iterator<Item = String>,
+    only_reads: bool,
+) {
+    let known = all.entry(disk).or_default();
+    for monitor in monitors {
+        *known.entry(monitor).or_insert(only_reads) &= only_reads;
+    }
+}
+
+// === impl Disks ===
+
+impl Disks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Whether two pods with these disks cannot run at the same time.
+    pub(super) fn conflict_with(&self, other: &Self) -> bool {
+        let (Some(own), Some(others)) = (&self.0, &other.0) else { return false };
+        others.iter().any(|(disk, monitors)| own.get(disk).is_some_and(|own| conflict(own, monitors)))
+    }
+}
+
+/// Whether two pods that use a disk with these monitors cannot run at the same time.
+fn conflict(own: &Monitors, others: &Monitors) -> bool {
+    others.iter().any(|(monitor, only_reads)| own.get(monitor).is_some_and(|own| !(*own && *only_reads)))
 }
 
 // === impl RbdImage ===
 
 impl RbdImage {
-    fn conflicts_with(&self, other: &Self) -> bool {
-        self.monitors.iter().any(|monitor| other.monitors.contains(monitor))
-            && self.pool == other.pool
-            && self.image == other.image
-            && !(self.read_only && other.read_only)
+    fn disk(&self) -> Disk {
+        let pool = if self.pool.is_empty() { DEFAULT_POOL } else { &self.pool };
+        Disk::Rbd { pool: pool.to_owned(), image: self.image.clone() }
     }
 }
 
@@ -97,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_disk_has_one_user_or_several_readers() {
-        let disk = |volume: Value| disks_of(&fixture::pod("p", json!({"volumes": [volume]}))).remove(0);
+        let disk = |volume: Value| disks_of(&fixture::pod("p", json!({"volumes": [volume]})));
         let gce = |name: &str, reads: bool| json!({"gcePersistentDisk": {"pdName": name, "readOnly": reads}});
         let iscsi = |iqn: &str, reads: bool| json!({"iscsi": {"iqn": iqn, "readOnly": reads}});
         let aws = |id: &str| json!({"awsElasticBlockStore": {"volumeID": id, "readOnly": true}});
@@ -114,12 +150,23 @@ mod tests {
             (rbd(&["m"], "p", false), rbd(&["n"], "p", false), false),
             (rbd(&["m"], "p", false), rbd(&["m"], "q", false), false),
             (rbd(&["m"], "p", true), rbd(&["m"], "p", true), false),
+            (rbd(&["m"], "", false), rbd(&["m"], "rbd", false), true),
             (gce("a", false), iscsi("a", false), false),
         ];
         for (one, other, expected) in cases {
-            assert_eq!(disk(one.clone()).conflicts_with(&disk(other.clone())), expected, "{one} {other}");
-            assert_eq!(disk(other.clone()).conflicts_with(&disk(one.clone())), expected, "{other} {one}");
+            assert_eq!(disk(one.clone()).conflict_with(&disk(other.clone())), expected, "{one} {other}");
+            assert_eq!(disk(other.clone()).conflict_with(&disk(one.clone())), expected, "{other} {one}");
         }
         assert!(disks_of(&fixture::pod("p", json!({"volumes": [{"name": "v", "emptyDir": {}}]}))).is_empty());
+    }
+
+    #[test]
+    fn a_pod_that_writes_a_disk_in_one_of_its_volumes_is_its_only_user() {
+        let disk = |reads: bool| json!({"gcePersistentDisk": {"pdName": "a", "readOnly": reads}});
+        let disks = |volumes: Value| disks_of(&fixture::pod("p", json!({"volumes": volumes})));
+        let (reader, both) =
+            (disks(json!([disk(true)])), disks(json!([disk(true), disk(false), disk(true)])));
+        assert!(both.conflict_with(&reader) && reader.conflict_with(&both));
+        assert!(!reader.conflict_with(&reader));
     }
 }

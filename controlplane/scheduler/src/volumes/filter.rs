@@ -8,7 +8,7 @@ use coracle_values::node_selector::term_matches;
 use coracle_values::object::{Key, ObjectExt};
 
 use super::object::{Claim, StorageClass, Volume};
-use super::{Choice, Disk, SELECTED_NODE, State, Volumes, claims_of, disks_of};
+use super::{Choice, Disks, SELECTED_NODE, State, Volumes, claims_of, disks_of};
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
@@ -47,7 +47,7 @@ pub(crate) struct PodClaims {
     /// Drivers that attach volumes of the pod, with the names of the volumes in the drivers.
     attached: HashSet<(String, String)>,
     /// Disks that pods cannot share.
-    disks: Vec<Disk>,
+    disks: Disks,
 }
 
 /// The use of claims and volumes in the cluster and on one node.
@@ -233,8 +233,7 @@ impl PodClaims {
 
     /// Whether a pod of the node uses a disk that this pod also needs.
     fn has_disk_of(&self, node: &NodeInfo) -> bool {
-        let conflicts = |used: &Disk| self.disks.iter().any(|disk| disk.conflicts_with(used));
-        !self.disks.is_empty() && node.pods().flat_map(|placed| placed.disks.iter()).any(conflicts)
+        !self.disks.is_empty() && node.pods().any(|placed| self.disks.conflict_with(&placed.disks))
     }
 
     /// Whether another pod uses a claim that only one pod may use.

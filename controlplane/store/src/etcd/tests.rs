@@ -92,6 +92,18 @@ impl Server {
         kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
+    /// Stops all threads of the server. The kernel stops them one after the other.
+    async fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.process.as_ref().unwrap().id());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+        };
+        eventually_async("etcd to stop", 10, async || std::fs::read_dir(&tasks).unwrap().all(is_stopped))
+            .await;
+    }
+
     fn options(&self, prefix: &str) -> EtcdOptions {
         EtcdOptions { servers: vec![self.url()], prefix: prefix.to_owned(), tls: None, sealing: None }
     }
@@ -174,7 +186,7 @@ async fn a_stopped_etcd_is_unavailable_and_afterwards_each_event_comes_once() {
     let store = server.store("p").await;
     let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
     // As behind a broken network: connections stay open, and nothing is answered.
-    server.signal(Signal::SIGSTOP);
+    server.stop().await;
     let refused = store.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap_err();
     assert!(matches!(refused, Error::Unavailable { .. }), "{refused:?}");
     assert!(matches!(store.health(), Health::Failed(_)));
