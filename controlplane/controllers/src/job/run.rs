@@ -136,17 +136,32 @@ async fn delete(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), 
     control.delete(pods).await.map_err(|error| control.failed("delete pods of", error))
 }
 
-/// Deletes pods that must not count as failed.
+/// Deletes pods that must not count as failed. A pod that keeps its finalizer, for example because a webhook refuses the
+/// change, does not prevent the deletion of the others.
 async fn discard(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), Error> {
-    finalize(control.context, pods).await?;
-    delete(control, pods).await
+    let (mut released, mut outcome) = (Vec::new(), Ok(()));
+    for batch in pods.chunks(CONCURRENT) {
+        let results = join_all(batch.iter().map(|pod| release(control.context, pod))).await;
+        for (pod, result) in batch.iter().zip(results) {
+            match result {
+                Ok(()) => released.push(pod.clone()),
+                Err(error) => outcome = Err(error),
+            }
+        }
+    }
+    let deleted = delete(control, &released).await;
+    outcome.and(deleted)
+}
+
+/// Removes the tracking finalizer of a pod, if it has one.
+async fn release(context: &Context, pod: &Pod) -> Result<(), Error> {
+    if pods::is_tracked(pod) { remove_finalizer(context, pod).await } else { Ok(()) }
 }
 
 /// Removes the tracking finalizer of pods.
 async fn finalize(context: &Context, pods: &[Arc<Pod>]) -> Result<(), Error> {
     for batch in pods.chunks(CONCURRENT) {
-        let tracked = batch.iter().filter(|pod| pods::is_tracked(pod));
-        for result in join_all(tracked.map(|pod| remove_finalizer(context, pod))).await {
+        for result in join_all(batch.iter().map(|pod| release(context, pod))).await {
             result?;
         }
     }
@@ -242,6 +257,36 @@ fn indexed_prefix(job: &str, index: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_pod_that_keeps_its_finalizer_does_not_prevent_the_deletion_of_others() {
+        let pod = |name: &str| {
+            let metadata = json!({"name": name, "namespace": "n", "uid": name, "resourceVersion": "7",
+                "finalizers": [FINALIZER]});
+            json!({"metadata": metadata})
+        };
+        // The response to the change of the first pod cannot be read.
+        let api = TestApi::new(&[
+            ("/api/v1/namespaces/n/pods/bad", json!("no pod")),
+            ("/api/v1/namespaces/n/pods/good", pod("good")),
+        ]);
+        let job = json!({"metadata": {"name": "j", "namespace": "n", "uid": "j"}});
+        let job: Job = serde_json::from_value(job).unwrap();
+        let control = PodControl {
+            context: &api.context,
+            owner: &job,
+            cache: &api.context.caches.jobs,
+            component: COMPONENT,
+            finalizer: Some(FINALIZER),
+        };
+        let own: Vec<Arc<Pod>> =
+            ["bad", "good"].map(|name| Arc::new(serde_json::from_value::<Pod>(pod(name)).unwrap())).into();
+        assert!(discard(&control, &own).await.is_err());
+        let writes = api.writes();
+        let deleted = writes.iter().filter(|write| write.method == "DELETE").map(|write| write.path.as_str());
+        assert_eq!(deleted.collect::<Vec<_>>(), ["/api/v1/namespaces/n/pods/good"]);
+    }
 
     #[test]
     fn a_long_name_keeps_its_index() {
