@@ -47,6 +47,8 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(16)
+        // Less than the time before the program's pages are released: an ending thread would load pages again.
+        .thread_keep_alive(program_pages::HEARTBEAT / 2)
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;

@@ -15,7 +15,7 @@ use libc::Elf64_Phdr as Header;
 /// Time after which a start is complete, and after which a node without events is idle.
 const REST: Duration = Duration::from_secs(3);
 /// Time for the work of a heartbeat: the renewal of the lease, and the updates of status and network at the same time.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Releases the program's pages some time after the start.
 pub(super) async fn release_after_start() {

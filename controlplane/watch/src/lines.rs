@@ -29,7 +29,7 @@ impl Lines {
 
     /// The next complete line, without its end. `None` if more data is needed.
     pub(crate) fn next(&mut self) -> Result<Option<Bytes>, TooLong> {
-        let end = self.frame.iter().position(|byte| *byte == b'\n');
+        let end = memchr::memchr(b'\n', &self.frame);
         let length = end.unwrap_or(self.frame.len());
         if self.begin.len() + length > self.limit {
             return Err(TooLong);
