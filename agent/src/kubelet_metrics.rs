@@ -9,6 +9,7 @@ mod devices;
 mod operations;
 mod pull_times;
 mod registered;
+pub(crate) mod relist;
 mod resizes;
 mod resource_managers;
 
@@ -21,8 +22,8 @@ use prometheus::{
 };
 
 use crate::client;
+use crate::metric::valid;
 use crate::proxy_metrics::ProxyMetrics;
-use crate::runtime::relist;
 pub(crate) use current::Current;
 use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
@@ -477,13 +478,8 @@ impl KubeletMetrics {
         families.extend(current.0.iter().cloned());
         let proxy = self.proxy.get().map(ProxyMetrics::text).unwrap_or_default();
         let features = self.features.get().map(|features| features.to_string()).unwrap_or_default();
-        [encoded(&families), features, proxy, client::measured::text(), relist::measured::text()].concat()
+        [encoded(&families), features, proxy, client::measured::text(), relist::text()].concat()
     }
-}
-
-/// Unwraps a result that is an error only if a name in the code is invalid or used twice.
-pub(crate) fn valid<T>(made: prometheus::Result<T>) -> T {
-    made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
 
 fn encoded(families: &[MetricFamily]) -> String {

@@ -31,6 +31,7 @@ pub mod join;
 mod json_file;
 pub mod kubelet_metrics;
 mod memory_manager;
+mod metric;
 mod network_policy;
 pub mod node;
 mod node_balancer;

@@ -12,7 +12,7 @@ use prometheus::{
     TextEncoder, core::Collector, exponential_buckets,
 };
 
-use crate::kubelet_metrics::valid;
+use crate::metric::valid;
 
 const LABELS: [&str; 1] = ["ip_family"];
 /// Values of the label.

@@ -167,11 +167,7 @@ impl ServingCertificates {
             let Some((certificate, key)) = slot.files.clone() else { continue };
             for path in [certificate, key] {
                 let certificates = self.clone();
-                let reload = move || {
-                    if let Some(slot) = certificates.slots().nth(at) {
-                        slot.reload();
-                    }
-                };
+                let reload = move || certificates.slots().nth(at).is_some_and(Slot::reload);
                 tasks.spawn(coracle_apiserver::follow_file(path, shutdown.clone(), reload));
             }
         }
@@ -233,16 +229,19 @@ impl Slot {
     }
 
     /// Reads the files again. Between the changes of certificate and key they do not match; the current ones stay then.
-    fn reload(&self) {
-        let Some((certificate, key)) = &self.files else { return };
+    /// Returns whether the files were used.
+    fn reload(&self) -> bool {
+        let Some((certificate, key)) = &self.files else { return true };
         match Loaded::read(certificate, key) {
             Ok(loaded) => {
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
                 tracing::info!(path = %certificate.display(), "serving certificate loaded");
+                true
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "cannot use the changed serving certificate; keeping the current one");
+                false
             }
         }
     }

@@ -139,9 +139,13 @@ fn serving_tls(
 async fn follow_encryption(encryption: Arc<Encryption>, shutdown: CancellationToken) {
     let path = encryption.path().to_owned();
     let reload = move || match encryption.reload() {
-        Ok(()) => tracing::info!("encryption configuration reloaded"),
+        Ok(()) => {
+            tracing::info!("encryption configuration reloaded");
+            true
+        }
         Err(error) => {
             tracing::error!(%error, "cannot use the changed encryption configuration; keeping the current one");
+            false
         }
     };
     coracle_apiserver::follow_file(path, shutdown, reload).await;

@@ -13,7 +13,7 @@ use http::{Method, Request, Response, Uri};
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, TextEncoder};
 use tower::Service;
 
-use crate::kubelet_metrics::valid;
+use crate::metric::valid;
 
 /// Bounds in seconds of the durations.
 const DURATIONS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];

@@ -3,8 +3,6 @@
 //! One task lists sandboxes and containers every second while there are subscribers. containerd before 1.7 does not
 //! implement events; CRI-O sends none unless `enable_pod_events` is set.
 
-pub(crate) mod measured;
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +18,7 @@ use tonic::transport::Channel;
 
 use super::deadline::within;
 use super::{Events, RuntimeError};
+use crate::kubelet_metrics::relist as metrics;
 
 /// Pause between two lists: the kubelet's `genericPlegRelistPeriod`.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -94,9 +93,9 @@ async fn run(
     let (mut known, mut previous) = (HashMap::new(), None);
     loop {
         let began = Instant::now();
-        measured::all().begun(previous.replace(began));
+        metrics::all().begun(previous.replace(began));
         let listed = list(&mut client).await;
-        measured::all().ended(began);
+        metrics::all().ended(began);
         match listed {
             Ok(found) => {
                 let events = follow(&mut known, found);

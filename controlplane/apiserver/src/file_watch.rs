@@ -20,13 +20,15 @@ const MAX_SIZE: u64 = 16 << 20;
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
-/// may block: it runs on a blocking thread. A watch that fails is logged and restarted after a delay.
+/// may block: it runs on a blocking thread. It reads the file itself, and returns whether it could use the content. If
+/// not, the next event in the directory calls it again, also with the same content: a writer may have truncated the
+/// file in between. A watch that fails is logged and restarted after a delay.
 ///
 /// The function watches the directory of `path`, because programs replace the file, or a symbolic link, by a rename.
 pub async fn follow_file(
     path: PathBuf,
     shutdown: CancellationToken,
-    changed: impl Fn() + Send + Sync + 'static,
+    changed: impl Fn() -> bool + Send + Sync + 'static,
 ) {
     let mut followed = FollowedFile { path, changed: Arc::new(changed), known: None, delay: RETRY[0] };
     loop {
@@ -48,7 +50,7 @@ pub async fn follow_file(
 struct FollowedFile<C> {
     path: PathBuf,
     changed: Arc<C>,
-    /// Digest of the content at the last call of `changed`.
+    /// Digest of the content that `changed` used last.
     known: Option<[u8; 32]>,
     /// Delay after the next failure.
     delay: Duration,
@@ -63,7 +65,7 @@ struct DirectoryWatch {
 
 // === impl FollowedFile ===
 
-impl<C: Fn() + Send + Sync + 'static> FollowedFile<C> {
+impl<C: Fn() -> bool + Send + Sync + 'static> FollowedFile<C> {
     /// Follows the file until the watch fails. Cancel-safe: a change that is not reported yet is found again.
     async fn follow(&mut self) -> io::Error {
         let watch = DirectoryWatch::start(&self.path);
@@ -86,12 +88,7 @@ impl<C: Fn() + Send + Sync + 'static> FollowedFile<C> {
     async fn compare(&mut self) {
         let (path, changed, known) = (self.path.clone(), self.changed.clone(), self.known);
         let compared = tokio::task::spawn_blocking(move || match digest(&path) {
-            Ok(now) => {
-                if known != Some(now) {
-                    changed();
-                }
-                Some(now)
-            }
+            Ok(now) => (known == Some(now) || changed()).then_some(now),
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
                     tracing::warn!(path = %path.display(), %error, "cannot read a configuration file");
@@ -198,7 +195,7 @@ mod tests {
         let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
         let shutdown = CancellationToken::new();
         let of_file = path.clone();
-        let read = move || drop(sender.send(std::fs::read_to_string(&of_file).unwrap()));
+        let read = move || sender.send(std::fs::read_to_string(&of_file).unwrap()).is_ok();
         let following = tokio::spawn(follow_file(path.clone(), shutdown.clone(), read));
         tokio::task::yield_now().await;
         let replace = |name: &str, text: &str| {
@@ -239,6 +236,7 @@ mod tests {
             let text = std::fs::read_to_string(&of_file).unwrap();
             sender.send(text.clone()).unwrap();
             assert_ne!(text, "panics");
+            true
         };
         // The directory does not exist yet. It is removed and made again.
         let following = tokio::spawn(follow_file(path.clone(), shutdown.clone(), read));
@@ -251,6 +249,22 @@ mod tests {
         }
         shutdown.cancel();
         following.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn content_that_could_not_be_used_is_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config");
+        let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = calls.clone();
+        let changed = Arc::new(move || counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed) > 0);
+        let mut followed = FollowedFile { path: path.clone(), changed, known: None, delay: RETRY[0] };
+        std::fs::write(&path, "a").unwrap();
+        for known in [false, true, true] {
+            followed.compare().await;
+            assert_eq!(followed.known.is_some(), known);
+        }
+        assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), 2);
     }
 
     #[test]

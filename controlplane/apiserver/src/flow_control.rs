@@ -22,7 +22,7 @@ use std::{
 use arc_swap::ArcSwap;
 use coracle_kinds::flow_control as objects;
 use http::HeaderValue;
-use prometheus::{Histogram, HistogramVec};
+use prometheus::{Histogram, HistogramOpts, HistogramVec};
 use serde_json::Value;
 
 use crate::{
@@ -30,7 +30,6 @@ use crate::{
     cache::Cache,
     error::{ApiError, Result},
     in_flight,
-    metrics::queue_waits,
     reply::Reply,
     request::RequestInfo,
 };
@@ -44,6 +43,8 @@ const OBJECTS_PER_SEAT: u64 = 100;
 const MAX_SEATS: u64 = 10;
 /// Divisor of the request timeout: a request waits at most for a quarter of it, as upstream.
 const WAIT_PART: u32 = 4;
+/// Upper bounds of the times in queues, in seconds.
+const WAITS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
 
 /// Seats and queues of the requests from the network.
 pub(crate) struct FlowControl {
@@ -104,6 +105,15 @@ pub(crate) struct Seats {
 pub(crate) struct Classified {
     schema: Option<HeaderValue>,
     level: Option<HeaderValue>,
+}
+
+/// The times of requests in their queues. Schemas are removed with their objects.
+fn queue_waits() -> HistogramVec {
+    let name = "apiserver_flowcontrol_request_wait_duration_seconds";
+    let options = HistogramOpts::new(name, "Length of time a request spent waiting in its queue.");
+    let made =
+        HistogramVec::new(options.buckets(WAITS.to_vec()), &["priority_level", "flow_schema", "execute"]);
+    made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
 
 // === impl FlowControl ===

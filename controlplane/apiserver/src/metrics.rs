@@ -31,7 +31,7 @@ pub(crate) use policies::FailureKind;
 pub(crate) use request_labels::Request;
 pub(crate) use serving::{LongRunning, Terminated};
 
-use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES, WAITS};
+use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES};
 use health::HealthMetrics;
 use policies::PolicyMetrics;
 use reloads::Reloads;
@@ -412,15 +412,6 @@ fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
     }
     let gauges = [nominal, seats, running, waiting].into_iter().flat_map(|one| one.collect());
     gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
-}
-
-/// The times of requests in the queues of priority and fairness. Schemas are removed with their objects.
-pub(crate) fn queue_waits() -> HistogramVec {
-    histogram(
-        "apiserver_flowcontrol_request_wait_duration_seconds",
-        "Length of time a request spent waiting in its queue.",
-        (&WAITS, &["priority_level", "flow_schema", "execute"]),
-    )
 }
 
 /// Counters of audit events.

@@ -1,5 +1,7 @@
 //! Reduced types of pods and nodes. They contain only the fields that the scheduler reads.
 
+mod disks;
+
 use std::collections::BTreeMap;
 
 use coracle_values::object::{Key, ObjectExt};
@@ -13,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-use crate::volumes::{AwsDisk, GceDisk, IscsiDisk, RbdImage};
+pub(crate) use disks::{AwsDisk, GceDisk, IscsiDisk, RbdImage};
 
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_values::object::{Key, ObjectExt};
 use tokio::sync::watch;
 
-pub(crate) use self::disks::{AwsDisk, Disks, GceDisk, IscsiDisk, RbdImage, disks_of};
+pub(crate) use self::disks::{Disks, disks_of};
 pub(crate) use self::filter::{PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
 use crate::object::{Pod, is_older};

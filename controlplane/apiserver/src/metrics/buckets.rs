@@ -33,8 +33,6 @@ pub(super) const VALIDITIES: [f64; 14] = [
     15_552_000.0,
     31_104_000.0,
 ];
-/// Upper bounds of the times in queues, in seconds.
-pub(super) const WAITS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
 /// Upper bounds of the durations of admission policies, in seconds.
 pub(super) const POLICY_DURATIONS: [f64; 5] = [5e-7, 0.001, 0.01, 0.1, 1.0];
 /// Upper bounds of the durations until the first objects of a watch are sent, in seconds.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use coracle_kinds::Resource;
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
 
 use super::{Request, SLI_LABELS, buckets::INITIAL_EVENTS, counter, gauge, histogram, remove_resource};
-use crate::call::Call;
 
 /// Metrics of serving.
 pub(crate) struct ServingMetrics {
@@ -85,10 +85,10 @@ impl ServingMetrics {
         LongRunning { _counted: Arc::new(Counted(gauge)) }
     }
 
-    /// The durations of watches like this one until their first objects are sent.
-    pub(crate) fn initial_events(&self, call: &Call) -> Histogram {
-        let (kind, path) = (&call.kind, &call.resource);
-        let scope = match (path.name.as_str(), path.namespace.as_str()) {
+    /// The durations of watches until their first objects are sent. `namespace` and `name` of the request; empty without
+    /// one.
+    pub(crate) fn initial_events(&self, kind: &Resource, namespace: &str, name: &str) -> Histogram {
+        let scope = match (name, namespace) {
             ("", "") => "cluster",
             ("", _) => "namespace",
             _ => "resource",

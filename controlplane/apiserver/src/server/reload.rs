@@ -41,15 +41,19 @@ async fn follow_authorization(state: Weak<State>, path: PathBuf) {
     let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
     let shown = path.display().to_string();
     let reload = move || {
-        let Some(state) = state.upgrade() else { return };
+        let Some(state) = state.upgrade() else { return true };
         match state.authorizers.reload() {
-            Ok(()) => tracing::info!(path = shown, "authorization configuration reloaded"),
+            Ok(()) => {
+                tracing::info!(path = shown, "authorization configuration reloaded");
+                true
+            }
             Err(reason) => {
                 tracing::error!(
                     path = shown,
                     reason,
                     "cannot use the changed authorization configuration; keeping the current one"
                 );
+                false
             }
         }
     };
@@ -59,11 +63,7 @@ async fn follow_authorization(state: Weak<State>, path: PathBuf) {
 async fn follow_authentication(state: Weak<State>, file: AuthenticationFile) {
     let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
     let path = file.path.clone();
-    let reload = move || {
-        if let Some(state) = state.upgrade() {
-            file.reload(&state);
-        }
-    };
+    let reload = move || state.upgrade().is_none_or(|state| file.reload(&state));
     file_watch::follow_file(path, shutdown, reload).await;
 }
 
@@ -86,8 +86,8 @@ impl AuthenticationFile {
         Ok((config, file))
     }
 
-    /// Applies the file's content if it has changed.
-    fn reload(&self, state: &State) {
+    /// Applies the file's content if it has changed. Returns whether the content is used.
+    fn reload(&self, state: &State) -> bool {
         let path = self.path.display();
         let (mut config, text) = match read_authentication(Some(&self.path)) {
             Ok(read) => read,
@@ -95,7 +95,7 @@ impl AuthenticationFile {
         };
         let mut known = self.text.lock().unwrap_or_else(PoisonError::into_inner);
         if *known == text {
-            return;
+            return true;
         }
         if self.refuses_anonymous {
             config.anonymous = AnonymousConfig::Disabled;
@@ -106,13 +106,16 @@ impl AuthenticationFile {
         *known = text;
         state.metrics.reloaded_authentication(true);
         tracing::info!(%path, "authentication configuration reloaded");
+        true
     }
 
-    fn failed(state: &State, reason: &str) {
+    /// Reports that the content cannot be used: `false`.
+    fn failed(state: &State, reason: &str) -> bool {
         state.metrics.reloaded_authentication(false);
         tracing::error!(
             reason,
             "cannot use the changed authentication configuration; keeping the current one"
         );
+        false
     }
 }

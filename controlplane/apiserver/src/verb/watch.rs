@@ -74,7 +74,9 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let kind = call.kind.clone();
     let form = form(call)?;
     let has_end = matches!(start, Start::Now { end_marker: true });
-    let initial = has_end.then(|| (Instant::now(), call.state.metrics.serving.initial_events(call)));
+    let (metrics, path) = (&call.state.metrics.serving, &call.resource);
+    let initial =
+        has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
     let mut writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))

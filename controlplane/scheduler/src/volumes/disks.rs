@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Deserialize;
-
-use crate::object::Pod;
+use crate::object::{Pod, RbdImage};
 
 /// The pool of an image without one, as in the API.
 const DEFAULT_POOL: &str = "rbd";
@@ -27,40 +25,6 @@ enum Disk {
 /// The monitors of an image's cluster, with whether the pod only reads. Pods use the same image if they have a monitor
 /// in common. Other disks have one monitor without a name.
 type Monitors = BTreeMap<String, bool>;
-
-/// A persistent disk of Google Compute Engine.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct GceDisk {
-    pd_name: String,
-    read_only: bool,
-}
-
-/// A volume of Amazon's Elastic Block Store.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(default)]
-pub(crate) struct AwsDisk {
-    #[serde(rename = "volumeID")]
-    volume_id: String,
-}
-
-/// An iSCSI disk.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct IscsiDisk {
-    iqn: String,
-    read_only: bool,
-}
-
-/// An image of a Ceph cluster.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct RbdImage {
-    monitors: Vec<String>,
-    pool: String,
-    image: String,
-    read_only: bool,
-}
 
 /// The disks of a pod.
 pub(crate) fn disks_of(pod: &Pod) -> Disks {

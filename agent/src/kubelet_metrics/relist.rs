@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use prometheus::{Gauge, Histogram, HistogramOpts, Opts, Registry, TextEncoder};
 use tokio::time::Instant;
 
-use crate::kubelet_metrics::valid;
+use crate::metric::valid;
 
 /// The lists of this process.
 static ALL: LazyLock<RelistMetrics> = LazyLock::new(RelistMetrics::default);
 
 /// Durations of lists and of the intervals between them.
-pub(super) struct RelistMetrics {
+pub(crate) struct RelistMetrics {
     registry: Registry,
     lists: Histogram,
     intervals: Histogram,
@@ -25,7 +25,7 @@ pub(crate) fn text() -> String {
 }
 
 /// The metrics of this process.
-pub(super) fn all() -> &'static RelistMetrics {
+pub(crate) fn all() -> &'static RelistMetrics {
     &ALL
 }
 
@@ -56,14 +56,14 @@ impl Default for RelistMetrics {
 
 impl RelistMetrics {
     /// Counts the interval between the start of the list at `previous` and the list that starts now.
-    pub(super) fn begun(&self, previous: Option<Instant>) {
+    pub(crate) fn begun(&self, previous: Option<Instant>) {
         if let Some(previous) = previous {
             self.intervals.observe(previous.elapsed().as_secs_f64());
         }
     }
 
     /// Counts a list that began at this time, also a failed one.
-    pub(super) fn ended(&self, began: Instant) {
+    pub(crate) fn ended(&self, began: Instant) {
         self.lists.observe(began.elapsed().as_secs_f64());
         self.last.set(Timestamp::now().as_duration().as_secs_f64());
     }
