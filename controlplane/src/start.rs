@@ -17,6 +17,7 @@ use futures::future::LocalBoxFuture;
 use ipnetwork::IpNetwork;
 use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -419,6 +420,12 @@ impl ControlPlane {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Receives the revision of the store after each change.
+    #[must_use]
+    pub fn revisions(&self) -> watch::Receiver<u64> {
+        self.api.revisions()
     }
 
     /// The path of the administrator's kubeconfig.

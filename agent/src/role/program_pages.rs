@@ -23,14 +23,14 @@ pub(super) async fn release_after_start() {
     release_pages();
 }
 
-/// Releases the program's pages each time the node becomes idle after changes of pods, and after each heartbeat of an idle
-/// node. An idle node has no timer between its heartbeats.
-pub(super) async fn release_when_idle(changes: watch::Receiver<()>, heartbeats: watch::Receiver<()>) {
+/// Releases the program's pages, and free memory, each time the process becomes idle after changes (of pods, or of the
+/// store), and after each heartbeat of an idle node. An idle process has no timer between heartbeats.
+pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats: watch::Receiver<()>) {
     when_idle(changes, heartbeats, release_pages).await;
 }
 
-async fn when_idle(
-    mut changes: watch::Receiver<()>,
+async fn when_idle<T>(
+    mut changes: watch::Receiver<T>,
     mut heartbeats: watch::Receiver<()>,
     mut release: impl FnMut(),
 ) {
@@ -44,7 +44,7 @@ async fn when_idle(
             },
             Ok(()) = heartbeats.changed() => HEARTBEAT,
         };
-        // While pods change, the pages are needed. So each change restarts the wait.
+        // During changes the pages are needed. So each change restarts the wait.
         while let Ok(Ok(())) = tokio::time::timeout(pause, changes.changed()).await {
             pause = REST;
         }

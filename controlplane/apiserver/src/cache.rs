@@ -227,6 +227,11 @@ impl Cache {
         self.revision.revision()
     }
 
+    /// Receives each applied revision.
+    pub(crate) fn revisions(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.revision.subscribe()
+    }
+
     /// Waits until a commit is applied.
     pub(crate) async fn reach(&self, revision: u64) -> Result<()> {
         match self.revision.reach(revision).await {

@@ -81,6 +81,12 @@ impl Apiserver {
         self.state.registry.subscribe()
     }
 
+    /// Receives the revision of the store after each change.
+    #[must_use]
+    pub fn revisions(&self) -> watch::Receiver<u64> {
+        self.state.cache.revisions()
+    }
+
     /// Handles one request. Callers in this process pass their identity. Other requests are authenticated by
     /// certificate and headers.
     pub async fn handle<B>(
