@@ -154,8 +154,13 @@ impl Model {
 
     /// Adds the entry of a pod or replaces it.
     fn put_entry(&mut self, facts: PodFacts, lost: Vec<IpAddr>, number: u64) {
-        if self.pods.get(&facts.uid).is_some_and(|entry| entry.facts == facts && entry.lost == lost) {
-            return;
+        if let Some(entry) = self.pods.get_mut(&facts.uid).filter(|entry| entry.lost == lost) {
+            // The sandbox only decides which pod has an address.
+            let sandbox = std::mem::replace(&mut entry.facts.sandbox, facts.sandbox);
+            if entry.facts == facts {
+                return;
+            }
+            entry.facts.sandbox = sandbox;
         }
         let old = self.pods.remove(&facts.uid);
         let (uid, namespace) = (facts.uid.clone(), facts.namespace.clone());

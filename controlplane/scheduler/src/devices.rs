@@ -29,7 +29,7 @@ use coracle_values::object::{Key, ObjectExt, controller_of};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::Value;
 
-use self::allocate::{Allocator, Failure, Work};
+use self::allocate::{Allocator, Failure, TOO_MUCH_WORK, Work};
 use self::allocated::Allocated;
 use self::classes::Classes;
 pub(crate) use self::extended::is_extended;
@@ -162,6 +162,11 @@ impl Devices {
         })
     }
 
+    /// Whether devices are searched for the pod: it has claims, or a class provides one of its extended resources.
+    pub(crate) fn searches(&self, pod: &Pod) -> bool {
+        !pod.spec.resource_claims.is_empty() || self.lock().provides_extended(pod)
+    }
+
     /// The claims of a pod. The error is the reason why no node can run the pod, in upstream's words.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Result<PodDevices, String> {
         let mut found = PodDevices::default();
@@ -221,10 +226,15 @@ impl Devices {
         if waiting.is_empty() {
             return Ok(None);
         }
+        // The limit may be reached after many nodes: the pod can run on those that were found until then.
+        if claims.work.is_too_much() {
+            return Ok(Some(refused(TOO_MUCH_WORK)));
+        }
         match state.allocate(&waiting, claims, node) {
             Ok(Some(_)) => Ok(None),
             Ok(None) => Ok(Some(refused("cannot allocate all claims"))),
             Err(Failure::Node(why)) => Ok(Some(refused(&why))),
+            Err(Failure::Claim(_)) if claims.work.is_too_much() => Ok(Some(refused(TOO_MUCH_WORK))),
             Err(Failure::Claim(why)) => Err(why),
         }
     }

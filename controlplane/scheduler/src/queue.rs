@@ -38,7 +38,8 @@ enum QueueState {
     InFlight,
 }
 
-/// Order of the ready pods: higher priority first, then the older pod.
+/// Order of the ready pods: higher priority first, then the pod that was added or refused earlier, as upstream. Otherwise
+/// a few refused pods could be tried again and again before younger ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct QueueOrder(std::cmp::Reverse<i32>, u64);
 
@@ -46,6 +47,8 @@ struct Entry {
     pod: Pod,
     state: QueueState,
     serial_number: u64,
+    /// The number of the addition, or of the last refusal, in one sequence with the serial numbers.
+    turn: u64,
     refusals: u32,
     /// End of the back-off.
     rest_until: Option<Instant>,
@@ -139,6 +142,7 @@ impl Queue {
                 pod,
                 state: QueueState::InFlight,
                 serial_number: self.serial,
+                turn: self.serial,
                 refusals: 0,
                 rest_until: None,
                 started: None,
@@ -277,6 +281,8 @@ impl Queue {
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
+        self.serial += 1;
+        entry.turn = self.serial;
         entry.refusals += 1;
         entry.rest_until = Some(now + wait(self.backoff, entry.refusals));
         entry.state = QueueState::Unschedulable;
@@ -372,7 +378,7 @@ impl Queue {
     fn put_ready(&mut self, uid: &str) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        let turn = entry.order();
+        let turn = QueueOrder(entry.order().0, entry.turn);
         entry.state = QueueState::Ready(turn);
         self.ready.insert(turn, uid.to_owned());
     }
@@ -430,6 +436,17 @@ mod tests {
         queue.add(pod("important", json!({"priority": 10})));
         let order = [pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now)];
         assert_eq!(order, ["important", "old", "young", ""]);
+    }
+
+    #[tokio::test]
+    async fn a_refused_pod_comes_after_the_pods_that_were_not_tried_yet() {
+        let (mut queue, now) = (empty(), Instant::now());
+        queue.add(pod("old", json!({})));
+        queue.add(pod("young", json!({})));
+        assert_eq!(pop(&mut queue, now), "old");
+        queue.failed("old", now);
+        let later = now + Duration::from_secs(5);
+        assert_eq!([pop(&mut queue, later), pop(&mut queue, later)], ["young", "old"]);
     }
 
     #[tokio::test]

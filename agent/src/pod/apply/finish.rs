@@ -8,6 +8,8 @@ impl Job {
     /// Releases claims, devices, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay readable
     /// until its object is deleted.
     pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
+        // Its sandbox has ended: another pod may get its addresses.
+        self.node.policies.release(&self.uid);
         let errors = self.free().await;
         if errors.is_empty() {
             self.report(Report::Released);
@@ -19,7 +21,11 @@ impl Job {
     /// Removes everything of the pod. Continues after an error and returns all errors; retried until there is none.
     pub(super) async fn finish(&mut self) -> Result<(), Vec<ApplyError>> {
         let sandboxes = self.observed.sandboxes.iter().map(|s| s.id.clone()).collect();
-        let mut errors = self.remove_sandboxes(sandboxes).await.err().unwrap_or_default();
+        let removed = self.remove_sandboxes(sandboxes).await;
+        if removed.is_ok() {
+            self.node.policies.release(&self.uid);
+        }
+        let mut errors = removed.err().unwrap_or_default();
         let orphans: Vec<String> = self
             .observed
             .containers
@@ -33,7 +39,6 @@ impl Job {
         if !errors.is_empty() {
             return Err(errors);
         }
-        self.node.policies.release(&self.uid);
         self.node.user_ids.release(&self.uid);
         self.node.checkpoint.remove_durably(&self.uid).await;
         self.report(Report::Finished);

@@ -38,7 +38,7 @@ const CHECK_WORK: u64 = 10;
 const COMPILATION_WORK: u64 = 10;
 /// The work to compare a device with a chosen one for a constraint.
 const COMPARISON_WORK: usize = 10;
-const TOO_MUCH_WORK: &str =
+pub(super) const TOO_MUCH_WORK: &str =
     "the search for devices took too long; simplify the selectors and constraints of the claims";
 
 /// The work of the searches for the devices of one pod, on all nodes.
@@ -133,7 +133,7 @@ impl Work {
         self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));
     }
 
-    fn is_too_much(&self) -> bool {
+    pub(super) fn is_too_much(&self) -> bool {
         self.done.load(Ordering::Relaxed) > MAX_WORK
     }
 

@@ -6,7 +6,6 @@ use coracle_watch::Event;
 use tokio::time::Instant;
 
 use super::Scheduler;
-use super::limiter::LimitedAttempt;
 use crate::config::Profile;
 use crate::groups::Policy;
 use crate::groups::condition::{self, Verdict, Write};
@@ -107,7 +106,7 @@ impl Scheduler {
         if let Some(why) = self.unsupported(&pods) {
             return self.refuse_group(&pods, group, &why);
         }
-        let attempt = LimitedAttempt::start(&pods);
+        let attempt = self.limited(&pods);
         let (groups, start) = (&self.groups, Instant::now());
         let is_member = |uid: &str| groups.is_member(uid, group);
         let outcome = place(&pods, profile, &mut self.snapshot, needed, &is_member);

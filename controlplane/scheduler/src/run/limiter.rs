@@ -77,9 +77,15 @@ impl SearchLimiter {
 impl Scheduler {
     /// Schedules a popped pod without a gang, and records the attempt.
     pub(super) fn schedule_single(&mut self, pod: Pod, profile: &Profile) {
-        let attempt = LimitedAttempt::start(std::slice::from_ref(&pod));
+        let attempt = self.limited(std::slice::from_ref(&pod));
         self.schedule_alone(pod, profile);
         self.finish_limited(attempt);
+    }
+
+    /// Starts an attempt for these pods. `None` if devices are searched for none of them.
+    pub(super) fn limited(&self, pods: &[Pod]) -> Option<LimitedAttempt> {
+        let searches = pods.iter().any(|pod| self.snapshot.devices.searches(pod));
+        searches.then(|| LimitedAttempt::start(pods)).flatten()
     }
 
     /// Records the end of an attempt.
