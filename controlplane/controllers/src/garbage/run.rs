@@ -64,10 +64,13 @@ pub(crate) async fn run(context: Arc<Context>) {
     });
     let shared_kinds = collector.register_handlers(&context);
     let mut watches = Watches::default();
-    let listed = watches.update(&context, &collector, &shared_kinds);
+    let mut listed = watches.update(&context, &collector, &shared_kinds);
     context.caches.synced().await;
-    // An aggregated server that does not respond must not stop the garbage collection of all kinds.
-    let _late = tokio::time::timeout(FIRST_LISTS_TIMEOUT, listed.join_all()).await;
+    // An aggregated server that does not respond must not stop the garbage collection of all kinds. `join_all` would
+    // panic if the process ends meanwhile, because its tasks are cancelled then.
+    let all = async { while listed.join_next().await.is_some() {} };
+    let _late = tokio::time::timeout(FIRST_LISTS_TIMEOUT, all).await;
+    drop(listed);
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let (own, context) = (collector.clone(), context.clone());
