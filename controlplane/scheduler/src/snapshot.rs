@@ -19,7 +19,7 @@ use crate::object::{Node, Pod};
 use crate::placed::{Placed, RecentLabels};
 use crate::request::HostPort;
 use crate::selectors::Selectors;
-use crate::volumes::{Choice, VolumeUsage, Volumes};
+use crate::volumes::{Choice, Disks, NodeVolumes, VolumeUsage, Volumes};
 
 /// The node annotation with the size of the disk that has the node's local volumes. The agent sets it if the disk
 /// enforces sizes of volumes.
@@ -129,6 +129,16 @@ impl NodeInfo {
             self.requested.subtract(&placed.requests);
             self.weighed.subtract(&placed.assumed);
         }
+    }
+}
+
+impl NodeVolumes for NodeInfo {
+    fn claims(&self) -> Box<dyn Iterator<Item = &Key> + '_> {
+        Box::new(self.pods().flat_map(|placed| &placed.claims))
+    }
+
+    fn conflicts_with(&self, disks: &Disks) -> bool {
+        self.pods().any(|placed| disks.conflict_with(&placed.disks))
     }
 }
 

@@ -21,7 +21,7 @@ use coracle_values::object::{Key, ObjectExt};
 use tokio::sync::watch;
 
 pub(crate) use self::disks::{Disks, disks_of};
-pub(crate) use self::filter::{PodClaims, VolumeUsage};
+pub(crate) use self::filter::{NodeVolumes, PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
 use crate::object::{Pod, is_older};
 

@@ -68,7 +68,7 @@ impl Disks {
     }
 
     /// Whether two pods with these disks cannot run at the same time.
-    pub(super) fn conflict_with(&self, other: &Self) -> bool {
+    pub(crate) fn conflict_with(&self, other: &Self) -> bool {
         let (Some(own), Some(others)) = (&self.0, &other.0) else { return false };
         others.iter().any(|(disk, monitors)| own.get(disk).is_some_and(|own| conflict(own, monitors)))
     }

@@ -14,7 +14,6 @@ use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
 use crate::object::Pod;
 use crate::refusal::Refused;
-use crate::snapshot::NodeInfo;
 
 /// The built-in provisioner of local volumes.
 const LOCAL_PROVISIONER: &str = "coracle.dev/local-path";
@@ -50,14 +49,21 @@ pub(crate) struct PodClaims {
     disks: Disks,
 }
 
+/// The pods of a node, as far as their volumes matter. Implemented above this module.
+pub(crate) trait NodeVolumes {
+    /// The claims of all pods.
+    fn claims(&self) -> Box<dyn Iterator<Item = &Key> + '_>;
+    /// Whether a pod uses a disk that conflicts with these.
+    fn conflicts_with(&self, disks: &Disks) -> bool;
+}
+
 /// The use of claims and volumes in the cluster and on one node.
 #[derive(Clone, Copy)]
 pub(crate) struct VolumeUsage<'a> {
     /// The number of pods that use each claim.
     pub(crate) claim_users: &'a HashMap<Key, usize>,
     pub(crate) volumes: &'a Volumes,
-    /// The node with its pods.
-    pub(crate) node: &'a NodeInfo,
+    pub(crate) node: &'a dyn NodeVolumes,
 }
 
 /// A claim that waits for its first pod.
@@ -207,7 +213,7 @@ impl PodClaims {
             (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by: Changes::ALL })
         };
         if profile.filters_by("VolumeRestrictions") {
-            if self.has_disk_of(usage.node) {
+            if !self.disks.is_empty() && usage.node.conflicts_with(&self.disks) {
                 return refused(&[DISK_IN_USE], true);
             }
             if self.are_in_use(usage.claim_users) {
@@ -215,8 +221,7 @@ impl PodClaims {
             }
         }
         let limited = profile.filters_by("NodeVolumeLimits") && !self.attached.is_empty();
-        let used = usage.node.pods().flat_map(|placed| &placed.claims);
-        if limited && !usage.volumes.lock().has_room(&node.name, &self.attached, used) {
+        if limited && !usage.volumes.lock().has_room(&node.name, &self.attached, usage.node.claims()) {
             return refused(&[TOO_MANY], true);
         }
         let of_bound = self.bound.iter().find_map(|volume| match volume {
@@ -229,11 +234,6 @@ impl PodClaims {
             let in_zone = self.bound.iter().flatten().all(|volume| is_in_zone(volume, node));
             if in_zone || !profile.filters_by("VolumeZone") { None } else { refused(&[ZONE_CONFLICT], false) }
         })
-    }
-
-    /// Whether a pod of the node uses a disk that this pod also needs.
-    fn has_disk_of(&self, node: &NodeInfo) -> bool {
-        !self.disks.is_empty() && node.pods().any(|placed| self.disks.conflict_with(&placed.disks))
     }
 
     /// Whether another pod uses a claim that only one pod may use.
