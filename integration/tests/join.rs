@@ -68,18 +68,33 @@ fn has_joined(nodes: &mut Nodes, node: &str) {
     eventually("the serving certificate", 20, || serving.exists());
 }
 
-/// A deployment whose pods tolerate a lost node for ten seconds.
+/// Toleration of NoExecute taints with the key. It has no end if `seconds` is null.
+fn toleration(key: &str, seconds: impl Into<Value>) -> Value {
+    let seconds: Value = seconds.into();
+    json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds})
+}
+
+/// A deployment whose pods tolerate a lost node for ten seconds, and the taint `marker` without end.
 fn deployment(replicas: usize) -> String {
-    let tolerations = ["not-ready", "unreachable"].map(|key| {
-        json!({"key": format!("node.kubernetes.io/{key}"), "operator": "Exists", "effect": "NoExecute",
-            "tolerationSeconds": 10})
-    });
+    let tolerations = [
+        toleration("node.kubernetes.io/not-ready", 10),
+        toleration("node.kubernetes.io/unreachable", 10),
+        toleration("marker", Value::Null),
+    ];
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
         "replicas": replicas, "selector": {"matchLabels": {"app": "d"}},
         "template": {"metadata": {"labels": {"app": "d"}}, "spec": {
             "terminationGracePeriodSeconds": 1, "tolerations": tolerations,
             "containers": [{"name": "c", "image": "busybox", "command": ["sh", "-c", "echo hello; sleep 100000"]}]}},
     }})
+    .to_string()
+}
+
+/// A pod on node-1 that tolerates the taint `marker` longer than the deployment's pods tolerate a lost node.
+fn marker() -> String {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "marker"}, "spec": {
+        "nodeName": "node-1", "terminationGracePeriodSeconds": 1, "tolerations": [toleration("marker", 12)],
+        "containers": [{"name": "c", "image": "busybox", "command": ["sh", "-c", "sleep 100000"]}]}})
     .to_string()
 }
 
@@ -502,20 +517,28 @@ fn a_node_without_lease_renewals_becomes_unreachable_and_recovers() {
     });
 }
 
-/// If all nodes stop renewing their leases, the control plane may be the cause: it evicts no pod.
+/// If all nodes stop renewing their leases, the control plane may be the cause: it evicts no pod of lost nodes.
 fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     let before = ready_pods(nodes);
+    nodes.apply(&marker());
+    eventually("the marker to be Ready", 60, || ready_pods(nodes).iter().any(|(name, _)| name == "marker"));
     for node in ["node-1", "node-2"] {
         nodes.agent(node).freeze();
     }
     for node in ["node-1", "node-2"] {
         eventually("the node to be Unknown", 15, || condition(nodes, node, "Ready") == "Unknown");
     }
-    // Longer than the pods tolerate the taints. There is no event to wait for.
-    std::thread::sleep(std::time::Duration::from_secs(12));
-    let deleted = nodes.get(&["pods"]);
-    let deleted = deleted["items"].as_array().unwrap().iter();
-    assert_eq!(deleted.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string()).count(), 0);
+    // The eviction of the marker shows that other pods would have been evicted before.
+    nodes.kubectl(&["taint", "node", "node-1", "marker=1:NoExecute"]);
+    let deleted = eventually("the eviction of the marker", 30, || {
+        let pods = nodes.get(&["pods"]);
+        let pods = pods["items"].as_array().unwrap().iter();
+        let deleted = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string());
+        let names: Vec<Value> = deleted.map(|pod| pod["metadata"]["name"].clone()).collect();
+        names.contains(&"marker".into()).then_some(names)
+    });
+    assert_eq!(deleted, ["marker"]);
+    nodes.kubectl(&["taint", "node", "node-1", "marker-"]);
     for node in ["node-1", "node-2"] {
         nodes.agent(node).thaw();
     }
