@@ -134,7 +134,8 @@ settings! {
     /// Memory reserved for the system by NUMA node, for the policy Static, such as 0:memory=1Gi. The sum must equal the
     /// memory in system-reserved, kube-reserved and eviction-hard.
     reserved_memory: resource_managers::MemoryReservations = default "", "MEMORY";
-    /// How strictly CPUs and memory must be on the same NUMA nodes: none, best-effort, restricted or single-numa-node.
+    /// How strictly CPUs, memory and devices must be on the same NUMA nodes: none, best-effort, restricted or
+    /// single-numa-node.
     topology_manager_policy: resource_managers::TopologyPolicy = default "none", "POLICY";
     /// What the topology manager aligns: each container, or all containers of a pod.
     topology_manager_scope: resource_managers::TopologyScope = default "container", "SCOPE";
