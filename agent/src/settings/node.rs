@@ -393,9 +393,9 @@ impl Node {
         self.derived_dns = true;
     }
 
-    /// Disables DNS, the service proxy and network policies unless they are set explicitly: in a cluster with another
-    /// control plane, other programs run them, the role system:node may not read EndpointSlices and NetworkPolicies, and
-    /// the service range is unknown.
+    /// Disables DNS, the service proxy and network policies unless they are set explicitly. In a cluster with another
+    /// control plane, other programs run them. The role system:node may not read EndpointSlices and NetworkPolicies
+    /// there, and the service range is unknown.
     pub(crate) fn disable_cluster_services(&mut self) {
         let [dns, proxy, policies] = self.explicit;
         if !policies {

@@ -130,8 +130,8 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     }
 }
 
-/// Whether an ended container starts again although its policy does not restart it after this exit code: the agent
-/// stopped it because a probe failed, or for a resize or another image. The status must not show the container as
+/// Whether an ended container starts again although its policy does not restart it after this exit code. It does if the
+/// agent stopped it because a probe failed, or for a resize or another image. The status must not show the container as
 /// ended, because the API server would then refuse a status that shows it as running.
 fn starts_against_its_policy(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
     let (Some(spec), Some(exit)) = (facts.pod.spec.as_ref(), observed.exit()) else { return false };
