@@ -30,7 +30,7 @@ pub(super) fn limit_ends<'a>(lists: impl Iterator<Item = &'a mut Vec<ContainerSt
 }
 
 pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
-    containers.iter().map(|container| one(container, facts)).collect()
+    containers.iter().map(|container| container_status(container, facts)).collect()
 }
 
 /// Statuses of init containers and sidecars. After the loss of the sandbox, an init container runs again although its
@@ -82,7 +82,7 @@ pub(super) fn added(containers: &[Container], facts: &Facts<'_>) -> Vec<Containe
     all
 }
 
-fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
+fn container_status(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     let is_init = facts
         .pod
         .spec
