@@ -12,7 +12,7 @@ use std::fs;
 use std::process::Output;
 use std::time::Instant;
 
-use coracle_integration::{Nodes, eventually, on_a_machine};
+use coracle_integration::{Nodes, eventually, has_condition, on_a_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -51,15 +51,9 @@ fn taints(nodes: &Nodes, node: &str) -> Vec<String> {
 
 /// Name and node of each Ready pod without deletionTimestamp.
 fn ready_pods(nodes: &Nodes) -> Vec<(String, String)> {
-    let list = nodes.get(&["pods"]);
-    let ready = |pod: &&Value| {
-        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        pod["metadata"]["deletionTimestamp"].is_null()
-            && conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
-    };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let pods = list["items"].as_array().unwrap().iter().filter(ready);
-    pods.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
+    let pods = nodes.ready_pods(&[]);
+    pods.iter().map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
 }
 
 /// Waits until a joined node has both certificates. A node may be Ready before it requests its serving certificate.
@@ -503,9 +497,7 @@ fn a_node_without_lease_renewals_becomes_unreachable_and_recovers() {
         let conditions = pod["status"]["conditions"].as_array().unwrap();
         assert!(conditions.iter().any(|c| c["reason"] == "DeletionByTaintManager"), "{pod}");
         eventually("its pod not to be Ready", 10, || {
-            let pod = nodes.get(&["pod", &lost]);
-            let mut conditions = pod["status"]["conditions"].as_array().unwrap().iter();
-            conditions.any(|c| c["type"] == "Ready" && c["status"] == "False")
+            has_condition(&nodes.get(&["pod", &lost]), "Ready", "False")
         });
         nodes.agent("node-2").start();
         eventually("the node to be Ready", 20, || condition(&nodes, "node-2", "Ready") == "True");
