@@ -116,7 +116,7 @@ impl StartupArena {
 
 // === impl RoleAllocator ===
 
-// SAFETY: each block comes from one of three allocators that keep the contract, and is freed by the same one: blocks
+// SAFETY: each block comes from one of three allocators that keep the contract, and is freed by the same one. Blocks
 // outside of the early area were allocated after the choice, which never changes.
 unsafe impl GlobalAlloc for RoleAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

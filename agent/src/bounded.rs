@@ -1,5 +1,5 @@
-//! Reads of files that a container, an image, a plugin or a user controls: regular files only, without following a
-//! symlink in the last component, without blocking on a FIFO, up to a limit.
+//! Reads of files that a container, an image, a plugin or a user controls. Only regular files are read, up to a limit.
+//! A symlink in the last component is not followed, and a FIFO does not block.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};

@@ -17,8 +17,8 @@ const UNANSWERED: Duration = Duration::from_secs(15);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A standard client whose connections fail when the server is unreachable: after a power failure, or after a change
-/// of this machine's address, no packet closes them, and a watch would wait forever.
+/// A standard client whose connections fail when the server is unreachable. After a power failure, or after a change of
+/// this machine's address, no packet closes them, and a watch would wait forever.
 ///
 /// # Errors
 /// When certificates or credentials of the configuration are unusable.

@@ -105,8 +105,8 @@ struct Shared {
     boot: String,
     /// A lock for each claim that is being prepared or unprepared.
     claims: Locks<Key>,
-    /// A lock for each pod, by its uid. The tasks that prepare its claims hold it, so the end of the pod waits for a task
-    /// whose caller is gone: otherwise that task would prepare a claim after the last call that unprepares it.
+    /// A lock for each pod, by its uid. The tasks that prepare its claims hold it, so the end of the pod waits for a
+    /// task whose caller is gone. Otherwise that task would prepare a claim after the last call that unprepares it.
     pods: Locks<String>,
 }
 

@@ -162,12 +162,13 @@ impl NodeAgent {
             self.node.subscribe(),
             self.pulse.clone(),
         );
-        let asked = network::poll(self.network.clone(), self.pulse.subscribe(), self.network_status.clone());
+        let polling =
+            network::poll(self.network.clone(), self.pulse.subscribe(), self.network_status.clone());
         tokio::select! {
             // Cancel-safe: all arms run until the agent ends.
             () = shutdown.cancelled() => {}
             () = lease => {}
-            () = asked => {}
+            () = polling => {}
             () = register::keep(&self) => {}
             () = overlay => {}
         }

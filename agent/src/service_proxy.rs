@@ -163,8 +163,8 @@ impl ServiceProxy {
         self.state.end_change(&triggers);
         self.balancer.end_transaction();
         loop {
-            // Each arm is cancel-safe: keys stay in the subscription until they are returned, a change of the node stays
-            // marked, and a lost notification only follows a change that the next replacement repairs.
+            // Each arm is cancel-safe. Keys stay in the subscription until they are returned, and a change of the node
+            // stays marked. A lost notification only follows a change that the next replacement repairs.
             tokio::select! {
                 changed = changes.next() => {
                     self.state.begin_change();

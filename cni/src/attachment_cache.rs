@@ -146,8 +146,8 @@ impl Cache {
         let mut of_network = known.values().filter(|entry| entry.list.name == network);
         let has = |Entry { at, result, .. }: &&Entry| {
             let inside = result.iter().find_map(|result| result.inside(&at.ifname));
-            let asked = at.capabilities.get("mac").and_then(Value::as_str);
-            let mut texts = inside.map(|inside| inside.mac.as_str()).into_iter().chain(asked);
+            let requested = at.capabilities.get("mac").and_then(Value::as_str);
+            let mut texts = inside.map(|inside| inside.mac.as_str()).into_iter().chain(requested);
             texts.any(|text| parse_mac(text) == Some(mac))
         };
         of_network.find(has).map(|entry| entry.at.container_id.clone())

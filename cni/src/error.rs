@@ -56,14 +56,16 @@ pub enum Error {
         capability: &'static str,
     },
     /// The plugins declare a capability and ignore its value.
-    #[error("the network {network} did not assign {asked} although it declares the capability {capability}")]
+    #[error(
+        "the network {network} did not assign {requested} although it declares the capability {capability}"
+    )]
     NotGiven {
         /// The network.
         network: String,
         /// The capability.
         capability: &'static str,
         /// The requested value.
-        asked: String,
+        requested: String,
     },
     /// A range without room for a gateway and a pod.
     #[error("the range {range} is too small: it needs room for a gateway and a pod")]

@@ -140,8 +140,8 @@ fn request(command: Command, environment: &dyn Fn(&str) -> String, input: &[u8])
 
 /// The error object (section 5, "Error"), in the version of the request if it is known.
 fn refusal(error: &Error, input: &[u8]) -> Value {
-    let asked = serde_json::from_slice::<Value>(input).ok();
-    let version = asked.as_ref().and_then(|conf| Version::parse(conf.get("cniVersion")?.as_str()?));
+    let network_config = serde_json::from_slice::<Value>(input).ok();
+    let version = network_config.as_ref().and_then(|conf| Version::parse(conf.get("cniVersion")?.as_str()?));
     let (message, chain) = (error.to_string(), error.chain());
     let details = chain.strip_prefix(&message).unwrap_or_default().trim_start_matches(": ").to_owned();
     json!({"cniVersion": version.unwrap_or(Version::NEWEST).name(), "code": error.code(), "msg": message,

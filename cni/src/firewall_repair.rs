@@ -35,8 +35,8 @@ pub(crate) async fn keep(host: std::sync::Weak<Host>, mut socket: TokioSocket) {
     let mut buffer = Vec::with_capacity(65536);
     loop {
         buffer.clear();
-        let heard = socket.recv(&mut buffer).await;
-        match heard {
+        let received = socket.recv(&mut buffer).await;
+        match received {
             Ok(_) => match host.upgrade() {
                 Some(host) if !is_foreign(&host, &buffer) => continue,
                 Some(_) => {}
@@ -48,7 +48,7 @@ pub(crate) async fn keep(host: std::sync::Weak<Host>, mut socket: TokioSocket) {
                 warn!(%error, "cannot receive firewall notifications, opening another socket");
                 tokio::time::sleep(PAUSE).await;
                 match listen() {
-                    Ok(anew) => socket = anew,
+                    Ok(reopened) => socket = reopened,
                     // The old socket reports its error again.
                     Err(error) => {
                         warn!(%error, "cannot open a socket for firewall notifications");

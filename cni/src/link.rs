@@ -189,7 +189,7 @@ impl Links {
     }
 
     /// Makes a veth pair with one end here and the other inside the sandbox, so that its name cannot collide on the
-    /// host. Returns name and index of the host's end only: a query of a link that is up while its peer is down makes
+    /// host. Returns name and index of the host's end only. A query of a link that is up while its peer is down makes
     /// the kernel stop its queues, which takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         if let Err(error) = self.try_pair(pair, netns).await {
@@ -271,8 +271,8 @@ impl Links {
         }
     }
 
-    /// Marks an unmarked bridge as ours if an earlier version or an interrupted process made it: its hardware address
-    /// has our prefix, and it has addresses of ours and no others, or is not in use at all.
+    /// Marks an unmarked bridge as ours if an earlier version or an interrupted process made it. Such a bridge has a
+    /// hardware address with our prefix. It has addresses of ours and no others, or is not in use at all.
     pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&mac::OUR_PREFIX) {

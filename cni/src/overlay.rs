@@ -9,7 +9,7 @@
 //! Between dumps the tables are known: the kernel notifies each change, which is compared with the plan. So a changed
 //! peer costs a few messages, independent of the number of peers, and an idle node costs nothing.
 //!
-//! The layout on the wire and in the kernel is flannel's: per peer a forwarding entry (its hardware address → its
+//! The layout on the wire and in the kernel is flannel's. Each peer has a forwarding entry (its hardware address → its
 //! node), a neighbour entry and a route (its range → by the range's first address → by the device).
 
 mod address;

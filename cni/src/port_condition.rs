@@ -44,12 +44,12 @@ pub(crate) fn parse(name: &str, parts: &[String], v4: bool) -> Result<Vec<Condit
     let mut words = parts.iter().flat_map(|part| part.split_whitespace()).peekable();
     let mut conditions = Vec::new();
     while let Some(word) = words.next() {
-        conditions.push(one(name, word, &mut words, v4)?);
+        conditions.push(parse_one(name, word, &mut words, v4)?);
     }
     Ok(conditions)
 }
 
-fn one<'w>(
+fn parse_one<'w>(
     name: &str,
     word: &'w str,
     words: &mut Peekable<impl Iterator<Item = &'w str>>,

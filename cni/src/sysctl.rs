@@ -24,8 +24,8 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
 /// soon (`gc_thresh2`).
 const NEIGHBOURS: [(&str, u32); 2] = [("gc_thresh3", 32768), ("gc_thresh2", 16384)];
 
-/// Raises the size of the neighbour tables. All network namespaces share them, with room for 1,024 entries by default: a
-/// few pods that send to absent addresses of their network would fill them, and no pod could reach a new neighbour. A
+/// Raises the size of the neighbour tables. All network namespaces share them, with room for 1,024 entries by default.
+/// A few pods that send to absent addresses of their network would fill them, and no pod could reach a new neighbour. A
 /// failure is logged: these settings may be read-only.
 pub(crate) fn room_for_neighbours() {
     for family in ["ipv4", "ipv6"] {
@@ -184,10 +184,10 @@ pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
     unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "0"))
 }
 
-/// Disables IPv6 on a port of a bridge. Only the bridge has addresses. With IPv6 each port adds routes and addresses to the
-/// kernel's tables, and the kernel walks them whenever a port goes down: the cost of a pod grows with the number of pods.
-/// It also implies that the port accepts no router advertisements. Must be called before packets can arrive. A kernel
-/// without IPv6 is not an error.
+/// Disables IPv6 on a port of a bridge. Only the bridge has addresses. With IPv6 each port adds routes and addresses to
+/// the kernel's tables. The kernel walks them whenever a port goes down, so the cost of a pod grows with the number of
+/// pods. It also implies that the port accepts no router advertisements. Must be called before packets can arrive. A
+/// kernel without IPv6 is not an error.
 pub(crate) fn no_ipv6(port: &str) -> Result<(), Error> {
     unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6"), "1"))
 }

@@ -11,8 +11,8 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Watches one directory, or its nearest existing parent. It has one inotify instance to its end, because others may use
-/// up the instances of this user: root in a container without a user namespace is the same user.
+/// Watches one directory, or its nearest existing parent. It keeps its inotify instance until its end, because others
+/// may use up the instances of this user. Root in a container without a user namespace is the same user.
 pub struct Watch {
     dir: PathBuf,
     queue: AsyncFd<Queue>,

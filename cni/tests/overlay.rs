@@ -42,6 +42,19 @@ fn in_a_namespace(test: impl AsyncFnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
+/// An overlay of node 1, with the interface eth0 as its uplink.
+fn with_uplink() -> Overlay {
+    ip("link add eth0 type veth peer name eth1");
+    uplink(1);
+    Overlay::open(config(1, VXLAN)).unwrap()
+}
+
+/// Waits until the overlay notices a foreign change. The change `what` is named if it does not.
+async fn wait_for_foreign_change(overlay: &mut Overlay, what: &impl std::fmt::Debug) {
+    let change = tokio::time::timeout(LONG, overlay.foreign_change());
+    change.await.unwrap_or_else(|_| panic!("not noticed: {what:?}"));
+}
+
 fn config(number: u8, backend: Backend) -> OverlayConfig {
     OverlayConfig {
         backend,
@@ -377,9 +390,7 @@ fn peers(count: u32) -> BTreeMap<String, Peer> {
 #[test]
 fn foreign_changes_are_notified_and_repaired() {
     in_a_namespace(async || {
-        ip("link add eth0 type veth peer name eth1");
-        uplink(1);
-        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let mut overlay = with_uplink();
         let peers = peers(50);
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         let right = tables();
@@ -398,8 +409,7 @@ fn foreign_changes_are_notified_and_repaired() {
         ] {
             ip(damage);
             assert!(tables() != right, "no damage: {damage}");
-            let change = tokio::time::timeout(LONG, overlay.foreign_change());
-            change.await.unwrap_or_else(|_| panic!("not noticed: {damage}"));
+            wait_for_foreign_change(&mut overlay, &damage).await;
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {damage}\n{}", tables());
         }
@@ -408,8 +418,7 @@ fn foreign_changes_are_notified_and_repaired() {
             &["fdb", "append", "02:00:00:00:00:77", "dev", "coracle.1", "dst", "192.0.2.77"],
         ] {
             run("bridge", arguments);
-            let change = tokio::time::timeout(LONG, overlay.foreign_change());
-            change.await.unwrap_or_else(|_| panic!("not noticed: {arguments:?}"));
+            wait_for_foreign_change(&mut overlay, &arguments).await;
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {arguments:?}\n{}", tables());
         }
@@ -424,9 +433,7 @@ fn foreign_changes_are_notified_and_repaired() {
 #[test]
 fn similar_foreign_objects_are_not_taken_for_ours() {
     in_a_namespace(async || {
-        ip("link add eth0 type veth peer name eth1");
-        uplink(1);
-        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let mut overlay = with_uplink();
         let peers = peers(50);
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         let fdb = || run("bridge", &["fdb", "show", "dev", "coracle.1"]);
@@ -436,8 +443,7 @@ fn similar_foreign_objects_are_not_taken_for_ours() {
             let of = ["fdb", "replace", "02:00:00:00:00:05", "dev", "coracle.1", "dst", &to, what, value];
             run("bridge", &of);
             assert!(fdb().contains(&format!("{what} {value}")), "{}", fdb());
-            let change = tokio::time::timeout(LONG, overlay.foreign_change());
-            change.await.unwrap_or_else(|_| panic!("not noticed: {of:?}"));
+            wait_for_foreign_change(&mut overlay, &of).await;
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(fdb().contains(&entry) && !fdb().contains(value), "after {of:?}\n{}", fdb());
         }
@@ -458,9 +464,7 @@ fn similar_foreign_objects_are_not_taken_for_ours() {
 #[test]
 fn own_changes_and_those_of_pods_are_not_notified() {
     in_a_namespace(async || {
-        ip("link add eth0 type veth peer name eth1");
-        uplink(1);
-        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let mut overlay = with_uplink();
         let mut peers = peers(1000);
         assert!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes > 6000);
         assert_eq!(tables().lines().filter(|line| line.contains("via fd42")).count(), 1000);
@@ -486,9 +490,7 @@ fn own_changes_and_those_of_pods_are_not_notified() {
 #[test]
 fn an_address_may_change_and_a_foreign_interface_is_not_changed() {
     in_a_namespace(async || {
-        ip("link add eth0 type veth peer name eth1");
-        uplink(1);
-        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let mut overlay = with_uplink();
         let peers = peers(3);
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         ip("addr add 192.0.2.99/24 dev eth0");
@@ -512,9 +514,7 @@ fn an_address_may_change_and_a_foreign_interface_is_not_changed() {
 #[test]
 fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
     in_a_namespace(async || {
-        ip("link add eth0 type veth peer name eth1");
-        uplink(1);
-        let mut one = Overlay::open(config(1, VXLAN)).unwrap();
+        let mut one = with_uplink();
         one.lock_names().await.unwrap();
         let same = |interface: &str| OverlayConfig { interface: interface.into(), ..config(1, VXLAN) };
         for (interface, taken, setting) in [
@@ -559,9 +559,7 @@ fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
 #[test]
 fn a_foreign_device_with_the_same_vni_is_reported_and_its_removal_is_noticed() {
     in_a_namespace(async || {
-        ip("link add eth0 type veth peer name eth1");
-        uplink(1);
-        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let mut overlay = with_uplink();
         let peers = peers(3);
         ip("link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
         // The next two devices do not conflict.

@@ -269,10 +269,10 @@ impl Row for Container {
 /// The image digest for a container's status: of the requested repository, else of any repository.
 pub(crate) fn image_digest(config: &cri::ContainerConfig, digests: &[String]) -> String {
     let spec = config.image.clone().unwrap_or_default();
-    let asked = [spec.user_specified_image, spec.image].into_iter().find(|name| !name.is_empty());
-    let asked = asked.and_then(|name| Reference::parse(&name).ok()).map(|name| name.repository());
+    let requested = [spec.user_specified_image, spec.image].into_iter().find(|name| !name.is_empty());
+    let requested = requested.and_then(|name| Reference::parse(&name).ok()).map(|name| name.repository());
     let is_asked =
-        |digest: &&String| digest.split_once('@').map(|(repository, _)| repository) == asked.as_deref();
+        |digest: &&String| digest.split_once('@').map(|(repository, _)| repository) == requested.as_deref();
     digests.iter().find(is_asked).or_else(|| digests.first()).cloned().unwrap_or_default()
 }
 
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_digest_of_the_requested_repository_is_used() {
-        let asked = |image: &str| cri::ContainerConfig {
+        let requested = |image: &str| cri::ContainerConfig {
             image: Some(cri::ImageSpec {
                 image: "sha256:1".into(),
                 user_specified_image: image.into(),
@@ -307,9 +307,9 @@ mod tests {
             ..Default::default()
         };
         let digests = ["r.example/a@sha256:2".to_owned(), "docker.io/library/nginx@sha256:2".to_owned()];
-        assert_eq!(image_digest(&asked("nginx"), &digests), digests[1]);
-        assert_eq!(image_digest(&asked("other"), &digests), digests[0]);
-        assert_eq!(image_digest(&asked("nginx"), &[]), "");
+        assert_eq!(image_digest(&requested("nginx"), &digests), digests[1]);
+        assert_eq!(image_digest(&requested("other"), &digests), digests[0]);
+        assert_eq!(image_digest(&requested("nginx"), &[]), "");
     }
 
     #[test]

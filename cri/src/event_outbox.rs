@@ -87,8 +87,8 @@ impl EventOutbox {
         Ok(pending)
     }
 
-    /// Records that a container runs. If the record cannot be written (disk full), the event is still sent and the error
-    /// is logged: the program runs, and the next start of the runtime gets the state from the shim.
+    /// Records that a container runs. If the record cannot be written (disk full), the event is still sent and the
+    /// error is logged. The program runs, and the next start of the runtime gets the state from the shim.
     pub(crate) fn record_running(&self, container: &Container) -> PendingEvents<'_> {
         let mut pending = self.pending();
         container.note(pending.add(ContainerStartedEvent, now()));

@@ -42,8 +42,8 @@ pub(crate) enum PidNamespace {
 
 /// The pid namespace of a container in its pod. POD means the node's if the pod uses the node's, as in containerd. POD is
 /// the default; in a pod without a shared namespace it means the container's own.
-pub(crate) fn pids(pod: &NamespaceOption, asked: Option<&NamespaceOption>) -> PidNamespace {
-    match asked.map(NamespaceOption::pid).unwrap_or_default() {
+pub(crate) fn pids(pod: &NamespaceOption, requested: Option<&NamespaceOption>) -> PidNamespace {
+    match requested.map(NamespaceOption::pid).unwrap_or_default() {
         NamespaceMode::Container => PidNamespace::Container,
         NamespaceMode::Target => PidNamespace::Target,
         NamespaceMode::Node => PidNamespace::Node,
@@ -68,7 +68,7 @@ mod tests {
     fn pid_namespaces_of_containers_follow_the_pod() {
         let with = |mode: NamespaceMode| NamespaceOption { pid: mode.into(), ..Default::default() };
         use NamespaceMode::{Container, Node, Pod, Target};
-        for (pod, asked, seen) in [
+        for (pod, requested, seen) in [
             (Pod, Some(Pod), PidNamespace::Pod),
             (Pod, None, PidNamespace::Pod),
             (Pod, Some(Container), PidNamespace::Container),
@@ -81,7 +81,7 @@ mod tests {
             (Node, None, PidNamespace::Node),
             (Node, Some(Container), PidNamespace::Container),
         ] {
-            assert_eq!(pids(&with(pod), asked.map(with).as_ref()), seen, "{asked:?} in {pod:?}");
+            assert_eq!(pids(&with(pod), requested.map(with).as_ref()), seen, "{requested:?} in {pod:?}");
         }
     }
 }

@@ -346,9 +346,9 @@ fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
     }
 }
 
-/// Directories in different parts of the disk, if ext4 supports it (chattr(1), `T`). A container's files stay in the part
-/// where its layer was created, also after a rename. In a common part each new file would cost a search past every inode
-/// freed in the last five minutes; in a part for each container, reads of unused areas of the disk.
+/// Directories in different parts of the disk, if ext4 supports it (chattr(1), `T`). A container's files stay in the
+/// part where its layer was created, also after a rename. In a common part each new file would cost a search past every
+/// inode freed in the last five minutes. In a part for each container it would cost reads of unused areas of the disk.
 fn scattered(parts: PathBuf) -> Option<PathBuf> {
     let make = || -> std::io::Result<()> {
         std::fs::create_dir_all(&parts)?;

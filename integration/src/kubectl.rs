@@ -113,4 +113,21 @@ impl Kubectl {
         all.extend(arguments);
         serde_json::from_str(&self.kubectl(&all)).unwrap()
     }
+
+    /// The Ready pods without deletionTimestamp. `selection` has further arguments of `kubectl get pods`.
+    #[must_use]
+    pub fn ready_pods(&self, selection: &[&str]) -> Vec<Value> {
+        let list = self.get(&[&["pods"][..], selection].concat());
+        let is_ready = |pod: &&Value| {
+            pod["metadata"]["deletionTimestamp"].is_null() && has_condition(pod, "Ready", "True")
+        };
+        list["items"].as_array().unwrap().iter().filter(is_ready).cloned().collect()
+    }
+}
+
+/// Whether an object has a condition of this type with this status.
+#[must_use]
+pub fn has_condition(object: &Value, type_: &str, status: &str) -> bool {
+    let mut conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|condition| condition["type"] == type_ && condition["status"] == status)
 }

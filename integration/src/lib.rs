@@ -31,7 +31,7 @@ pub use cri::Cri;
 pub use crictl::Crictl;
 pub use flannel::Flannel;
 pub use host::{Host, inside};
-pub use kubectl::Kubectl;
+pub use kubectl::{Kubectl, has_condition};
 pub use machine::{Machine, on_a_machine};
 pub use nodes::{Agent, Nodes};
 pub use stock::Stock;

@@ -12,7 +12,7 @@ use std::fs;
 use std::process::Output;
 use std::time::Instant;
 
-use coracle_integration::{Nodes, eventually, on_a_machine};
+use coracle_integration::{Nodes, eventually, has_condition, on_a_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -51,15 +51,9 @@ fn taints(nodes: &Nodes, node: &str) -> Vec<String> {
 
 /// Name and node of each Ready pod without deletionTimestamp.
 fn ready_pods(nodes: &Nodes) -> Vec<(String, String)> {
-    let list = nodes.get(&["pods"]);
-    let ready = |pod: &&Value| {
-        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        pod["metadata"]["deletionTimestamp"].is_null()
-            && conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
-    };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let pods = list["items"].as_array().unwrap().iter().filter(ready);
-    pods.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
+    let pods = nodes.ready_pods(&[]);
+    pods.iter().map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
 }
 
 /// Waits until a joined node has both certificates. A node may be Ready before it requests its serving certificate.
@@ -68,18 +62,33 @@ fn has_joined(nodes: &mut Nodes, node: &str) {
     eventually("the serving certificate", 20, || serving.exists());
 }
 
-/// A deployment whose pods tolerate a lost node for ten seconds.
+/// Toleration of NoExecute taints with the key. It has no end if `seconds` is null.
+fn toleration(key: &str, seconds: impl Into<Value>) -> Value {
+    let seconds: Value = seconds.into();
+    json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds})
+}
+
+/// A deployment whose pods tolerate a lost node for ten seconds, and the taint `marker` without end.
 fn deployment(replicas: usize) -> String {
-    let tolerations = ["not-ready", "unreachable"].map(|key| {
-        json!({"key": format!("node.kubernetes.io/{key}"), "operator": "Exists", "effect": "NoExecute",
-            "tolerationSeconds": 10})
-    });
+    let tolerations = [
+        toleration("node.kubernetes.io/not-ready", 10),
+        toleration("node.kubernetes.io/unreachable", 10),
+        toleration("marker", Value::Null),
+    ];
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
         "replicas": replicas, "selector": {"matchLabels": {"app": "d"}},
         "template": {"metadata": {"labels": {"app": "d"}}, "spec": {
             "terminationGracePeriodSeconds": 1, "tolerations": tolerations,
             "containers": [{"name": "c", "image": "busybox", "command": ["sh", "-c", "echo hello; sleep 100000"]}]}},
     }})
+    .to_string()
+}
+
+/// A pod on node-1 that tolerates the taint `marker` longer than the deployment's pods tolerate a lost node.
+fn marker() -> String {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "marker"}, "spec": {
+        "nodeName": "node-1", "terminationGracePeriodSeconds": 1, "tolerations": [toleration("marker", 12)],
+        "containers": [{"name": "c", "image": "busybox", "command": ["sh", "-c", "sleep 100000"]}]}})
     .to_string()
 }
 
@@ -488,9 +497,7 @@ fn a_node_without_lease_renewals_becomes_unreachable_and_recovers() {
         let conditions = pod["status"]["conditions"].as_array().unwrap();
         assert!(conditions.iter().any(|c| c["reason"] == "DeletionByTaintManager"), "{pod}");
         eventually("its pod not to be Ready", 10, || {
-            let pod = nodes.get(&["pod", &lost]);
-            let mut conditions = pod["status"]["conditions"].as_array().unwrap().iter();
-            conditions.any(|c| c["type"] == "Ready" && c["status"] == "False")
+            has_condition(&nodes.get(&["pod", &lost]), "Ready", "False")
         });
         nodes.agent("node-2").start();
         eventually("the node to be Ready", 20, || condition(&nodes, "node-2", "Ready") == "True");
@@ -502,20 +509,28 @@ fn a_node_without_lease_renewals_becomes_unreachable_and_recovers() {
     });
 }
 
-/// If all nodes stop renewing their leases, the control plane may be the cause: it evicts no pod.
+/// If all nodes stop renewing their leases, the control plane may be the cause: it evicts no pod of lost nodes.
 fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     let before = ready_pods(nodes);
+    nodes.apply(&marker());
+    eventually("the marker to be Ready", 60, || ready_pods(nodes).iter().any(|(name, _)| name == "marker"));
     for node in ["node-1", "node-2"] {
         nodes.agent(node).freeze();
     }
     for node in ["node-1", "node-2"] {
         eventually("the node to be Unknown", 15, || condition(nodes, node, "Ready") == "Unknown");
     }
-    // Longer than the pods tolerate the taints. There is no event to wait for.
-    std::thread::sleep(std::time::Duration::from_secs(12));
-    let deleted = nodes.get(&["pods"]);
-    let deleted = deleted["items"].as_array().unwrap().iter();
-    assert_eq!(deleted.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string()).count(), 0);
+    // The eviction of the marker shows that other pods would have been evicted before.
+    nodes.kubectl(&["taint", "node", "node-1", "marker=1:NoExecute"]);
+    let deleted = eventually("the eviction of the marker", 30, || {
+        let pods = nodes.get(&["pods"]);
+        let pods = pods["items"].as_array().unwrap().iter();
+        let deleted = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string());
+        let names: Vec<Value> = deleted.map(|pod| pod["metadata"]["name"].clone()).collect();
+        names.contains(&"marker".into()).then_some(names)
+    });
+    assert_eq!(deleted, ["marker"]);
+    nodes.kubectl(&["taint", "node", "node-1", "marker-"]);
     for node in ["node-1", "node-2"] {
         nodes.agent(node).thaw();
     }

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout};
 
-use coracle_integration::{Machine, Nodes, Stock, eventually, on_a_machine};
+use coracle_integration::{Machine, Nodes, Stock, eventually, has_condition, on_a_machine};
 use serde_json::{Value, json};
 
 /// Runs a test with a control plane and one node with Kubernetes' kubelet.
@@ -38,8 +38,7 @@ fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Opti
 }
 
 fn runs(pod: &Value) -> Option<()> {
-    let conditions = pod["status"]["conditions"].as_array()?;
-    conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True").then_some(())
+    has_condition(pod, "Ready", "True").then_some(())
 }
 
 fn state(pod: &Value, container: usize) -> &Value {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Crictl, Host, Machine, Nodes, eventually, on_a_machine};
+use coracle_integration::{Crictl, Host, Machine, Nodes, eventually, has_condition, on_a_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -178,8 +178,7 @@ fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Opti
 }
 
 fn ready(pod: &Value) -> Option<()> {
-    let conditions = pod["status"]["conditions"].as_array()?;
-    conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True").then_some(())
+    has_condition(pod, "Ready", "True").then_some(())
 }
 
 fn pods_run_on(nodes: &mut Nodes, runtime: &Runtime, name: &str) {

@@ -3,8 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-/// Maximum waiting queries: in total, and of each client.
-const WAITING: (usize, usize) = (1024, 128);
+/// Maximum waiting queries of all clients.
+const MAX_WAITING: usize = 1024;
+/// Maximum waiting queries of one client.
+const MAX_WAITING_OF_CLIENT: usize = 128;
 
 /// The waiting queries of all clients.
 #[derive(Debug)]
@@ -30,7 +32,7 @@ impl<T> FairQueue<T> {
     /// there is room for other clients.
     pub(crate) fn push(&mut self, client: IpAddr, query: T) {
         let own = self.clients.get(&client).map_or(0, VecDeque::len);
-        if own >= WAITING.1.min(WAITING.0 - self.total) {
+        if own >= MAX_WAITING_OF_CLIENT.min(MAX_WAITING - self.total) {
             return;
         }
         if own == 0 {
@@ -79,10 +81,10 @@ mod tests {
     #[test]
     fn floods_of_many_clients_leave_room_for_others() {
         let mut queue = FairQueue::new();
-        for _ in 0..WAITING.0 {
+        for _ in 0..MAX_WAITING {
             (0..20).for_each(|number| queue.push(client(number), ()));
         }
-        assert!(queue.total < WAITING.0);
+        assert!(queue.total < MAX_WAITING);
         let before = queue.total;
         queue.push(client(999), ());
         assert_eq!(queue.total, before + 1);

@@ -144,7 +144,7 @@ impl Upstream {
         for server in self.servers.of(&question.0) {
             self.probe(&server);
             self.metrics.forwarded();
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             match timeout(ANSWER, exchange(server.address, question)).await {
                 Ok(Ok((message, bytes))) => {
                     server.succeeded();
@@ -160,7 +160,7 @@ impl Upstream {
                 }
                 Err(_elapsed) => {
                     tracing::debug!(server = %server.address, "no response of a DNS server");
-                    if server.timed_out(asked) {
+                    if server.timed_out(sent_at) {
                         self.metrics.upstream_failed();
                     }
                 }

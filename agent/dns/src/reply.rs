@@ -145,10 +145,10 @@ impl Pending {
         let mut reply = self.reply;
         reply.metadata.response_code = answer.metadata.response_code;
         reply.metadata.authoritative = false;
-        let asked = self.query.name.to_lowercase();
+        let queried = self.query.name.to_lowercase();
         let own = |mut record: hickory_proto::rr::Record| {
             // The client's spelling of the name.
-            if record.name == asked {
+            if record.name == queried {
                 record.name = self.query.name.clone();
             }
             record

@@ -161,19 +161,19 @@ impl Server {
     fn answer_udp(&self, socket: &Arc<UdpSocket>, client: SocketAddr, query: &[u8]) {
         let began = Instant::now();
         let (socket, size) = (Arc::clone(socket), query.len());
-        let asked = UdpQuery { socket, client, size, most: udp_size(query), began };
+        let udp_query = UdpQuery { socket, client, size, most: udp_size(query), began };
         match reply(query, &self.zone, &self.upstream) {
             Reply::Nothing => {}
-            Reply::Now(message) => asked.answer(&self.upstream, &message),
+            Reply::Now(message) => udp_query.answer(&self.upstream, &message),
             Reply::Forward(pending) => {
                 let Some(permit) = self.forwards.take(client.ip()) else {
                     self.upstream.metrics.rejected();
-                    return asked.answer(&self.upstream, &pending.refused());
+                    return udp_query.answer(&self.upstream, &pending.refused());
                 };
                 let upstream = Arc::clone(&self.upstream);
                 tokio::spawn(async move {
                     let message = pending.resolve(Arc::clone(&upstream)).await;
-                    asked.answer(&upstream, &message);
+                    udp_query.answer(&upstream, &message);
                     drop(permit);
                 });
             }

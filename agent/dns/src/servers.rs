@@ -104,8 +104,8 @@ impl Server {
     /// Records that a query that was sent at the time `asked` got no answer. Returns whether this counts as a failure
     /// of the server. It does not count if the server has answered another query since then: the name is slow, not the
     /// server. Otherwise the owner of a name could make a working server count as failing.
-    pub(crate) fn timed_out(&self, asked: Instant) -> bool {
-        let is_failure = self.with(|health| health.answered.is_none_or(|answered| answered < asked));
+    pub(crate) fn timed_out(&self, sent_at: Instant) -> bool {
+        let is_failure = self.with(|health| health.answered.is_none_or(|answered| answered < sent_at));
         if is_failure {
             self.failed();
         }

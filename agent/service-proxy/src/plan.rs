@@ -118,8 +118,8 @@ impl<'a> External<'a> {
     }
 
     /// The sources that may reach the load balancer at these addresses. `None` permits all. If an address of this node
-    /// is permitted, the load balancer's addresses are permitted as sources too: if this node has such an address, its
-    /// processes use it as the source.
+    /// is permitted, the load balancer's addresses are permitted as sources too. Processes of a node that has such an
+    /// address use it as their source.
     fn guard(&self, balancer: &[IpAddr]) -> Option<Vec<IpNetwork>> {
         let mut sources = self.sources.clone()?;
         if self.node.iter().any(|ip| sources.iter().any(|range| range.contains(*ip))) {

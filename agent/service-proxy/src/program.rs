@@ -11,7 +11,7 @@ use coracle_nft::{Element, Key, Rule, Value, Verdict};
 use crate::endpoints::Target;
 
 /// Maximum targets of a service port in the map that all services share. The kernel compares the name of a new set with
-/// those of all sets of the table, also for sets that belong to a rule: with a set for each service, the time to
+/// those of all sets of the table, also for sets that belong to a rule. With a set for each service, the time to
 /// program services would grow with the square of their number.
 pub(crate) const SHARED_MAX: usize = 32;
 

@@ -31,8 +31,8 @@ pub struct Amount {
     pub memory: i64,
 }
 
-/// The resources of a container with the limits of CPU and memory that it inherits from its pod: without a limit of its
-/// own, the limit of the pod as a whole applies. Source: `GetLimits` of `pkg/kubelet/util/util.go`.
+/// The resources of a container with the limits of CPU and memory that it inherits from its pod. A container without a
+/// limit of its own has the limit of the pod as a whole. Source: `GetLimits` of `pkg/kubelet/util/util.go`.
 pub fn effective_resources(
     pod_level: Option<&ResourceRequirements>,
     own: Option<&ResourceRequirements>,

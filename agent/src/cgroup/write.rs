@@ -14,7 +14,7 @@ use super::limits::{Limits, writes};
 pub(crate) fn limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool) -> Result<(), CgroupError> {
     for write in writes(limits, v2) {
         let Some(dir) = dirs.get(write.controller) else { continue };
-        one(&dir.join(write.file), &write.value)?;
+        write_file(&dir.join(write.file), &write.value)?;
     }
     Ok(())
 }
@@ -30,7 +30,7 @@ pub(crate) fn has_limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: 
         })
 }
 
-fn one(path: &Path, value: &str) -> Result<(), CgroupError> {
+fn write_file(path: &Path, value: &str) -> Result<(), CgroupError> {
     if fs::read_to_string(path).is_ok_and(|text| text.trim() == value) {
         return Ok(());
     }

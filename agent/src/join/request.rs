@@ -108,8 +108,8 @@ impl RequestedIdentity {
 
     /// The request object. Its name is derived from key and content, so that a retry with the same key finds it.
     fn object(&self, key: &KeyPair) -> Result<CertificateSigningRequest, rcgen::Error> {
-        let asked = [key.public_key_pem().as_bytes(), self.user.as_bytes(), self.signer.as_bytes()].concat();
-        let name = format!("node-csr-{}", hex::encode(Sha256::digest(asked)));
+        let input = [key.public_key_pem().as_bytes(), self.user.as_bytes(), self.signer.as_bytes()].concat();
+        let name = format!("node-csr-{}", hex::encode(Sha256::digest(input)));
         Ok(CertificateSigningRequest {
             metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
             spec: CertificateSigningRequestSpec {

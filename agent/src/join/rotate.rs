@@ -135,11 +135,11 @@ async fn obtain(
 ) -> Identity {
     let mut retry = FIRST_RETRY;
     loop {
-        let asked = async {
+        let requesting = async {
             let key = request::new_key().map_err(Failure::Join)?;
             request::certificate(client, wanted, &key, REQUEST_TIMEOUT).await
         };
-        let error = match asked.await {
+        let error = match requesting.await {
             Ok(identity) => return identity,
             Err(error) => error,
         };

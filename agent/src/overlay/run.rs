@@ -206,7 +206,7 @@ impl OverlayAgent {
     /// Excludes packets to pods of other nodes from masquerading.
     async fn unmasquerade(&mut self, peers: &BTreeMap<String, Peer>) {
         let ranges = peers.values().flat_map(|peer| peer.cidrs.iter().copied());
-        if self.unmasqueraded.as_ref().is_some_and(|said| ranges.clone().eq(said.iter().copied())) {
+        if self.unmasqueraded.as_ref().is_some_and(|known| ranges.clone().eq(known.iter().copied())) {
             return;
         }
         match self.network.set_unmasqueraded(coracle_cni::merged(ranges.clone())).await {

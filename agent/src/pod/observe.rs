@@ -119,14 +119,14 @@ fn observed_container(sandbox: &str, status: cri::ContainerStatus) -> ObservedCo
     let limits = status.resources.as_ref().and_then(|resources| resources.linux.as_ref());
     let limits = limits.map(KernelLimits::of);
     let created_with = status.annotations.get(RESOURCES).and_then(|text| serde_json::from_str(text).ok());
-    let asked = Some(image.user_specified_image).filter(|asked| !asked.is_empty());
+    let requested_image = Some(image.user_specified_image).filter(|name| !name.is_empty());
     ObservedContainer {
         id: status.id,
         sandbox: sandbox.to_owned(),
         name: metadata.name,
         attempt: metadata.attempt,
-        image: asked.clone().unwrap_or(image.image),
-        asked,
+        image: requested_image.clone().unwrap_or(image.image),
+        requested_image,
         image_id: if status.image_ref.is_empty() { status.image_id } else { status.image_ref },
         user,
         created_with,

@@ -212,7 +212,7 @@ impl Watched {
         }
     }
 
-    /// One attempt within the probe's timeout. The runtime limits the time of a command, as with the kubelet: a command
+    /// One attempt within the probe's timeout. The runtime limits the time of a command, as with the kubelet. A command
     /// that exits in time succeeds, even if its child processes hold its outputs open up to the timeout.
     async fn probe(&self, probe: &Probe) -> Outcome {
         let limit = timeout(probe);

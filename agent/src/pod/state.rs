@@ -81,7 +81,7 @@ pub(crate) struct ObservedContainer {
     /// Its restart count.
     pub(crate) attempt: u32,
     /// The image reference in its spec, if the runtime reports it.
-    pub(crate) asked: Option<String>,
+    pub(crate) requested_image: Option<String>,
     pub(crate) image: String,
     pub(crate) image_id: String,
     /// User and groups of its first process, if the runtime reports them.
@@ -150,7 +150,7 @@ impl ObservedContainer {
     /// Whether the container was created from another image than `wanted` has: the only mutable field besides resources.
     /// Compared with the reference that the runtime got, not with a serialization of the spec.
     pub(crate) fn has_other_image(&self, wanted: &Container) -> bool {
-        matches!((&wanted.image, &self.asked), (Some(wanted), Some(asked)) if wanted != asked)
+        matches!((&wanted.image, &self.requested_image), (Some(wanted), Some(requested)) if wanted != requested)
     }
 
     pub(crate) fn exit(&self) -> Option<&Exit> {

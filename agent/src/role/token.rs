@@ -63,6 +63,7 @@ enum Verb {
     },
     /// Delete a token, by its id (the part before the dot) or the whole token
     Delete {
+        /// Id or token, as `coracle token create` and `list` print them
         #[arg(value_name = "ID")]
         token: String,
     },

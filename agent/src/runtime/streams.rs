@@ -70,21 +70,21 @@ impl Streams for Proxy {
 
 /// Forwards the request, and copies bytes between both connections after an upgrade.
 async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Response<Body>, String> {
-    let said = |error: &dyn std::error::Error| chain(error);
-    let stream = TcpStream::connect(address).await.map_err(|e| said(&e))?;
+    let cause = |error: &dyn std::error::Error| chain(error);
+    let stream = TcpStream::connect(address).await.map_err(|e| cause(&e))?;
     let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| said(&e))?;
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| cause(&e))?;
     tokio::spawn(connection.with_upgrades());
     let mut forwarded = Request::new(Empty::<Bytes>::new());
     *forwarded.method_mut() = request.method().clone();
     *forwarded.uri_mut() = request.uri().clone();
     *forwarded.headers_mut() = request.headers().clone();
-    let host = header::HeaderValue::from_str(address).map_err(|e| said(&e))?;
+    let host = header::HeaderValue::from_str(address).map_err(|e| cause(&e))?;
     forwarded.headers_mut().insert(header::HOST, host);
-    let mut answer = sender.send_request(forwarded).await.map_err(|e| said(&e))?;
+    let mut answer = sender.send_request(forwarded).await.map_err(|e| cause(&e))?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         let (head, body) = answer.into_parts();
-        let body = Limited::new(body, REFUSAL_MAX).collect().await.map_err(|e| said(&*e))?.to_bytes();
+        let body = Limited::new(body, REFUSAL_MAX).collect().await.map_err(|e| cause(&*e))?.to_bytes();
         return Ok(Response::from_parts(head, http_body_util::Full::new(body).boxed_unsync()));
     }
     let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();

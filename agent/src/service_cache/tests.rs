@@ -32,6 +32,15 @@ fn list(cache: &ServiceCache, services: Vec<Service>) {
     cache.apply_event(Event::InitDone, &mut listed);
 }
 
+/// A cache after a restart, with the stored services `kubernetes` and `a`.
+async fn restarted(dir: &std::path::Path) -> ServiceCache {
+    let first = cache(dir);
+    list(&first, vec![service("default", "kubernetes", "10.0.0.1"), service("ns", "a", "10.0.0.2")]);
+    first.environment(Some("ns")).await.unwrap();
+    assert!(!first.shared.checkpoint.flush());
+    cache(dir)
+}
+
 fn names(services: &[Arc<Service>]) -> Vec<String> {
     services.iter().map(|service| service.metadata.name.clone().unwrap()).collect()
 }
@@ -76,11 +85,7 @@ async fn an_environment_has_the_services_of_its_namespace_and_the_api_servers_ow
 #[tokio::test(start_paused = true)]
 async fn after_a_restart_stored_services_are_used_until_the_api_server_answers() {
     let dir = tempfile::tempdir().unwrap();
-    let first = cache(dir.path());
-    list(&first, vec![service("default", "kubernetes", "10.0.0.1"), service("ns", "a", "10.0.0.2")]);
-    first.environment(Some("ns")).await.unwrap();
-    assert!(!first.shared.checkpoint.flush());
-    let next = cache(dir.path());
+    let next = restarted(dir.path()).await;
     let began = tokio::time::Instant::now();
     assert_eq!(names(&next.environment(Some("ns")).await.unwrap()), ["kubernetes", "a"]);
     assert_eq!(began.elapsed(), WITH_COPY);
@@ -95,11 +100,7 @@ async fn after_a_restart_stored_services_are_used_until_the_api_server_answers()
 #[tokio::test(start_paused = true)]
 async fn stored_services_are_in_the_tables_while_the_api_server_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();
-    let first = cache(dir.path());
-    list(&first, vec![service("default", "kubernetes", "10.0.0.1"), service("ns", "a", "10.0.0.2")]);
-    first.environment(Some("ns")).await.unwrap();
-    assert!(!first.shared.checkpoint.flush());
-    let next = cache(dir.path());
+    let next = restarted(dir.path()).await;
     next.shared.health.failed();
     next.use_stored().await;
     assert_eq!(names(&next.of("ns")), ["a"]);

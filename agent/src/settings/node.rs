@@ -134,7 +134,8 @@ settings! {
     /// Memory reserved for the system by NUMA node, for the policy Static, such as 0:memory=1Gi. The sum must equal the
     /// memory in system-reserved, kube-reserved and eviction-hard.
     reserved_memory: resource_managers::MemoryReservations = default "", "MEMORY";
-    /// How strictly CPUs and memory must be on the same NUMA nodes: none, best-effort, restricted or single-numa-node.
+    /// How strictly CPUs, memory and devices must be on the same NUMA nodes: none, best-effort, restricted or
+    /// single-numa-node.
     topology_manager_policy: resource_managers::TopologyPolicy = default "none", "POLICY";
     /// What the topology manager aligns: each container, or all containers of a pod.
     topology_manager_scope: resource_managers::TopologyScope = default "container", "SCOPE";
@@ -392,9 +393,9 @@ impl Node {
         self.derived_dns = true;
     }
 
-    /// Disables DNS, the service proxy and network policies unless they are set explicitly: in a cluster with another
-    /// control plane, other programs run them, the role system:node may not read EndpointSlices and NetworkPolicies, and
-    /// the service range is unknown.
+    /// Disables DNS, the service proxy and network policies unless they are set explicitly. In a cluster with another
+    /// control plane, other programs run them. The role system:node may not read EndpointSlices and NetworkPolicies
+    /// there, and the service range is unknown.
     pub(crate) fn disable_cluster_services(&mut self) {
         let [dns, proxy, policies] = self.explicit;
         if !policies {

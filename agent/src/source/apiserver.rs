@@ -72,8 +72,8 @@ impl WatchedPod {
     }
 }
 
-/// Removes the unused capacity of lists. A decoded list of one item has room for four, and a container's status or a
-/// projected volume takes 500 to 800 bytes, so this is a quarter of a typical pod.
+/// Removes the unused capacity of lists. A decoded list of one item has room for four. A container's status or a
+/// projected volume takes 500 to 800 bytes, so the unused room is a quarter of a typical pod.
 fn shrink(pod: &mut Pod) {
     shrink_list(&mut pod.metadata.owner_references);
     if let Some(spec) = &mut pod.spec {

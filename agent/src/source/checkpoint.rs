@@ -27,8 +27,8 @@ impl PodCheckpoint {
         pods
     }
 
-    /// Stores a new pod. An admitted pod has a start time already, which is not in the API server yet: the record has it, so
-    /// that it is not written again when the API server returns it.
+    /// Stores a new pod. An admitted pod has a start time already, which is not in the API server yet. The record has
+    /// this time, so that the record is not written again when the API server returns the time.
     pub(crate) fn keep_new(&self, pod: &Pod, start_time: Option<Timestamp>) {
         let mut fields = stored_fields(pod);
         if let Some(start_time) = start_time {

@@ -76,8 +76,8 @@ fn make(dir: &Path, access: Access) -> Result<(), SetUpError> {
 
 /// The smallest of the volume's limit, the pod's memory limit and the node's allocatable memory.
 fn size(pod: &Pod, source: &EmptyDirVolumeSource, node: i64) -> Option<u64> {
-    let asked = source.size_limit.as_ref().map(value_of);
-    let limits = [asked, Some(pod_limits(pod).memory), Some(node)];
+    let requested = source.size_limit.as_ref().map(value_of);
+    let limits = [requested, Some(pod_limits(pod).memory), Some(node)];
     limits.into_iter().flatten().filter(|bytes| *bytes > 0).min().and_then(|bytes| u64::try_from(bytes).ok())
 }
 
@@ -118,12 +118,12 @@ mod tests {
             )
             .expect("pod")
         };
-        let asked = |size: Option<&str>| -> EmptyDirVolumeSource {
+        let requested = |size: Option<&str>| -> EmptyDirVolumeSource {
             serde_json::from_value(json!({"medium": "Memory", "sizeLimit": size})).expect("source")
         };
-        assert_eq!(size(&pod("64Mi"), &asked(Some("1Mi")), 1 << 30), Some(1 << 20));
-        assert_eq!(size(&pod("64Mi"), &asked(Some("1Gi")), 1 << 30), Some(64 << 20));
-        assert_eq!(size(&pod("0"), &asked(None), 1 << 30), Some(1 << 30));
-        assert_eq!(size(&pod("0"), &asked(None), 0), None);
+        assert_eq!(size(&pod("64Mi"), &requested(Some("1Mi")), 1 << 30), Some(1 << 20));
+        assert_eq!(size(&pod("64Mi"), &requested(Some("1Gi")), 1 << 30), Some(64 << 20));
+        assert_eq!(size(&pod("0"), &requested(None), 1 << 30), Some(1 << 30));
+        assert_eq!(size(&pod("0"), &requested(None), 0), None);
     }
 }

@@ -43,7 +43,7 @@ fn is_shared(mountinfo: &str, path: &Path) -> bool {
 }
 
 /// Mounts a tmpfs on a directory: its content must not reach a disk. It is a file system of its own, with the kernel's
-/// limit of half of the memory: pods determine its size, and must not fill the `/run` of the machine.
+/// limit of half of the memory. Pods determine its size, and must not fill the `/run` of the machine.
 ///
 /// Files that an earlier version has put on another tmpfs stay there: a mount would hide them.
 pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {

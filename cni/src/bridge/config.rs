@@ -219,12 +219,12 @@ impl Written {
 /// The hardware address: of the capability, else of `args`, else of `CNI_ARGS`.
 fn requested_mac(request: &Request) -> Result<Option<[u8; 6]>, Error> {
     let by_env = request.env_arg("MAC").filter(|mac| !mac.is_empty()).map(str::to_owned);
-    let asked: [(&str, Option<String>); 3] = [
+    let requested: [(&str, Option<String>); 3] = [
         ("runtimeConfig.mac", request.capability("mac")?),
         ("args.cni.mac", request.conf_arg("mac")?),
         ("CNI_ARGS MAC", by_env),
     ];
-    let Some((field, text)) = asked.into_iter().find_map(|(field, text)| Some((field, text?))) else {
+    let Some((field, text)) = requested.into_iter().find_map(|(field, text)| Some((field, text?))) else {
         return Ok(None);
     };
     let wrong = || Error::invalid(field, format!("{text:?} is not a unicast hardware address"));

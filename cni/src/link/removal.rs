@@ -2,7 +2,8 @@
 //!
 //! The kernel answers an `RTM_DELLINK` when no processor can use the link's memory any more, which takes tens of
 //! milliseconds (`netdev_run_todo`, `rcu_barrier`). Within one millisecond, it notifies listeners that the link is
-//! gone: it is down, off its bridge, its name is free, its addresses and routes are removed, and those of its peer.
+//! gone. By then the link is down and off its bridge, its name is free, and its addresses and routes and those of its
+//! peer are removed.
 
 use std::convert::Infallible;
 use std::io;

@@ -21,7 +21,7 @@ pub(crate) struct Bucket {
 }
 
 /// Prefix of an intermediate device's alias. The link's name follows.
-const OF: &str = "coracle: limits of ";
+const ALIAS_PREFIX: &str = "coracle: limits of ";
 const TBF: &str = "tbf";
 /// `TCA_TBF_*`.
 const PARAMETERS: u16 = 1;
@@ -65,7 +65,7 @@ impl Links {
         }
         coracle_fault::point("bandwidth.device-made");
         let device = self.get(name).await?;
-        let change = LinkUnspec::new_with_index(device.index).alias(format!("{OF}{}", of.name));
+        let change = LinkUnspec::new_with_index(device.index).alias(format!("{ALIAS_PREFIX}{}", of.name));
         self.change(change, "mark", name).await?;
         Ok(device)
     }
@@ -75,7 +75,9 @@ impl Links {
         let links = self.all().await?;
         let is_there = |name: &str| links.iter().any(|link| link.name == name);
         for device in links.iter().filter(|link| link.kind == Some(InfoKind::Ifb)) {
-            let Some(of) = device.alias.strip_prefix(OF).filter(|of| !is_there(of)) else { continue };
+            let Some(of) = device.alias.strip_prefix(ALIAS_PREFIX).filter(|of| !is_there(of)) else {
+                continue;
+            };
             // A dump during changes may be incomplete: check again.
             if self.find(of).await?.is_none() {
                 self.delete(&device.name).await?;

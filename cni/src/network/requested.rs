@@ -96,26 +96,30 @@ fn requests_any(capabilities: &Capabilities) -> bool {
 }
 
 fn requested_addresses(at: &Parameters) -> impl Iterator<Item = IpAddr> {
-    let asked = at.capabilities.get(IPS).and_then(Value::as_array).into_iter().flatten();
-    asked.filter_map(Value::as_str).filter_map(address)
+    let requested = at.capabilities.get(IPS).and_then(Value::as_array).into_iter().flatten();
+    requested.filter_map(Value::as_str).filter_map(address)
 }
 
 /// Refuses an answer without the requested addresses: a plugin may declare a capability and ignore it.
 pub(super) fn check_assigned(list: &List, at: &Parameters, answer: &Answer) -> Result<(), Error> {
-    let not = |capability, asked: &str| {
-        Err(Error::NotGiven { network: list.name.clone(), capability, asked: asked.to_owned() })
+    let not = |capability, requested: &str| {
+        Err(Error::NotGiven { network: list.name.clone(), capability, requested: requested.to_owned() })
     };
-    let asked = at.capabilities.get(IPS).and_then(Value::as_array).into_iter().flatten();
-    for text in asked.filter_map(Value::as_str) {
+    let requested = at.capabilities.get(IPS).and_then(Value::as_array).into_iter().flatten();
+    for text in requested.filter_map(Value::as_str) {
         let given = |address| answer.addresses_of(&at.ifname).any(|ip| ip.address.ip() == address);
         if !address(text).is_some_and(given) {
             return not(IPS, text);
         }
     }
-    let Some(asked) = at.capabilities.get(MAC).and_then(Value::as_str) else { return Ok(()) };
+    let Some(requested) = at.capabilities.get(MAC).and_then(Value::as_str) else { return Ok(()) };
     // Not every plugin lists its interfaces.
     let reported = answer.inside(&at.ifname).map(|inside| inside.mac.as_str()).filter(|mac| !mac.is_empty());
-    if reported.is_none_or(|mac| parse_mac(mac) == parse_mac(asked)) { Ok(()) } else { not(MAC, asked) }
+    if reported.is_none_or(|mac| parse_mac(mac) == parse_mac(requested)) {
+        Ok(())
+    } else {
+        not(MAC, requested)
+    }
 }
 
 fn address(text: &str) -> Option<IpAddr> {
@@ -129,10 +133,10 @@ mod tests {
     use super::*;
     use crate::spec::Version;
 
-    fn given(asked: Value, answer: Value) -> Result<(), String> {
+    fn given(requested: Value, answer: Value) -> Result<(), String> {
         let list = json!({"cniVersion": "1.0.0", "name": "n", "type": "x"});
-        let asked = serde_json::from_value(asked).unwrap();
-        let at = Attachment { ifname: "eth0".into(), capabilities: asked, ..Attachment::default() };
+        let requested = serde_json::from_value(requested).unwrap();
+        let at = Attachment { ifname: "eth0".into(), capabilities: requested, ..Attachment::default() };
         let answer = Answer::parse(answer, Version::V1_0_0).unwrap();
         check_assigned(&List::parse(list).unwrap(), &parameters(&at), &answer).map_err(|e| e.to_string())
     }

@@ -54,7 +54,7 @@ pub fn examine(paths: &[ProbePath]) -> io::Result<Vec<ProbeResult>> {
     let mut probe_sockets = ProbeSockets::open()?;
     let mut searches: Vec<Search> = paths.iter().map(|way| Search::new(way.mtu)).collect();
     while searches.iter().any(|search| search.next().is_some()) {
-        let asked: Vec<Request> = searches
+        let requests: Vec<Request> = searches
             .iter()
             .zip(paths)
             .enumerate()
@@ -63,13 +63,13 @@ pub fn examine(paths: &[ProbePath]) -> io::Result<Vec<ProbeResult>> {
         let mut answered: HashSet<usize> = HashSet::new();
         for _ in 0..ATTEMPTS {
             let open: Vec<_> =
-                asked.iter().filter(|request| !answered.contains(&request.index)).copied().collect();
+                requests.iter().filter(|request| !answered.contains(&request.index)).copied().collect();
             if open.is_empty() {
                 break;
             }
             answered.extend(probe_sockets.round(&open, TIMEOUT)?);
         }
-        for Request { index, .. } in asked {
+        for Request { index, .. } in requests {
             if let Some(search) = searches.get_mut(index) {
                 search.record(answered.contains(&index));
             }

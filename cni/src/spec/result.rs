@@ -87,8 +87,8 @@ impl Answer {
     /// Reads a result of any version. A result without a version has the version `expected`.
     pub(crate) fn parse(mut value: Value, expected: Version) -> Result<Self, Error> {
         let wrong = |reason: String| Error::Decode { what: "a plugin's result", reason };
-        let said = value.get("cniVersion").and_then(Value::as_str).filter(|text| !text.is_empty());
-        let version = said.unwrap_or(expected.name());
+        let declared = value.get("cniVersion").and_then(Value::as_str).filter(|text| !text.is_empty());
+        let version = declared.unwrap_or(expected.name());
         if Version::parse(version).is_none() {
             return Err(Error::IncompatibleVersion { version: version.to_owned() });
         }

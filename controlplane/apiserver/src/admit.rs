@@ -136,8 +136,8 @@ pub(crate) trait Admit: Send + Sync {
     }
 
     /// Whether `validate` of a create or an update runs before the validation of the object. This is true for plugins
-    /// that upstream runs in the mutating phase or in the storage, and for checks of permissions: an error of the
-    /// validation must not reveal an object that the client cannot read.
+    /// that upstream runs in the mutating phase or in the storage. It is also true for checks of permissions, because
+    /// an error of the validation must not reveal an object that the client cannot read.
     fn precedes_validation(&self) -> bool {
         false
     }

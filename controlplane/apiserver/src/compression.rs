@@ -57,7 +57,7 @@ pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
         })
 }
 
-/// Compresses a response if it is large enough. `limit` is the maximum wait for the start of the body: the body may
+/// Compresses a response if it is large enough. `limit` is the maximum wait for the start of the body. The body may
 /// come from another server that sends nothing, and the request holds its seats while it waits.
 pub(crate) async fn compress_within(limit: Duration, reply: Reply) -> Reply {
     tokio::time::timeout(limit, compress(reply)).await.unwrap_or_else(|_elapsed| {

@@ -89,7 +89,7 @@ pub(crate) async fn value(to: &Resource, value: Value) -> Result<Value> {
     if value["apiVersion"] == to.api_version() {
         return Ok(value);
     }
-    one(to, to.convert.as_deref(), value).await
+    convert_one(to, to.convert.as_deref(), value).await
 }
 
 /// Converts an object between two versions of a resource. The stored version may have no conversion of its own.
@@ -99,10 +99,10 @@ pub(crate) async fn between(from: &Resource, to: &Resource, value: Value) -> Res
     }
     let own = to.convert.as_deref();
     let convert = if to.is_storage_version() { from.convert.as_deref().or(own) } else { own };
-    one(to, convert, value).await
+    convert_one(to, convert, value).await
 }
 
-async fn one(to: &Resource, convert: Option<&dyn Convert>, value: Value) -> Result<Value> {
+async fn convert_one(to: &Resource, convert: Option<&dyn Convert>, value: Value) -> Result<Value> {
     let converted = values(to, convert, vec![value]).await?.pop();
     converted.ok_or_else(|| ApiError::internal("a conversion returned no object"))
 }

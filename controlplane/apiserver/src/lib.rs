@@ -79,6 +79,8 @@ mod state;
 mod stored;
 mod sub;
 mod target;
+#[cfg(test)]
+mod test_tls;
 mod usage;
 mod usage_history;
 mod usage_samples;

@@ -27,7 +27,7 @@ use prometheus::{
 };
 
 pub(crate) use admission::{AdmissionMetrics, Step, WebhookCall};
-pub(crate) use policies::FailureKind;
+pub(crate) use policies::{FailedValidation, FailureKind};
 pub(crate) use request_labels::Request;
 pub(crate) use serving::{LongRunning, Terminated};
 

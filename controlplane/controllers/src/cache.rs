@@ -17,9 +17,9 @@ use crate::object::{Key, Object, controller_of};
 
 /// Handler of changes. The cache calls it for every change, with its lock held.
 ///
-/// A handler may queue keys and read other caches: a handler of pods reads replica sets, services and deployments. It must
-/// not read the cache that calls it. If a handler of one kind reads the cache of a second kind, no handler of the second
-/// kind reads the cache of the first: two threads would wait for each other's lock.
+/// A handler may queue keys and read other caches: a handler of pods reads replica sets, services and deployments. It
+/// must not read the cache that calls it. If a handler of one kind reads the cache of a second kind, no handler of the
+/// second kind reads the cache of the first. Otherwise two threads could wait for each other's lock.
 type Handler<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 
 /// An object before and after a change; at least one of the two is present.
@@ -187,7 +187,7 @@ impl<K: Object> Cache<K> {
     }
 
     /// Applies an event of the watch. Returns the objects that were written while a list ran and that the list does not
-    /// have: either the list is older than the write, or the object was deleted again. For each of them the caller
+    /// have. Either the list is older than the write, or the object was deleted again. For each of them the caller
     /// reads the object from the API server and calls `remove_missing` if it does not exist.
     pub(crate) fn apply(&self, event: Event<K>) -> Vec<Unverified> {
         let mut state = self.lock();

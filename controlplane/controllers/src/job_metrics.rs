@@ -32,6 +32,15 @@ const REASONS: [&str; 7] = [
 #[derive(Clone, Debug, Default)]
 pub struct JobMetrics(Arc<Mutex<Counts>>);
 
+/// The labels of a reconcile of a job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JobSync {
+    pub(crate) completion_mode: &'static str,
+    pub(crate) succeeded: bool,
+    /// What the reconcile did.
+    pub(crate) action: &'static str,
+}
+
 /// Counts by the values of their labels.
 #[derive(Debug, Default)]
 struct Counts {
@@ -55,15 +64,11 @@ struct Histogram {
 // === impl JobMetrics ===
 
 impl JobMetrics {
-    /// Counts a reconcile of a job: its completion mode, whether it succeeded, and what it did.
-    pub(crate) fn synced(
-        &self,
-        (mode, succeeded, action): (&'static str, bool, &'static str),
-        took: Duration,
-    ) {
-        let result = if succeeded { "success" } else { "error" };
-        let mut counts = self.lock();
-        counts.syncs.entry([mode, result, action]).or_default().observe(&SYNCS, took.as_secs_f64());
+    /// Counts a reconcile of a job.
+    pub(crate) fn synced(&self, sync: JobSync, took: Duration) {
+        let result = if sync.succeeded { "success" } else { "error" };
+        let labels = [sync.completion_mode, result, sync.action];
+        self.lock().syncs.entry(labels).or_default().observe(&SYNCS, took.as_secs_f64());
     }
 
     /// Counts a written status: the pods that it counts, and the end of the job.
@@ -223,8 +228,9 @@ mod tests {
     #[test]
     fn reconciles_and_delays_are_histograms() {
         let metrics = JobMetrics::default();
-        metrics.synced(("NonIndexed", true, "tracking"), Duration::from_millis(500));
-        metrics.synced(("NonIndexed", true, "tracking"), Duration::from_millis(1));
+        let sync = JobSync { completion_mode: "NonIndexed", succeeded: true, action: "tracking" };
+        metrics.synced(sync, Duration::from_millis(500));
+        metrics.synced(sync, Duration::from_millis(1));
         metrics.created_after(3.0);
         let text = metrics.text();
         let labels = "completion_mode=\"NonIndexed\",result=\"success\",action=\"tracking\"";

@@ -40,14 +40,14 @@ fn invariants(schema: &Schema, level: Level, path: &Path, violations: &mut Viola
     }
     extensions(schema, path, violations);
     if let Some(checks) = &schema.checks {
-        let any = schema.int_or_string && is_int_or_string(&checks.any_of);
-        let all = schema.int_or_string
+        let any_of = schema.int_or_string && is_int_or_string(&checks.any_of);
+        let first_all_of = schema.int_or_string
             && checks
                 .all_of
                 .first()
                 .and_then(|first| first.checks.as_ref())
                 .is_some_and(|c| is_int_or_string(&c.any_of));
-        nested_checks(checks, (any, all), path, violations);
+        nested_checks(checks, SkippedPatterns { any_of, first_all_of }, path, violations);
     }
     type_rules(schema, level, path, violations);
     metadata_rules(schema, level, path, violations);
@@ -142,15 +142,22 @@ fn is_int_or_string(any_of: &[Schema]) -> bool {
     matches!(any_of, [first, second] if plain(first, "integer") && plain(second, "string"))
 }
 
-/// Checks below the junctors. `skip` leaves out the two patterns that integer-or-string fields may have.
-fn nested_checks(checks: &Checks, skip: (bool, bool), path: &Path, violations: &mut Violations) {
-    if !skip.0 {
+/// The patterns of a schema that are not checked, because integer-or-string fields may have them.
+struct SkippedPatterns {
+    any_of: bool,
+    /// The first element of `allOf` may have the pattern in its `anyOf`.
+    first_all_of: bool,
+}
+
+/// Checks below the junctors.
+fn nested_checks(checks: &Checks, skipped: SkippedPatterns, path: &Path, violations: &mut Violations) {
+    if !skipped.any_of {
         for (index, schema) in checks.any_of.iter().enumerate() {
             nested(schema, false, &path.field("anyOf").index(index), violations);
         }
     }
     for (index, schema) in checks.all_of.iter().enumerate() {
-        nested(schema, skip.1 && index == 0, &path.field("allOf").index(index), violations);
+        nested(schema, skipped.first_all_of && index == 0, &path.field("allOf").index(index), violations);
     }
     for (index, schema) in checks.one_of.iter().enumerate() {
         nested(schema, false, &path.field("oneOf").index(index), violations);
@@ -168,7 +175,8 @@ fn nested_checks(checks: &Checks, skip: (bool, bool), path: &Path, violations: &
 
 fn nested(schema: &Schema, skip_any_of: bool, path: &Path, violations: &mut Violations) {
     if let Some(checks) = &schema.checks {
-        nested_checks(checks, (skip_any_of, false), path, violations);
+        let skipped = SkippedPatterns { any_of: skip_any_of, first_all_of: false };
+        nested_checks(checks, skipped, path, violations);
     }
     if let Some(item) = schema.item() {
         nested(item, false, &path.field("items"), violations);

@@ -11,8 +11,8 @@ use crate::{
 
 /// A set of field paths, kept as a tree.
 ///
-/// A path can be a member while its parts are members too: the owner of an element of a keyed list owns the element
-/// itself and each of its fields.
+/// A path can be a member while its parts are members too. For example, the owner of an element of a keyed list owns
+/// the element itself and each of its fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSet(BTreeMap<PathElement, Node>);
 

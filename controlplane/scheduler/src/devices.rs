@@ -20,6 +20,7 @@ mod score;
 mod slices;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -33,10 +34,12 @@ use self::allocate::{Allocator, Failure, TOO_MUCH_WORK, Work};
 use self::allocated::Allocated;
 use self::classes::Classes;
 pub(crate) use self::extended::is_extended;
-use self::extended::{Extended, NewClaim, requests_extended, uncreated};
+use self::extended::{Extended, NewClaim};
 use self::object::Claim;
 use self::places::is_reachable;
 use self::slices::Slices;
+use self::usage::claim_name;
+pub(crate) use self::usage::{may_use_devices, uses_any};
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
 use crate::object::{Pod, PodResourceClaim, is_older};
@@ -468,37 +471,10 @@ impl PodDevices {
     }
 }
 
-/// Whether the pod has claims, or extended resources that a device class may provide.
-pub(crate) fn may_use_devices(pod: &Pod) -> bool {
-    !pod.spec.resource_claims.is_empty() || requests_extended(pod)
-}
-
 /// The refusal of a node that does not have the devices of a pod.
 pub(crate) fn refused(reason: &str) -> Refused {
     let helped_by = Changes::NODE | Changes::DEVICES;
     Refused { reasons: vec![reason.to_owned()], resolvable: false, helped_by }
-}
-
-/// Whether a pod uses one of these claims.
-pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
-    if claims.is_empty() {
-        return false;
-    }
-    let mut names = pod.spec.resource_claims.iter().filter_map(|claim| claim_name(pod, claim).ok().flatten());
-    names.any(|name| claims.contains(&Key::new(pod.namespace(), name)))
-        || (requests_extended(pod) && claims.contains(&uncreated(pod.namespace(), pod.uid())))
-}
-
-/// The name of a pod's claim. `None` if the pod needs no claim object. It fails if the claim is not created yet.
-fn claim_name<'a>(pod: &'a Pod, claim: &'a PodResourceClaim) -> Result<Option<&'a str>, String> {
-    if let Some(name) = &claim.resource_claim_name {
-        return Ok(Some(name));
-    }
-    let generated = pod.status.resource_claim_statuses.iter().find(|status| status.name == claim.name);
-    match generated {
-        Some(status) => Ok(status.resource_claim_name.as_deref()),
-        None => Err(format!("pod {:?}: ResourceClaim not created yet", pod.key().to_string())),
-    }
 }
 
 fn selector_of(allocation: &Value) -> Option<NodeSelector> {

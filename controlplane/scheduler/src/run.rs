@@ -7,6 +7,8 @@ mod limiter;
 mod measured;
 mod refused;
 mod report;
+#[cfg(test)]
+mod test_scheduler;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -509,11 +511,7 @@ mod tests {
         let service = tower::service_fn(|_request: Request<Body>| async {
             Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
         });
-        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
-        let (recorder, _) = coracle_events::recorder(client.clone(), "");
-        let calls = ExtenderCalls::new(&config).unwrap();
-        let mut scheduler =
-            Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+        let mut scheduler = test_scheduler::scheduler(Client::new(service, ""));
         let mut names = |event: Watched<Namespace>| {
             scheduler.namespace_event(event);
             let mut names: Vec<_> = scheduler.snapshot.namespaces.keys().cloned().collect();
@@ -546,11 +544,7 @@ mod tests {
             Ok::<_, std::convert::Infallible>(Response::builder().status(409).body(body).unwrap())
         });
         for is_deleted in [false, true] {
-            let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
-            let (recorder, _) = coracle_events::recorder(client.clone(), "");
-            let calls = ExtenderCalls::new(&config).unwrap();
-            let mut scheduler =
-                Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls);
+            let mut scheduler = test_scheduler::scheduler(Client::new(service, ""));
             scheduler.node_event(Watched::Apply(crate::fixture::node("a", json!({}))));
             let mut pod = crate::fixture::pod("p", json!({"containers": [{}]}));
             scheduler.pod_event(Watched::Apply(pod.clone()));

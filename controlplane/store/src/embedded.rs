@@ -1,7 +1,7 @@
 //! The embedded store, on fjall.
 //!
 //! One thread (`writer`) makes all commits. It checks the waiting writes, syncs them with one fdatasync and publishes
-//! them. So commits are ordered, and concurrent ones share a sync. fjall writes less to flash storage than others: a
+//! them. So commits are ordered, and concurrent ones share a sync. fjall writes less to flash storage than others. A
 //! durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB of SQLite and 40 kB of redb. It also
 //! has the lowest latency of the three.
 

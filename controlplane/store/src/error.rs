@@ -46,10 +46,10 @@ pub enum Error {
         oldest: u64,
     },
     /// The watch starts at a revision that does not exist yet.
-    #[error("cannot start the watch: revision {asked} is in the future; the newest is {newest}")]
+    #[error("cannot start the watch: revision {requested} is in the future; the newest is {newest}")]
     Future {
         /// The requested revision.
-        asked: u64,
+        requested: u64,
         /// The newest revision.
         newest: u64,
     },

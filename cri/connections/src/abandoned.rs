@@ -39,7 +39,7 @@ pub(crate) struct Socket {
     descriptor: Mutex<Option<RawFd>>,
 }
 
-/// The time for which a stream owns the socket of its permit.
+/// Ownership of the socket of a permit by a stream. It ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketOwner {
     permit: Arc<ConnectionPermit>,

@@ -260,12 +260,12 @@ async fn manifest_from(
 ) -> Result<Fetched, RegistryError> {
     let url = endpoint.url(path);
     let mut failures = 0;
-    let (bytes, said) = loop {
+    let (bytes, declared) = loop {
         let ask = Request { path, accept: ACCEPT, from: 0, head: false };
         let got = match endpoint.ask(&ask).await {
             Ok(response) => {
-                let said = content_digest(&response);
-                body(response, MANIFEST_MAX, &url).await.map(|bytes| (bytes, said))
+                let declared = content_digest(&response);
+                body(response, MANIFEST_MAX, &url).await.map(|bytes| (bytes, declared))
             }
             Err(error) => Err(error),
         };
@@ -279,7 +279,7 @@ async fn manifest_from(
             }
         }
     };
-    if let Some(expected) = expected.or(said) {
+    if let Some(expected) = expected.or(declared) {
         let actual = Digest::by(expected.algorithm(), &bytes);
         if actual != expected {
             return Err(RegistryError::Digest { url, expected: expected.into(), actual: actual.into() });

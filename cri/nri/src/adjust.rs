@@ -92,26 +92,26 @@ impl Creation {
         Ok(())
     }
 
-    fn adjust(&mut self, plugin: &str, asked: ContainerAdjustment) -> Result<(), Conflict> {
+    fn adjust(&mut self, plugin: &str, requested: ContainerAdjustment) -> Result<(), Conflict> {
         let id = self.container.id.clone();
         let mut claims = self.owners.claims(&id, plugin);
         let (seen, all) = (&mut self.container, &mut self.adjustment);
-        fields::annotations(&asked.annotations, &mut claims, seen, all)?;
-        fields::mounts(asked.mounts, &mut claims, seen, all)?;
-        fields::env(asked.env, &mut claims, seen, all)?;
-        fields::args(asked.args, &mut claims, seen, all)?;
-        if let Some(hooks) = asked.hooks {
+        fields::annotations(&requested.annotations, &mut claims, seen, all)?;
+        fields::mounts(requested.mounts, &mut claims, seen, all)?;
+        fields::env(requested.env, &mut claims, seen, all)?;
+        fields::args(requested.args, &mut claims, seen, all)?;
+        if let Some(hooks) = requested.hooks {
             fields::hooks(&hooks, &mut claims, seen, all);
         }
-        if let Some(linux) = asked.linux {
+        if let Some(linux) = requested.linux {
             adjust_linux(linux, &mut claims, seen, all)?;
         }
-        for limit in asked.rlimits {
+        for limit in requested.rlimits {
             claims.set_entry(Field::Rlimits, &limit.r#type)?;
             seen.rlimits.push(limit.clone());
             all.rlimits.push(limit);
         }
-        for device in asked.cdi_devices {
+        for device in requested.cdi_devices {
             claims.set_entry(Field::CdiDevices, &device.name)?;
             all.cdi_devices.push(device);
         }
@@ -120,35 +120,35 @@ impl Creation {
 }
 
 fn adjust_linux(
-    asked: LinuxContainerAdjustment,
+    requested: LinuxContainerAdjustment,
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
     let seen = seen.linux.get_or_insert_default();
     let all = all.linux.get_or_insert_default();
-    fields::devices(asked.devices, claims, seen, all)?;
-    if let Some(resources) = &asked.resources {
+    fields::devices(requested.devices, claims, seen, all)?;
+    if let Some(resources) = &requested.resources {
         let mut targets = [seen.resources.get_or_insert_default(), all.resources.get_or_insert_default()];
         resources::merge(resources, claims, &mut targets)?;
         for target in targets {
             target.devices.extend(resources.devices.iter().cloned());
         }
     }
-    if !asked.cgroups_path.is_empty() {
+    if !requested.cgroups_path.is_empty() {
         claims.set(Field::CgroupsPath)?;
-        seen.cgroups_path.clone_from(&asked.cgroups_path);
-        all.cgroups_path = asked.cgroups_path;
+        seen.cgroups_path.clone_from(&requested.cgroups_path);
+        all.cgroups_path = requested.cgroups_path;
     }
-    fields::namespaces(asked.namespaces, claims, seen, all)?;
-    fields::sysctls(&asked.sysctl, claims, seen, all)?;
-    fields::net_devices(asked.net_devices, claims, seen, all)?;
-    if let Some(rdt) = asked.rdt {
+    fields::namespaces(requested.namespaces, claims, seen, all)?;
+    fields::sysctls(&requested.sysctl, claims, seen, all)?;
+    fields::net_devices(requested.net_devices, claims, seen, all)?;
+    if let Some(rdt) = requested.rdt {
         fields::rdt(rdt, claims, all)?;
     }
     macro_rules! one_value {
         ($($name:ident is $field:ident),* $(,)?) => {$(
-            if let Some(value) = asked.$name {
+            if let Some(value) = requested.$name {
                 claims.set(Field::$field)?;
                 seen.$name = Some(value.clone());
                 all.$name = Some(value);
@@ -161,7 +161,7 @@ fn adjust_linux(
         seccomp_policy is SeccompPolicy,
         scheduler is LinuxSched,
     );
-    if let Some(policy) = asked.memory_policy {
+    if let Some(policy) = requested.memory_policy {
         claims.set(Field::MemoryPolicy)?;
         all.memory_policy = Some(policy);
     }
@@ -193,11 +193,11 @@ impl Updates {
             },
         };
         merged.ignore_failure &= update.ignore_failure;
-        if let Some(asked) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
+        if let Some(requested) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
             let target = merged.linux.get_or_insert_default().resources.get_or_insert_default();
             // On a copy: if a claim is refused, the claims before it must not remain.
             let mut tried = owners.clone();
-            match resources::merge(asked, &mut tried.claims(id, plugin), &mut [target]) {
+            match resources::merge(requested, &mut tried.claims(id, plugin), &mut [target]) {
                 Ok(()) => *owners = tried,
                 Err(_conflict) if update.ignore_failure => return Ok(()),
                 Err(conflict) => return Err(conflict),
@@ -236,11 +236,11 @@ impl Change {
     }
 
     fn merge_own(&mut self, plugin: &str, update: &ContainerUpdate) -> Result<(), Conflict> {
-        let Some(asked) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) else {
+        let Some(requested) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) else {
             return Ok(());
         };
         let (mut tried, mut owners) = (self.resources.clone(), self.owners.clone());
-        match resources::merge(asked, &mut owners.claims(&self.id, plugin), &mut [&mut tried]) {
+        match resources::merge(requested, &mut owners.claims(&self.id, plugin), &mut [&mut tried]) {
             Ok(()) => {
                 (self.resources, self.owners, self.changed) = (tried, owners, true);
                 Ok(())

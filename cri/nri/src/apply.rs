@@ -33,19 +33,19 @@ type Applied = Result<(), ApplyError>;
 ///
 /// # Errors
 /// The first adjustment that cannot be applied. The spec must not be used then.
-pub fn apply(spec: &mut Spec, asked: &ContainerAdjustment, features: Features) -> Applied {
-    fields::annotations(spec, &asked.annotations);
-    fields::process(spec, asked)?;
-    if let Some(hooks) = &asked.hooks {
+pub fn apply(spec: &mut Spec, requested: &ContainerAdjustment, features: Features) -> Applied {
+    fields::annotations(spec, &requested.annotations);
+    fields::process(spec, requested)?;
+    if let Some(hooks) = &requested.hooks {
         fields::hooks(spec, hooks);
     }
-    fields::mounts(spec, &asked.mounts)?;
-    if let Some(asked) = &asked.linux {
-        fields::linux(spec, asked)?;
-        if let Some(asked) = &asked.resources {
+    fields::mounts(spec, &requested.mounts)?;
+    if let Some(requested) = &requested.linux {
+        fields::linux(spec, requested)?;
+        if let Some(requested) = &requested.resources {
             let linux = spec.linux_mut().get_or_insert_default();
             let mut limits = linux.resources().clone().unwrap_or_default();
-            resources::apply(&mut limits, asked, features)?;
+            resources::apply(&mut limits, requested, features)?;
             linux.set_resources(Some(limits));
         }
     }

@@ -118,31 +118,31 @@ impl Service for RuntimeService {
 
 impl RuntimeService {
     fn register(&self, payload: &[u8]) -> Result<Vec<u8>, Status> {
-        let asked = RegisterPluginRequest::decode(payload).map_err(not_decoded)?;
+        let registration = RegisterPluginRequest::decode(payload).map_err(not_decoded)?;
         let waiting = self.registered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(waiting) = waiting else {
             return Err(status(code::FAILED_PRECONDITION, "the plugin is registered already".to_owned()));
         };
         // After the registration timeout there is no receiver; the connection is closed then.
-        let _late = waiting.send(asked);
+        let _late = waiting.send(registration);
         Ok(Empty {}.encode_to_vec())
     }
 
     async fn update(&self, payload: &[u8]) -> Result<Vec<u8>, Status> {
-        let asked = UpdateContainersRequest::decode(payload).map_err(not_decoded)?;
+        let request = UpdateContainersRequest::decode(payload).map_err(not_decoded)?;
         if self.registered.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
             return Err(status(code::FAILED_PRECONDITION, "the plugin is not registered yet".to_owned()));
         }
         let Some(host) = self.host.upgrade() else {
             return Err(status(code::FAILED_PRECONDITION, "the runtime is shutting down".to_owned()));
         };
-        for eviction in asked.evict {
+        for eviction in request.evict {
             let id = eviction.container_id.clone();
             if let Err(error) = Arc::clone(&host).evict(eviction).await {
                 warn!(container = id, error, "cannot evict container for NRI plugin");
             }
         }
-        let failed = update_all(&host, asked.update).await;
+        let failed = update_all(&host, request.update).await;
         Ok(UpdateContainersResponse { failed }.encode_to_vec())
     }
 }
@@ -197,18 +197,18 @@ impl Plugin {
         let service = RuntimeService { host, registered: Mutex::new(Some(register)) };
         let connection = Connection::open(candidate.stream, mux::PLUGIN, Arc::new(service));
         let limit = settings.registration_timeout;
-        let asked = tokio::select! {
-            asked = timeout(limit, registered) => match asked {
-                Ok(asked) => asked.map_err(|_dropped| JoinError::Gone)?,
+        let registration = tokio::select! {
+            registration = timeout(limit, registered) => match registration {
+                Ok(registration) => registration.map_err(|_dropped| JoinError::Gone)?,
                 Err(_elapsed) => return Err(JoinError::NotRegistered(limit)),
             },
             () = connection.closed() => return Err(JoinError::Gone),
         };
         let identity = match candidate.identity {
             Some(identity) => identity,
-            None => Identity::new(&asked.plugin_idx, &asked.plugin_name)?,
+            None => Identity::new(&registration.plugin_idx, &registration.plugin_name)?,
         };
-        info!(plugin = identity.full(), version = asked.nri_version, "NRI plugin registered");
+        info!(plugin = identity.full(), version = registration.nri_version, "NRI plugin registered");
         let request = ConfigureRequest {
             config: candidate.config,
             runtime_name: settings.runtime_name.clone(),

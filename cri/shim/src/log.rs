@@ -255,8 +255,8 @@ impl Log {
     }
 }
 
-/// Opens a regular file for appending. A container with a volume in the node's log directory may have
-/// replaced it: a link would redirect the output, and a FIFO would block the shim until it has a reader.
+/// Opens a regular file for appending. A container with a volume in the node's log directory may have replaced it. A
+/// link would redirect the output, and a FIFO would block the shim until it has a reader.
 fn append(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path)?;

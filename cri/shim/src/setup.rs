@@ -115,9 +115,9 @@ impl OwnCgroups {
     }
 }
 
-/// The first step: forks a sibling (a child of the same parent) directly into the v2 cgroup. The sibling
-/// continues. Moving the process there would wait for an RCU grace period, 10 ms and more, and during a move
-/// every other creation, entry and removal of a cgroup on the machine waits.
+/// The first step: forks a sibling (a child of the same parent) directly into the v2 cgroup. The sibling continues.
+/// Moving the process there would wait for an RCU grace period, 10 ms and more. During a move every other creation,
+/// entry and removal of a cgroup on the machine waits.
 pub(crate) fn fork_into_cgroup(
     config: &SandboxConfig,
 ) -> Result<(Fork, Vec<Hierarchy>, OwnCgroups), SetupError> {

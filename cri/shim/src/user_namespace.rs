@@ -202,9 +202,9 @@ pub(crate) fn as_its_root(
         }
     };
     drop(theirs);
-    let heard = receive(&mut ours);
+    let received = receive(&mut ours);
     let _ = waitpid(Pid::from_raw(child), None);
-    heard.map(drop)
+    received.map(drop)
 }
 
 /// Sends a number, or an error as its negative errno, in four bytes. Returns whether it was sent.

@@ -75,8 +75,8 @@ pub(super) fn dump(
     if status.success() {
         return Ok(external);
     }
-    let said = criu_errors(&build_dir.join(LOG), &errors);
-    Err(CriuError::Failed(said.unwrap_or_else(|| status.to_string())))
+    let message = criu_errors(&build_dir.join(LOG), &errors);
+    Err(CriuError::Failed(message.unwrap_or_else(|| status.to_string())))
 }
 
 /// The errors in CRIU's log, or else on its standard error.

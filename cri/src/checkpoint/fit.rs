@@ -22,12 +22,12 @@ pub(crate) fn fit<'a>(
     fit_sandbox(&manifest.sandbox, sandbox)?;
     let names = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(", ");
     let there: BTreeSet<&str> = manifest.containers.iter().map(|saved| saved.name.as_str()).collect();
-    let asked: BTreeSet<&str> = wanted.iter().map(name_of).collect();
-    if there != asked {
+    let requested: BTreeSet<&str> = wanted.iter().map(name_of).collect();
+    if there != requested {
         return Err(format!(
             "the checkpoint has the containers {}, but the request has {}",
             names(there),
-            names(asked)
+            names(requested)
         ));
     }
     let mut fitting = Vec::new();

@@ -1,8 +1,8 @@
 //! Selection of a container's AppArmor profile. Pure.
 //!
-//! A profile by name is applied if the kernel has AppArmor and the profile is loaded; else the container is refused: a
-//! container must not run with less confinement than requested. `RuntimeDefault` means Coracle's own profile, which is
-//! loaded first, or another known default profile. On a machine without AppArmor there is no profile.
+//! A profile by name is applied if the kernel has AppArmor and the profile is loaded. Otherwise the container is
+//! refused, because a container must not run with less confinement than requested. `RuntimeDefault` means Coracle's own
+//! profile, which is loaded first, or another known default profile. On a machine without AppArmor there is no profile.
 
 use coracle_proto::cri::LinuxContainerSecurityContext;
 use coracle_proto::cri::security_profile::ProfileType;

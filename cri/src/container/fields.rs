@@ -76,8 +76,8 @@ fn check_limits(limits: &LinuxContainerResources) -> Result<(), Error> {
 
 fn check_security(security: &LinuxContainerSecurityContext) -> Result<(), Error> {
     known::<SupplementalGroupsPolicy>("supplemental_groups_policy", security.supplemental_groups_policy)?;
-    for (field, asked) in [("seccomp", &security.seccomp), ("apparmor", &security.apparmor)] {
-        asked.as_ref().map_or(Ok(()), |asked| security_profile::check(field, asked))?;
+    for (field, requested) in [("seccomp", &security.seccomp), ("apparmor", &security.apparmor)] {
+        requested.as_ref().map_or(Ok(()), |requested| security_profile::check(field, requested))?;
     }
     let Some(options) = &security.namespace_options else { return Ok(()) };
     let pid: NamespaceMode = known("namespace_options.pid", options.pid)?;
@@ -97,8 +97,8 @@ pub(crate) fn check_shared(config: &ContainerConfig, pod: &NamespaceOption) -> R
         ("namespace_options.network", own.network, pod.network()),
         ("namespace_options.ipc", own.ipc, pod.ipc()),
     ];
-    for (field, asked, pods) in shared {
-        match known(field, asked)? {
+    for (field, requested, pods) in shared {
+        match known(field, requested)? {
             // POD is the default.
             NamespaceMode::Pod => {}
             NamespaceMode::Node if pods == NamespaceMode::Node => {}
@@ -214,8 +214,8 @@ mod tests {
         assert!(check_shared(&namespaces(NamespaceOption::default()), &apart).is_err());
         assert!(check_shared(&ContainerConfig::default(), &apart).is_ok());
         for pid in [NamespaceMode::Container, NamespaceMode::Node, NamespaceMode::Target] {
-            let asked = NamespaceOption { pid: pid.into(), ..Default::default() };
-            assert!(check_shared(&namespaces(asked), &apart).is_ok(), "{pid:?}");
+            let requested = NamespaceOption { pid: pid.into(), ..Default::default() };
+            assert!(check_shared(&namespaces(requested), &apart).is_ok(), "{pid:?}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The mount points that most containers need, as layers below the layers of their images.
 //!
-//! Most images have no `/etc/hosts`. Without these layers each container's own layer would get the file and a copy of its
-//! `/etc` directory: files that are created at every start and removed at every end. This is slow on a file system with recent
-//! removals: ext4 skips the entries removed in the last seconds one by one.
+//! Most images have no `/etc/hosts`. Without these layers each container's own layer would get the file and a copy of
+//! its `/etc` directory. These files would be created at every start and removed at every end. This is slow on a file
+//! system with recent removals: ext4 skips the entries removed in the last seconds one by one.
 //!
 //! Most pods have a token at `/var/run/secrets/kubernetes.io/serviceaccount`. In most images `/var/run` is a link to `/run`.
 //! So one layer has the token's mount point below `/run`, another below `/var/run`. A container with a token gets one of them.

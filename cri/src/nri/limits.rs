@@ -36,9 +36,9 @@ pub(crate) fn to_nri(limits: &LinuxContainerResources) -> LinuxResources {
 ///
 /// # Errors
 /// If a limit of a running container cannot be changed.
-pub(crate) fn to_cri(asked: &LinuxResources) -> Result<LinuxContainerResources, String> {
-    let memory = asked.memory.unwrap_or_default();
-    let cpu = asked.cpu.clone().unwrap_or_default();
+pub(crate) fn to_cri(requested: &LinuxResources) -> Result<LinuxContainerResources, String> {
+    let memory = requested.memory.unwrap_or_default();
+    let cpu = requested.cpu.clone().unwrap_or_default();
     let refused = [
         ("memory.reservation", memory.reservation.is_some()),
         ("memory.kernel", memory.kernel.is_some()),
@@ -48,12 +48,12 @@ pub(crate) fn to_cri(asked: &LinuxResources) -> Result<LinuxContainerResources, 
         ("memory.use_hierarchy", memory.use_hierarchy.is_some()),
         ("cpu.realtime_runtime", cpu.realtime_runtime.is_some()),
         ("cpu.realtime_period", cpu.realtime_period.is_some()),
-        ("pids", asked.pids.is_some()),
-        ("devices", !asked.devices.is_empty()),
-        ("blockio_class", asked.blockio_class.as_ref().is_some_and(|class| !class.value.is_empty())),
-        ("rdt_class", asked.rdt_class.as_ref().is_some_and(|class| !class.value.is_empty())),
+        ("pids", requested.pids.is_some()),
+        ("devices", !requested.devices.is_empty()),
+        ("blockio_class", requested.blockio_class.as_ref().is_some_and(|class| !class.value.is_empty())),
+        ("rdt_class", requested.rdt_class.as_ref().is_some_and(|class| !class.value.is_empty())),
     ];
-    if let Some((field, _)) = refused.iter().find(|(_, asked)| *asked) {
+    if let Some((field, _)) = refused.iter().find(|(_, requested)| *requested) {
         return Err(format!("{field} of an existing container cannot be changed"));
     }
     let number = |value: Option<OptionalInt64>| value.map_or(0, |value| value.value);
@@ -68,12 +68,12 @@ pub(crate) fn to_cri(asked: &LinuxResources) -> Result<LinuxContainerResources, 
         memory_swap_limit_in_bytes: number(memory.swap),
         cpuset_cpus: cpu.cpus,
         cpuset_mems: cpu.mems,
-        hugepage_limits: asked
+        hugepage_limits: requested
             .hugepage_limits
             .iter()
             .map(|limit| HugepageLimit { page_size: limit.page_size.clone(), limit: limit.limit })
             .collect(),
-        unified: asked.unified.iter().map(|(file, value)| (file.clone(), value.clone())).collect(),
+        unified: requested.unified.iter().map(|(file, value)| (file.clone(), value.clone())).collect(),
         ..LinuxContainerResources::default()
     })
 }

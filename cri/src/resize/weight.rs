@@ -3,8 +3,11 @@
 //! Shares are 2 to 262144, default 1024; weights are 1 to 10000, default 100. The curve is that of runc since 1.3.2 and keeps
 //! minimum, maximum and default (opencontainers/cgroups, pull request 20).
 
-const SHARES: (u64, u64) = (2, 262_144);
-const DEFAULT: (u64, u64) = (1024, 100);
+const MIN_SHARES: u64 = 2;
+const MAX_SHARES: u64 = 262_144;
+const DEFAULT_SHARES: u64 = 1024;
+const DEFAULT_WEIGHT: u64 = 100;
+const MAX_WEIGHT: u64 = 10_000;
 
 /// The v2 weight of v1 shares.
 #[allow(
@@ -14,23 +17,23 @@ const DEFAULT: (u64, u64) = (1024, 100);
     reason = "from 1 to 10000"
 )]
 pub(crate) fn weight_of_shares(shares: u64) -> u64 {
-    if shares <= SHARES.0 {
+    if shares <= MIN_SHARES {
         return 1;
     }
-    if shares >= SHARES.1 {
-        return 10_000;
+    if shares >= MAX_SHARES {
+        return MAX_WEIGHT;
     }
     let log = (shares as f64).log2();
     let exponent = (log * log + 125.0 * log) / 612.0 - 7.0 / 34.0;
-    (10_f64.powf(exponent).ceil() as u64).clamp(1, 10_000)
+    (10_f64.powf(exponent).ceil() as u64).clamp(1, MAX_WEIGHT)
 }
 
 /// The v1 shares for a v2 weight: the default for the default, else the lowest shares with this weight.
 pub(crate) fn shares_of_weight(weight: u64) -> u64 {
-    if weight == DEFAULT.1 {
-        return DEFAULT.0;
+    if weight == DEFAULT_WEIGHT {
+        return DEFAULT_SHARES;
     }
-    let (mut low, mut high) = SHARES;
+    let (mut low, mut high) = (MIN_SHARES, MAX_SHARES);
     while low < high {
         let middle = low.midpoint(high);
         if weight_of_shares(middle) < weight {

@@ -26,7 +26,7 @@ fn check_security(security: &LinuxSandboxSecurityContext) -> Result<(), Error> {
     known::<SupplementalGroupsPolicy>("supplemental_groups_policy", security.supplemental_groups_policy)?;
     first_process::user(security)?;
     first_process::seccomp(security)?;
-    security.apparmor.as_ref().map_or(Ok(()), |asked| security_profile::check("apparmor", asked))?;
+    security.apparmor.as_ref().map_or(Ok(()), |requested| security_profile::check("apparmor", requested))?;
     security.namespace_options.as_ref().map_or(Ok(()), check_namespaces)
 }
 

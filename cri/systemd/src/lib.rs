@@ -5,7 +5,7 @@
 //! runs and needs no message bus, thread or executor, so a fork of the shim may use it. Start reading at
 //! [`Systemd`]. Names and paths are in [`mod@unit`], limits in [`property`], the wire format in [`message`].
 //!
-//! The client is written here, because existing libraries do not fit: `zbus` runs threads; the container library's
+//! The client is written here, because existing libraries do not fit. `zbus` runs threads. The container library's
 //! client uses the message bus, supports no additional properties of a scope, and polls for the end of a job.
 //!
 //! Invariants:

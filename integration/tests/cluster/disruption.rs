@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 
-use coracle_integration::{Nodes, eventually, on_a_machine};
+use coracle_integration::{Nodes, eventually, has_condition, on_a_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -27,10 +27,7 @@ fn deployment(replicas: usize) -> String {
 /// Node and name of each pod without deletionTimestamp. The node is empty before scheduling. `ready`: only Ready pods.
 fn pods(nodes: &Nodes, ready: bool) -> Vec<(String, String)> {
     let list = nodes.get(&["pods"]);
-    let is_ready = |pod: &Value| {
-        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
-    };
+    let is_ready = |pod: &Value| has_condition(pod, "Ready", "True");
     let live = list["items"].as_array().unwrap().iter();
     let live = live.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null() && (!ready || is_ready(pod)));
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -122,11 +119,7 @@ fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
         nodes.kubectl(&["delete", "pod", &lost, "--wait=false"]);
         let taint = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";
         nodes.kubectl(&["taint", "node", "node-2", taint]);
-        let ready = |nodes: &Nodes| {
-            let conditions =
-                nodes.get(&["node", "node-2"])["status"]["conditions"].as_array().cloned().unwrap();
-            conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
-        };
+        let ready = |nodes: &Nodes| has_condition(&nodes.get(&["node", "node-2"]), "Ready", "True");
         // The node must not be Ready: a Ready node ends its pods itself.
         let there = nodes.try_kubectl(&["get", "pod", &lost]).status.success();
         assert!(there || !ready(&nodes));

@@ -1,6 +1,6 @@
 //! NetworkPolicies between real pods of one node, whose packets pass its bridge.
 
-use coracle_integration::{Cluster, eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually, has_condition, on_a_machine};
 
 const PORTS: &str = r#""ports":[{"name":"web","containerPort":8080},{"name":"other","containerPort":8081}]"#;
 
@@ -77,9 +77,7 @@ fn policies_restrict_pods_of_one_node() {
         cluster.apply(&policy("default", "by-block", &by_block));
         eventually("the excepted address to be out of reach", 20, || !may(friend, 8080) && may(guest, 8080));
         assert!(reaches(&cluster, friend, &address(&cluster, guest), 8080), "the rest of the block");
-        let ready = &cluster.get(&["pod", "web"])["status"]["conditions"];
-        let is_ready = |c: &serde_json::Value| c["type"] == "Ready" && c["status"] == "True";
-        assert!(ready.as_array().unwrap().iter().any(is_ready), "probes of the node pass");
+        assert!(has_condition(&cluster.get(&["pod", "web"]), "Ready", "True"), "probes of the node pass");
         cluster.kubectl(&["delete", "networkpolicy", "by-block"]);
         eventually("everything to be allowed again", 20, || may(friend, 8080));
         cluster_policies_precede(&cluster, &ip);

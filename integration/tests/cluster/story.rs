@@ -19,13 +19,7 @@ fn page(address: &str, port: u16) -> Option<String> {
 
 /// The pods of the nginx deployment that are Ready.
 fn ready_pods(cluster: &Cluster) -> Vec<Value> {
-    let pods = cluster.get(&["pods", "-l", "app=nginx"]);
-    let ready = |pod: &&Value| {
-        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
-            && pod["metadata"]["deletionTimestamp"].is_null()
-    };
-    pods["items"].as_array().unwrap().iter().filter(ready).cloned().collect()
+    cluster.ready_pods(&["-l", "app=nginx"])
 }
 
 fn no_pods(cluster: &Cluster) {

@@ -30,19 +30,13 @@ impl Pod {
 }
 
 fn ready_pods(nodes: &Nodes) -> Vec<Pod> {
-    let list = nodes.get(&["pods"]);
-    let ready = |pod: &&Value| {
-        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        pod["metadata"]["deletionTimestamp"].is_null()
-            && conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
-    };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let pods = list["items"].as_array().unwrap().iter().filter(ready).map(|pod| Pod {
+    let pod = |pod: &Value| Pod {
         node: text(&pod["spec"]["nodeName"]),
         ips: pod["status"]["podIPs"].as_array().unwrap().iter().map(|ip| text(&ip["ip"])).collect(),
         process: process(nodes, &text(&pod["metadata"]["uid"])),
-    });
-    pods.collect()
+    };
+    nodes.ready_pods(&[]).iter().map(pod).collect()
 }
 
 /// Creates an nginx deployment with `count` pods, which must be spread over all nodes.

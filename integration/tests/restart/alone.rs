@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Cluster, Kubectl, Machine, Nodes, eventually, on_a_machine};
+use coracle_integration::{Cluster, Kubectl, Machine, Nodes, eventually, has_condition, on_a_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -115,9 +115,7 @@ fn create(cluster: &Kubectl) {
 }
 
 fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    pod["status"]["phase"] == "Running"
-        && conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+    pod["status"]["phase"] == "Running" && has_condition(pod, "Ready", "True")
 }
 
 /// Name and container id of the Ready pods in a list.

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Nodes, eventually, inside, on_a_machine};
+use coracle_integration::{Nodes, eventually, has_condition, inside, on_a_machine};
 use serde_json::{Value, json};
 
 const CIDRS: &str = "10.42.0.0/16";
@@ -121,8 +121,7 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
         have("the other endpoint alone, again", &["two"]);
         nodes.start_plane();
         eventually("the status in the API", 60, || {
-            let conditions = nodes.get(&["pod", "one"])["status"]["conditions"].as_array().cloned().unwrap();
-            conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "False")
+            has_condition(&nodes.get(&["pod", "one"]), "Ready", "False")
         });
         have("the other endpoint alone, with the control plane", &["two"]);
         fs::write(&ready, "").unwrap();

@@ -13,7 +13,7 @@ use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, 
 #[derive(Debug, Default)]
 pub(super) struct Built {
     /// The number in the names of chains and sets. Each build gets a new number, because chains in the kernel are never
-    /// changed: a policy that loses its last pod and gets a new one before the next transaction has new sets.
+    /// changed. So a policy that loses its last pod and gets a new one before the next transaction has new sets.
     pub(super) number: u64,
     chains: Vec<Chain>,
     sets: Vec<Set>,

@@ -672,27 +672,41 @@ fn the_latest_pod_has_an_address_that_two_pods_claim() {
     assert!(model.program.element(&isolated).is_some(), "the second pod stays isolated");
 }
 
-#[test]
-fn an_older_pod_lends_no_permission_to_the_next_pod_with_its_address() {
-    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+/// An address that several pods have, one after another.
+const SHARED: &str = "10.42.0.9";
+
+/// A model with pod `a`, whose policy allows packets of pods with the label `friend`.
+fn with_friends() -> Model {
+    let mut model = Model::default();
     let from = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
     let spec =
         json!({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"], "ingress": from});
     model.put_policy(&policy("red", "p", spec));
     model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
-    let shared: IpAddr = "10.42.0.9".parse().unwrap();
-    let facts = |number: u8, app: &str| {
-        let mut pod = pod(number, "red", app, "there", 80);
-        let created = format!("2026-01-0{number}T00:00:00Z");
-        pod.metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
-        PodFacts { ips: vec![shared], ..PodFacts::of(&pod, "here").unwrap() }
-    };
-    let packet = || Packet { from: shared, to: "10.42.0.1".parse().unwrap(), protocol: TCP, port: 80 };
-    let mut passes = |model: &mut Model| {
-        let changes = model.program.changes();
-        kernel.apply(&model.program, changes);
-        kernel.passes(packet())
-    };
+    model
+}
+
+/// A pod with the shared address. A pod with a larger number is younger.
+fn with_shared_address(number: u8, app: &str, node: &str) -> PodFacts {
+    let mut pod = pod(number, "red", app, node, 80);
+    let created = format!("2026-01-0{number}T00:00:00Z");
+    pod.metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
+    PodFacts { ips: vec![SHARED.parse().unwrap()], ..PodFacts::of(&pod, "here").unwrap() }
+}
+
+/// Whether packets from the shared address reach pod `a`.
+fn shared_address_passes(model: &mut Model, kernel: &mut Kernel) -> bool {
+    let changes = model.program.changes();
+    kernel.apply(&model.program, changes);
+    let (from, to) = (SHARED.parse().unwrap(), "10.42.0.1".parse().unwrap());
+    kernel.passes(Packet { from, to, protocol: TCP, port: 80 })
+}
+
+#[test]
+fn an_older_pod_lends_no_permission_to_the_next_pod_with_its_address() {
+    let (mut model, mut kernel) = (with_friends(), Kernel::default());
+    let facts = |number, app| with_shared_address(number, app, "there");
+    let mut passes = |model: &mut Model| shared_address_passes(model, &mut kernel);
     model.put_pod(facts(2, "friend"));
     assert!(passes(&mut model));
     model.put_pod(facts(3, "other"));
@@ -712,25 +726,9 @@ fn an_older_pod_lends_no_permission_to_the_next_pod_with_its_address() {
 
 #[test]
 fn the_latest_sandbox_of_this_node_has_its_address() {
-    let (mut model, mut kernel) = (Model::default(), Kernel::default());
-    let from = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
-    let spec =
-        json!({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"], "ingress": from});
-    model.put_policy(&policy("red", "p", spec));
-    model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
-    let shared: IpAddr = "10.42.0.9".parse().unwrap();
-    let facts = |number: u8, app: &str, sandbox: u64| {
-        let mut pod = pod(number, "red", app, "here", 80);
-        let created = format!("2026-01-0{number}T00:00:00Z");
-        pod.metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
-        PodFacts { ips: vec![shared], sandbox, ..PodFacts::of(&pod, "here").unwrap() }
-    };
-    let packet = || Packet { from: shared, to: "10.42.0.1".parse().unwrap(), protocol: TCP, port: 80 };
-    let mut passes = |model: &mut Model| {
-        let changes = model.program.changes();
-        kernel.apply(&model.program, changes);
-        kernel.passes(packet())
-    };
+    let (mut model, mut kernel) = (with_friends(), Kernel::default());
+    let facts = |number, app, sandbox| PodFacts { sandbox, ..with_shared_address(number, app, "here") };
+    let mut passes = |model: &mut Model| shared_address_passes(model, &mut kernel);
     // The younger pod had the address before a reboot, and has no sandbox yet.
     model.put_pod(facts(3, "other", 0));
     model.put_pod(facts(2, "friend", 1));

@@ -23,7 +23,7 @@ pub(super) fn environment(
         }
     }
     let mut env = BTreeMap::new();
-    named.into_iter().for_each(|(name, service)| one(service, name, &mut env));
+    named.into_iter().for_each(|(name, service)| add_variables(service, name, &mut env));
     env
 }
 
@@ -32,7 +32,7 @@ fn cluster_ip(service: &Service) -> Option<&str> {
     ip.filter(|ip| !ip.is_empty() && *ip != "None")
 }
 
-fn one(service: &Service, name: &str, env: &mut BTreeMap<String, String>) {
+fn add_variables(service: &Service, name: &str, env: &mut BTreeMap<String, String>) {
     let (Some(spec), Some(ip)) = (&service.spec, cluster_ip(service)) else { return };
     let ports = spec.ports.as_deref().unwrap_or_default();
     let Some(first) = ports.first() else { return };

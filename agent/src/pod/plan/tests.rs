@@ -29,7 +29,7 @@ fn sandbox(ready: bool) -> ObservedSandbox {
 }
 
 fn container(name: &str, attempt: u32, run: ContainerRun) -> ObservedContainer {
-    ObservedContainer { asked: Some("i".into()), ..fixture::container(name, attempt, run) }
+    ObservedContainer { requested_image: Some("i".into()), ..fixture::container(name, attempt, run) }
 }
 
 fn observed(containers: Vec<ObservedContainer>) -> ObservedPod {

@@ -107,8 +107,8 @@ impl Providers {
     pub(super) async fn credentials(&self, reference: &Reference) -> Vec<(usize, AuthConfig)> {
         let image = reference.repository();
         let serving: Vec<&Provider> = self.0.iter().filter(|provider| provider.serves(reference)).collect();
-        let asked = join_all(serving.iter().map(|provider| provider.entries(&image))).await;
-        asked.into_iter().flatten().flat_map(|entries| matched(entries, reference)).collect()
+        let answers = join_all(serving.iter().map(|provider| provider.entries(&image))).await;
+        answers.into_iter().flatten().flat_map(|entries| matched(entries, reference)).collect()
     }
 }
 

@@ -168,7 +168,7 @@ fn the_status_restores_the_state_after_a_restart() {
         sandbox: "s".into(),
         name: "c".into(),
         attempt: 0,
-        asked: None,
+        requested_image: None,
         image: String::new(),
         image_id: String::new(),
         user: None,

@@ -14,7 +14,7 @@ pub(crate) fn container(name: &str, attempt: u32, run: ContainerRun) -> Observed
         sandbox: "s".into(),
         name: name.into(),
         attempt,
-        asked: None,
+        requested_image: None,
         image: "i".into(),
         image_id: "sha".into(),
         user: None,

@@ -137,8 +137,8 @@ fn dated(judged: EvaluatedCondition, facts: &Facts<'_>, completed: bool) -> PodC
     }
 }
 
-/// Whether another component has changed readiness since the last report: the node lifecycle controller sets the pods
-/// of an unreachable node to not ready, and the node corrects that after it is reachable again.
+/// Whether another component has changed readiness since the last report. The node lifecycle controller sets the pods
+/// of an unreachable node to not ready. The node corrects that after it is reachable again.
 pub(crate) fn is_overruled(reported: &PodStatus, api: &PodStatus) -> bool {
     let of = |status: &PodStatus, type_: &str| {
         status.conditions.iter().flatten().find(|c| c.type_ == type_).cloned()

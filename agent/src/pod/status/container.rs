@@ -30,7 +30,7 @@ pub(super) fn limit_ends<'a>(lists: impl Iterator<Item = &'a mut Vec<ContainerSt
 }
 
 pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
-    containers.iter().map(|container| one(container, facts)).collect()
+    containers.iter().map(|container| container_status(container, facts)).collect()
 }
 
 /// Statuses of init containers and sidecars. After the loss of the sandbox, an init container runs again although its
@@ -82,7 +82,7 @@ pub(super) fn added(containers: &[Container], facts: &Facts<'_>) -> Vec<Containe
     all
 }
 
-fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
+fn container_status(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     let is_init = facts
         .pod
         .spec
@@ -130,8 +130,8 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     }
 }
 
-/// Whether an ended container starts again although its policy does not restart it after this exit code: the agent
-/// stopped it because a probe failed, or for a resize or another image. The status must not show the container as
+/// Whether an ended container starts again although its policy does not restart it after this exit code. It does if the
+/// agent stopped it because a probe failed, or for a resize or another image. The status must not show the container as
 /// ended, because the API server would then refuse a status that shows it as running.
 fn starts_against_its_policy(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
     let (Some(spec), Some(exit)) = (facts.pod.spec.as_ref(), observed.exit()) else { return false };

@@ -207,9 +207,9 @@ impl Node<'_> {
             None => coracle_cni::in_empty_namespace(|| command.output()).with_context(context)?,
         };
         let output = output.with_context(context)?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.trim().trim_start_matches("coracle: ");
-        anyhow::ensure!(output.status.success(), "cannot remove the node {}: {said}", self.name());
+        let message = String::from_utf8_lossy(&output.stderr);
+        let message = message.trim().trim_start_matches("coracle: ");
+        anyhow::ensure!(output.status.success(), "cannot remove the node {}: {message}", self.name());
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::{sync::OnceLock, time::Instant};
 use prometheus::Histogram;
 use serde_json::Value;
 
-use super::{Admission, Admit, Attributes};
+use super::{Admission, Admit, Attributes, Operation};
 use crate::{error::Result, metrics::Step};
 
 /// The steps that a member implements. Its calls in another step do nothing and are not counted.
@@ -30,6 +30,13 @@ pub(crate) struct Member {
 #[derive(Default)]
 struct Durations([[[OnceLock<Histogram>; 2]; 4]; 2]);
 
+/// A call of a plugin whose duration is recorded.
+struct TimedCall {
+    step: Step,
+    operation: Operation,
+    began: Instant,
+}
+
 // === impl Member ===
 
 impl Member {
@@ -44,10 +51,10 @@ impl Member {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let began = self.counts(Steps::Mutate).then(Instant::now);
+        let call = self.counts(Steps::Mutate).then(|| TimedCall::begin(Step::Admit, attributes));
         let result = self.plugin.mutate(admission, attributes, object).await;
-        if let Some(began) = began {
-            self.count(Step::Admit, (admission, attributes), result.is_err(), began);
+        if let Some(call) = call {
+            self.count(&call, admission, result.is_err());
         }
         result
     }
@@ -59,10 +66,10 @@ impl Member {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let began = self.counts(Steps::Validate).then(Instant::now);
+        let call = self.counts(Steps::Validate).then(|| TimedCall::begin(Step::Validate, attributes));
         let result = self.plugin.validate(admission, attributes, object).await;
-        if let Some(began) = began {
-            self.count(Step::Validate, (admission, attributes), result.is_err(), began);
+        if let Some(call) = call {
+            self.count(&call, admission, result.is_err());
         }
         result
     }
@@ -72,17 +79,20 @@ impl Member {
         !self.name.is_empty() && (self.steps == step || self.steps == Steps::Both)
     }
 
-    fn count(
-        &self,
-        step: Step,
-        (admission, attributes): (&Admission, &Attributes<'_>),
-        rejected: bool,
-        began: Instant,
-    ) {
-        let operation = attributes.operation;
+    /// Records the duration of a call that ends now.
+    fn count(&self, call: &TimedCall, admission: &Admission, rejected: bool) {
+        let TimedCall { step, operation, began } = *call;
         let durations = &self.durations.0[step as usize][operation as usize][usize::from(rejected)];
         let create =
             || admission.metrics.admission.plugin_durations(self.name, (step, operation.name()), rejected);
         durations.get_or_init(create).observe(began.elapsed().as_secs_f64());
+    }
+}
+
+// === impl TimedCall ===
+
+impl TimedCall {
+    fn begin(step: Step, attributes: &Attributes<'_>) -> Self {
+        Self { step, operation: attributes.operation, began: Instant::now() }
     }
 }

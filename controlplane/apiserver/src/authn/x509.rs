@@ -8,7 +8,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate, X509Name};
 use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 
 /// The common name of the API server's client certificate for kubelets, as upstream. A client of the API server with
-/// this name is refused: a node can report the API server's address as its own, and the request to its kubelet would
+/// this name is refused. A node can report the API server's address as its own, and the request to its kubelet would
 /// arrive here with all permissions.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 

@@ -31,6 +31,16 @@ pub(crate) enum FailureKind {
     OutOfBudget,
 }
 
+/// A validation of a policy that failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FailedValidation<'a> {
+    pub(crate) policy: &'a str,
+    pub(crate) binding: &'a str,
+    pub(crate) kind: FailureKind,
+    /// `deny`, `audit` or `warn`.
+    pub(crate) action: &'static str,
+}
+
 // === impl PolicyMetrics ===
 
 impl PolicyMetrics {
@@ -55,13 +65,9 @@ impl PolicyMetrics {
         [Box::new(self.checks.clone()), Box::new(self.durations.clone())]
     }
 
-    /// Counts a failed validation. `action`: `deny`, `audit` or `warn`.
-    pub(crate) fn failed(
-        &self,
-        (policy, binding): (&str, &str),
-        (kind, action): (FailureKind, &'static str),
-        took: Duration,
-    ) {
+    /// Counts a failed validation.
+    pub(crate) fn failed(&self, failed: FailedValidation<'_>, took: Duration) {
+        let FailedValidation { policy, binding, kind, action } = failed;
         let error = match kind {
             FailureKind::Compilation => "compile_error",
             FailureKind::Invalid => "invalid_error",
@@ -82,10 +88,13 @@ mod tests {
     #[test]
     fn bindings_above_the_limit_share_a_label() {
         let metrics = PolicyMetrics::new();
+        let failed = |binding: &str, kind, action| {
+            metrics.failed(FailedValidation { policy: "p", binding, kind, action }, Duration::ZERO);
+        };
         for index in 0..=MAX_BINDINGS {
-            metrics.failed(("p", &format!("b{index}")), (FailureKind::Invalid, "warn"), Duration::ZERO);
+            failed(&format!("b{index}"), FailureKind::Invalid, "warn");
         }
-        metrics.failed(("p", "b0"), (FailureKind::OutOfBudget, "deny"), Duration::ZERO);
+        failed("b0", FailureKind::OutOfBudget, "deny");
         let count = |labels: [&str; 4]| metrics.checks.with_label_values(&labels).get();
         assert_eq!(count(["p", "b0", "invalid_error", "warn"]), 1);
         assert_eq!(count(["p", "b0", "out_of_budget", "deny"]), 1);

@@ -25,8 +25,8 @@ pub(super) fn call<'a>(
             if let Err(error) = meter.charge(CHECK) {
                 return Some(Err(error));
             }
-            let asked = access.with(access.stage, |question| question.verb = verb.to_string());
-            Value::Decision(asked.host.authorize(&asked.question).into())
+            let check = access.with(access.stage, |question| question.verb = verb.to_string());
+            Value::Decision(check.host.authorize(&check.question).into())
         }
         (Value::Access(access), name, rest) => {
             // Each call in the chain copies the question and the arguments.

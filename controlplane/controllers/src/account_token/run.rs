@@ -62,7 +62,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 }
 
 /// The service account. If the cache does not have the account, or has another account of that name, the account is
-/// read from the API server: a Secret must not be deleted by mistake.
+/// read from the API server. So no Secret is deleted by mistake.
 async fn account(
     context: &Context,
     secret: &Secret,

@@ -33,14 +33,14 @@ pub(crate) fn choose_addresses(
     if pool.is_empty() {
         return Err("this cluster has no address pool; set --load-balancer-pool".to_owned());
     }
-    let asked = service.spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
-    let asked: Option<IpAddr> = match asked.map(str::parse) {
+    let requested = service.spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
+    let requested: Option<IpAddr> = match requested.map(str::parse) {
         Some(Err(_)) => return Err("loadBalancerIP is not an IP address".to_owned()),
         Some(Ok(address)) => Some(address),
         None => None,
     };
     let is_in_pool = |address: IpAddr| pool.iter().any(|range| range.contains(address));
-    if let Some(address) = asked.filter(|address| !is_in_pool(*address)) {
+    if let Some(address) = requested.filter(|address| !is_in_pool(*address)) {
         return Err(format!("loadBalancerIP {address} is not in the address pool"));
     }
     let mut all = BTreeSet::new();
@@ -50,7 +50,7 @@ pub(crate) fn choose_addresses(
         if ranges.peek().is_none() {
             continue;
         }
-        if let Some(address) = asked.filter(of_family) {
+        if let Some(address) = requested.filter(of_family) {
             if !is_free(address) {
                 return Err(format!("loadBalancerIP {address} belongs to another service or a node"));
             }
@@ -66,7 +66,7 @@ pub(crate) fn choose_addresses(
     if all.is_empty() {
         return Err("the address pool has no range of the service's families".to_owned());
     }
-    if asked.is_some_and(|asked| !all.contains(&asked)) {
+    if requested.is_some_and(|requested| !all.contains(&requested)) {
         return Err("loadBalancerIP has a family that the service does not have".to_owned());
     }
     Ok(all)

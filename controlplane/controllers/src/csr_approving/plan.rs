@@ -83,13 +83,14 @@ fn serving(
 }
 
 fn has_address(node: &Node, address: &IpAddr) -> bool {
-    addresses(node, &["InternalIP", "ExternalIP"])
-        .any(|said| said.parse().is_ok_and(|said: IpAddr| said.to_canonical() == address.to_canonical()))
+    addresses(node, &["InternalIP", "ExternalIP"]).any(|reported| {
+        reported.parse().is_ok_and(|reported: IpAddr| reported.to_canonical() == address.to_canonical())
+    })
 }
 
 fn addresses<'a>(node: &'a Node, types: &'a [&str]) -> impl Iterator<Item = &'a str> {
     let all = node.status.addresses.iter().flatten();
-    all.filter(|said| types.contains(&said.type_.as_str())).map(|said| said.address.as_str())
+    all.filter(|reported| types.contains(&reported.type_.as_str())).map(|reported| reported.address.as_str())
 }
 
 #[cfg(test)]

@@ -102,8 +102,8 @@ fn surge_update(observed: &ObservedDaemonSet<'_>, surge: usize, desired: usize, 
     plan.create.extend(candidates.into_iter().take(surge.saturating_sub(surging)));
 }
 
-/// Deletes surplus pods of a node with surge: at most one new and one old pod stay, the old one only while it is
-/// ready and the new one is not available.
+/// Deletes surplus pods of a node with surge. At most one new and one old pod stay, the old one only while it is ready
+/// and the new one is not available.
 pub(super) fn prune(observed: &ObservedDaemonSet<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
     let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) =
         running.iter().partition(|pod| observed.is_updated(pod));

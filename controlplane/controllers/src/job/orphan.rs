@@ -59,7 +59,7 @@ fn is_job(owner: &OwnerReference) -> bool {
 }
 
 /// Whether the pod's controller exists, or is not a job. If the cache does not have the job, the job is read from the
-/// API server: a job that was just created may not be in the cache yet, and without the finalizer its pod might not be
+/// API server. A job that was just created may not be in the cache yet, and without the finalizer its pod might not be
 /// counted.
 async fn has_controller(context: &Context, pod: &Pod) -> Result<bool, Error> {
     let Some(owner) = controller_of(&pod.metadata) else { return Ok(false) };

@@ -16,6 +16,7 @@ use super::{FINALIZER, pods};
 use crate::annotation::{JOB_INDEX, JOB_INDEX_FAILURES, JOB_INDEX_IGNORED_FAILURES};
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
+use crate::job_metrics::JobSync;
 use crate::object::{Job, Key, ObjectExt, Pod, controller_of};
 use crate::pod_control::{self, Claim, PodControl};
 use crate::queue::{Next, Queue};
@@ -64,8 +65,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (began, mut action) = (Instant::now(), "reconciling");
     let result = sync(context, &job, &mut action).await;
     if !job.finished() {
-        let labels = (pods::completion_mode(&job), result.is_ok(), action);
-        context.config.job_metrics.synced(labels, began.elapsed());
+        let completion_mode = pods::completion_mode(&job);
+        let sync = JobSync { completion_mode, succeeded: result.is_ok(), action };
+        context.config.job_metrics.synced(sync, began.elapsed());
     }
     result
 }

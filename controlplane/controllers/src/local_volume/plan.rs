@@ -50,10 +50,11 @@ pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>
     if selected.len() > 63 {
         return Provision::Reschedule(format!("the name of node \"{selected}\" is too long for a label"));
     }
-    match exceeds_disk(claim, node) {
-        Some(why) => Provision::Reschedule(why),
-        None => Provision::Create(Box::new(volume(claim, class, (selected, hostname, directory)))),
+    if let Some(why) = exceeds_disk(claim, node) {
+        return Provision::Reschedule(why);
     }
+    let place = Place { node: selected, hostname, directory };
+    Provision::Create(Box::new(volume(claim, class, &place)))
 }
 
 /// The reason why the disk of a node cannot have a volume of the requested size. A node reports the size of its disk
@@ -92,7 +93,17 @@ fn unsupported(claim: &Claim, class: &StorageClass) -> Option<String> {
     Some(format!("access mode {shared} is not supported: the volume is on one node"))
 }
 
-fn volume(claim: &Claim, class: &StorageClass, (node, hostname, directory): (&str, &str, &str)) -> Value {
+/// The place of a new volume.
+struct Place<'a> {
+    node: &'a str,
+    /// The node's label `kubernetes.io/hostname`.
+    hostname: &'a str,
+    /// The directory of all local volumes of the node.
+    directory: &'a str,
+}
+
+fn volume(claim: &Claim, class: &StorageClass, place: &Place<'_>) -> Value {
+    let Place { node, hostname, directory } = place;
     let name = name_of(claim);
     let expression = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": [hostname]});
     json!({

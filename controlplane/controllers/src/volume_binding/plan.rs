@@ -231,7 +231,7 @@ fn phase(claim: &Claim, phase: &str) -> Vec<Action> {
     vec![Action::PatchClaim(Part::Status, json!({"metadata": {"uid": claim.uid()}, "status": status}))]
 }
 
-/// The claim of a volume in the cache. `None` if the cache has no such claim, or another claim of the same name: the
+/// The claim of a volume in the cache. `None` if the cache has no such claim, or another claim of the same name. The
 /// cache may be older than the volume, and a wrong release may delete data. Source: `syncVolume` in `pv_controller.go`.
 pub(crate) fn cached_claim(volume: &PersistentVolume, cached: Option<Arc<Claim>>) -> Option<Arc<Claim>> {
     cached.filter(|claim| volume.is_for(claim))

@@ -9,8 +9,8 @@ use crate::schema::{RuleText, Schema};
 use crate::violation::{Path, Violations};
 use crate::{bounds, types};
 
-/// Checks the rules of a definition: each must compile, must not cost too much, and may use `oldSelf` only where a part
-/// of the object can be matched with its old state.
+/// Checks the rules of a definition. Each must compile and must not cost too much. It may use `oldSelf` only where a
+/// part of the object can be matched with its old state.
 pub(crate) fn validate(schema: &Schema, path: &Path, violations: &mut Violations) {
     let mut checker = Checker { violations, total: TotalCost::default() };
     let root = Node { path: path.clone(), loose: None, bounds: None, count: Some(1) };

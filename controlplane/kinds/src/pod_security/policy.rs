@@ -91,7 +91,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The level of a label: none without the label, an inner none when it is invalid.
+    /// The level of a label. `None` without the label, `Some(None)` if its value is invalid.
     fn level(&mut self, name: &str) -> Option<Option<Level>> {
         let value = self.labels.get(format!("{PREFIX}{name}"))?;
         Some(

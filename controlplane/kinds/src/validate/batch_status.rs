@@ -1,6 +1,6 @@
 //! The status of jobs.
 //!
-//! As upstream, most rules apply only if a field that they compare has changed: after a change of the job's
+//! As upstream, most rules apply only if a field that they compare has changed. After a change of the job's
 //! specification, the former status may violate them until the controller has replaced it. Source:
 //! `getStatusValidationOptions` and `validateJobStatus`.
 

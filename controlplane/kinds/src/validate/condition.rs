@@ -27,11 +27,11 @@ pub(super) fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
         if !seen.insert(type_) {
             causes.duplicate(&here.field("type"), &type_.into());
         }
-        one(causes, &here, condition);
+        check_one(causes, &here, condition);
     }
 }
 
-fn one(causes: &mut Causes, here: &Path, condition: &Value) {
+fn check_one(causes: &mut Causes, here: &Path, condition: &Value) {
     let status = &condition["status"];
     if !["True", "False", "Unknown"].contains(&text(status)) {
         causes.unsupported(&here.field("status"), status, &["False", "True", "Unknown"]);

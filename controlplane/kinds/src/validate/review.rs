@@ -29,10 +29,10 @@ pub(super) fn causes(kind: &str, review: &Value, namespace: &str) -> Vec<Cause> 
         causes.invalid(&path.field("user"), &"".into(), "at least one of user or group must be specified");
     }
     if is_local {
-        let asked = text(&resource["namespace"]);
-        if !resource.is_null() && asked != namespace {
+        let requested = text(&resource["namespace"]);
+        if !resource.is_null() && requested != namespace {
             let here = path.field("resourceAttributes").field("namespace");
-            causes.invalid(&here, &asked.into(), "must match metadata.namespace");
+            causes.invalid(&here, &requested.into(), "must match metadata.namespace");
         }
         if !url.is_null() {
             causes.invalid(&path.field("nonResourceAttributes"), url, "disallowed on this kind of request");

@@ -71,9 +71,18 @@ pub(super) struct Mapping {
 /// The requests of one resource.
 #[derive(Clone, Debug)]
 struct OfResource {
-    /// The index of the container, the name and the number of devices.
-    requests: Vec<(usize, String, i64)>,
+    requests: Vec<DeviceRequest>,
     mappings: Arc<[Mapping]>,
+}
+
+/// The request of one container for devices of a resource.
+#[derive(Clone, Debug)]
+struct DeviceRequest {
+    /// The index of the container, init containers first.
+    container: usize,
+    name: String,
+    /// The number of devices.
+    count: i64,
 }
 
 /// Whether a resource is an extended one, or that of a class. Source: `IsDRAExtendedResourceName`.
@@ -254,14 +263,14 @@ impl Extended {
                     // The class may be newer than the pod's requests.
                     let found = self.requests.get(resource).cloned();
                     let found = found.unwrap_or_else(|| OfResource::of(&self.containers, resource));
-                    requests.extend(found.requests.into_iter().map(|(_, name, count)| {
+                    requests.extend(found.requests.into_iter().map(|request| {
                         let exact = Exact {
                             device_class_name: class.to_owned(),
                             allocation_mode: Some("ExactCount".to_owned()),
-                            count: Some(count),
+                            count: Some(request.count),
                             ..Exact::default()
                         };
-                        Request { name, exactly: Some(exact), ..Request::default() }
+                        Request { name: request.name, exactly: Some(exact), ..Request::default() }
                     }));
                     mapped += found.mappings.len();
                     mappings.push(found.mappings);
@@ -296,34 +305,33 @@ impl OfResource {
     fn of(containers: &[ContainerRequests], resource: &str) -> Self {
         let (mut requests, mut all) = (Vec::new(), Vec::new());
         for (index, container) in containers.iter().enumerate().filter(|(_, one)| !one.is_short_lived) {
-            let Some((name, count)) = container.request(index, resource) else { continue };
-            all.push(container.mapping(resource, &name));
-            requests.push((index, name, count));
+            let Some(request) = container.request(index, resource) else { continue };
+            all.push(container.mapping(resource, &request.name));
+            requests.push(request);
         }
         // A claim cannot have so many requests. Each of them could have a mapping for each init container.
         if requests.len() > REQUESTS_MAX {
             return Self { requests, mappings: all.into() };
         }
-        let (mut largest, mut own, mut mappings) =
-            (None::<(usize, String, i64)>, BTreeSet::new(), Vec::new());
+        let (mut largest, mut own, mut mappings) = (None::<DeviceRequest>, BTreeSet::new(), Vec::new());
         for (index, container) in containers.iter().enumerate().filter(|(_, one)| one.is_short_lived) {
             if mappings.len() > MAPPINGS_MAX {
                 break;
             }
-            let Some((name, count)) = container.request(index, resource) else { continue };
-            let count = count - container.reuse(index, &requests, (resource, count), &mut mappings);
-            if count <= 0 {
+            let Some(mut request) = container.request(index, resource) else { continue };
+            request.count -= container.reuse(&request, resource, &requests, &mut mappings);
+            if request.count <= 0 {
                 continue;
             }
-            mappings.push(container.mapping(resource, &name));
-            own.insert(name.clone());
-            if largest.as_ref().is_none_or(|(_, _, most)| *most < count) {
-                largest = Some((index, name, count));
+            mappings.push(container.mapping(resource, &request.name));
+            own.insert(request.name.clone());
+            if largest.as_ref().is_none_or(|largest| largest.count < request.count) {
+                largest = Some(request);
             }
         }
-        if let Some((_, name, _)) = &largest {
+        if let Some(largest) = &largest {
             for mapping in mappings.iter_mut().filter(|mapping| own.contains(&mapping.request)) {
-                mapping.request.clone_from(name);
+                mapping.request.clone_from(&largest.name);
             }
         }
         all.extend(mappings);
@@ -333,30 +341,31 @@ impl OfResource {
 }
 
 impl ContainerRequests {
-    /// Gives the container up to `wanted` devices of the containers after it. Returns their number.
+    /// Adds mappings for the container to requests of the containers after it, until it has the devices that it wants.
+    /// Returns the number of devices of these requests, which may be larger.
     fn reuse(
         &self,
-        index: usize,
-        requests: &[(usize, String, i64)],
-        (resource, wanted): (&str, i64),
+        wanted: &DeviceRequest,
+        resource: &str,
+        requests: &[DeviceRequest],
         mappings: &mut Vec<Mapping>,
     ) -> i64 {
         let mut sum = 0_i64;
-        for (_, name, count) in requests.iter().filter(|(of, ..)| *of > index) {
-            if sum >= wanted {
+        for request in requests.iter().filter(|request| request.container > wanted.container) {
+            if sum >= wanted.count {
                 break;
             }
-            mappings.push(self.mapping(resource, name));
-            sum = sum.saturating_add(*count);
+            mappings.push(self.mapping(resource, &request.name));
+            sum = sum.saturating_add(request.count);
         }
         sum
     }
 
-    /// The name of the request for a resource, and the number of devices.
-    fn request(&self, index: usize, resource: &str) -> Option<(String, i64)> {
+    /// The request for a resource. `index` is that of the container. `None` if it requests no devices.
+    fn request(&self, index: usize, resource: &str) -> Option<DeviceRequest> {
         let count = (*self.amounts.get(resource)?).filter(|count| *count > 0)?;
         let place = self.amounts.keys().position(|name| name == resource)?;
-        Some((format!("container-{index}-request-{place}"), count))
+        Some(DeviceRequest { container: index, name: format!("container-{index}-request-{place}"), count })
     }
 
     fn mapping(&self, resource: &str, request: &str) -> Mapping {

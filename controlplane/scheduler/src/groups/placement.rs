@@ -60,6 +60,15 @@ pub(crate) struct Outcome {
     pub(crate) verdict: Verdict,
 }
 
+/// Whether the pods of a gang fit together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GangFit {
+    Now,
+    /// After the eviction of other pods.
+    AfterPreemption,
+    Never,
+}
+
 /// The pods and nodes of one attempt.
 struct Attempt<'a> {
     profile: &'a Profile,
@@ -101,33 +110,41 @@ pub(crate) fn place(
     attempt.restore();
     let (helped_by, retries) = (attempt.helped_by, attempt.retries);
     let count = places.iter().filter(|place| !matches!(place, Placement::Refused(_))).count();
-    let fits = count >= needed.max(1);
-    let waits = fits && places.iter().any(|place| matches!(place, Placement::MadeRoom { .. }));
-    let message = match (fits, waits) {
-        (true, false) => "",
-        (_, true) => WAITS_FOR_PREEMPTION,
-        (false, false) => UNSCHEDULABLE,
+    let fit = if count < needed.max(1) {
+        GangFit::Never
+    } else if places.iter().any(|place| matches!(place, Placement::MadeRoom { .. })) {
+        GangFit::AfterPreemption
+    } else {
+        GangFit::Now
     };
-    let verdict = Verdict { is_scheduled: fits && !waits, message: message.to_owned() };
-    let decisions = places.into_iter().map(|place| settle(place, (fits, waits), snapshot)).collect();
+    let message = match fit {
+        GangFit::Now => "",
+        GangFit::AfterPreemption => WAITS_FOR_PREEMPTION,
+        GangFit::Never => UNSCHEDULABLE,
+    };
+    let verdict = Verdict { is_scheduled: fit == GangFit::Now, message: message.to_owned() };
+    let decisions = places.into_iter().map(|place| settle(place, fit, snapshot)).collect();
     Outcome { decisions, helped_by, retries, verdict }
 }
 
 /// The decision for one pod, after all pods of the gang were tried.
-fn settle(place: Placement, (fits, waits): (bool, bool), snapshot: &Snapshot) -> Decision {
+fn settle(place: Placement, fit: GangFit, snapshot: &Snapshot) -> Decision {
     let refuse = |message: &str, nominated| Decision::Refuse {
         message: message.to_owned(),
         nominated,
         victims: Vec::new(),
     };
     match place {
-        Placement::Fits(node, reserved) if fits && !waits => Decision::Bind(node, reserved),
+        Placement::Fits(node, reserved) if fit == GangFit::Now => Decision::Bind(node, reserved),
         Placement::Fits(node, reserved) => {
             snapshot.volumes.release(&reserved.volumes);
             snapshot.devices.undo(&reserved.devices);
-            if waits { refuse(WAITS_FOR_PREEMPTION, Some(node)) } else { refuse(NO_QUORUM, None) }
+            match fit {
+                GangFit::AfterPreemption => refuse(WAITS_FOR_PREEMPTION, Some(node)),
+                GangFit::Now | GangFit::Never => refuse(NO_QUORUM, None),
+            }
         }
-        Placement::MadeRoom { node, victims, message } if waits => {
+        Placement::MadeRoom { node, victims, message } if fit == GangFit::AfterPreemption => {
             Decision::Refuse { message, nominated: Some(node), victims }
         }
         Placement::MadeRoom { .. } => refuse(NO_QUORUM, None),

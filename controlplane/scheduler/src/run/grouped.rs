@@ -226,9 +226,8 @@ mod tests {
     use kube::client::Body;
     use serde_json::{Value, json};
 
-    use super::super::ExtenderCalls;
+    use super::super::test_scheduler;
     use super::*;
-    use crate::config::SchedulerConfig;
     use crate::fixture;
 
     type Requests = Arc<Mutex<Vec<String>>>;
@@ -249,12 +248,7 @@ mod tests {
             let body = if is_discovery { answer.clone() } else { "{}".to_owned() };
             async { Ok::<_, Infallible>(Response::new(Body::from(body.into_bytes()))) }
         });
-        let client = Client::new(service, "");
-        let (recorder, _) = coracle_events::recorder(client.clone(), "");
-        let config = SchedulerConfig::default();
-        let calls = ExtenderCalls::new(&config).unwrap();
-        let is_saturated = tokio::sync::watch::Sender::new(false);
-        let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
+        let mut scheduler = test_scheduler::scheduler(Client::new(service, ""));
         for name in nodes {
             scheduler.node_event(Event::Apply(fixture::node(name, json!({}))));
         }

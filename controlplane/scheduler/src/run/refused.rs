@@ -187,17 +187,10 @@ mod tests {
     use kube::client::Body;
     use serde_json::json;
 
-    use super::super::{Client, ExtenderCalls, SchedulerConfig};
+    use super::super::{Client, test_scheduler::scheduler};
     use super::*;
     use crate::decide::decide;
     use crate::fixture;
-
-    fn scheduler(client: Client) -> Scheduler {
-        let config = SchedulerConfig::default();
-        let (recorder, _) = coracle_events::recorder(client.clone(), "");
-        let calls = ExtenderCalls::new(&config).unwrap();
-        Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls)
-    }
 
     #[tokio::test]
     async fn an_error_is_not_a_reason_of_nodes() {

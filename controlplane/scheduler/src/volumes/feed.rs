@@ -14,6 +14,26 @@ use super::{State, VolumeChanges, Volumes};
 use crate::object::is_older;
 use crate::watch::stream;
 
+/// A kind of objects in the state, as an index of `State::listed`.
+#[derive(Clone, Copy)]
+enum Kind {
+    Claim,
+    Volume,
+    Class,
+    Driver,
+    CsiNode,
+    Capacity,
+    Attachment,
+}
+
+/// The effect of an event on the objects of one kind.
+struct Applied {
+    /// Whether an object changed.
+    is_change: bool,
+    /// Whether the first list is complete.
+    is_listed: bool,
+}
+
 /// Keeps the state up to date. Never returns.
 pub(crate) async fn run(client: Client, volumes: Volumes) {
     tokio::join!(
@@ -59,10 +79,10 @@ pub(super) fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<C
         Event::Apply(claim) | Event::InitApply(claim) | Event::Delete(claim) => Some(claim.key()),
         Event::Init | Event::InitDone => None,
     };
-    let (changed, done) = apply(&mut state.claims, listed, event, ObjectExt::key);
-    state.pending.claims.extend(key.filter(|_| changed));
-    state.listed[0] |= done;
-    done
+    let Applied { is_change, is_listed } = apply(&mut state.claims, listed, event, ObjectExt::key);
+    state.pending.claims.extend(key.filter(|_| is_change));
+    state.listed[Kind::Claim as usize] |= is_listed;
+    is_listed
 }
 
 fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>) -> bool {
@@ -72,39 +92,43 @@ fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>)
         // The object itself has the reservation now.
         state.reserved.remove(volume.name());
     }
-    let (changed, done) = apply(&mut state.volumes, listed, event, |volume| volume.name().to_owned());
-    state.listed[1] |= done;
-    changed || done
+    let applied = apply(&mut state.volumes, listed, event, |volume| volume.name().to_owned());
+    state.record(Kind::Volume, applied)
 }
 
 fn class(state: &mut State, listed: &mut HashSet<String>, event: Event<StorageClass>) -> bool {
-    let (changed, done) = apply(&mut state.classes, listed, event, |class| class.name().to_owned());
-    state.listed[2] |= done;
-    changed || done
+    let applied = apply(&mut state.classes, listed, event, |class| class.name().to_owned());
+    state.record(Kind::Class, applied)
 }
 
 fn driver(state: &mut State, listed: &mut HashSet<String>, event: Event<CsiDriver>) -> bool {
-    let (changed, done) = apply(&mut state.drivers, listed, event, |driver| driver.name().to_owned());
-    state.listed[3] |= done;
-    changed || done
+    let applied = apply(&mut state.drivers, listed, event, |driver| driver.name().to_owned());
+    state.record(Kind::Driver, applied)
 }
 
 fn csi_node(state: &mut State, listed: &mut HashSet<String>, event: Event<CsiNode>) -> bool {
-    let (changed, done) = apply(&mut state.csi_nodes, listed, event, |node| node.name().to_owned());
-    state.listed[4] |= done;
-    changed || done
+    let applied = apply(&mut state.csi_nodes, listed, event, |node| node.name().to_owned());
+    state.record(Kind::CsiNode, applied)
 }
 
 fn capacity(state: &mut State, listed: &mut HashSet<Key>, event: Event<Capacity>) -> bool {
-    let (changed, done) = apply(&mut state.capacities, listed, event, ObjectExt::key);
-    state.listed[5] |= done;
-    changed || done
+    let applied = apply(&mut state.capacities, listed, event, ObjectExt::key);
+    state.record(Kind::Capacity, applied)
 }
 
 fn attachment(state: &mut State, listed: &mut HashSet<String>, event: Event<Attachment>) -> bool {
-    let (changed, done) = apply(&mut state.attachments, listed, event, |one| one.name().to_owned());
-    state.listed[6] |= done;
-    changed || done
+    let applied = apply(&mut state.attachments, listed, event, |one| one.name().to_owned());
+    state.record(Kind::Attachment, applied)
+}
+
+// === impl State ===
+
+impl State {
+    /// Records whether a kind is listed. Returns whether the event may help any pod with claims.
+    fn record(&mut self, kind: Kind, applied: Applied) -> bool {
+        self.listed[kind as usize] |= applied.is_listed;
+        applied.is_change || applied.is_listed
+    }
 }
 
 /// A map of objects by key.
@@ -145,13 +169,13 @@ impl<I: Ord + Eq + Hash, K> Objects<I, K> for std::collections::BTreeMap<I, K> {
     }
 }
 
-/// Applies one event. Returns whether an object changed, and whether the first list is complete.
+/// Applies one event.
 fn apply<I: Eq + Hash + Clone, K: Reduce>(
     objects: &mut impl Objects<I, K>,
     listed: &mut HashSet<I>,
     event: Event<K>,
     key: impl Fn(&K) -> I,
-) -> (bool, bool) {
+) -> Applied {
     let put = |objects: &mut _, mut object: K| {
         object.reduce();
         let key = key(&object);
@@ -159,21 +183,23 @@ fn apply<I: Eq + Hash + Clone, K: Reduce>(
         Objects::put(objects, key, object);
         !same
     };
-    match event {
+    let is_listed = matches!(event, Event::InitDone);
+    let is_change = match event {
         Event::Init => {
             listed.clear();
-            (false, false)
+            false
         }
         Event::InitApply(object) => {
             listed.insert(key(&object));
-            (put(objects, object), false)
+            put(objects, object)
         }
-        Event::Apply(object) => (put(objects, object), false),
-        Event::Delete(object) => (objects.take(&key(&object)).is_some(), false),
+        Event::Apply(object) => put(objects, object),
+        Event::Delete(object) => objects.take(&key(&object)).is_some(),
         Event::InitDone => {
             objects.keep(listed);
             listed.clear();
-            (false, true)
+            false
         }
-    }
+    };
+    Applied { is_change, is_listed }
 }

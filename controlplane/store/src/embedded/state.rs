@@ -139,7 +139,7 @@ impl State {
             return Err(Error::Compacted { oldest: self.compacted });
         }
         if after > self.revision {
-            return Err(Error::Future { asked: after, newest: self.revision });
+            return Err(Error::Future { requested: after, newest: self.revision });
         }
         let (sender, events) = mpsc::unbounded_channel();
         for commit in self.recent.iter().filter(|c| c.revision > after && c.key.starts_with(prefix)) {
@@ -151,7 +151,7 @@ impl State {
 
     pub(super) fn compact(&mut self, revision: u64) -> Result<(), Error> {
         if revision > self.revision {
-            return Err(Error::Future { asked: revision, newest: self.revision });
+            return Err(Error::Future { requested: revision, newest: self.revision });
         }
         while self.recent.front().is_some_and(|commit| commit.revision <= revision) {
             self.remove_oldest();

@@ -122,7 +122,7 @@ impl Shared {
     pub(super) async fn check_history(&self, prefix: &str, after: u64) -> Result<(), Error> {
         let newest = self.revision().await?;
         if after > newest {
-            return Err(Error::Future { asked: after, newest });
+            return Err(Error::Future { requested: after, newest });
         }
         let key = self.keys.outer(prefix);
         let revision = signed(after.max(1));
@@ -136,7 +136,7 @@ impl Shared {
     pub(super) async fn compact(&self, revision: u64) -> Result<(), Error> {
         let newest = self.revision().await?;
         if revision > newest {
-            return Err(Error::Future { asked: revision, newest });
+            return Err(Error::Future { requested: revision, newest });
         }
         match self.connection.compact(CompactionRequest { revision: signed(revision) }).await {
             // Another server compacted up to this revision or a later one.

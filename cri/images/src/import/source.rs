@@ -141,7 +141,7 @@ impl Source {
 }
 
 /// Opens a file of a layout directory. The directory may belong to a user, who can replace its files by links and pipes
-/// at any time: no link leads out of the directory, and only regular files are opened.
+/// at any time. So no link leads out of the directory, and only regular files are opened.
 fn open_within(root: &File, name: &str) -> io::Result<File> {
     // On 32-bit machines openat2(2) opens files above 2 GiB only with this flag.
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_LARGEFILE;

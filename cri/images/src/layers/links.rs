@@ -5,9 +5,9 @@
 //! same layer may have other layers below it in another image. So its links cannot be made in the layer
 //! itself. An additional layer directly above it contains the links together with their target files.
 //!
-//! overlayfs writes that layer when the links are made in a mount of the layers, as other appliers make them:
-//! file and link are one inode with all attributes of the lower file. The layer's name is the digest of the
-//! list of layers below, so images share it too. It is counted and removed like any other layer.
+//! overlayfs writes that layer when the links are made in a mount of the layers, as other appliers make them. File and
+//! link are then one inode with all attributes of the lower file. The layer's name is the digest of the list of layers
+//! below, so images share it too. It is counted and removed like any other layer.
 
 use std::collections::HashSet;
 use std::io;

@@ -1,6 +1,6 @@
-//! Unpackings of layers. One source unpacks a layer once. A caller with another source waits only for a short time, then
-//! fetches and unpacks the layer itself: a registry that sends slowly does not delay images of other registries. The
-//! first complete layer is kept, and the other unpackings of it end.
+//! Unpackings of layers. One source unpacks a layer once. A caller with another source waits only for a short time,
+//! then fetches and unpacks the layer itself. So a registry that sends slowly does not delay images of other
+//! registries. The first complete layer is kept, and the other unpackings of it end.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -36,9 +36,9 @@ const CODES: [&str; 19] = [
 ];
 
 /// Whether a response comes from the requested server, not from a redirect target.
-pub(super) fn is_of(response: &Response, asked: &str) -> bool {
+pub(super) fn is_of(response: &Response, requested: &str) -> bool {
     let place = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
-    asked.parse().is_ok_and(|asked: Url| place(&asked) == place(response.url()))
+    requested.parse().is_ok_and(|requested: Url| place(&requested) == place(response.url()))
 }
 
 /// The known codes of an error document with their messages, in brackets. Empty for any other text.

@@ -18,9 +18,9 @@ struct FieldClaims<'a, 'b> {
 }
 
 /// Splits a plugin's map into the entries to set and the names to remove.
-fn split<T>(asked: &BTreeMap<String, T>) -> (Vec<(&str, &T)>, HashSet<&str>) {
+fn split<T>(requested: &BTreeMap<String, T>) -> (Vec<(&str, &T)>, HashSet<&str>) {
     let (mut set, mut removed) = (Vec::new(), HashSet::new());
-    for (name, value) in asked {
+    for (name, value) in requested {
         match unmark(name) {
             (name, true) => drop(removed.insert(name)),
             (name, false) => set.push((name, value)),
@@ -31,13 +31,13 @@ fn split<T>(asked: &BTreeMap<String, T>) -> (Vec<(&str, &T)>, HashSet<&str>) {
 
 /// Merges entries of a map. A plugin that removes an entry may set it again.
 fn map<T: Clone + Default>(
-    asked: &BTreeMap<String, T>,
+    requested: &BTreeMap<String, T>,
     target: FieldClaims<'_, '_>,
     seen: &mut BTreeMap<String, T>,
     all: &mut BTreeMap<String, T>,
 ) -> Result<(), Conflict> {
     let FieldClaims { field, claims } = target;
-    let (set, removed) = split(asked);
+    let (set, removed) = split(requested);
     for name in &removed {
         claims.clear_entry(field, name);
         seen.remove(*name);
@@ -53,31 +53,36 @@ fn map<T: Clone + Default>(
 }
 
 pub(super) fn annotations(
-    asked: &BTreeMap<String, String>,
+    requested: &BTreeMap<String, String>,
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
-    map(asked, FieldClaims { field: Field::Annotations, claims }, &mut seen.annotations, &mut all.annotations)
+    map(
+        requested,
+        FieldClaims { field: Field::Annotations, claims },
+        &mut seen.annotations,
+        &mut all.annotations,
+    )
 }
 
 pub(super) fn sysctls(
-    asked: &BTreeMap<String, String>,
+    requested: &BTreeMap<String, String>,
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
-    map(asked, FieldClaims { field: Field::Sysctl, claims }, &mut seen.sysctl, &mut all.sysctl)
+    map(requested, FieldClaims { field: Field::Sysctl, claims }, &mut seen.sysctl, &mut all.sysctl)
 }
 
 pub(super) fn net_devices(
-    asked: BTreeMap<String, LinuxNetDevice>,
+    requested: BTreeMap<String, LinuxNetDevice>,
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
     map(
-        &asked,
+        &requested,
         FieldClaims { field: Field::LinuxNetDevices, claims },
         &mut seen.net_devices,
         &mut all.net_devices,
@@ -86,14 +91,14 @@ pub(super) fn net_devices(
 
 /// Merges entries of a list, which are identified by a name.
 fn list<T: Clone>(
-    asked: Vec<T>,
+    requested: Vec<T>,
     name: impl Fn(&T) -> &str,
     target: FieldClaims<'_, '_>,
     seen: &mut Vec<T>,
     all: &mut Vec<T>,
 ) -> Result<(), Conflict> {
     let FieldClaims { field, claims } = target;
-    let (removals, set): (Vec<T>, Vec<T>) = asked.into_iter().partition(|item| unmark(name(item)).1);
+    let (removals, set): (Vec<T>, Vec<T>) = requested.into_iter().partition(|item| unmark(name(item)).1);
     let removed: HashSet<&str> = removals.iter().map(|item| unmark(name(item)).0).collect();
     let changed: HashSet<&str> = set.iter().map(&name).collect();
     for bare in &removed {
@@ -112,13 +117,13 @@ fn list<T: Clone>(
 }
 
 pub(super) fn mounts(
-    asked: Vec<Mount>,
+    requested: Vec<Mount>,
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
     list(
-        asked,
+        requested,
         |mount| &mount.destination,
         FieldClaims { field: Field::Mounts, claims },
         &mut seen.mounts,
@@ -127,13 +132,13 @@ pub(super) fn mounts(
 }
 
 pub(super) fn devices(
-    asked: Vec<LinuxDevice>,
+    requested: Vec<LinuxDevice>,
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
     list(
-        asked,
+        requested,
         |device| &device.path,
         FieldClaims { field: Field::Devices, claims },
         &mut seen.devices,
@@ -142,85 +147,91 @@ pub(super) fn devices(
 }
 
 pub(super) fn env(
-    asked: Vec<KeyValue>,
+    requested: Vec<KeyValue>,
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
-    let names: HashSet<String> = asked.iter().map(|entry| unmark(&entry.key).0.to_owned()).collect();
+    let names: HashSet<String> = requested.iter().map(|entry| unmark(&entry.key).0.to_owned()).collect();
     seen.env.retain(|entry| !names.contains(variable(entry)));
-    let set = asked.iter().filter(|entry| !unmark(&entry.key).1);
+    let set = requested.iter().filter(|entry| !unmark(&entry.key).1);
     seen.env.extend(set.map(|entry| format!("{}={}", entry.key, entry.value)));
-    list(asked, |entry| &entry.key, FieldClaims { field: Field::Env, claims }, &mut Vec::new(), &mut all.env)
+    list(
+        requested,
+        |entry| &entry.key,
+        FieldClaims { field: Field::Env, claims },
+        &mut Vec::new(),
+        &mut all.env,
+    )
 }
 
 /// Merges the arguments as a whole. With an empty first argument, a plugin may replace those of an earlier plugin.
 pub(super) fn args(
-    mut asked: Vec<String>,
+    mut requested: Vec<String>,
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
-    if asked.is_empty() {
+    if requested.is_empty() {
         return Ok(());
     }
-    if asked[0].is_empty() {
+    if requested[0].is_empty() {
         claims.clear(Field::Args);
-        asked.remove(0);
+        requested.remove(0);
     }
     claims.set(Field::Args)?;
-    seen.args.clone_from(&asked);
-    all.args = asked;
+    seen.args.clone_from(&requested);
+    all.args = requested;
     Ok(())
 }
 
 /// Merges hooks. They accumulate, so plugins never conflict.
 pub(super) fn hooks(
-    asked: &Hooks,
+    requested: &Hooks,
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
 ) {
-    if *asked == Hooks::default() {
+    if *requested == Hooks::default() {
         return;
     }
     claims.join(Field::OciHooks);
     for target in [seen.hooks.get_or_insert_default(), all.hooks.get_or_insert_default()] {
-        target.prestart.extend(asked.prestart.iter().cloned());
-        target.create_runtime.extend(asked.create_runtime.iter().cloned());
-        target.create_container.extend(asked.create_container.iter().cloned());
-        target.start_container.extend(asked.start_container.iter().cloned());
-        target.poststart.extend(asked.poststart.iter().cloned());
-        target.poststop.extend(asked.poststop.iter().cloned());
+        target.prestart.extend(requested.prestart.iter().cloned());
+        target.create_runtime.extend(requested.create_runtime.iter().cloned());
+        target.create_container.extend(requested.create_container.iter().cloned());
+        target.start_container.extend(requested.start_container.iter().cloned());
+        target.poststart.extend(requested.poststart.iter().cloned());
+        target.poststop.extend(requested.poststop.iter().cloned());
     }
 }
 
 /// Merges namespaces by type. A removal claims the type too, so that no later plugin adds it again.
 pub(super) fn namespaces(
-    asked: Vec<LinuxNamespace>,
+    requested: Vec<LinuxNamespace>,
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
     let mut types: HashMap<String, usize> = HashMap::new();
-    for (at, namespace) in asked.iter().enumerate() {
+    for (at, namespace) in requested.iter().enumerate() {
         let (bare, _removed) = unmark(&namespace.r#type);
         claims.set_entry(Field::Namespace, bare)?;
         types.insert(bare.to_owned(), at);
     }
     seen.namespaces.retain(|namespace| !types.contains_key(&namespace.r#type));
-    seen.namespaces.extend(asked.iter().filter(|namespace| !unmark(&namespace.r#type).1).cloned());
-    all.namespaces.extend(asked);
+    seen.namespaces.extend(requested.iter().filter(|namespace| !unmark(&namespace.r#type).1).cloned());
+    all.namespaces.extend(requested);
     Ok(())
 }
 
 pub(super) fn rdt(
-    asked: LinuxRdt,
+    requested: LinuxRdt,
     claims: &mut Claims<'_>,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
     let all = all.rdt.get_or_insert_default();
-    if asked.remove {
+    if requested.remove {
         for field in [Field::RdtClosId, Field::RdtSchemata, Field::RdtEnableMonitoring] {
             claims.clear(field);
         }
@@ -228,7 +239,7 @@ pub(super) fn rdt(
     }
     macro_rules! one_value {
         ($($name:ident is $field:ident),*) => {$(
-            if let Some(value) = asked.$name {
+            if let Some(value) = requested.$name {
                 claims.set(Field::$field)?;
                 all.$name = Some(value);
                 all.remove = false;

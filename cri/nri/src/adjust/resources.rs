@@ -6,8 +6,8 @@ use crate::owners::{Claims, Conflict};
 
 /// Sets the requested numbers and flags of a part of the resources in every target.
 macro_rules! set_values {
-    ($part:ident of ($asked:ident, $claims:ident, $targets:ident): $($name:ident is $field:ident),* $(,)?) => {$(
-        if let Some(value) = $asked.$name {
+    ($part:ident of ($requested:ident, $claims:ident, $targets:ident): $($name:ident is $field:ident),* $(,)?) => {$(
+        if let Some(value) = $requested.$name {
             $claims.set(Field::$field)?;
             for target in $targets.iter_mut() {
                 target.$part.get_or_insert_default().$name = Some(value);
@@ -18,24 +18,24 @@ macro_rules! set_values {
 
 /// Sets the requested fields in every target. The caller merges device rules, because updates have none.
 pub(super) fn merge(
-    asked: &LinuxResources,
+    requested: &LinuxResources,
     claims: &mut Claims<'_>,
     targets: &mut [&mut LinuxResources],
 ) -> Result<(), Conflict> {
-    if let Some(asked) = &asked.memory {
-        memory(asked, claims, targets)?;
+    if let Some(requested) = &requested.memory {
+        memory(requested, claims, targets)?;
     }
-    if let Some(asked) = &asked.cpu {
-        cpu(asked, claims, targets)?;
+    if let Some(requested) = &requested.cpu {
+        cpu(requested, claims, targets)?;
     }
-    for limit in &asked.hugepage_limits {
+    for limit in &requested.hugepage_limits {
         claims.set_entry(Field::HugepageLimits, &limit.page_size)?;
         for target in targets.iter_mut() {
             target.hugepage_limits.retain(|known| known.page_size != limit.page_size);
             target.hugepage_limits.push(limit.clone());
         }
     }
-    for (file, value) in &asked.unified {
+    for (file, value) in &requested.unified {
         claims.set_entry(Field::CgroupsUnified, file)?;
         for target in targets.iter_mut() {
             target.unified.insert(file.clone(), value.clone());
@@ -43,7 +43,7 @@ pub(super) fn merge(
     }
     macro_rules! one_value {
         ($($name:ident is $field:ident),*) => {$(
-            if let Some(value) = &asked.$name {
+            if let Some(value) = &requested.$name {
                 claims.set(Field::$field)?;
                 for target in targets.iter_mut() {
                     target.$name = Some(value.clone());
@@ -52,7 +52,7 @@ pub(super) fn merge(
         )*};
     }
     one_value!(blockio_class is BlockioClass, rdt_class is RdtClass);
-    if let Some(value) = asked.pids {
+    if let Some(value) = requested.pids {
         claims.set(Field::PidsLimit)?;
         targets.iter_mut().for_each(|target| target.pids = Some(value));
     }
@@ -60,12 +60,12 @@ pub(super) fn merge(
 }
 
 fn memory(
-    asked: &LinuxMemory,
+    requested: &LinuxMemory,
     claims: &mut Claims<'_>,
     targets: &mut [&mut LinuxResources],
 ) -> Result<(), Conflict> {
     set_values!(
-        memory of (asked, claims, targets):
+        memory of (requested, claims, targets):
         limit is MemLimit,
         reservation is MemReservation,
         swap is MemSwapLimit,
@@ -79,12 +79,12 @@ fn memory(
 }
 
 fn cpu(
-    asked: &LinuxCpu,
+    requested: &LinuxCpu,
     claims: &mut Claims<'_>,
     targets: &mut [&mut LinuxResources],
 ) -> Result<(), Conflict> {
     set_values!(
-        cpu of (asked, claims, targets):
+        cpu of (requested, claims, targets):
         shares is CpuShares,
         quota is CpuQuota,
         period is CpuPeriod,
@@ -93,10 +93,10 @@ fn cpu(
     );
     macro_rules! named {
         ($($name:ident is $field:ident),*) => {$(
-            if !asked.$name.is_empty() {
+            if !requested.$name.is_empty() {
                 claims.set(Field::$field)?;
                 for target in targets.iter_mut() {
-                    target.cpu.get_or_insert_default().$name.clone_from(&asked.$name);
+                    target.cpu.get_or_insert_default().$name.clone_from(&requested.$name);
                 }
             }
         )*};

@@ -16,22 +16,22 @@ use crate::describe::namespace_type;
 use crate::mark::{unmark, variable};
 
 /// Removes and sets entries of a map. Removals come first, because an entry may be removed and set again.
-fn entries(map: &mut HashMap<String, String>, asked: &BTreeMap<String, String>) {
-    for name in asked.keys() {
+fn entries(map: &mut HashMap<String, String>, requested: &BTreeMap<String, String>) {
+    for name in requested.keys() {
         if let (bare, true) = unmark(name) {
             map.remove(bare);
         }
     }
-    for (name, value) in asked {
+    for (name, value) in requested {
         if !unmark(name).1 {
             map.insert(name.clone(), value.clone());
         }
     }
 }
 
-pub(super) fn annotations(spec: &mut oci::Spec, asked: &BTreeMap<String, String>) {
-    if !asked.is_empty() {
-        entries(spec.annotations_mut().get_or_insert_default(), asked);
+pub(super) fn annotations(spec: &mut oci::Spec, requested: &BTreeMap<String, String>) {
+    if !requested.is_empty() {
+        entries(spec.annotations_mut().get_or_insert_default(), requested);
     }
 }
 
@@ -40,15 +40,15 @@ fn parse<T: DeserializeOwned>(field: &'static str, value: serde_json::Value) -> 
     serde_json::from_value(value).map_err(|error| refuse(field, error.to_string()))
 }
 
-pub(super) fn process(spec: &mut oci::Spec, asked: &ContainerAdjustment) -> Applied {
-    let linux = asked.linux.as_ref();
+pub(super) fn process(spec: &mut oci::Spec, requested: &ContainerAdjustment) -> Applied {
+    let linux = requested.linux.as_ref();
     let process = spec.process_mut().get_or_insert_default();
-    env(process, &asked.env);
-    if !asked.args.is_empty() {
-        process.set_args(Some(asked.args.clone()));
+    env(process, &requested.env);
+    if !requested.args.is_empty() {
+        process.set_args(Some(requested.args.clone()));
     }
     let mut limits = process.rlimits().clone().unwrap_or_default();
-    for limit in &asked.rlimits {
+    for limit in &requested.rlimits {
         let limit: oci::PosixRlimit =
             parse("rlimits", json!({ "type": limit.r#type, "hard": limit.hard, "soft": limit.soft }))?;
         limits.retain(|known| known.typ() != limit.typ());
@@ -62,21 +62,21 @@ pub(super) fn process(spec: &mut oci::Spec, asked: &ContainerAdjustment) -> Appl
         let why = "the score must be from -1000 to 1000";
         process.set_oom_score_adj(Some(score.ok_or_else(|| refuse("oom_score_adj", why))?));
     }
-    if let Some(asked) = linux.and_then(|linux| linux.io_priority.as_ref()) {
-        process.set_io_priority(io_priority(*asked)?);
+    if let Some(requested) = linux.and_then(|linux| linux.io_priority.as_ref()) {
+        process.set_io_priority(io_priority(*requested)?);
     }
-    if let Some(asked) = linux.and_then(|linux| linux.scheduler.as_ref()) {
-        process.set_scheduler(scheduler(asked)?);
+    if let Some(requested) = linux.and_then(|linux| linux.scheduler.as_ref()) {
+        process.set_scheduler(scheduler(requested)?);
     }
     Ok(())
 }
 
-fn env(process: &mut oci::Process, asked: &[nri::KeyValue]) {
-    if asked.is_empty() {
+fn env(process: &mut oci::Process, requested: &[nri::KeyValue]) {
+    if requested.is_empty() {
         return;
     }
     let mut env = process.env().clone().unwrap_or_default();
-    for entry in asked {
+    for entry in requested {
         let (bare, removed) = unmark(&entry.key);
         let at = env.iter().position(|known| variable(known) == bare);
         match (at, removed) {
@@ -89,24 +89,24 @@ fn env(process: &mut oci::Process, asked: &[nri::KeyValue]) {
     process.set_env(Some(env));
 }
 
-fn io_priority(asked: nri::LinuxIoPriority) -> Result<Option<oci::LinuxIOPriority>, ApplyError> {
-    let class = IoPrioClass::try_from(asked.class)
-        .map_err(|_unknown| refuse("io_priority", format!("unknown class {}", asked.class)))?;
+fn io_priority(requested: nri::LinuxIoPriority) -> Result<Option<oci::LinuxIOPriority>, ApplyError> {
+    let class = IoPrioClass::try_from(requested.class)
+        .map_err(|_unknown| refuse("io_priority", format!("unknown class {}", requested.class)))?;
     if class == IoPrioClass::IoprioClassNone {
         return Ok(None);
     }
-    let value = json!({ "class": class.as_str_name(), "priority": asked.priority });
+    let value = json!({ "class": class.as_str_name(), "priority": requested.priority });
     parse("io_priority", value).map(Some)
 }
 
-fn scheduler(asked: &nri::LinuxScheduler) -> Result<Option<oci::Scheduler>, ApplyError> {
-    let policy = LinuxSchedulerPolicy::try_from(asked.policy)
-        .map_err(|_unknown| refuse("scheduler", format!("unknown policy {}", asked.policy)))?;
+fn scheduler(requested: &nri::LinuxScheduler) -> Result<Option<oci::Scheduler>, ApplyError> {
+    let policy = LinuxSchedulerPolicy::try_from(requested.policy)
+        .map_err(|_unknown| refuse("scheduler", format!("unknown policy {}", requested.policy)))?;
     if policy == LinuxSchedulerPolicy::SchedNone {
         return Ok(None);
     }
     let mut flags: Vec<oci::LinuxSchedulerFlag> = Vec::new();
-    for flag in &asked.flags {
+    for flag in &requested.flags {
         flags.push(match LinuxSchedulerFlag::try_from(*flag) {
             Ok(LinuxSchedulerFlag::SchedFlagResetOnFork) => oci::LinuxSchedulerFlag::SchedResetOnFork,
             Ok(LinuxSchedulerFlag::SchedFlagReclaim) => oci::LinuxSchedulerFlag::SchedFlagReclaim,
@@ -120,51 +120,51 @@ fn scheduler(asked: &nri::LinuxScheduler) -> Result<Option<oci::Scheduler>, Appl
     }
     let deadline = |value: u64| (value != 0).then_some(value);
     let mut scheduler: oci::Scheduler = parse("scheduler", json!({ "policy": policy.as_str_name() }))?;
-    scheduler.set_nice(Some(asked.nice));
-    scheduler.set_priority(Some(asked.priority));
+    scheduler.set_nice(Some(requested.nice));
+    scheduler.set_priority(Some(requested.priority));
     scheduler.set_flags((!flags.is_empty()).then_some(flags));
-    scheduler.set_runtime(deadline(asked.runtime));
-    scheduler.set_deadline(deadline(asked.deadline));
-    scheduler.set_period(deadline(asked.period));
+    scheduler.set_runtime(deadline(requested.runtime));
+    scheduler.set_deadline(deadline(requested.deadline));
+    scheduler.set_period(deadline(requested.period));
     Ok(Some(scheduler))
 }
 
 /// Appends hooks to the existing ones.
-pub(super) fn hooks(spec: &mut oci::Spec, asked: &nri::Hooks) {
-    if *asked == nri::Hooks::default() {
+pub(super) fn hooks(spec: &mut oci::Spec, requested: &nri::Hooks) {
+    if *requested == nri::Hooks::default() {
         return;
     }
     let hooks = spec.hooks_mut().get_or_insert_default();
-    let add = |known: &mut Option<Vec<oci::Hook>>, asked: &[nri::Hook]| {
-        if !asked.is_empty() {
-            known.get_or_insert_default().extend(asked.iter().map(hook));
+    let add = |known: &mut Option<Vec<oci::Hook>>, requested: &[nri::Hook]| {
+        if !requested.is_empty() {
+            known.get_or_insert_default().extend(requested.iter().map(hook));
         }
     };
-    add(hooks.prestart_mut(), &asked.prestart);
-    add(hooks.create_runtime_mut(), &asked.create_runtime);
-    add(hooks.create_container_mut(), &asked.create_container);
-    add(hooks.start_container_mut(), &asked.start_container);
-    add(hooks.poststart_mut(), &asked.poststart);
-    add(hooks.poststop_mut(), &asked.poststop);
+    add(hooks.prestart_mut(), &requested.prestart);
+    add(hooks.create_runtime_mut(), &requested.create_runtime);
+    add(hooks.create_container_mut(), &requested.create_container);
+    add(hooks.start_container_mut(), &requested.start_container);
+    add(hooks.poststart_mut(), &requested.poststart);
+    add(hooks.poststop_mut(), &requested.poststop);
 }
 
-fn hook(asked: &nri::Hook) -> oci::Hook {
+fn hook(requested: &nri::Hook) -> oci::Hook {
     let some = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
     let mut hook = oci::Hook::default();
-    hook.set_path(PathBuf::from(&asked.path));
-    hook.set_args(some(&asked.args));
-    hook.set_env(some(&asked.env));
-    hook.set_timeout(asked.timeout.map(|timeout| timeout.value));
+    hook.set_path(PathBuf::from(&requested.path));
+    hook.set_args(some(&requested.args));
+    hook.set_env(some(&requested.env));
+    hook.set_timeout(requested.timeout.map(|timeout| timeout.value));
     hook
 }
 
 /// Replaces, adds and removes mounts by destination. Then sorts them by depth, so that parents come first.
-pub(super) fn mounts(spec: &mut oci::Spec, asked: &[nri::Mount]) -> Applied {
-    if asked.is_empty() {
+pub(super) fn mounts(spec: &mut oci::Spec, requested: &[nri::Mount]) -> Applied {
+    if requested.is_empty() {
         return Ok(());
     }
     let mut mounts = spec.mounts().clone().unwrap_or_default();
-    for mount in asked {
+    for mount in requested {
         let (destination, removed) = unmark(&mount.destination);
         if !destination.starts_with('/') {
             return Err(refuse("mounts", format!("the destination {destination:?} is not absolute")));
@@ -185,33 +185,33 @@ pub(super) fn mounts(spec: &mut oci::Spec, asked: &[nri::Mount]) -> Applied {
     Ok(())
 }
 
-pub(super) fn linux(spec: &mut oci::Spec, asked: &LinuxContainerAdjustment) -> Applied {
+pub(super) fn linux(spec: &mut oci::Spec, requested: &LinuxContainerAdjustment) -> Applied {
     let linux = spec.linux_mut().get_or_insert_default();
-    for device in &asked.devices {
+    for device in &requested.devices {
         set_device(linux, device)?;
     }
-    if !asked.cgroups_path.is_empty() {
-        linux.set_cgroups_path(Some(asked.cgroups_path.clone().into()));
+    if !requested.cgroups_path.is_empty() {
+        linux.set_cgroups_path(Some(requested.cgroups_path.clone().into()));
     }
-    for namespace in &asked.namespaces {
+    for namespace in &requested.namespaces {
         set_namespace(linux, namespace)?;
     }
-    if !asked.sysctl.is_empty() {
+    if !requested.sysctl.is_empty() {
         let mut sysctls = linux.sysctl().clone().unwrap_or_default();
-        entries(&mut sysctls, &asked.sysctl);
+        entries(&mut sysctls, &requested.sysctl);
         linux.set_sysctl(Some(sysctls));
     }
-    if let Some(policy) = &asked.seccomp_policy {
+    if let Some(policy) = &requested.seccomp_policy {
         linux.set_seccomp(Some(seccomp(policy)?));
     }
-    if let Some(policy) = &asked.memory_policy {
+    if let Some(policy) = &requested.memory_policy {
         linux.set_memory_policy(Some(memory_policy(policy)?));
     }
-    if asked.net_devices.keys().any(|name| !unmark(name).1) {
+    if requested.net_devices.keys().any(|name| !unmark(name).1) {
         let why = "moving a network device of the host into a pod is not supported";
         return Err(refuse("net_devices", why));
     }
-    if asked
+    if requested
         .rdt
         .as_ref()
         .is_some_and(|rdt| *rdt != nri::LinuxRdt { remove: rdt.remove, ..Default::default() })
@@ -221,18 +221,18 @@ pub(super) fn linux(spec: &mut oci::Spec, asked: &LinuxContainerAdjustment) -> A
     Ok(())
 }
 
-fn set_device(linux: &mut oci::Linux, asked: &nri::LinuxDevice) -> Applied {
-    let (path, removed) = unmark(&asked.path);
+fn set_device(linux: &mut oci::Linux, requested: &nri::LinuxDevice) -> Applied {
+    let (path, removed) = unmark(&requested.path);
     let mut devices = linux.devices().clone().unwrap_or_default();
     devices.retain(|known| known.path() != Path::new(path));
     if !removed {
         let mut device: oci::LinuxDevice = parse(
             "devices",
-            json!({ "path": path, "type": asked.r#type, "major": asked.major, "minor": asked.minor }),
+            json!({ "path": path, "type": requested.r#type, "major": requested.major, "minor": requested.minor }),
         )?;
-        device.set_file_mode(asked.file_mode.map(|mode| mode.value & 0o7777));
-        device.set_uid(asked.uid.map(|id| id.value));
-        device.set_gid(asked.gid.map(|id| id.value));
+        device.set_file_mode(requested.file_mode.map(|mode| mode.value & 0o7777));
+        device.set_uid(requested.uid.map(|id| id.value));
+        device.set_gid(requested.gid.map(|id| id.value));
         let resources = linux.resources_mut().get_or_insert_default();
         let access = if device.typ() == oci::LinuxDeviceType::B { "rwm" } else { "rw" };
         let mut rule = oci::LinuxDeviceCgroup::default();
@@ -248,8 +248,8 @@ fn set_device(linux: &mut oci::Linux, asked: &nri::LinuxDevice) -> Applied {
     Ok(())
 }
 
-fn set_namespace(linux: &mut oci::Linux, asked: &nri::LinuxNamespace) -> Applied {
-    let (name, removed) = unmark(&asked.r#type);
+fn set_namespace(linux: &mut oci::Linux, requested: &nri::LinuxNamespace) -> Applied {
+    let (name, removed) = unmark(&requested.r#type);
     let known = linux.namespaces().clone().unwrap_or_default();
     let mut kept: Vec<_> = known.into_iter().filter(|known| namespace_type(known.typ()) != name).collect();
     if removed {
@@ -258,55 +258,55 @@ fn set_namespace(linux: &mut oci::Linux, asked: &nri::LinuxNamespace) -> Applied
         }
     } else {
         let mut added: oci::LinuxNamespace = parse("namespaces", json!({ "type": name }))?;
-        added.set_path((!asked.path.is_empty()).then(|| asked.path.clone().into()));
+        added.set_path((!requested.path.is_empty()).then(|| requested.path.clone().into()));
         kept.push(added);
     }
     linux.set_namespaces(Some(kept));
     Ok(())
 }
 
-fn seccomp(asked: &nri::LinuxSeccomp) -> Result<oci::LinuxSeccomp, ApplyError> {
+fn seccomp(requested: &nri::LinuxSeccomp) -> Result<oci::LinuxSeccomp, ApplyError> {
     let named = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let syscalls: Vec<_> = asked.syscalls.iter().map(syscall).collect();
+    let syscalls: Vec<_> = requested.syscalls.iter().map(syscall).collect();
     parse(
         "seccomp_policy",
         json!({
-            "defaultAction": asked.default_action,
-            "defaultErrnoRet": asked.default_errno.map(|errno| errno.value),
-            "architectures": (!asked.architectures.is_empty()).then_some(&asked.architectures),
-            "flags": (!asked.flags.is_empty()).then_some(&asked.flags),
-            "listenerPath": named(&asked.listener_path),
-            "listenerMetadata": named(&asked.listener_metadata),
+            "defaultAction": requested.default_action,
+            "defaultErrnoRet": requested.default_errno.map(|errno| errno.value),
+            "architectures": (!requested.architectures.is_empty()).then_some(&requested.architectures),
+            "flags": (!requested.flags.is_empty()).then_some(&requested.flags),
+            "listenerPath": named(&requested.listener_path),
+            "listenerMetadata": named(&requested.listener_metadata),
             "syscalls": syscalls,
         }),
     )
 }
 
-fn syscall(asked: &nri::LinuxSyscall) -> serde_json::Value {
-    let args: Vec<_> = asked
+fn syscall(requested: &nri::LinuxSyscall) -> serde_json::Value {
+    let args: Vec<_> = requested
         .args
         .iter()
         .map(|arg| json!({ "index": arg.index, "value": arg.value, "valueTwo": arg.value_two, "op": arg.op }))
         .collect();
     json!({
-        "names": asked.names,
-        "action": asked.action,
-        "errnoRet": asked.errno_ret.map(|errno| errno.value),
+        "names": requested.names,
+        "action": requested.action,
+        "errnoRet": requested.errno_ret.map(|errno| errno.value),
         "args": (!args.is_empty()).then_some(args),
     })
 }
 
-fn memory_policy(asked: &nri::LinuxMemoryPolicy) -> Result<oci::LinuxMemoryPolicy, ApplyError> {
+fn memory_policy(requested: &nri::LinuxMemoryPolicy) -> Result<oci::LinuxMemoryPolicy, ApplyError> {
     let field = "memory_policy";
-    let mode = MpolMode::try_from(asked.mode)
-        .map_err(|_unknown| refuse(field, format!("unknown mode {}", asked.mode)))?;
+    let mode = MpolMode::try_from(requested.mode)
+        .map_err(|_unknown| refuse(field, format!("unknown mode {}", requested.mode)))?;
     let mut flags = Vec::new();
-    for flag in &asked.flags {
+    for flag in &requested.flags {
         let flag =
             MpolFlag::try_from(*flag).map_err(|_unknown| refuse(field, format!("unknown flag {flag}")))?;
         flags.push(flag.as_str_name());
     }
-    let nodes = (!asked.nodes.is_empty()).then_some(&asked.nodes);
+    let nodes = (!requested.nodes.is_empty()).then_some(&requested.nodes);
     let flags = (!flags.is_empty()).then_some(flags);
     parse(field, json!({ "mode": mode.as_str_name(), "nodes": nodes, "flags": flags }))
 }

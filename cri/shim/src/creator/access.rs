@@ -133,8 +133,8 @@ impl fmt::Display for Rule {
 
 /// All rules of a container, in order.
 pub(super) fn rules(resources: Option<&LinuxResources>) -> Vec<Rule> {
-    let asked = resources.and_then(|resources| resources.devices().as_deref()).unwrap_or_default();
-    asked.iter().filter_map(Rule::of).chain(COMMON).collect()
+    let requested = resources.and_then(|resources| resources.devices().as_deref()).unwrap_or_default();
+    requested.iter().filter_map(Rule::of).chain(COMMON).collect()
 }
 
 /// Splits the rules at the last one that matches everything. Returns the default decision and the rules after

@@ -64,8 +64,8 @@ pub(super) fn fill(
     if is_bind_mounted(mounts) || is_volume(root, Path::new("/dev"), own).map_err(DeviceError::Open)? {
         return Ok(());
     }
-    let asked = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
-    for device in &merged(asked, mounts) {
+    let requested = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
+    for device in &merged(requested, mounts) {
         let made = match nodes {
             Nodes::Made => make(root, device),
             Nodes::Bound => bind(root, device),
@@ -98,9 +98,9 @@ fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev
 
 /// The default devices that the spec does not override, then those of the spec. A mount replaces the device at its
 /// path: pods mount /dev/urandom at /dev/random. Of several devices at one path the last one is used.
-fn merged(asked: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
+fn merged(requested: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
     let mut all: Vec<LinuxDevice> = Vec::new();
-    for device in default_devices().iter().chain(asked) {
+    for device in default_devices().iter().chain(requested) {
         all.retain(|earlier| earlier.path() != device.path());
         all.push(device.clone());
     }
@@ -184,8 +184,8 @@ mod tests {
             serde_json::from_value(json).unwrap()
         };
         let mounts = [mount("/dev/random"), mount("/dev/mine")];
-        let asked = [device("/dev/mine", 7), device("/dev/other", 8), device("/dev/other", 9)];
-        let wanted = merged(&asked, &mounts);
+        let requested = [device("/dev/mine", 7), device("/dev/other", 8), device("/dev/other", 9)];
+        let wanted = merged(&requested, &mounts);
         let minors = |path: &str| -> Vec<i64> {
             wanted.iter().filter(|found| found.path() == Path::new(path)).map(LinuxDevice::minor).collect()
         };

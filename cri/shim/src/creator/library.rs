@@ -46,7 +46,7 @@ pub(super) fn build(request: &CreateRequest<'_>, reporter: Reporter) -> Result<i
 }
 
 /// Whether the library sets this user correctly. On 32-bit ARM it calls setresuid(2), setresgid(2) and setgroups(2) by
-/// their numbers for ids of 16 bits: it would cut off ids, and read the upper half of each group as another group.
+/// their numbers for ids of 16 bits. It would cut off ids, and read the upper half of each group as another group.
 pub(super) fn can_set(user: &User) -> bool {
     let groups = user.additional_gids().as_deref().unwrap_or_default();
     let is_short = |id: &u32| u16::try_from(*id).is_ok();

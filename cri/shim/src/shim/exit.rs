@@ -178,8 +178,8 @@ impl Shim {
 }
 
 /// Whether the kernel killed a process of the container because of an OOM. If systemd has already removed the scope's
-/// cgroup, another source is used. On v2 it is the counter of the pod, which includes the container: the result is true
-/// if the first process was killed and the counter has grown since the creation. On v1 it is the OOM events.
+/// cgroup, another source is used. On v2 it is the counter of the pod, which includes the container. So the result is
+/// true if the first process was killed and the counter has grown since the creation. On v1 it is the OOM events.
 fn was_oom_killed(hierarchies: &[Hierarchy], container: &Container, exit: Exit) -> bool {
     if let Some(kills) = cgroup::oom_kills(hierarchies, &container.cgroup) {
         return kills > 0;

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     admit::{Admission, Admit, Attributes, expression::Subject},
     error::{ApiError, Result},
-    metrics::FailureKind,
+    metrics::{FailedValidation, FailureKind},
 };
 
 /// The message if the cost limit stops the evaluation. It applies with every failure policy.
@@ -151,16 +151,19 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
 /// Counts the failed validations of an evaluation by the actions of the binding.
 fn count(admission: &Admission, (policy, binding): (&str, &Binding), outcome: &Outcome, took: Duration) {
     const ACTIONS: [(&str, &str); 3] = [("Deny", "deny"), ("Audit", "audit"), ("Warn", "warn")];
-    let (metrics, of) = (&admission.metrics.policies, (policy, binding.name.as_str()));
+    let failed = |kind, action| {
+        let failed = FailedValidation { policy, binding: &binding.name, kind, action };
+        admission.metrics.policies.failed(failed, took);
+    };
     for denial in &outcome.denials {
         let kind = failure_kind(&denial.message);
         for (_, action) in ACTIONS.into_iter().filter(|(name, _)| binding.has_action(name)) {
-            metrics.failed(of, (kind, action), took);
+            failed(kind, action);
         }
     }
     // These deny the request whatever the actions are.
     for message in &outcome.broken_annotations {
-        metrics.failed(of, (failure_kind(message), "deny"), took);
+        failed(failure_kind(message), "deny");
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
             }
             format!("{}{name}", username.prefix)
         }
-        Mapping::Expression(expression) => one(expression, claims)?,
+        Mapping::Expression(expression) => string(expression, claims)?,
     };
     let groups = match &config.groups {
         Some(Mapping::Claim(groups)) => {
@@ -66,7 +66,7 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
     let mut user = User::new(&name, &groups);
     user.uid = match &config.uid {
         Some(Mapping::Claim(uid)) => text(claims, &uid.claim)?.to_owned(),
-        Some(Mapping::Expression(expression)) => one(expression, claims)?,
+        Some(Mapping::Expression(expression)) => string(expression, claims)?,
         None => String::new(),
     };
     for (key, expression) in &config.extra {
@@ -87,7 +87,7 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
 }
 
 /// The result of an expression that must be a non-empty string.
-fn one(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
+fn string(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
     match expression.over_claims(claims).map_err(ClaimError::Expression)? {
         Value::String(text) if !text.is_empty() => Ok(text),
         _ => Err(ClaimError::NoText(expression.source.clone())),

@@ -333,7 +333,7 @@ fn extra(mappings: Vec<ExtraMapping>) -> Result<Vec<(String, Expression)>, Strin
     Ok(all)
 }
 
-/// Checks that an expression for the user name that reads `email` is accompanied by one that reads `email_verified`: an
+/// Checks that an expression for the user name that reads `email` is accompanied by one that reads `email_verified`. An
 /// address that the issuer did not verify may belong to another user.
 fn check_email(config: &IssuerConfig) -> Result<(), String> {
     let Mapping::Expression(name) = &config.username else { return Ok(()) };

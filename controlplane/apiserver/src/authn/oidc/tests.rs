@@ -14,9 +14,8 @@ use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use jsonwebtoken::{EncodingKey, Header, encode};
-use rcgen::{CertificateParams, KeyPair, PublicKeyData as _};
+use rcgen::{KeyPair, PublicKeyData as _};
 use serde_json::json;
-use tokio_rustls::TlsAcceptor;
 
 use super::*;
 use crate::{
@@ -34,19 +33,7 @@ struct Server {
 
 impl Server {
     async fn start() -> Self {
-        let tls_key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        let certificate = params.self_signed(&tls_key).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(
-                vec![certificate.der().clone()],
-                rustls_pki_types::PrivateKeyDer::try_from(tls_key.serialize_der()).unwrap(),
-            )
-            .unwrap();
+        let (acceptor, authority) = crate::test_tls::acceptor();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://127.0.0.1:{}", listener.local_addr().unwrap().port());
         let key = KeyPair::generate().unwrap();
@@ -55,7 +42,7 @@ impl Server {
             json!({"keys": [{"kty": "unknown"}, jwk(&key)]}).to_string(),
         );
         let fetches: Arc<AtomicUsize> = Arc::default();
-        let (acceptor, counter) = (TlsAcceptor::from(Arc::new(tls)), fetches.clone());
+        let counter = fetches.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -77,7 +64,7 @@ impl Server {
                 );
             }
         });
-        Self { url, authority: certificate.pem(), key, fetches }
+        Self { url, authority, key, fetches }
     }
 
     /// The issuer with other mappings and rules.

@@ -6,7 +6,6 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
-use rcgen::{CertificateParams, KeyPair};
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
@@ -75,20 +74,8 @@ impl Webhook {
 
 /// TLS with a new certificate, and the `caBundle` with it.
 pub(super) fn tls() -> (TlsAcceptor, String) {
-    let key = KeyPair::generate().unwrap();
-    let certificate =
-        CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let tls = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(
-            vec![certificate.der().clone()],
-            rustls_pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-        )
-        .unwrap();
-    (TlsAcceptor::from(Arc::new(tls)), BASE64_STANDARD.encode(certificate.pem()))
+    let (acceptor, certificate) = crate::test_tls::acceptor();
+    (acceptor, BASE64_STANDARD.encode(certificate))
 }
 
 pub(super) async fn configure(server: &Fixture, kind: &str, configuration: Value) {
