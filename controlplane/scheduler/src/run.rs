@@ -366,8 +366,7 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(now) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        let is_limited = pod.group().is_some() || self.snapshot.devices.searches(&pod);
-        if let Some(until) = self.searches.rest_until(&pod, now).filter(|_| is_limited) {
+        if let Some(until) = self.rest_until(&pod, now) {
             return self.queue.hold_back(pod.uid(), until);
         }
         match pod.group().filter(|_| profile.gangs) {
