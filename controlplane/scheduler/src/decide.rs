@@ -9,7 +9,7 @@ use crate::devices::{self, PodDevices};
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
-use crate::memo::{NodeInput, NodeOutcome};
+use crate::memo::{NodeInput, NodeOutcome, Table};
 use crate::metrics::{AttemptResult, ExtensionPoint};
 use crate::node_score::NodeScores;
 use crate::object::Pod;
@@ -64,6 +64,21 @@ pub(crate) struct Filtered<'a> {
     refused: BTreeMap<&'a str, Refused>,
 }
 
+/// A search for nodes that can run a pod.
+struct Search<'s, 'a> {
+    pod: &'s Pod,
+    profile: &'s Profile,
+    snapshot: &'a Snapshot,
+    prepared: &'s Prepared,
+    /// Results for equal pods.
+    outcomes: &'s mut Table<NodeOutcome>,
+    /// Nodes that are already refused.
+    refused_by_nominated: HashMap<String, Refused>,
+    fitting: Vec<Candidate<'a>>,
+    scores: Vec<NodeScores>,
+    refused: BTreeMap<&'a str, Refused>,
+}
+
 /// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
     decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
@@ -103,9 +118,13 @@ pub(crate) struct Ranked {
 pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<Ranked, Unschedulable> {
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, refused_by_nominated)?;
+    let mut found = filter(pod, profile, snapshot, refused_by_nominated)?;
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
+    }
+    // If the extenders refuse the other nodes, the message counts all nodes.
+    if let Some(named) = named(pod, profile) {
+        refuse_unnamed(&named, snapshot, &mut found.refused);
     }
     let totals = score::totals(pod, profile, found.score_inputs(snapshot));
     let nodes = found.fitting.iter().zip(totals);
@@ -138,9 +157,9 @@ pub(crate) fn filter<'a>(
     pod: &Pod,
     profile: &Profile,
     snapshot: &'a Snapshot,
-    mut refused_by_nominated: HashMap<String, Refused>,
+    refused_by_nominated: HashMap<String, Refused>,
 ) -> Result<Filtered<'a>, Unschedulable> {
-    let total = snapshot.candidates().count();
+    let total = snapshot.node_count();
     let none = |message: String, helped_by| Unschedulable {
         message,
         helped_by,
@@ -151,50 +170,53 @@ pub(crate) fn filter<'a>(
         return Err(none("no nodes available to schedule pods".to_owned(), Changes::NODE));
     }
     let prefilter = |why: &str| none(format!("0/{total} nodes are available: {why}."), Changes::ALL);
-    let named = node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"));
+    let named = named(pod, profile);
     if named.as_ref().is_some_and(BTreeSet::is_empty) {
         return Err(prefilter("pod affinity terms conflict"));
     }
     let prepared = prepare(pod, profile, snapshot).map_err(|why| prefilter(&why))?;
-    let (mut fitting, mut scores, mut refused) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let wanted = wanted_nodes(profile.percentage, total);
-    let start = if wanted < total { snapshot.search_start.get() % total } else { 0 };
-    let nodes = snapshot.candidates().skip(start).chain(snapshot.candidates().take(start));
+    let wanted = wanted_nodes(profile.percentage, total).min(total);
     let mut outcomes = snapshot.outcomes.borrow_mut();
     let needs = &prepared.needs;
     let is_equal = |known: &NodeInput| known.is_of(pod, profile, needs);
-    let outcomes = outcomes.table(is_equal, || NodeInput::of(pod, profile, needs));
-    for node in nodes {
-        if fitting.len() >= wanted {
-            break;
-        }
-        let name = node.properties.name.as_str();
-        let known = if named.as_ref().is_some_and(|named| !named.contains(name)) {
-            let reasons = vec![NOT_NAMED.to_owned()];
-            Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE })
-        } else {
-            refused_by_nominated.remove(name)
-        };
-        let mut outcome = match known {
-            Some(refusal) => Err(refusal),
-            None => outcomes.get(node.info.version(), || node_outcome(pod, profile, needs, node)).clone(),
-        };
-        if outcome.is_ok() {
-            let refusal =
-                refuse_by_others(profile, &prepared, (node, snapshot)).map_err(|why| filter_failed(&why))?;
-            outcome = refusal.map_or(outcome, Err);
-        }
-        match outcome {
-            Ok(found) => {
-                fitting.push(node);
-                let devices = snapshot.devices.score(&prepared.devices, node.properties);
-                scores.push(NodeScores { devices, ..found });
-            }
-            Err(refusal) => drop(refused.insert(name, refusal)),
-        }
+    let mut search = Search {
+        pod,
+        profile,
+        snapshot,
+        prepared: &prepared,
+        outcomes: outcomes.table(is_equal, || NodeInput::of(pod, profile, needs)),
+        refused_by_nominated,
+        fitting: Vec::with_capacity(wanted),
+        scores: Vec::with_capacity(wanted),
+        refused: BTreeMap::new(),
+    };
+    match &named {
+        Some(named) => search.check_named(named, wanted)?,
+        None => search.check_all(wanted)?,
     }
-    snapshot.search_start.set(start + fitting.len() + refused.len());
+    let Search { fitting, scores, mut refused, .. } = search;
+    if let (Some(named), true) = (&named, fitting.is_empty()) {
+        refuse_unnamed(named, snapshot, &mut refused);
+    }
     Ok(Filtered { prepared, fitting, scores, refused })
+}
+
+/// The nodes that the pod's node affinity names. `None` if all nodes must be checked.
+fn named<'p>(pod: &'p Pod, profile: &Profile) -> Option<BTreeSet<&'p str>> {
+    node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"))
+}
+
+/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need them.
+fn refuse_unnamed<'a>(
+    named: &BTreeSet<&str>,
+    snapshot: &'a Snapshot,
+    refused: &mut BTreeMap<&'a str, Refused>,
+) {
+    let names = snapshot.candidates().map(|node| node.properties.name.as_str());
+    for name in names.filter(|name| !named.contains(name)) {
+        let reasons = vec![NOT_NAMED.to_owned()];
+        refused.insert(name, Refused { reasons, resolvable: false, helped_by: Changes::NODE });
+    }
 }
 
 /// The part of the decision about a node that depends only on the pod and the node.
@@ -346,6 +368,71 @@ pub(crate) fn fit_error_message<'a>(total: usize, reasons: impl Iterator<Item = 
         counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     counted.sort();
     format!("0/{total} nodes are available: {}.", counted.join(", "))
+}
+
+// === impl Search ===
+
+impl<'a> Search<'_, 'a> {
+    /// Checks nodes until `wanted` of them can run the pod. The next search continues where this one ends, so that no
+    /// node is preferred.
+    fn check_all(&mut self, wanted: usize) -> Result<(), Unschedulable> {
+        let snapshot = self.snapshot;
+        if wanted >= snapshot.node_count() {
+            return snapshot.candidates().try_for_each(|node| self.check(node));
+        }
+        let start = snapshot.search_start.borrow().clone();
+        let mut next = None;
+        for node in snapshot.candidates_from(&start) {
+            if self.fitting.len() >= wanted {
+                next = Some(node.properties.name.clone());
+                break;
+            }
+            self.check(node)?;
+        }
+        *snapshot.search_start.borrow_mut() = next.unwrap_or(start);
+        Ok(())
+    }
+
+    /// Checks only these nodes.
+    fn check_named(&mut self, named: &BTreeSet<&str>, wanted: usize) -> Result<(), Unschedulable> {
+        let snapshot = self.snapshot;
+        for node in named.iter().filter_map(|name| snapshot.candidate(name)) {
+            if self.fitting.len() >= wanted {
+                break;
+            }
+            self.check(node)?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, node: Candidate<'a>) -> Result<(), Unschedulable> {
+        let (pod, profile, prepared) = (self.pod, self.profile, self.prepared);
+        let name = node.properties.name.as_str();
+        // A look-up in an empty map would compute the hash of the name.
+        let is_known = !self.refused_by_nominated.is_empty();
+        let known = if is_known { self.refused_by_nominated.remove(name) } else { None };
+        let mut outcome = match known {
+            Some(refusal) => Err(refusal),
+            None => {
+                let compute = || node_outcome(pod, profile, &prepared.needs, node);
+                self.outcomes.get(node.info.version(), compute).clone()
+            }
+        };
+        if outcome.is_ok() {
+            let refusal = refuse_by_others(profile, prepared, (node, self.snapshot))
+                .map_err(|why| filter_failed(&why))?;
+            outcome = refusal.map_or(outcome, Err);
+        }
+        match outcome {
+            Ok(found) => {
+                self.fitting.push(node);
+                let devices = self.snapshot.devices.score(&prepared.devices, node.properties);
+                self.scores.push(NodeScores { devices, ..found });
+            }
+            Err(refusal) => drop(self.refused.insert(name, refusal)),
+        }
+        Ok(())
+    }
 }
 
 // === impl Filtered ===
@@ -564,5 +651,15 @@ mod tests {
         assert_eq!(message(&named(&[&["x"]])), none);
         let conflict = "0/2 nodes are available: pod affinity terms conflict.";
         assert_eq!(message(&named(&[&["a"], &["b"]])), conflict);
+        assert_eq!(decide(&named(&[&["b"]]), &Profile::default(), &mut snapshot), Ok("b".to_owned()));
+        // An extender refuses the named node.
+        let ranked = rank(&named(&[&["b"]]), &Profile::default(), &mut snapshot).unwrap();
+        let reasons = vec!["no licence".to_owned()];
+        let by_extender = Refused { reasons, resolvable: false, helped_by: Changes::ALL };
+        let refused = [("b".to_owned(), by_extender)].into();
+        let refused = ranked.unschedulable(ExtenderResult { refused, ..ExtenderResult::default() });
+        let both =
+            "0/2 nodes are available: 1 no licence, 1 node(s) didn't satisfy plugin(s) [NodeAffinity].";
+        assert_eq!(refused.message, both);
     }
 }
