@@ -1,15 +1,18 @@
 //! Selects the node for a pod, or reports why no node fits.
 
+mod search;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use tokio::time::Instant;
 
-use crate::config::{MIN_FEASIBLE_NODES, Profile};
+use self::search::{Search, refuse_unnamed, wanted_nodes};
+use crate::config::Profile;
 use crate::devices::{self, PodDevices};
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
-use crate::memo::{NodeInput, NodeOutcome, Table};
+use crate::memo::{NodeInput, NodeOutcome};
 use crate::metrics::{AttemptResult, ExtensionPoint};
 use crate::node_score::NodeScores;
 use crate::object::Pod;
@@ -19,9 +22,6 @@ use crate::score;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 use crate::volumes::PodClaims;
-
-/// Reason for nodes that are not named in the pod's node affinity.
-const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
 /// The reason why no node can run a pod.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,21 +64,6 @@ pub(crate) struct Filtered<'a> {
     refused: BTreeMap<&'a str, Refused>,
 }
 
-/// A search for nodes that can run a pod.
-struct Search<'s, 'a> {
-    pod: &'s Pod,
-    profile: &'s Profile,
-    snapshot: &'a Snapshot,
-    prepared: &'s Prepared,
-    /// Results for equal pods.
-    outcomes: &'s mut Table<NodeOutcome>,
-    /// Nodes that are already refused.
-    refused_by_nominated: HashMap<String, Refused>,
-    fitting: Vec<Candidate<'a>>,
-    scores: Vec<NodeScores>,
-    refused: BTreeMap<&'a str, Refused>,
-}
-
 /// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
     decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
@@ -92,15 +77,21 @@ pub(crate) fn decide_measured(
     ran: impl Fn(ExtensionPoint, AttemptResult, Instant),
 ) -> Result<String, Unschedulable> {
     let start = Instant::now();
+    let input = pre_filter(pod, profile, snapshot);
+    if snapshot.node_count() > 0 {
+        let result = if input.is_ok() { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
+        ran(ExtensionPoint::PreFilter, result, start);
+    }
+    let (input, start) = (input?, Instant::now());
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, refused_by_nominated);
-    let fits = found.as_ref().is_ok_and(|found| !found.fitting.is_empty());
-    let result = if fits { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
-    ran(ExtensionPoint::Filter, result, start);
+    let found = filter_nodes((pod, profile), input, snapshot, refused_by_nominated);
+    // As upstream, the filters succeed if they refuse all nodes.
+    ran(ExtensionPoint::Filter, AttemptResult::of(&found), start);
     let (found, start) = (found?, Instant::now());
     let best = score::best(pod, profile, found.score_inputs(snapshot));
-    if best.is_some() {
+    // A single node needs no score.
+    if found.fitting.len() > 1 {
         ran(ExtensionPoint::Score, AttemptResult::Scheduled, start);
     }
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
@@ -159,6 +150,23 @@ pub(crate) fn filter<'a>(
     snapshot: &'a Snapshot,
     refused_by_nominated: HashMap<String, Refused>,
 ) -> Result<Filtered<'a>, Unschedulable> {
+    let input = pre_filter(pod, profile, snapshot)?;
+    filter_nodes((pod, profile), input, snapshot, refused_by_nominated)
+}
+
+/// The result of the pre-filters.
+struct PreFiltered<'p> {
+    /// The nodes that the pod's node affinity names. `None` if all nodes must be checked.
+    named: Option<BTreeSet<&'p str>>,
+    prepared: Prepared,
+}
+
+/// Runs the pre-filters. The error is the reason why no node can run the pod.
+fn pre_filter<'p>(
+    pod: &'p Pod,
+    profile: &Profile,
+    snapshot: &Snapshot,
+) -> Result<PreFiltered<'p>, Unschedulable> {
     let total = snapshot.node_count();
     let none = |message: String, helped_by| Unschedulable {
         message,
@@ -175,6 +183,23 @@ pub(crate) fn filter<'a>(
         return Err(prefilter("pod affinity terms conflict"));
     }
     let prepared = prepare(pod, profile, snapshot).map_err(|why| prefilter(&why))?;
+    Ok(PreFiltered { named, prepared })
+}
+
+/// The nodes that the pod's node affinity names. `None` if all nodes must be checked.
+fn named<'p>(pod: &'p Pod, profile: &Profile) -> Option<BTreeSet<&'p str>> {
+    node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"))
+}
+
+/// Filters the nodes after the pre-filters. The error is a fault of claims or classes.
+fn filter_nodes<'a>(
+    (pod, profile): (&Pod, &Profile),
+    input: PreFiltered<'_>,
+    snapshot: &'a Snapshot,
+    refused_by_nominated: HashMap<String, Refused>,
+) -> Result<Filtered<'a>, Unschedulable> {
+    let PreFiltered { named, prepared } = input;
+    let total = snapshot.node_count();
     let wanted = wanted_nodes(profile.percentage, total).min(total);
     let mut outcomes = snapshot.outcomes.borrow_mut();
     let needs = &prepared.needs;
@@ -201,39 +226,12 @@ pub(crate) fn filter<'a>(
     Ok(Filtered { prepared, fitting, scores, refused })
 }
 
-/// The nodes that the pod's node affinity names. `None` if all nodes must be checked.
-fn named<'p>(pod: &'p Pod, profile: &Profile) -> Option<BTreeSet<&'p str>> {
-    node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"))
-}
-
-/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need them.
-fn refuse_unnamed<'a>(
-    named: &BTreeSet<&str>,
-    snapshot: &'a Snapshot,
-    refused: &mut BTreeMap<&'a str, Refused>,
-) {
-    let names = snapshot.candidates().map(|node| node.properties.name.as_str());
-    for name in names.filter(|name| !named.contains(name)) {
-        let reasons = vec![NOT_NAMED.to_owned()];
-        refused.insert(name, Refused { reasons, resolvable: false, helped_by: Changes::NODE });
-    }
-}
-
 /// The part of the decision about a node that depends only on the pod and the node.
 fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> NodeOutcome {
     match filter::refuse(pod, needs, profile, node) {
         Some(refused) => Err(refused),
         None => Ok(score::of_node(pod, profile, needs, node)),
     }
-}
-
-/// The number of fitting nodes at which the search ends.
-fn wanted_nodes(percentage: u8, total: usize) -> usize {
-    let percentage = match percentage {
-        0 => 50_usize.saturating_sub(total / 125).max(5),
-        percentage => percentage.into(),
-    };
-    (total * percentage / 100).max(MIN_FEASIBLE_NODES)
 }
 
 /// Computes the input of the filters. The error is the reason why no node can run the pod.
@@ -368,71 +366,6 @@ pub(crate) fn fit_error_message<'a>(total: usize, reasons: impl Iterator<Item = 
         counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     counted.sort();
     format!("0/{total} nodes are available: {}.", counted.join(", "))
-}
-
-// === impl Search ===
-
-impl<'a> Search<'_, 'a> {
-    /// Checks nodes until `wanted` of them can run the pod. The next search continues where this one ends, so that no
-    /// node is preferred.
-    fn check_all(&mut self, wanted: usize) -> Result<(), Unschedulable> {
-        let snapshot = self.snapshot;
-        if wanted >= snapshot.node_count() {
-            return snapshot.candidates().try_for_each(|node| self.check(node));
-        }
-        let start = snapshot.search_start.borrow().clone();
-        let mut next = None;
-        for node in snapshot.candidates_from(&start) {
-            if self.fitting.len() >= wanted {
-                next = Some(node.properties.name.clone());
-                break;
-            }
-            self.check(node)?;
-        }
-        *snapshot.search_start.borrow_mut() = next.unwrap_or(start);
-        Ok(())
-    }
-
-    /// Checks only these nodes.
-    fn check_named(&mut self, named: &BTreeSet<&str>, wanted: usize) -> Result<(), Unschedulable> {
-        let snapshot = self.snapshot;
-        for node in named.iter().filter_map(|name| snapshot.candidate(name)) {
-            if self.fitting.len() >= wanted {
-                break;
-            }
-            self.check(node)?;
-        }
-        Ok(())
-    }
-
-    fn check(&mut self, node: Candidate<'a>) -> Result<(), Unschedulable> {
-        let (pod, profile, prepared) = (self.pod, self.profile, self.prepared);
-        let name = node.properties.name.as_str();
-        // A look-up in an empty map would compute the hash of the name.
-        let is_known = !self.refused_by_nominated.is_empty();
-        let known = if is_known { self.refused_by_nominated.remove(name) } else { None };
-        let mut outcome = match known {
-            Some(refusal) => Err(refusal),
-            None => {
-                let compute = || node_outcome(pod, profile, &prepared.needs, node);
-                self.outcomes.get(node.info.version(), compute).clone()
-            }
-        };
-        if outcome.is_ok() {
-            let refusal = refuse_by_others(profile, prepared, (node, self.snapshot))
-                .map_err(|why| filter_failed(&why))?;
-            outcome = refusal.map_or(outcome, Err);
-        }
-        match outcome {
-            Ok(found) => {
-                self.fitting.push(node);
-                let devices = self.snapshot.devices.score(&prepared.devices, node.properties);
-                self.scores.push(NodeScores { devices, ..found });
-            }
-            Err(refusal) => drop(self.refused.insert(name, refusal)),
-        }
-        Ok(())
-    }
 }
 
 // === impl Filtered ===

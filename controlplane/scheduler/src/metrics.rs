@@ -48,6 +48,7 @@ pub(crate) enum AttemptResult {
 /// A step of an attempt that is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ExtensionPoint {
+    PreFilter,
     Filter,
     PostFilter,
     Score,
@@ -104,7 +105,12 @@ impl SchedulerMetrics {
     /// Counts the plugins of an extension point.
     pub(crate) fn ran(&self, point: ExtensionPoint, result: AttemptResult, since: (&str, Instant)) {
         let (profile, start) = since;
-        let labels = [point.name(), result.status(), profile];
+        let status = match (point, result) {
+            // A pre-filter refuses a pod for reasons that preemption does not resolve.
+            (ExtensionPoint::PreFilter, AttemptResult::Unschedulable) => "UnschedulableAndUnresolvable",
+            _ => result.status(),
+        };
+        let labels = [point.name(), status, profile];
         self.0.extension_points.with_label_values(&labels).observe(start.elapsed().as_secs_f64());
     }
 
@@ -285,6 +291,7 @@ impl AttemptResult {
 impl ExtensionPoint {
     fn name(self) -> &'static str {
         match self {
+            Self::PreFilter => "PreFilter",
             Self::Filter => "Filter",
             Self::PostFilter => "PostFilter",
             Self::Score => "Score",
