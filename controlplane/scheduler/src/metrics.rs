@@ -33,6 +33,7 @@ struct Families {
     pod_durations: HistogramVec,
     preemptions: IntCounter,
     victims: Histogram,
+    incoming: IntCounterVec,
     /// Pods in each of [`QUEUES`].
     pending: [IntGauge; QUEUES.len()],
 }
@@ -55,6 +56,14 @@ pub(crate) enum ExtensionPoint {
     Reserve,
     PreBind,
     Bind,
+}
+
+/// A queue of pods that wait for an attempt. As upstream, gated pods are unschedulable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueName {
+    Active,
+    Backoff,
+    Unschedulable,
 }
 
 /// The current attempt to schedule a pod.
@@ -137,6 +146,11 @@ impl SchedulerMetrics {
         self.0.victims.observe(victims as f64);
     }
 
+    /// Counts a pod that is added to a queue because of an event.
+    pub(crate) fn pod_queued(&self, queue: QueueName, event: &'static str) {
+        self.0.incoming.with_label_values(&[queue.name(), event]).inc();
+    }
+
     /// Sets the lengths of the queue.
     pub(crate) fn set_pending(&self, lengths: QueueLengths) {
         let QueueLengths { active, backoff, unschedulable, gated } = lengths;
@@ -207,6 +221,11 @@ impl Default for Families {
             ),
             preemptions: all.counter("preemption_attempts_total", "Number of searches for pods to preempt."),
             victims: all.histogram(("preemption_victims", (1.0, 7)), "Number of preempted pods."),
+            incoming: all.counters(
+                "queue_incoming_pods_total",
+                "Number of pods that were added to a queue, by the queue and the event.",
+                &["queue", "event"],
+            ),
             pending: QUEUES.map(|queue| pending.with_label_values(&[queue])),
             registry,
         }
@@ -286,6 +305,18 @@ impl AttemptResult {
     }
 }
 
+// === impl QueueName ===
+
+impl QueueName {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Backoff => "backoff",
+            Self::Unschedulable => "unschedulable",
+        }
+    }
+}
+
 // === impl ExtensionPoint ===
 
 impl ExtensionPoint {
@@ -318,6 +349,7 @@ mod tests {
         metrics.ran(ExtensionPoint::Bind, AttemptResult::Error, ("p", first_started));
         metrics.preemption_attempted();
         metrics.preempted(3);
+        metrics.pod_queued(QueueName::Backoff, "ScheduleAttemptFailure");
         metrics.set_pending(QueueLengths { active: 4, backoff: 3, unschedulable: 2, gated: 1 });
         let text = metrics.text();
         for line in [
@@ -335,6 +367,8 @@ mod tests {
             "scheduler_pod_scheduling_sli_duration_seconds_count{attempts=\"15+\"} 1",
             "scheduler_preemption_attempts_total 1",
             "scheduler_preemption_victims_bucket{le=\"4\"} 1",
+            "# TYPE scheduler_queue_incoming_pods_total counter",
+            "scheduler_queue_incoming_pods_total{event=\"ScheduleAttemptFailure\",queue=\"backoff\"} 1",
             "# TYPE scheduler_pending_pods gauge",
             "scheduler_pending_pods{queue=\"active\"} 4",
             "scheduler_pending_pods{queue=\"backoff\"} 3",

@@ -177,7 +177,7 @@ impl Scheduler {
         snapshot.devices.set_timeouts(&config.profiles);
         Self {
             client,
-            queue: Queue::new(config.first_backoff, config.longest_backoff),
+            queue: Queue::new((config.first_backoff, config.longest_backoff), config.metrics.clone()),
             config: Arc::new(config),
             recorder,
             snapshot,
