@@ -64,6 +64,16 @@ pub(crate) struct Filtered<'a> {
     refused: BTreeMap<&'a str, Refused>,
 }
 
+// === impl Prepared ===
+
+impl Prepared {
+    /// Whether a filter or score reads more than the node itself: other nodes, their pods, claims or devices.
+    fn reads_others(&self) -> bool {
+        let Self { topology, needs, claims, devices } = self;
+        needs.restarts_all || !(topology.accepts_all() && claims.is_empty() && devices.is_empty())
+    }
+}
+
 /// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
     decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
@@ -209,6 +219,7 @@ fn filter_nodes<'a>(
         profile,
         snapshot,
         prepared: &prepared,
+        reads_others: prepared.reads_others(),
         outcomes: outcomes.table(is_equal, || NodeInput::of(pod, profile, needs)),
         refused_by_nominated,
         fitting: Vec::with_capacity(wanted),

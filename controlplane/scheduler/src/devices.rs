@@ -215,7 +215,7 @@ impl Devices {
         claims: &PodDevices,
         node: &NodeProperties,
     ) -> Result<Option<Refused>, String> {
-        if claims.claims.is_empty() && claims.extended.is_none() {
+        if claims.is_empty() {
             return Ok(None);
         }
         let state = self.lock();
@@ -458,6 +458,11 @@ impl State {
 // === impl PodDevices ===
 
 impl PodDevices {
+    /// Whether the pod needs no devices.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.claims.is_empty() && self.extended.is_none()
+    }
+
     /// Whether the node can use the devices of the allocated claims.
     fn are_available(&self, node: &NodeProperties) -> bool {
         !self.is_unusable && self.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node))

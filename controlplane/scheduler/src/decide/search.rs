@@ -20,6 +20,8 @@ pub(super) struct Search<'s, 'a> {
     pub(super) profile: &'s Profile,
     pub(super) snapshot: &'a Snapshot,
     pub(super) prepared: &'s Prepared,
+    /// Whether filters and scores read more than the node itself.
+    pub(super) reads_others: bool,
     /// Results for equal pods.
     pub(super) outcomes: &'s mut Table<NodeOutcome>,
     /// Nodes that are already refused.
@@ -99,7 +101,7 @@ impl<'a> Search<'_, 'a> {
                 self.outcomes.get(node.info.version(), compute).clone()
             }
         };
-        if outcome.is_ok() {
+        if outcome.is_ok() && self.reads_others {
             let refusal = refuse_by_others(profile, prepared, (node, self.snapshot))
                 .map_err(|why| filter_failed(&why))?;
             outcome = refusal.map_or(outcome, Err);
@@ -107,7 +109,9 @@ impl<'a> Search<'_, 'a> {
         match outcome {
             Ok(found) => {
                 self.fitting.push(node);
-                let devices = self.snapshot.devices.score(&prepared.devices, node.properties);
+                let devices = &self.snapshot.devices;
+                let devices =
+                    if self.reads_others { devices.score(&prepared.devices, node.properties) } else { 0 };
                 self.scores.push(NodeScores { devices, ..found });
             }
             Err(refusal) => drop(self.refused.insert(name, refusal)),

@@ -80,6 +80,11 @@ impl Spread {
         Self { required, preferred: of("ScheduleAnyway"), all_labels: true }
     }
 
+    /// Whether the pod has no required constraint.
+    pub(super) fn has_no_filter(&self) -> bool {
+        self.required.is_empty()
+    }
+
     /// The reason why the node is refused, and whether the removal of pods can change it.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         for required in &self.required {
