@@ -135,7 +135,8 @@ mod tests {
             "status": {"allocation": {"devices": {}}}});
         let api = TestApi::new(&[(path, claim.clone())]);
         let caches = &api.context.caches;
-        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p"}, "spec": {"nodeName": "a",
+        let metadata = json!({"name": "p", "namespace": "n", "uid": "p", "resourceVersion": "1"});
+        let pod = json!({"metadata": metadata, "spec": {"nodeName": "a",
             "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}});
         caches.pods.written(serde_json::from_value(pod).unwrap());
         caches.resource_claims.written(serde_json::from_value(claim).unwrap());
