@@ -8,7 +8,10 @@ use coracle_proto::device_plugin as api;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-use super::plugin::{DEVICES_MAX, NODES_MAX};
+/// Maximum devices of a resource.
+pub(super) const DEVICES_MAX: usize = 1 << 16;
+/// Maximum NUMA nodes of a device.
+pub(super) const NODES_MAX: usize = 64;
 
 /// The codec of ListAndWatch.
 #[derive(Clone, Copy, Debug)]

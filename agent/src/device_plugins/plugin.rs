@@ -18,7 +18,7 @@ use tonic::client::Grpc;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::edits::Edits;
-use super::list_codec::ListCodec;
+use super::list_codec::{DEVICES_MAX, ListCodec, NODES_MAX};
 use super::table::Device;
 use crate::dra::{Caller, Link, Version, open_socket, origin};
 
@@ -34,12 +34,8 @@ const ANSWER_MAX: usize = 4 << 20;
 const ALLOCATED_MAX: usize = 256 << 10;
 /// Maximum lists that are read at once: a plugin can send without end.
 const LISTS_MAX: usize = 4096;
-/// Maximum devices of a resource.
-pub(super) const DEVICES_MAX: usize = 1 << 16;
 /// Maximum bytes of a device's id. The API says 63 characters, which upstream does not check.
 const ID_MAX: usize = 256;
-/// Maximum NUMA nodes of a device.
-pub(super) const NODES_MAX: usize = 64;
 
 /// Why a call of a plugin failed.
 #[derive(Debug, thiserror::Error)]
