@@ -15,6 +15,7 @@
 
 mod choose;
 mod edits;
+mod list_codec;
 mod pace;
 mod plugin;
 mod record;

@@ -14,26 +14,32 @@ CONTROLLERS = "--controllers=serviceaccount-controller"
 
 
 class Bindings:
-    """Follows the pods that get a node, by a watch, and notes when each event arrives."""
+    """Follows the pods that get a node, by a watch, and notes when each event arrives. The watch begins with the pods that
+    have a node already: a watch after a separate list can be too late, because the scheduler binds many pods meanwhile."""
 
     def __init__(self, api):
-        self.api, self.times, self.changed = api, [], threading.Condition()
-        pods = api("GET", COLLECTION)
-        self.before = sum("nodeName" in pod["spec"] for pod in pods["items"])
-        self.begin = time.monotonic()
-        path = f"{COLLECTION}?watch=1&resourceVersion={pods['metadata']['resourceVersion']}&fieldSelector=spec.nodeName%21%3D"
+        self.api, self.before, self.times, self.changed = api, 0, [], threading.Condition()
         self.ready = threading.Event()
-        threading.Thread(target=self.follow, args=[path], daemon=True).start()
-        self.ready.wait()
+        threading.Thread(target=self.follow, daemon=True).start()
+        if not self.ready.wait(60):
+            raise SystemExit("the watch of the pods did not begin")
+        self.begin = time.monotonic()
 
-    def follow(self, path):
+    def follow(self):
         connection = self.api.connection()
+        path = f"{COLLECTION}?watch=1&fieldSelector=spec.nodeName%21%3D&allowWatchBookmarks=true"
+        path += "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
         connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
         answer = connection.getresponse()
-        self.ready.set()
         try:
             while line := answer.readline():
-                if line.startswith(b'{"type":"ADDED"'):
+                if b'"k8s.io/initial-events-end":"true"' in line[:1000]:
+                    self.ready.set()
+                elif not line.startswith(b'{"type":"ADDED"'):
+                    continue
+                elif not self.ready.is_set():
+                    self.before += 1
+                else:
                     with self.changed:
                         self.times.append(time.monotonic())
                         self.changed.notify()

@@ -12,10 +12,13 @@ use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::device_plugin as api;
 use coracle_proto::device_plugin::device_plugin_client::DevicePluginClient;
 use futures::{FutureExt, Stream, StreamExt};
+use http::uri::PathAndQuery;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status, Streaming};
+use tonic::client::Grpc;
+use tonic::{Code, Request, Status, Streaming};
 
 use super::edits::Edits;
+use super::list_codec::{DEVICES_MAX, ListCodec, NODES_MAX};
 use super::table::Device;
 use crate::dra::{Caller, Link, Version, open_socket, origin};
 
@@ -31,12 +34,8 @@ const ANSWER_MAX: usize = 4 << 20;
 const ALLOCATED_MAX: usize = 256 << 10;
 /// Maximum lists that are read at once: a plugin can send without end.
 const LISTS_MAX: usize = 4096;
-/// Maximum devices of a resource.
-const DEVICES_MAX: usize = 1 << 16;
 /// Maximum bytes of a device's id. The API says 63 characters, which upstream does not check.
 const ID_MAX: usize = 256;
-/// Maximum NUMA nodes of a device.
-const NODES_MAX: usize = 64;
 
 /// Why a call of a plugin failed.
 #[derive(Debug, thiserror::Error)]
@@ -103,8 +102,13 @@ impl Plugin {
 
     /// Begins the stream of device lists.
     pub(super) async fn watch(&self) -> Result<Streaming<api::ListAndWatchResponse>, PluginError> {
+        let failed = |error: hyper::Error| rpc(&Status::unknown(error.to_string()));
+        let client = Grpc::with_origin(self.caller.clone(), origin());
+        let mut client = client.max_decoding_message_size(ANSWER_MAX);
+        client.ready().await.map_err(failed)?;
+        let path = PathAndQuery::from_static("/v1beta1.DevicePlugin/ListAndWatch");
         // No timeout: some servers send the response only with the first list, which may be late.
-        let begun = self.client().list_and_watch(api::Empty {}).await;
+        let begun = client.server_streaming(Request::new(api::Empty {}), path, ListCodec).await;
         begun.map(tonic::Response::into_inner).map_err(|status| rpc(&status))
     }
 

@@ -25,16 +25,19 @@ impl NumaMask {
 
     /// Number of nodes.
     pub(crate) fn count(self) -> usize {
-        self.nodes().count()
+        self.0.count_ones() as usize
     }
 
     pub(crate) fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The nodes in ascending order.
+    /// The nodes in ascending order. Only the bits that are set are visited, because the memory manager reads the nodes of
+    /// each combination of nodes.
     pub(crate) fn nodes(self) -> impl Iterator<Item = u32> + Clone {
-        (0..=MAX_NODE).filter(move |node| self.contains(*node))
+        let next = |left: u64| (left != 0).then_some(left);
+        let masks = std::iter::successors(next(self.0), move |left| next(left & (left - 1)));
+        masks.map(u64::trailing_zeros)
     }
 
     pub(crate) fn intersection(self, other: Self) -> Self {
@@ -95,6 +98,7 @@ mod tests {
         assert!(mask(&[0, 2]).is_narrower_than(mask(&[1, 2])));
         assert!(!mask(&[1]).is_narrower_than(mask(&[1])));
         assert_eq!(mask(&[0, 63, 64]).nodes().collect::<Vec<_>>(), [0, 63]);
+        assert_eq!((mask(&[0, 5, 63]).count(), mask(&[]).count(), mask(&[]).nodes().next()), (3, 0, None));
         assert!(mask(&[1]).is_subset(mask(&[0, 1])) && !mask(&[2]).is_subset(mask(&[0, 1])));
     }
 

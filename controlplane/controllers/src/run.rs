@@ -107,7 +107,6 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         token_cleaner "token-cleaner" 1,
         legacy_token_cleaner "legacy-token-cleaner" 1,
         bootstrap_signer "bootstrap-signer" 1,
-        taint_eviction "taint-eviction" 2,
         disruption "disruption" 1,
         stale_disruption "stale-disruption" 1,
         cluster_role_aggregation "cluster-role-aggregation" 1,
@@ -133,6 +132,7 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         address_pool<address_pool::state::State> "address-pool" 1,
         node_ttl<Mutex<node_ttl::plan::ClusterSize>> "node-ttl" 1,
         storage_version_migration<Mutex<Unfinished>> "storage-version-migrator" 2,
+        taint_eviction<taint_eviction::run::Pending> "taint-eviction" 2,
         device_taint_eviction<Mutex<Pools>> "device-taint-eviction" 1,
     }
     if context.config.selection.has("horizontal-pod-autoscaler") {

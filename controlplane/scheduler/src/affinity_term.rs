@@ -12,7 +12,7 @@ use crate::object::Pod;
 pub(crate) type Labels = BTreeMap<String, String>;
 
 /// A term: the pods that it selects, and the node label that groups nodes into domains.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Term {
     pub(crate) key: String,
     selector: Option<LabelSelector>,
@@ -64,7 +64,7 @@ impl Term {
 }
 
 /// The affinity and anti-affinity of a pod to other pods.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodTerms {
     /// Required affinity.
     pub(crate) near: Vec<Term>,

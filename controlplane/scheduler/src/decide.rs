@@ -1,10 +1,13 @@
 //! Selects the node for a pod, or reports why no node fits.
 
+mod search;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use tokio::time::Instant;
 
-use crate::config::{MIN_FEASIBLE_NODES, Profile};
+use self::search::{Search, refuse_unnamed, wanted_nodes};
+use crate::config::Profile;
 use crate::devices::{self, PodDevices};
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
@@ -19,9 +22,6 @@ use crate::score;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 use crate::volumes::PodClaims;
-
-/// Reason for nodes that are not named in the pod's node affinity.
-const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
 /// The reason why no node can run a pod.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,6 +64,16 @@ pub(crate) struct Filtered<'a> {
     refused: BTreeMap<&'a str, Refused>,
 }
 
+// === impl Prepared ===
+
+impl Prepared {
+    /// Whether a filter or score reads more than the node itself: other nodes, their pods, claims or devices.
+    fn reads_others(&self) -> bool {
+        let Self { topology, needs, claims, devices } = self;
+        needs.restarts_all || !(topology.accepts_all() && claims.is_empty() && devices.is_empty())
+    }
+}
+
 /// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
     decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
@@ -77,15 +87,21 @@ pub(crate) fn decide_measured(
     ran: impl Fn(ExtensionPoint, AttemptResult, Instant),
 ) -> Result<String, Unschedulable> {
     let start = Instant::now();
+    let input = pre_filter(pod, profile, snapshot);
+    if snapshot.node_count() > 0 {
+        let result = if input.is_ok() { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
+        ran(ExtensionPoint::PreFilter, result, start);
+    }
+    let (input, start) = (input?, Instant::now());
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, refused_by_nominated);
-    let fits = found.as_ref().is_ok_and(|found| !found.fitting.is_empty());
-    let result = if fits { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
-    ran(ExtensionPoint::Filter, result, start);
+    let found = filter_nodes((pod, profile), input, snapshot, refused_by_nominated);
+    // As upstream, the filters succeed if they refuse all nodes.
+    ran(ExtensionPoint::Filter, AttemptResult::of(&found), start);
     let (found, start) = (found?, Instant::now());
     let best = score::best(pod, profile, found.score_inputs(snapshot));
-    if best.is_some() {
+    // A single node needs no score.
+    if found.fitting.len() > 1 {
         ran(ExtensionPoint::Score, AttemptResult::Scheduled, start);
     }
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
@@ -103,9 +119,13 @@ pub(crate) struct Ranked {
 pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<Ranked, Unschedulable> {
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter(pod, profile, snapshot, refused_by_nominated)?;
+    let mut found = filter(pod, profile, snapshot, refused_by_nominated)?;
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
+    }
+    // If the extenders refuse the other nodes, the message counts all nodes.
+    if let Some(named) = named(pod, profile) {
+        refuse_unnamed(&named, snapshot, &mut found.refused);
     }
     let totals = score::totals(pod, profile, found.score_inputs(snapshot));
     let nodes = found.fitting.iter().zip(totals);
@@ -138,9 +158,26 @@ pub(crate) fn filter<'a>(
     pod: &Pod,
     profile: &Profile,
     snapshot: &'a Snapshot,
-    mut refused_by_nominated: HashMap<String, Refused>,
+    refused_by_nominated: HashMap<String, Refused>,
 ) -> Result<Filtered<'a>, Unschedulable> {
-    let total = snapshot.candidates().count();
+    let input = pre_filter(pod, profile, snapshot)?;
+    filter_nodes((pod, profile), input, snapshot, refused_by_nominated)
+}
+
+/// The result of the pre-filters.
+struct PreFiltered<'p> {
+    /// The nodes that the pod's node affinity names. `None` if all nodes must be checked.
+    named: Option<BTreeSet<&'p str>>,
+    prepared: Prepared,
+}
+
+/// Runs the pre-filters. The error is the reason why no node can run the pod.
+fn pre_filter<'p>(
+    pod: &'p Pod,
+    profile: &Profile,
+    snapshot: &Snapshot,
+) -> Result<PreFiltered<'p>, Unschedulable> {
+    let total = snapshot.node_count();
     let none = |message: String, helped_by| Unschedulable {
         message,
         helped_by,
@@ -151,49 +188,52 @@ pub(crate) fn filter<'a>(
         return Err(none("no nodes available to schedule pods".to_owned(), Changes::NODE));
     }
     let prefilter = |why: &str| none(format!("0/{total} nodes are available: {why}."), Changes::ALL);
-    let named = node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"));
+    let named = named(pod, profile);
     if named.as_ref().is_some_and(BTreeSet::is_empty) {
         return Err(prefilter("pod affinity terms conflict"));
     }
     let prepared = prepare(pod, profile, snapshot).map_err(|why| prefilter(&why))?;
-    let (mut fitting, mut scores, mut refused) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let wanted = wanted_nodes(profile.percentage, total);
-    let start = if wanted < total { snapshot.search_start.get() % total } else { 0 };
-    let nodes = snapshot.candidates().skip(start).chain(snapshot.candidates().take(start));
+    Ok(PreFiltered { named, prepared })
+}
+
+/// The nodes that the pod's node affinity names. `None` if all nodes must be checked.
+fn named<'p>(pod: &'p Pod, profile: &Profile) -> Option<BTreeSet<&'p str>> {
+    node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"))
+}
+
+/// Filters the nodes after the pre-filters. The error is a fault of claims or classes.
+fn filter_nodes<'a>(
+    (pod, profile): (&Pod, &Profile),
+    input: PreFiltered<'_>,
+    snapshot: &'a Snapshot,
+    refused_by_nominated: HashMap<String, Refused>,
+) -> Result<Filtered<'a>, Unschedulable> {
+    let PreFiltered { named, prepared } = input;
+    let total = snapshot.node_count();
+    let wanted = wanted_nodes(profile.percentage, total).min(total);
     let mut outcomes = snapshot.outcomes.borrow_mut();
     let needs = &prepared.needs;
     let is_equal = |known: &NodeInput| known.is_of(pod, profile, needs);
-    let outcomes = outcomes.table(is_equal, || NodeInput::of(pod, profile, needs));
-    for node in nodes {
-        if fitting.len() >= wanted {
-            break;
-        }
-        let name = node.properties.name.as_str();
-        let known = if named.as_ref().is_some_and(|named| !named.contains(name)) {
-            let reasons = vec![NOT_NAMED.to_owned()];
-            Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE })
-        } else {
-            refused_by_nominated.remove(name)
-        };
-        let mut outcome = match known {
-            Some(refusal) => Err(refusal),
-            None => outcomes.get(node.info.version(), || node_outcome(pod, profile, needs, node)).clone(),
-        };
-        if outcome.is_ok() {
-            let refusal =
-                refuse_by_others(profile, &prepared, (node, snapshot)).map_err(|why| filter_failed(&why))?;
-            outcome = refusal.map_or(outcome, Err);
-        }
-        match outcome {
-            Ok(found) => {
-                fitting.push(node);
-                let devices = snapshot.devices.score(&prepared.devices, node.properties);
-                scores.push(NodeScores { devices, ..found });
-            }
-            Err(refusal) => drop(refused.insert(name, refusal)),
-        }
+    let mut search = Search {
+        pod,
+        profile,
+        snapshot,
+        prepared: &prepared,
+        reads_others: prepared.reads_others(),
+        outcomes: outcomes.table(is_equal, || NodeInput::of(pod, profile, needs)),
+        refused_by_nominated,
+        fitting: Vec::with_capacity(wanted),
+        scores: Vec::with_capacity(wanted),
+        refused: BTreeMap::new(),
+    };
+    match &named {
+        Some(named) => search.check_named(named, wanted)?,
+        None => search.check_all(wanted)?,
     }
-    snapshot.search_start.set(start + fitting.len() + refused.len());
+    let Search { fitting, scores, mut refused, .. } = search;
+    if let (Some(named), true) = (&named, fitting.is_empty()) {
+        refuse_unnamed(named, snapshot, &mut refused);
+    }
     Ok(Filtered { prepared, fitting, scores, refused })
 }
 
@@ -203,15 +243,6 @@ fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Can
         Some(refused) => Err(refused),
         None => Ok(score::of_node(pod, profile, needs, node)),
     }
-}
-
-/// The number of fitting nodes at which the search ends.
-fn wanted_nodes(percentage: u8, total: usize) -> usize {
-    let percentage = match percentage {
-        0 => 50_usize.saturating_sub(total / 125).max(5),
-        percentage => percentage.into(),
-    };
-    (total * percentage / 100).max(MIN_FEASIBLE_NODES)
 }
 
 /// Computes the input of the filters. The error is the reason why no node can run the pod.
@@ -564,5 +595,15 @@ mod tests {
         assert_eq!(message(&named(&[&["x"]])), none);
         let conflict = "0/2 nodes are available: pod affinity terms conflict.";
         assert_eq!(message(&named(&[&["a"], &["b"]])), conflict);
+        assert_eq!(decide(&named(&[&["b"]]), &Profile::default(), &mut snapshot), Ok("b".to_owned()));
+        // An extender refuses the named node.
+        let ranked = rank(&named(&[&["b"]]), &Profile::default(), &mut snapshot).unwrap();
+        let reasons = vec!["no licence".to_owned()];
+        let by_extender = Refused { reasons, resolvable: false, helped_by: Changes::ALL };
+        let refused = [("b".to_owned(), by_extender)].into();
+        let refused = ranked.unschedulable(ExtenderResult { refused, ..ExtenderResult::default() });
+        let both =
+            "0/2 nodes are available: 1 no licence, 1 node(s) didn't satisfy plugin(s) [NodeAffinity].";
+        assert_eq!(refused.message, both);
     }
 }

@@ -5,6 +5,7 @@
 
 mod allocate;
 mod allocated;
+mod attempt;
 pub(crate) mod bind;
 pub(crate) mod binding;
 mod capacity;
@@ -82,6 +83,8 @@ struct State {
     shared: HashSet<Key>,
     /// The devices of all allocations, including chosen ones.
     allocated: Allocated,
+    /// The work of the searches in the current attempt.
+    attempt: Option<Arc<Work>>,
     /// Changes that the scheduler has not read yet.
     pending: DeviceChanges,
     listed: [bool; 3],
@@ -102,7 +105,7 @@ pub(crate) struct PodDevices {
     is_unusable: bool,
     /// The extended resources that device classes provide.
     extended: Option<Extended>,
-    /// The work of the searches for devices. A clone shares it.
+    /// The work of the searches for devices. All searches of an attempt share it.
     work: Arc<Work>,
 }
 
@@ -177,6 +180,7 @@ impl Devices {
             return Ok(found);
         }
         let state = self.lock();
+        found.work = state.attempt.clone().unwrap_or_default();
         found.extended = state.extended(pod);
         for claim in &pod.spec.resource_claims {
             let Some(name) = claim_name(pod, claim)? else { continue };
@@ -214,7 +218,7 @@ impl Devices {
         claims: &PodDevices,
         node: &NodeProperties,
     ) -> Result<Option<Refused>, String> {
-        if claims.claims.is_empty() && claims.extended.is_none() {
+        if claims.is_empty() {
             return Ok(None);
         }
         let state = self.lock();
@@ -233,7 +237,7 @@ impl Devices {
         if claims.work.is_too_much() {
             return Ok(Some(refused(TOO_MUCH_WORK)));
         }
-        match state.allocate(&waiting, claims, node) {
+        match state.allocate(&waiting, &claims.work, node) {
             Ok(Some(_)) => Ok(None),
             Ok(None) => Ok(Some(refused("cannot allocate all claims"))),
             Err(Failure::Node(why)) => Ok(Some(refused(&why))),
@@ -243,7 +247,8 @@ impl Devices {
     }
 
     /// Chooses devices on a node for the claims of a pod, and reserves them. It fails if claims, slices or classes
-    /// changed after the filter, so that the node cannot provide the devices any more.
+    /// changed after the filter, so that the node cannot provide the devices any more. The filter may have used all
+    /// work of the attempt, so this search has a limit of its own.
     pub(crate) fn reserve(&self, claims: &PodDevices, node: &NodeProperties) -> Result<Reservations, String> {
         if !claims.are_available(node) {
             return Err(NOT_AVAILABLE.to_owned());
@@ -257,7 +262,7 @@ impl Devices {
         let chosen = if waiting.is_empty() {
             Vec::new()
         } else {
-            state.allocate(&waiting, claims, node)?.ok_or("cannot allocate all claims")?
+            state.allocate(&waiting, &Work::default(), node)?.ok_or("cannot allocate all claims")?
         };
         let chosen: HashMap<Key, Value> = waiting.iter().map(ObjectExt::key).zip(chosen).collect();
         for (key, allocation) in &chosen {
@@ -446,17 +451,21 @@ impl State {
     fn allocate(
         &self,
         claims: &[Claim],
-        pod: &PodDevices,
+        work: &Work,
         node: &NodeProperties,
     ) -> Result<Option<Vec<Value>>, Failure> {
-        let search = (node, &*pod.work);
-        Allocator::new(self.classes.by_name(), &self.slices, &self.allocated, search).allocate(claims)
+        Allocator::new(self.classes.by_name(), &self.slices, &self.allocated, (node, work)).allocate(claims)
     }
 }
 
 // === impl PodDevices ===
 
 impl PodDevices {
+    /// Whether the pod needs no devices.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.claims.is_empty() && self.extended.is_none()
+    }
+
     /// Whether the node can use the devices of the allocated claims.
     fn are_available(&self, node: &NodeProperties) -> bool {
         !self.is_unusable && self.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node))

@@ -34,6 +34,20 @@ impl Changes {
     /// Every change.
     pub(crate) const ALL: Self = Self(127);
 
+    /// The name of the first of the changes in metrics, as upstream. One name stands for all changes of a kind.
+    pub(crate) fn event(self) -> &'static str {
+        let names = [
+            (Self::NODE, "NodeUpdate"),
+            (Self::POD_GONE, "AssignedPodDelete"),
+            (Self::POD_PLACED, "AssignedPodAdd"),
+            (Self::NAMESPACE, "NamespaceUpdate"),
+            (Self::DEVICES, "resource.k8s.io/ResourceSliceUpdate"),
+            (Self::GROUP, "scheduling.k8s.io/PodGroupUpdate"),
+            (Self::NODE_GONE, "NodeDelete"),
+        ];
+        names.into_iter().find(|(change, _)| change.overlaps(self)).map_or("", |(_, name)| name)
+    }
+
     /// Whether the sets have a change in common.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.0 & other.0 != 0

@@ -33,6 +33,7 @@ struct Families {
     pod_durations: HistogramVec,
     preemptions: IntCounter,
     victims: Histogram,
+    incoming: IntCounterVec,
     /// Pods in each of [`QUEUES`].
     pending: [IntGauge; QUEUES.len()],
 }
@@ -48,12 +49,21 @@ pub(crate) enum AttemptResult {
 /// A step of an attempt that is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ExtensionPoint {
+    PreFilter,
     Filter,
     PostFilter,
     Score,
     Reserve,
     PreBind,
     Bind,
+}
+
+/// A queue of pods that wait for an attempt. As upstream, gated pods are unschedulable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueName {
+    Active,
+    Backoff,
+    Unschedulable,
 }
 
 /// The current attempt to schedule a pod.
@@ -104,7 +114,12 @@ impl SchedulerMetrics {
     /// Counts the plugins of an extension point.
     pub(crate) fn ran(&self, point: ExtensionPoint, result: AttemptResult, since: (&str, Instant)) {
         let (profile, start) = since;
-        let labels = [point.name(), result.status(), profile];
+        let status = match (point, result) {
+            // A pre-filter refuses a pod for reasons that preemption does not resolve.
+            (ExtensionPoint::PreFilter, AttemptResult::Unschedulable) => "UnschedulableAndUnresolvable",
+            _ => result.status(),
+        };
+        let labels = [point.name(), status, profile];
         self.0.extension_points.with_label_values(&labels).observe(start.elapsed().as_secs_f64());
     }
 
@@ -129,6 +144,11 @@ impl SchedulerMetrics {
     pub(crate) fn preempted(&self, victims: usize) {
         #[expect(clippy::cast_precision_loss, reason = "a node has less than 2^53 pods")]
         self.0.victims.observe(victims as f64);
+    }
+
+    /// Counts a pod that is added to a queue because of an event.
+    pub(crate) fn pod_queued(&self, queue: QueueName, event: &'static str) {
+        self.0.incoming.with_label_values(&[queue.name(), event]).inc();
     }
 
     /// Sets the lengths of the queue.
@@ -201,6 +221,11 @@ impl Default for Families {
             ),
             preemptions: all.counter("preemption_attempts_total", "Number of searches for pods to preempt."),
             victims: all.histogram(("preemption_victims", (1.0, 7)), "Number of preempted pods."),
+            incoming: all.counters(
+                "queue_incoming_pods_total",
+                "Number of pods that were added to a queue, by the queue and the event.",
+                &["queue", "event"],
+            ),
             pending: QUEUES.map(|queue| pending.with_label_values(&[queue])),
             registry,
         }
@@ -280,11 +305,24 @@ impl AttemptResult {
     }
 }
 
+// === impl QueueName ===
+
+impl QueueName {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Backoff => "backoff",
+            Self::Unschedulable => "unschedulable",
+        }
+    }
+}
+
 // === impl ExtensionPoint ===
 
 impl ExtensionPoint {
     fn name(self) -> &'static str {
         match self {
+            Self::PreFilter => "PreFilter",
             Self::Filter => "Filter",
             Self::PostFilter => "PostFilter",
             Self::Score => "Score",
@@ -311,6 +349,7 @@ mod tests {
         metrics.ran(ExtensionPoint::Bind, AttemptResult::Error, ("p", first_started));
         metrics.preemption_attempted();
         metrics.preempted(3);
+        metrics.pod_queued(QueueName::Backoff, "ScheduleAttemptFailure");
         metrics.set_pending(QueueLengths { active: 4, backoff: 3, unschedulable: 2, gated: 1 });
         let text = metrics.text();
         for line in [
@@ -328,6 +367,8 @@ mod tests {
             "scheduler_pod_scheduling_sli_duration_seconds_count{attempts=\"15+\"} 1",
             "scheduler_preemption_attempts_total 1",
             "scheduler_preemption_victims_bucket{le=\"4\"} 1",
+            "# TYPE scheduler_queue_incoming_pods_total counter",
+            "scheduler_queue_incoming_pods_total{event=\"ScheduleAttemptFailure\",queue=\"backoff\"} 1",
             "# TYPE scheduler_pending_pods gauge",
             "scheduler_pending_pods{queue=\"active\"} 4",
             "scheduler_pending_pods{queue=\"backoff\"} 3",

@@ -13,7 +13,7 @@ use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
 use crate::volumes::{Disks, claims_of, disks_of};
 
 /// A pod on its node: requests, ports and the fields that filters and scores of other pods read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placed {
     pub(crate) requests: Resources,
     /// The requests for scores.

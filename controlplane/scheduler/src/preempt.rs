@@ -97,7 +97,7 @@ pub(crate) fn search(
     if !found.is_empty() {
         return Ok(found);
     }
-    let total = snapshot.candidates().count();
+    let total = snapshot.node_count();
     let useless = std::iter::repeat_n(NOT_HELPFUL, total.saturating_sub(resolvable.len()));
     let reasons = unhelpful.iter().map(String::as_str).chain(useless);
     Err(format!("preemption: {}", fit_error_message(total, reasons)))

@@ -18,13 +18,23 @@ use tokio::time::Instant;
 
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
-use crate::metrics::{Attempt, QueueLengths};
+use crate::metrics::{Attempt, QueueLengths, QueueName, SchedulerMetrics};
 use crate::object::Pod;
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
 
 /// Time after which a refused pod is tried again without a change that may help it, as upstream. A safety net.
 const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
+
+/// Names of events in metrics, as upstream. Changes have further names ([`Changes::event`]).
+const ADDED: &str = "UnschedulablePodAdd";
+const UPDATED: &str = "UnschedulablePodUpdate";
+const FAILED: &str = "ScheduleAttemptFailure";
+const RESTED: &str = "BackoffComplete";
+const TIMEOUT: &str = "UnschedulableTimeout";
+const ACTIVATED: &str = "ForceActivate";
+const CLAIM_CHANGED: &str = "resource.k8s.io/ResourceClaimUpdate";
+const VOLUME_CHANGED: &str = "PersistentVolumeClaimUpdate";
 
 /// The state of a pod in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,13 +115,14 @@ pub(crate) struct Queue {
     /// Number of gated pods.
     gated: usize,
     serial: u64,
+    metrics: SchedulerMetrics,
 }
 
 impl Queue {
     /// An empty queue with the shortest and the longest back-off of refused pods.
-    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
+    pub(crate) fn new(backoff: (Duration, Duration), metrics: SchedulerMetrics) -> Self {
         Self {
-            backoff: (first, longest),
+            backoff,
             entries: HashMap::new(),
             ready: BTreeMap::new(),
             held_back: BTreeMap::new(),
@@ -123,6 +134,7 @@ impl Queue {
             with_claims: HashSet::new(),
             gated: 0,
             serial: 0,
+            metrics,
         }
     }
 
@@ -154,12 +166,12 @@ impl Queue {
                 retry_at: None,
             };
             self.entries.insert(uid.clone(), entry);
-            return self.put_ready(&uid);
+            return self.put_ready(&uid, ADDED);
         };
         let same = entry.pod.has_same_requirements(&pod);
         entry.pod = pod;
         if !same && entry.state != QueueState::InFlight {
-            self.put_ready(&uid);
+            self.put_ready(&uid, UPDATED);
         } else if !same {
             entry.changes_in_flight = Changes::ALL;
         }
@@ -177,11 +189,11 @@ impl Queue {
     pub(crate) fn pop(&mut self, now: Instant) -> Option<Pod> {
         while let Some(due) = self.held_back.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.get().clone();
-            self.put_ready(&uid);
+            self.put_ready(&uid, RESTED);
         }
         while let Some(due) = self.retries.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.remove();
-            self.help(&uid, Changes::ALL, now);
+            self.help(&uid, Changes::ALL, (TIMEOUT, now));
         }
         let (_, uid) = self.ready.pop_first()?;
         self.start(&uid)
@@ -214,6 +226,7 @@ impl Queue {
             entry.state = QueueState::Gated;
             entry.cancel_attempt();
             self.gated += 1;
+            self.metrics.pod_queued(QueueName::Unschedulable, ADDED);
         }
     }
 
@@ -236,10 +249,14 @@ impl Queue {
 
     /// Makes a gated pod ready, and retries a refused one.
     pub(crate) fn wake(&mut self, uid: &str, now: Instant) {
+        self.wake_by(uid, (ACTIVATED, now));
+    }
+
+    fn wake_by(&mut self, uid: &str, (event, now): (&'static str, Instant)) {
         if self.entries.get(uid).is_some_and(|entry| entry.state == QueueState::Gated) {
-            self.put_ready(uid);
+            self.put_ready(uid, event);
         } else {
-            self.help(uid, Changes::ALL, now);
+            self.help(uid, Changes::ALL, (event, now));
         }
     }
 
@@ -249,6 +266,7 @@ impl Queue {
             entry.state = QueueState::HeldBack(until, entry.serial_number);
             entry.cancel_attempt();
             self.held_back.insert((until, entry.serial_number), uid.to_owned());
+            self.metrics.pod_queued(QueueName::Backoff, FAILED);
         }
     }
 
@@ -279,6 +297,11 @@ impl Queue {
 
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
+        self.refuse(uid, (helped_by, Changes::default()), now);
+    }
+
+    /// As [`Self::refused`]. `changes` happened after the pod was tried.
+    fn refuse(&mut self, uid: &str, (helped_by, changes): (Changes, Changes), now: Instant) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
         self.serial += 1;
@@ -291,15 +314,18 @@ impl Queue {
         entry.retry_at = Some(retry_at);
         self.retries.insert((retry_at, entry.serial_number), uid.to_owned());
         let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
-        let changes_in_flight = newer.fold(entry.changes_in_flight, |all, (one, _)| all | one);
+        let changes = newer.fold(entry.changes_in_flight | changes, |all, (one, _)| all | one);
         self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
-        self.help(uid, changes_in_flight, now);
+        if helped_by.overlaps(changes) {
+            self.help(uid, changes, (FAILED, now));
+        } else {
+            self.metrics.pod_queued(QueueName::Unschedulable, FAILED);
+        }
     }
 
     /// Marks a pod whose binding failed: it is retried after its back-off.
     pub(crate) fn failed(&mut self, uid: &str, now: Instant) {
-        self.refused(uid, Changes::ALL, now);
-        self.help(uid, Changes::ALL, now);
+        self.refuse(uid, (Changes::ALL, Changes::ALL), now);
     }
 
     /// Records changes that may make refused pods schedulable. Only the pods that may be helped are read.
@@ -312,7 +338,7 @@ impl Queue {
         }
         let helped = self.unschedulable.iter().filter(|(helped_by, _)| helped_by.overlaps(changes));
         for uid in helped.flat_map(|(_, uids)| uids).cloned().collect::<Vec<_>>() {
-            self.help(&uid, changes, now);
+            self.help(&uid, changes, (changes.event(), now));
         }
     }
 
@@ -325,9 +351,9 @@ impl Queue {
         });
         for (uid, uses) in helped.collect::<Vec<_>>() {
             if uses {
-                self.wake(&uid, now);
+                self.wake_by(&uid, (CLAIM_CHANGED, now));
             } else {
-                self.help(&uid, Changes::DEVICES, now);
+                self.help(&uid, Changes::DEVICES, (Changes::DEVICES.event(), now));
             }
         }
     }
@@ -340,7 +366,7 @@ impl Queue {
             changes.supply || self.entries.get(*uid).is_some_and(uses)
         });
         for uid in helped.cloned().collect::<Vec<_>>() {
-            self.help(&uid, Changes::ALL, now);
+            self.help(&uid, Changes::ALL, (VOLUME_CHANGED, now));
         }
     }
 
@@ -351,7 +377,7 @@ impl Queue {
 
     /// Retries a refused pod, as after a change that helps it.
     pub(crate) fn retry(&mut self, uid: &str, now: Instant) {
-        self.help(uid, Changes::ALL, now);
+        self.help(uid, Changes::ALL, (ACTIVATED, now));
     }
 
     /// The uids of all pods in the queue.
@@ -359,7 +385,7 @@ impl Queue {
         self.entries.keys().cloned().collect()
     }
 
-    fn help(&mut self, uid: &str, changes: Changes, now: Instant) {
+    fn help(&mut self, uid: &str, changes: Changes, (event, now): (&'static str, Instant)) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         match (entry.state, entry.rest_until) {
             (QueueState::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}
@@ -368,19 +394,21 @@ impl Queue {
                 entry.state = QueueState::HeldBack(until, serial_number);
                 self.held_back.insert((until, serial_number), uid.to_owned());
                 self.remove_unschedulable(uid, helped_by);
+                self.metrics.pod_queued(QueueName::Backoff, event);
             }
-            (QueueState::Unschedulable, _) => self.put_ready(uid),
+            (QueueState::Unschedulable, _) => self.put_ready(uid, event),
             (QueueState::InFlight, _) => entry.changes_in_flight = entry.changes_in_flight | changes,
             (QueueState::Ready(_) | QueueState::HeldBack(..) | QueueState::Gated, _) => {}
         }
     }
 
-    fn put_ready(&mut self, uid: &str) {
+    fn put_ready(&mut self, uid: &str, event: &'static str) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
         let turn = QueueOrder(entry.order().0, entry.turn);
         entry.state = QueueState::Ready(turn);
         self.ready.insert(turn, uid.to_owned());
+        self.metrics.pod_queued(QueueName::Active, event);
     }
 
     fn remove_from_order(&mut self, uid: &str) {
@@ -421,7 +449,7 @@ mod tests {
     use serde_json::json;
 
     fn empty() -> Queue {
-        Queue::new(Duration::from_secs(1), Duration::from_secs(10))
+        Queue::new((Duration::from_secs(1), Duration::from_secs(10)), SchedulerMetrics::default())
     }
 
     fn pop(queue: &mut Queue, now: Instant) -> String {
@@ -585,6 +613,46 @@ mod tests {
             queue.remove(name);
         }
         assert_eq!(queue.lengths(), QueueLengths::default(), "a pod in flight waits for nothing");
+    }
+
+    #[tokio::test]
+    async fn pods_are_counted_by_the_queue_that_they_enter_and_the_event() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for name in ["refused", "failed", "gated"] {
+            queue.add(pod(name, json!({})));
+            assert_eq!(pop(&mut queue, now), name);
+        }
+        queue.refused("refused", Changes::NODE, now);
+        queue.failed("failed", now);
+        queue.gate("gated");
+        queue.change(Changes::NODE, now);
+        queue.wake("gated", now);
+        let later = now + Duration::from_secs(1);
+        let order = [pop(&mut queue, later), pop(&mut queue, later), pop(&mut queue, later)];
+        assert_eq!(order, ["gated", "refused", "failed"]);
+        queue.refused("refused", Changes::NODE, later);
+        queue.change(Changes::NODE_GONE, later);
+        queue.add(pod("refused", json!({"nodeSelector": {"a": "b"}})));
+        let text = queue.metrics.text();
+        let counts = text.lines().filter_map(|line| {
+            let labels = line.strip_prefix("scheduler_queue_incoming_pods_total{")?;
+            Some(labels.replace(['"', '}'], "").replace("event=", "").replace(",queue=", " "))
+        });
+        let mut counts: Vec<String> = counts.collect();
+        counts.sort();
+        assert_eq!(
+            counts,
+            [
+                "BackoffComplete active 2",
+                "ForceActivate active 1",
+                "NodeUpdate backoff 1",
+                "ScheduleAttemptFailure backoff 1",
+                "ScheduleAttemptFailure unschedulable 2",
+                "UnschedulablePodAdd active 3",
+                "UnschedulablePodAdd unschedulable 1",
+                "UnschedulablePodUpdate active 1",
+            ]
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -179,7 +179,7 @@ impl Scheduler {
         snapshot.devices.set_timeouts(&config.profiles);
         Self {
             client,
-            queue: Queue::new(config.first_backoff, config.longest_backoff),
+            queue: Queue::new((config.first_backoff, config.longest_backoff), config.metrics.clone()),
             config: Arc::new(config),
             recorder,
             snapshot,
@@ -368,8 +368,7 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(now) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        let is_limited = pod.group().is_some() || self.snapshot.devices.searches(&pod);
-        if let Some(until) = self.searches.rest_until(&pod, now).filter(|_| is_limited) {
+        if let Some(until) = self.rest_until(&pod, now) {
             return self.queue.hold_back(pod.uid(), until);
         }
         match pod.group().filter(|_| profile.gangs) {

@@ -1,8 +1,9 @@
 //! The nodes with the requests of their pods. Pods that are being bound are included.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
 
 use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt};
@@ -77,8 +78,8 @@ pub(crate) struct Snapshot {
     nominated: HashMap<String, Nominated>,
     /// The images of all nodes.
     pub(crate) images: Images,
-    /// Index of the node at which the next search starts, if searches do not check all nodes.
-    pub(crate) search_start: Cell<usize>,
+    /// The name at which the next search starts, if searches do not check all nodes.
+    pub(crate) search_start: RefCell<String>,
     recent_labels: RecentLabels,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
@@ -149,6 +150,11 @@ impl Images {
         self.counts.get(image).copied().unwrap_or_default() as f64 / self.nodes.max(1) as f64
     }
 
+    /// Whether a node has this image.
+    pub(crate) fn has(&self, image: &str) -> bool {
+        self.counts.contains_key(image)
+    }
+
     fn replace(&mut self, old: &HashMap<String, i64>, new: &HashMap<String, i64>) {
         for name in old.keys() {
             if let Entry::Occupied(mut count) = self.counts.entry(name.clone()) {
@@ -168,6 +174,19 @@ impl Snapshot {
     /// The existing nodes, ordered by name.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
         self.nodes.values().filter_map(|info| Some(Candidate { properties: info.properties.as_ref()?, info }))
+    }
+
+    /// The existing nodes ordered by name: those from this name on, then those before it.
+    pub(crate) fn candidates_from(&self, name: &str) -> impl Iterator<Item = Candidate<'_>> {
+        let later = self.nodes.range::<str, _>((Bound::Included(name), Bound::Unbounded));
+        let earlier = self.nodes.range::<str, _>((Bound::Unbounded, Bound::Excluded(name)));
+        let nodes = later.chain(earlier);
+        nodes.filter_map(|(_, info)| Some(Candidate { properties: info.properties.as_ref()?, info }))
+    }
+
+    /// Number of the existing nodes.
+    pub(crate) fn node_count(&self) -> usize {
+        self.images.nodes
     }
 
     /// The existing node with this name.
@@ -259,8 +278,12 @@ impl Snapshot {
     /// pod is new on the node or has other labels, or it requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
         let mut placed = Placed::of(pod);
-        self.recent_labels.share(&mut placed.labels);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
+        // The results of filters and scores for the node stay valid.
+        if before.is_some_and(|before| **before == placed) {
+            return Changes::default();
+        }
+        self.recent_labels.share(&mut placed.labels);
         let is_new = before.is_none_or(|before| before.labels != placed.labels);
         let is_smaller = before.is_some_and(|before| before.requests.exceeds(&placed.requests));
         let mut changes = Changes::default();
@@ -420,6 +443,21 @@ mod tests {
         assert!(snapshot.remove("p"));
         assert!(!snapshot.remove("p"));
         assert_eq!(requested(&snapshot), Resources::default());
+    }
+
+    #[test]
+    fn only_a_change_that_filters_or_scores_read_is_a_change_of_the_node() {
+        let mut snapshot = Snapshot::default();
+        snapshot.set_node(&node("a", json!({})));
+        let mut pod = pod("p", json!({}));
+        let version = |snapshot: &Snapshot| snapshot.candidate("a").unwrap().info.version();
+        assert_eq!(snapshot.place(&pod, "a"), Changes::POD_PLACED);
+        let before = version(&snapshot);
+        pod.status.phase = Some("Running".to_owned());
+        assert_eq!((snapshot.place(&pod, "a"), version(&snapshot)), (Changes::default(), before));
+        pod.metadata.labels = Some([("app".to_owned(), "x".to_owned())].into());
+        assert_eq!(snapshot.place(&pod, "a"), Changes::POD_PLACED);
+        assert_ne!(version(&snapshot), before);
     }
 
     #[test]

@@ -46,6 +46,11 @@ impl Topology {
         self.spread.update(pod, node, other, if is_added { 1 } else { -1 });
     }
 
+    /// Whether the filters accept every node, whatever its pods are.
+    pub(crate) fn accepts_all(&self) -> bool {
+        self.affinity.is_skipped() && self.spread.has_no_filter()
+    }
+
     /// Whether upstream skips the affinity filter for the pod.
     pub(crate) fn skips_affinity(&self) -> bool {
         self.affinity.is_skipped()

@@ -6,6 +6,8 @@ use crate::object::{ObjectExt, Pod, PodResourceClaim, ResourceClaim, controller_
 
 /// Annotation of a generated claim with the claim's name in the pod's spec.
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+/// Maximum number of users of a claim, as in the API.
+const MAX_USERS: usize = 256;
 /// Finalizer that keeps a claim until its devices are free.
 pub(crate) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
@@ -71,6 +73,37 @@ pub(crate) fn names_patch(pod: &Pod, names: &[(String, String)]) -> Option<Value
     let all: Vec<Value> =
         all.into_iter().map(|(name, claim)| json!({"name": name, "resourceClaimName": claim})).collect();
     Some(json!({"metadata": {"uid": pod.uid()}, "status": {"resourceClaimStatuses": all}}))
+}
+
+/// Whether a pod has a node and uses claims. If the pod's author has set the node, no scheduler reserves the claims.
+pub(crate) fn may_lack_reservations(pod: &Pod) -> bool {
+    let has_node = pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+    has_node && !pod.spec.resource_claims.is_empty() && !pod.is_being_deleted() && !pod.finished()
+}
+
+/// The names of the claims in the pod's spec, with whether the claim was created for the pod. Claims without a name yet
+/// are omitted.
+pub(crate) fn claims_of_spec(pod: &Pod) -> impl Iterator<Item = (&str, bool)> {
+    pod.spec.resource_claims.iter().filter_map(move |claim| {
+        if let Some(name) = &claim.resource_claim_name {
+            return Some((name.as_str(), false));
+        }
+        let made = pod.status.resource_claim_statuses.iter().find(|status| status.name == claim.name)?;
+        Some((made.resource_claim_name.as_deref()?, true))
+    })
+}
+
+/// The users of an allocated claim with a pod that has a node. `None` if the claim has no devices, or is reserved for the
+/// pod, or cannot be. Source: `syncPod`.
+pub(crate) fn reservation(pod: &Pod, claim: &ResourceClaim, is_own: bool) -> Option<Value> {
+    let users = &claim.status.reserved_for;
+    let is_reserved = users.iter().any(|user| user["uid"] == pod.uid());
+    let is_of_other = is_own && controller_of(&claim.metadata).is_none_or(|owner| owner.uid != pod.uid());
+    if claim.status.allocation.is_none() || is_reserved || is_of_other || users.len() >= MAX_USERS {
+        return None;
+    }
+    let user = json!({"resource": "pods", "name": pod.name(), "uid": pod.uid()});
+    Some(users.iter().cloned().chain([user]).collect())
 }
 
 /// Whether a pod no longer uses its claims.
@@ -165,6 +198,32 @@ mod tests {
         assert_eq!(patch["status"]["resourceClaimStatuses"][0]["resourceClaimName"], "p-gpu-x");
         assert_eq!(names_patch(&pod(&patch["status"]), &names), None);
         assert_eq!(steps(&pod(&json!({"phase": "Failed"})), &[]), []);
+    }
+
+    #[test]
+    fn an_allocated_claim_is_reserved_for_a_pod_with_a_node() {
+        let mut pod =
+            pod(&json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]}));
+        assert!(!may_lack_reservations(&pod), "the scheduler reserves");
+        pod.spec.node_name = Some("a".to_owned());
+        assert!(may_lack_reservations(&pod));
+        let claims: Vec<_> = claims_of_spec(&pod).collect();
+        assert_eq!(claims, [("p-gpu-x", true), ("shared", false)]);
+        let user = |name: &str| json!({"resource": "pods", "name": name, "uid": name});
+        let with = |status: Value| stored(&json!({"status": status}));
+        assert_eq!(reservation(&pod, &with(json!({})), true), None, "no devices");
+        let used = with(json!({"allocation": {}, "reservedFor": [user("other")]}));
+        let both = json!([user("other"), {"resource": "pods", "name": "p", "uid": "u"}]);
+        assert_eq!(reservation(&pod, &used, true), Some(both.clone()));
+        assert_eq!(reservation(&pod, &with(json!({"allocation": {}, "reservedFor": both})), true), None);
+        let full: Vec<Value> = (0..256).map(|number| user(&number.to_string())).collect();
+        assert_eq!(reservation(&pod, &with(json!({"allocation": {}, "reservedFor": full})), true), None);
+        let mut of_other = used;
+        of_other.metadata.owner_references = None;
+        assert_eq!(reservation(&pod, &of_other, true), None, "not the generated claim of the pod");
+        assert!(reservation(&pod, &of_other, false).is_some());
+        pod.status.phase = Some("Succeeded".to_owned());
+        assert!(!may_lack_reservations(&pod));
     }
 
     #[test]

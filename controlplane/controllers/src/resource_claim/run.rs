@@ -1,4 +1,4 @@
-//! Creates the missing claims of a pod.
+//! Creates the missing claims of a pod, and reserves claims for a pod whose author has set its node.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use coracle_events::Event;
 use kube::api::ApiResource;
 use kube::core::DynamicObject;
 use kube::{Api, Client};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::plan::{self, Step};
 use crate::context::Context;
 use crate::error::{Error, is_namespace_terminating};
-use crate::object::{Key, ObjectExt, Pod};
+use crate::object::{Key, ObjectExt, Pod, ResourceClaim};
 use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
 use crate::queueing::queue_pod_of_deleted;
@@ -19,18 +19,34 @@ use crate::write::Part;
 
 const COMPONENT: &str = "resource_claim";
 
-/// Queues pods whose claims have templates, and the pods of deleted claims.
+/// Queues pods whose claims have templates or may not be reserved, and the pods of deleted claims.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.pods.on_change(move |change| {
         let by_template = |pod: &&&Arc<Pod>| {
             pod.spec.resource_claims.iter().any(|claim| claim.resource_claim_template_name.is_some())
         };
-        if let Some(pod) = change.new.as_ref().filter(|pod| by_template(pod)) {
+        let is_own = |pod: &&&Arc<Pod>| by_template(pod) || plan::may_lack_reservations(pod);
+        if let Some(pod) = change.new.as_ref().filter(|pod| is_own(pod)) {
             own.add(pod.key());
         }
     });
+    let (own, pods) = (queue.clone(), context.caches.pods.clone());
+    context.caches.resource_claims.on_change(move |change| {
+        // Once for each claim, so that no index is needed.
+        let Some(claim) = change.new.filter(|claim| is_allocated(claim)) else { return };
+        if !change.old.is_some_and(is_allocated) {
+            let pods = pods.in_namespace(claim.namespace()).into_iter();
+            let pods = pods.filter(|pod| plan::may_lack_reservations(pod));
+            pods.filter(|pod| pod.claims().any(|name| name == claim.name()))
+                .for_each(|pod| own.add(pod.key()));
+        }
+    });
     queue_pod_of_deleted(&context.caches.resource_claims, queue);
+}
+
+fn is_allocated(claim: &Arc<ResourceClaim>) -> bool {
+    claim.status.allocation.is_some()
 }
 
 /// Reconciles one pod.
@@ -53,7 +69,24 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if let Some(patch) = plan::names_patch(&pod, &names) {
         context.pods().merge(&key, Part::Status, patch).await?;
     }
+    if plan::may_lack_reservations(&pod) {
+        reserve(context, &pod).await?;
+    }
     Ok(Next::Wait)
+}
+
+/// Reserves the allocated claims for a pod that has a node.
+async fn reserve(context: &Context, pod: &Pod) -> Result<(), Error> {
+    for (name, is_own) in plan::claims_of_spec(pod) {
+        let key = Key::new(pod.namespace(), name);
+        let Some(claim) = context.caches.resource_claims.get(&key) else { continue };
+        if let Some(users) = plan::reservation(pod, &claim, is_own) {
+            let version = json!({"uid": claim.uid(), "resourceVersion": claim.metadata.resource_version});
+            let patch = json!({"metadata": version, "status": {"reservedFor": users}});
+            context.writer(&context.caches.resource_claims).merge(&key, Part::Status, patch).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Creates a claim from its template. Returns its name, or `None` if the namespace is being deleted.
@@ -88,4 +121,33 @@ async fn read_template(client: &Client, namespace: &str, name: &str) -> Result<V
     };
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
     Ok(api.get(name).await?.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_claim_is_reserved_for_a_pod_that_was_created_with_a_node() {
+        let path = "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/c";
+        let claim = json!({"metadata": {"name": "c", "namespace": "n", "uid": "c", "resourceVersion": "7"},
+            "status": {"allocation": {"devices": {}}}});
+        let api = TestApi::new(&[(path, claim.clone())]);
+        let caches = &api.context.caches;
+        let metadata = json!({"name": "p", "namespace": "n", "uid": "p", "resourceVersion": "1"});
+        let pod = json!({"metadata": metadata, "spec": {"nodeName": "a",
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}});
+        caches.pods.written(serde_json::from_value(pod).unwrap());
+        caches.resource_claims.written(serde_json::from_value(claim).unwrap());
+        reserve(&api.context, &caches.pods.get(&Key::new("n", "p")).unwrap()).await.unwrap();
+        let [write] = &api.writes()[..] else { panic!("{:?}", api.writes()) };
+        assert_eq!(
+            (write.method.as_str(), write.path.as_str()),
+            ("PATCH", format!("{path}/status").as_str())
+        );
+        let user = json!({"resource": "pods", "name": "p", "uid": "p"});
+        assert_eq!(write.body["status"], json!({"reservedFor": [user]}));
+        assert_eq!(write.body["metadata"]["resourceVersion"], "7");
+    }
 }

@@ -1,6 +1,7 @@
 //! Evicts pods that do not, or no longer, tolerate a NoExecute taint of their node.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use kube::Api;
@@ -17,9 +18,32 @@ use coracle_events::Event;
 use coracle_values::toleration::evicts;
 
 const COMPONENT: &str = "taint-eviction-controller";
+const REASON: &str = "TaintManagerEviction";
+
+/// Pods by key, with their uids.
+type Pods = HashMap<Key, String>;
+
+/// The pods of each node whose eviction is due or has a time.
+#[derive(Debug, Default)]
+pub(crate) struct Pending(Mutex<HashMap<Key, Pods>>);
+
+// === impl Pending ===
+
+impl Pending {
+    /// Replaces the pods of a node. Returns those that are not evicted any more.
+    fn replace(&self, node: &Key, pods: Pods) -> Pods {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = all.remove(node).unwrap_or_default();
+        left.retain(|key, uid| pods.get(key) != Some(uid));
+        if !pods.is_empty() {
+            all.insert(node.clone(), pods);
+        }
+        left
+    }
+}
 
 /// Queues nodes with changed NoExecute taints, and nodes with such taints when a pod on them is added or changed.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<Pending>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
         let Some(node) = change.new else { return };
@@ -41,20 +65,22 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 }
 
 /// Evicts the pods of one node whose toleration has expired. Returns the time of the next expiry.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    let Some(node) = context.caches.nodes.get(&key) else { return Ok(Next::Wait) };
-    if !node.taints().iter().any(evicts) {
+pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) -> Result<Next, Error> {
+    let node = context.caches.nodes.get(&key).filter(|node| node.taints().iter().any(evicts));
+    let Some(node) = node else {
+        report_cancelled(context, pending.replace(&key, Pods::new()));
         return Ok(Next::Wait);
-    }
+    };
     let pods = context.caches.pods.all().into_iter();
     let pods =
         pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name()) && !pod.is_being_deleted());
-    let (mut next, mut failed) = (None, None);
+    let (mut next, mut failed, mut due) = (None, None, Pods::new());
     for pod in pods {
         let now = Timestamp::now();
         let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, pod.bound_since(), now) else {
             continue;
         };
+        due.insert(pod.key(), pod.uid().to_owned());
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
             // A failed eviction does not prevent the others.
@@ -62,7 +88,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
                 let message = format!("Marking for deletion Pod {}", pod.key());
                 let eviction = Eviction {
                     component: COMPONENT,
-                    event: Event::normal("TaintManagerEviction", message),
+                    event: Event::normal(REASON, message),
                     reason: "DeletionByTaintManager",
                     message: "Taint manager: deleting due to NoExecute taint",
                 };
@@ -70,9 +96,21 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             }
         }
     }
+    report_cancelled(context, pending.replace(&key, due));
     match failed {
         Some(error) => Err(error),
         None => Ok(next.map_or(Next::Wait, Next::After)),
+    }
+}
+
+/// Records an event about each of these pods that still runs: the taint is gone, or the pod tolerates it now.
+fn report_cancelled(context: &Context, pods: Pods) {
+    for (key, uid) in pods {
+        let pod = context.caches.pods.get(&key);
+        if let Some(pod) = pod.filter(|pod| pod.uid() == uid && pod.is_active()) {
+            let message = format!("Cancelling deletion of Pod {key}");
+            context.record(&*pod, COMPONENT, Event::normal(REASON, message));
+        }
     }
 }
 
@@ -103,4 +141,61 @@ pub(crate) async fn evict(context: &Context, pod: &Pod, eviction: Eviction) -> R
         Ok(_) | Err(_) => {}
     }
     context.pods().delete(pod, DeleteParams::default()).await.map_err(failed("delete"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn an_eviction_is_pending_until_the_pod_tolerates_the_taint_or_the_taint_is_gone() {
+        let api = TestApi::new(&[]);
+        let (caches, pending, node) = (&api.context.caches, Pending::default(), Key::new("", "a"));
+        let put_node = |version: &str, taints: Value| {
+            let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": version},
+                "spec": {"taints": taints}});
+            caches.nodes.written(serde_json::from_value(node).unwrap());
+        };
+        let put_pod = |name: &str, version: &str, seconds: Value| {
+            let tolerations = json!([{"operator": "Exists", "tolerationSeconds": seconds}]);
+            let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": version},
+                "spec": {"nodeName": "a", "tolerations": tolerations}});
+            caches.pods.written(serde_json::from_value(pod).unwrap());
+        };
+        let names = || {
+            let pending = pending.0.lock().unwrap();
+            let mut names: Vec<_> = pending.values().flatten().map(|(key, _)| key.name.clone()).collect();
+            names.sort();
+            names.concat()
+        };
+        let taint = json!([{"key": "k", "effect": "NoExecute"}]);
+        put_node("1", taint.clone());
+        put_pod("p", "2", json!(300));
+        put_pod("q", "3", json!(300));
+        put_pod("r", "4", Value::Null);
+        assert!(matches!(reconcile(&api.context, &pending, node.clone()).await, Ok(Next::After(_))));
+        assert_eq!(names(), "pq");
+        put_pod("q", "5", Value::Null);
+        assert!(matches!(reconcile(&api.context, &pending, node.clone()).await, Ok(Next::After(_))));
+        assert_eq!(names(), "p", "q tolerates the taint now");
+        put_node("6", json!([]));
+        assert!(matches!(reconcile(&api.context, &pending, node.clone()).await, Ok(Next::Wait)));
+        assert_eq!(names(), "");
+    }
+
+    #[test]
+    fn a_pod_that_left_the_list_of_its_node_is_returned() {
+        let (pending, node) = (Pending::default(), Key::new("", "a"));
+        let pods = |pods: &[(&str, &str)]| -> Pods {
+            pods.iter().map(|(name, uid)| (Key::new("n", name), (*uid).to_owned())).collect()
+        };
+        assert!(pending.replace(&node, pods(&[("p", "1"), ("q", "2"), ("r", "3")])).is_empty());
+        let left = pending.replace(&node, pods(&[("p", "1"), ("q", "new")]));
+        assert_eq!(left, pods(&[("q", "2"), ("r", "3")]));
+        assert_eq!(pending.replace(&node, Pods::new()).len(), 2);
+        assert!(pending.0.lock().unwrap().is_empty());
+    }
 }

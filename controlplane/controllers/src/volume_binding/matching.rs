@@ -33,8 +33,7 @@ fn mismatch_of_reserved(claim: &Claim, volume: &PersistentVolume) -> Option<&'st
     {
         return Some("volumeAttributesClassName does not match");
     }
-    let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".to_owned());
-    if mode(&claim.spec.volume_mode) != mode(&volume.spec.volume_mode) {
+    if !has_same_mode(claim, volume) {
         return Some("incompatible volumeMode");
     }
     let mut modes = claim.spec.access_modes.iter().flatten();
@@ -42,6 +41,12 @@ fn mismatch_of_reserved(claim: &Claim, volume: &PersistentVolume) -> Option<&'st
         return Some("incompatible accessMode");
     }
     None
+}
+
+/// Whether a claim and a volume have the same mode: a file system, or a block device.
+pub(crate) fn has_same_mode(claim: &Claim, volume: &PersistentVolume) -> bool {
+    let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".to_owned());
+    mode(&claim.spec.volume_mode) == mode(&volume.spec.volume_mode)
 }
 
 /// The volume for a claim. With `only_reserved`, only a volume that is reserved for the claim.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use coracle_events::Event;
 use serde_json::{Value, json};
 
-use super::matching::{best, mismatch};
+use super::matching::{best, has_same_mode, mismatch};
 use super::{BIND_COMPLETED, BOUND_BY_CONTROLLER, PROVISIONER};
 use crate::annotation::{PROVISIONED_BY, SELECTED_NODE};
 use crate::local_volume;
-use crate::object::{Claim, ObjectExt, PersistentVolume, StorageClass};
+use crate::object::{Claim, ObjectExt, PersistentVolume, Pod, StorageClass};
 use crate::write::Part;
 
 /// The provisioner of classes whose volumes an administrator creates.
@@ -26,6 +26,8 @@ pub(crate) struct ObservedClaim<'a> {
     pub(crate) default_class: Option<String>,
     /// Volumes to which the claim could be bound.
     pub(crate) candidates: Vec<Arc<PersistentVolume>>,
+    /// Names of the pods without a node that use the claim, if the claim waits for its first pod.
+    pub(crate) pods: Vec<String>,
 }
 
 /// One step. Steps are applied in order, up to the first failure.
@@ -40,6 +42,8 @@ pub(crate) enum Action {
     /// Deletes this version of a released volume. The provisioner removes the data before the object is removed.
     DeleteVolume,
     Record(&'static str, bool, String),
+    /// Records a warning about the claim of a volume.
+    WarnClaim(&'static str, String),
 }
 
 // === impl Action ===
@@ -111,8 +115,7 @@ fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
     let selected = claim.annotation(SELECTED_NODE).is_some();
     let mut steps = phase(claim, "Pending");
     if waits && !selected {
-        let message = "waiting for first consumer to be created before binding";
-        steps.push(Action::normal("WaitForFirstConsumer", message));
+        steps.push(waiting(&observed.pods));
         return steps;
     }
     if claim.class().is_empty() {
@@ -149,6 +152,32 @@ fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
         steps.push(Action::normal("ExternalProvisioning", message));
     }
     steps
+}
+
+/// The event of a claim that waits for its first pod. Source: `emitEventForUnboundDelayBindingClaim`.
+fn waiting(pods: &[String]) -> Action {
+    let message = match pods {
+        [] => {
+            let message = "waiting for first consumer to be created before binding";
+            return Action::normal("WaitForFirstConsumer", message);
+        }
+        [pod] => format!("waiting for pod {pod} to be scheduled"),
+        pods => format!("waiting for pods {} to be scheduled", pods.join(",")),
+    };
+    Action::normal("WaitForPodScheduled", message)
+}
+
+/// Whether the events about an unbound claim name its pods.
+pub(crate) fn names_pods(claim: &Claim, class: Option<&StorageClass>) -> bool {
+    let waits = class.is_some_and(StorageClass::waits_for_pod);
+    waits && claim.volume().is_empty() && claim.annotation(SELECTED_NODE).is_none()
+}
+
+/// Whether a pod without a node uses the claim.
+pub(crate) fn is_pending_user(pod: &Pod, claim: &Claim) -> bool {
+    pod.spec.node_name.as_deref().is_none_or(str::is_empty)
+        && pod.is_active()
+        && pod.spec.volumes.iter().any(|volume| volume.claim_name(pod.name()) == claim.name())
 }
 
 fn bound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
@@ -252,6 +281,17 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
     let Some(claim) = claim.filter(|claim| claim.uid() == uid) else { return released(volume) };
     if claim.volume() == volume.name() {
         return volume_phase(volume, "Bound", None);
+    }
+    if claim.volume().is_empty() && !has_same_mode(claim, volume) {
+        // The claim's own reconcile does not consider the volume, so its events do not name it.
+        let message =
+            |what: String| format!("Cannot bind PersistentVolume {what} due to incompatible volumeMode.");
+        let of_volume = message(format!("to requested PersistentVolumeClaim \"{}\"", claim.name()));
+        let of_claim = message(format!("\"{}\" to requested PersistentVolumeClaim", volume.name()));
+        return vec![
+            Action::warning("VolumeMismatch", of_volume),
+            Action::WarnClaim("VolumeMismatch", of_claim),
+        ];
     }
     if claim.volume().is_empty() {
         // The claim's own reconcile completes the binding.

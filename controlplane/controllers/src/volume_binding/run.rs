@@ -58,12 +58,20 @@ async fn claim(context: &Context, key: &Key) -> Result<(), Error> {
     let Some(claim) = caches.claims.get(key) else { return Ok(()) };
     let volume = |name: &str| caches.volumes.get(&Key::new("", name));
     let names = if claim.volume().is_empty() { context.volumes.candidates(&claim) } else { Vec::new() };
+    let class = caches.storage_classes.get(&Key::new("", claim.class()));
+    let pods = if plan::names_pods(&claim, class.as_deref()) {
+        let all = caches.pods.in_namespace(&key.namespace).into_iter();
+        all.filter(|pod| plan::is_pending_user(pod, &claim)).map(|pod| pod.name().to_owned()).collect()
+    } else {
+        Vec::new()
+    };
     let steps = plan::claim(&ObservedClaim {
         claim: &claim,
         volume: volume(claim.volume()),
-        class: caches.storage_classes.get(&Key::new("", claim.class())),
+        class,
         default_class: default_class(&caches.storage_classes.all()),
         candidates: names.iter().filter_map(|name| volume(name)).collect(),
+        pods,
     });
     for step in steps {
         apply(context, (Some(&claim), None), step).await?;
@@ -82,7 +90,14 @@ async fn volume(context: &Context, key: &Key) -> Result<(), Error> {
         },
     };
     for step in plan::volume(&volume, claim.as_deref()) {
-        apply(context, (None, Some(&volume)), step).await?;
+        match step {
+            Action::WarnClaim(reason, message) => {
+                if let Some(claim) = &claim {
+                    context.record(&**claim, COMPONENT, plan::event(reason, true, message));
+                }
+            }
+            step => apply(context, (None, Some(&volume)), step).await?,
+        }
     }
     Ok(())
 }
@@ -119,6 +134,8 @@ async fn apply(
                 (None, None) => {}
             }
         }
+        // Only volumes have this step.
+        Action::WarnClaim(..) => {}
     }
     Ok(())
 }

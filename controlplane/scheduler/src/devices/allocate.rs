@@ -27,9 +27,12 @@ const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MAX_STEPS: usize = 20_000;
 
-/// Maximum work of the searches on all nodes for one attempt to schedule a pod, in units of the cost of CEL: a few
+/// Maximum work of the searches on all nodes in one attempt to schedule a pod, in units of the cost of CEL: a few
 /// seconds. The users of a namespace write the selectors and constraints of claims.
 const MAX_WORK: u64 = 100_000_000;
+/// The work that is allowed in addition for each further pod of a gang. A search on a thousand nodes with a few devices
+/// each needs less.
+const MAX_WORK_OF_FURTHER_POD: u64 = MAX_WORK / 100;
 /// The work to read the attributes of a device for a selector, or to try a device.
 const DEVICE_WORK: u64 = 100;
 /// The work to check the taints and the capacity of a device.
@@ -41,9 +44,11 @@ const COMPARISON_WORK: usize = 10;
 pub(super) const TOO_MUCH_WORK: &str =
     "the search for devices took too long; simplify the selectors and constraints of the claims";
 
-/// The work of the searches for the devices of one pod, on all nodes.
-#[derive(Debug, Default)]
+/// The work of the searches for devices in one attempt, on all nodes.
+#[derive(Debug)]
 pub(super) struct Work {
+    /// Maximum of `done`.
+    limit: u64,
     /// In units of the cost of CEL.
     done: AtomicU64,
     /// Compiled selectors by their text. They are the same for all nodes.
@@ -81,7 +86,7 @@ pub(super) struct Allocator<'a> {
     /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
     selections: HashMap<*const Exact, Selection<'a>>,
     steps: usize,
-    /// The work of the searches for the pod until now.
+    /// The work of the searches of the attempt until now.
     work: &'a Work,
 }
 
@@ -122,8 +127,21 @@ struct Chosen<'a> {
 
 // === impl Work ===
 
+impl Default for Work {
+    fn default() -> Self {
+        Self::of_pods(1)
+    }
+}
+
 impl Work {
-    fn add(&self, cost: u64) {
+    /// The work of an attempt for this number of pods.
+    pub(super) fn of_pods(pods: usize) -> Self {
+        let further = u64::try_from(pods.saturating_sub(1)).unwrap_or(u64::MAX);
+        let limit = MAX_WORK.saturating_add(further.saturating_mul(MAX_WORK_OF_FURTHER_POD));
+        Self { limit, done: AtomicU64::new(0), programs: Mutex::default() }
+    }
+
+    pub(super) fn add(&self, cost: u64) {
         self.done.fetch_add(cost, Ordering::Relaxed);
     }
 
@@ -134,7 +152,7 @@ impl Work {
     }
 
     pub(super) fn is_too_much(&self) -> bool {
-        self.done.load(Ordering::Relaxed) > MAX_WORK
+        self.done.load(Ordering::Relaxed) > self.limit
     }
 
     fn program(&self, selector: &str) -> Compiled {
@@ -524,6 +542,17 @@ mod tests {
             |work: &Work| Allocator::new(&classes, &slices, &in_use, (&node, work)).allocate(&claims);
         assert_eq!(search(&work), Err(Failure::Claim(TOO_MUCH_WORK.to_owned())));
         assert!(search(&Work::default()).unwrap().is_some());
+    }
+
+    #[test]
+    fn each_further_pod_of_a_gang_adds_little_to_the_limit() {
+        for (pods, limit) in [(0, MAX_WORK), (1, MAX_WORK), (101, 2 * MAX_WORK)] {
+            let work = Work::of_pods(pods);
+            work.add(limit);
+            assert!(!work.is_too_much(), "{pods}");
+            work.add(1);
+            assert!(work.is_too_much(), "{pods}");
+        }
     }
 
     #[test]

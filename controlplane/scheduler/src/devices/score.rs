@@ -24,7 +24,7 @@ impl Devices {
         let new = state.new_claim(claims, node).ok().flatten();
         let waiting = claims.waiting_with(new.as_ref());
         // The filter found devices. They may be in use meanwhile.
-        let Ok(Some(allocations)) = state.allocate(&waiting, claims, node) else { return 0 };
+        let Ok(Some(allocations)) = state.allocate(&waiting, &claims.work, node) else { return 0 };
         waiting.iter().zip(&allocations).map(|(claim, allocation)| rank(claim, allocation)).sum()
     }
 }

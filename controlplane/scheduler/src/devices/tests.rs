@@ -806,3 +806,18 @@ fn a_pod_that_is_not_bound_keeps_its_written_devices_while_the_watch_is_behind()
     devices.apply(|state| state.put_changed(claim_of_two("4")));
     assert_eq!(devices.lock().allocated, Allocated::default(), "the claim is released");
 }
+
+#[test]
+fn the_searches_of_an_attempt_share_one_limit_and_the_reservation_has_its_own() {
+    let devices = devices();
+    put(&devices, claim("one", exactly(json!({}))));
+    let pod = pod("p", "one");
+    devices.start_attempt(1);
+    let claims = devices.of_pod(&pod).unwrap();
+    assert_eq!(reason(&devices, &pod, "a"), "");
+    claims.work.add(u64::MAX / 2);
+    assert_eq!(reason(&devices, &pod, "a"), TOO_MUCH_WORK, "another search of the same attempt");
+    devices.end_attempt();
+    assert_eq!(reason(&devices, &pod, "a"), "", "the next attempt");
+    assert!(devices.reserve(&claims, &properties("a")).is_ok(), "the node was found before the limit");
+}

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 
 use super::Scheduler;
 use crate::config::Profile;
-use crate::devices::may_use_devices;
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
 
@@ -25,13 +24,15 @@ const MAX_DEBT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(10);
 
 /// The debts of namespaces. A debt decreases as time passes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct SearchLimiter {
     /// The time at which each namespace has no debt any more.
     debts: HashMap<String, Instant>,
+    /// The current time.
+    clock: fn() -> Instant,
 }
 
-/// An attempt for pods of one namespace that may use devices.
+/// An attempt for pods of one namespace for which devices are searched.
 #[derive(Debug)]
 pub(super) struct LimitedAttempt {
     namespace: String,
@@ -39,30 +40,37 @@ pub(super) struct LimitedAttempt {
     start: Instant,
 }
 
-// === impl LimitedAttempt ===
+// === impl SearchLimiter ===
 
-impl LimitedAttempt {
-    /// Starts an attempt for these pods. `None` if none of them may use devices.
-    pub(super) fn start(pods: &[Pod]) -> Option<Self> {
-        let namespace = pods.iter().find(|pod| may_use_devices(pod))?.namespace().to_owned();
-        let pods = u32::try_from(pods.len()).unwrap_or(u32::MAX);
-        Some(Self { namespace, pods, start: Instant::now() })
+impl Default for SearchLimiter {
+    fn default() -> Self {
+        Self { debts: HashMap::new(), clock: Instant::now }
     }
 }
 
-// === impl SearchLimiter ===
-
 impl SearchLimiter {
-    /// The time until which a pod waits. `None` if it need not wait.
-    pub(super) fn rest_until(&self, pod: &Pod, now: Instant) -> Option<Instant> {
-        let paid_at = *self.debts.get(pod.namespace())?;
-        let is_limited = may_use_devices(pod) || pod.group().is_some();
-        let rests = is_limited && paid_at.saturating_duration_since(now) > MAX_DEBT;
+    /// The time until which a namespace rests. `None` if it does not rest.
+    fn rest_until(&self, namespace: &str, now: Instant) -> Option<Instant> {
+        let paid_at = *self.debts.get(namespace)?;
+        let rests = paid_at.saturating_duration_since(now) > MAX_DEBT;
         rests.then(|| paid_at - MAX_DEBT)
     }
 
+    /// Starts an attempt for these pods of one namespace. `None` if there is no pod.
+    fn start(&self, pods: &[Pod]) -> Option<LimitedAttempt> {
+        let namespace = pods.first()?.namespace().to_owned();
+        let pods = u32::try_from(pods.len()).unwrap_or(u32::MAX);
+        Some(LimitedAttempt { namespace, pods, start: (self.clock)() })
+    }
+
     /// Records an attempt that ends now.
-    pub(super) fn finish(&mut self, attempt: LimitedAttempt, now: Instant) {
+    fn finish(&mut self, attempt: LimitedAttempt) {
+        let now = (self.clock)();
+        self.charge(attempt, now);
+    }
+
+    /// Records an attempt that ended at `now`.
+    fn charge(&mut self, attempt: LimitedAttempt, now: Instant) {
         let took = now.saturating_duration_since(attempt.start);
         if took <= SHORT.saturating_mul(attempt.pods) {
             return;
@@ -75,6 +83,14 @@ impl SearchLimiter {
 // === impl Scheduler ===
 
 impl Scheduler {
+    /// The time until which a pod waits because its namespace rests. `None` if it need not wait. Only pods of groups and
+    /// pods for which devices are searched wait.
+    pub(super) fn rest_until(&self, pod: &Pod, now: Instant) -> Option<Instant> {
+        let until = self.searches.rest_until(pod.namespace(), now)?;
+        let is_limited = pod.group().is_some() || self.snapshot.devices.searches(pod);
+        is_limited.then_some(until)
+    }
+
     /// Schedules a popped pod without a gang, and records the attempt.
     pub(super) fn schedule_single(&mut self, pod: Pod, profile: &Profile) {
         let attempt = self.limited(std::slice::from_ref(&pod));
@@ -82,16 +98,21 @@ impl Scheduler {
         self.finish_limited(attempt);
     }
 
-    /// Starts an attempt for these pods. `None` if devices are searched for none of them.
+    /// Starts an attempt for these pods of one namespace. `None` if devices are searched for none of them.
     pub(super) fn limited(&self, pods: &[Pod]) -> Option<LimitedAttempt> {
-        let searches = pods.iter().any(|pod| self.snapshot.devices.searches(pod));
-        searches.then(|| LimitedAttempt::start(pods)).flatten()
+        let devices = &self.snapshot.devices;
+        if !pods.iter().any(|pod| devices.searches(pod)) {
+            return None;
+        }
+        devices.start_attempt(pods.len());
+        self.searches.start(pods)
     }
 
     /// Records the end of an attempt.
     pub(super) fn finish_limited(&mut self, attempt: Option<LimitedAttempt>) {
         if let Some(attempt) = attempt {
-            self.searches.finish(attempt, Instant::now());
+            self.snapshot.devices.end_attempt();
+            self.searches.finish(attempt);
         }
     }
 }
@@ -121,39 +142,28 @@ mod tests {
         let spend =
             |limiter: &mut SearchLimiter, (namespace, pods): (&str, u32), took: Duration, start: Instant| {
                 let attempt = LimitedAttempt { namespace: namespace.to_owned(), pods, start };
-                limiter.finish(attempt, start + took);
+                limiter.charge(attempt, start + took);
             };
         for _ in 0..1000 {
             spend(&mut limiter, ("short", 1), SHORT, now);
             spend(&mut limiter, ("short", 500), 500 * SHORT, now);
         }
-        assert_eq!(limiter.rest_until(&with_claim("short"), now), None);
+        assert_eq!(limiter.rest_until("short", now), None);
         let start = now + Duration::from_secs(5);
         spend(&mut limiter, ("a", 1), Duration::from_secs(2), now);
-        assert_eq!(limiter.rest_until(&with_claim("a"), now + Duration::from_secs(2)), None);
+        assert_eq!(limiter.rest_until("a", now + Duration::from_secs(2)), None);
         spend(&mut limiter, ("a", 2), Duration::from_secs(3), now + Duration::from_secs(2));
-        assert_eq!(limiter.rest_until(&with_claim("b"), start), None, "another namespace");
+        assert_eq!(limiter.rest_until("b", start), None, "another namespace");
         // The debt of 20 s began after two seconds. Then 30 s were added.
-        let until = limiter.rest_until(&with_claim("a"), start).unwrap();
+        let until = limiter.rest_until("a", start).unwrap();
         assert_eq!(until - now, Duration::from_secs(2 + 20 + 30) - MAX_DEBT);
-        assert_eq!(limiter.rest_until(&with_claim("a"), until), None);
-        let mut without = with_claim("a");
-        without.spec.resource_claims.clear();
-        assert_eq!(limiter.rest_until(&without, start), None, "a pod without claims");
+        assert_eq!(limiter.rest_until("a", until), None);
         spend(&mut limiter, ("b", 1), Duration::from_secs(1), until + MAX_DEBT);
         assert_eq!(limiter.debts.keys().collect::<Vec<_>>(), ["b"], "a debt that is paid needs no memory");
     }
 
-    #[test]
-    fn a_gang_is_limited_if_one_of_its_pods_may_use_devices() {
-        let plain = fixture::pod("plain", json!({"containers": [{}]}));
-        assert!(LimitedAttempt::start(&[plain.clone(), plain.clone()]).is_none());
-        let attempt = LimitedAttempt::start(&[plain, with_claim("d")]).unwrap();
-        assert_eq!((attempt.namespace.as_str(), attempt.pods), ("d", 2));
-    }
-
-    #[tokio::test]
-    async fn pods_with_claims_of_a_namespace_with_long_searches_wait_and_other_pods_do_not() {
+    /// A scheduler with one node, and an API server that accepts all requests.
+    fn scheduler() -> Scheduler {
         let service = tower::service_fn(|_request: Request<Body>| async {
             Ok::<_, Infallible>(Response::new(Body::from(b"{}".to_vec())))
         });
@@ -163,8 +173,42 @@ mod tests {
         let is_saturated = tokio::sync::watch::Sender::new(false);
         let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
         scheduler.snapshot.set_node(&fixture::node("a", json!({})));
-        let attempt = LimitedAttempt::start(&[with_claim("d")]).unwrap();
-        scheduler.searches.finish(attempt, Instant::now() + Duration::from_secs(600));
+        scheduler
+    }
+
+    #[tokio::test]
+    async fn a_gang_is_limited_if_devices_are_searched_for_one_of_its_pods() {
+        let (scheduler, plain) = (scheduler(), fixture::pod("plain", json!({"containers": [{}]})));
+        assert!(scheduler.limited(&[plain.clone(), plain.clone()]).is_none());
+        let attempt = scheduler.limited(&[plain, with_claim("d")]).unwrap();
+        assert_eq!((attempt.namespace.as_str(), attempt.pods), ("d", 2));
+    }
+
+    #[tokio::test]
+    async fn an_attempt_counts_with_the_time_that_it_took() {
+        std::thread_local! {
+            static NEXT: std::cell::Cell<Instant> = std::cell::Cell::new(Instant::now());
+        }
+        const STEP: Duration = Duration::from_secs(3);
+        // Three seconds pass between two readings.
+        let clock = || NEXT.with(|next| next.replace(next.get() + STEP));
+        let mut scheduler = scheduler();
+        scheduler.searches.clock = clock;
+        let (start, profile) = (NEXT.with(std::cell::Cell::get), Profile::default());
+        for pod in [fixture::pod("plain", json!({"containers": [{}]})), with_claim("d")] {
+            scheduler.queue.add(pod);
+            let pod = scheduler.queue.pop(Instant::now()).unwrap();
+            scheduler.schedule_single(pod, &profile);
+        }
+        let debts: Vec<_> = scheduler.searches.debts.into_iter().collect();
+        assert_eq!(debts, [("d".to_owned(), start + STEP + STEP * SHARE)]);
+    }
+
+    #[tokio::test]
+    async fn pods_with_claims_of_a_namespace_with_long_searches_wait_and_other_pods_do_not() {
+        let mut scheduler = scheduler();
+        let attempt = scheduler.searches.start(&[with_claim("d")]).unwrap();
+        scheduler.searches.charge(attempt, Instant::now() + Duration::from_secs(600));
         scheduler.queue.add(with_claim("d"));
         scheduler.schedule_next();
         // Without a limit the pod would be gated, because its claim does not exist.

@@ -59,10 +59,19 @@ mod tests {
         let calls = ExtenderCalls::new(&config).unwrap();
         let is_saturated = tokio::sync::watch::Sender::new(false);
         let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
-        scheduler.snapshot.set_node(&fixture::node("a", json!({})));
-        for (name, cpu) in [("fits", "3"), ("large", "30")] {
-            let spec = json!({"containers": [{"resources": {"requests": {"cpu": cpu}}}]});
-            scheduler.queue.add(fixture::pod(name, spec));
+        for name in ["a", "b"] {
+            scheduler.snapshot.set_node(&fixture::node(name, json!({})));
+        }
+        let of = |names: &[&str]| {
+            let field = json!({"key": "metadata.name", "operator": "In", "values": names});
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [{"matchFields": [field]}]}}})
+        };
+        for (name, cpu, affinity) in
+            [("fits", "3", json!({})), ("large", "30", json!({})), ("named", "1", of(&[]))]
+        {
+            let container = json!({"resources": {"requests": {"cpu": cpu}}});
+            scheduler.queue.add(fixture::pod(name, json!({"containers": [container], "affinity": affinity})));
             scheduler.schedule_next();
         }
         while let Some(Ok(bound)) = scheduler.bindings.join_next().await {
@@ -73,24 +82,26 @@ mod tests {
         let profile = "profile=\"default-scheduler\"";
         for line in [
             format!("scheduler_schedule_attempts_total{{{profile},result=\"scheduled\"}} 1"),
-            format!("scheduler_schedule_attempts_total{{{profile},result=\"unschedulable\"}} 1"),
-            "scheduler_scheduling_algorithm_duration_seconds_count 2".to_owned(),
+            format!("scheduler_schedule_attempts_total{{{profile},result=\"unschedulable\"}} 2"),
+            "scheduler_scheduling_algorithm_duration_seconds_count 3".to_owned(),
             "scheduler_pod_scheduling_attempts_sum 1".to_owned(),
-            "scheduler_preemption_attempts_total 1".to_owned(),
-            "scheduler_pending_pods{queue=\"unschedulable\"} 1".to_owned(),
+            "scheduler_preemption_attempts_total 2".to_owned(),
+            "scheduler_pending_pods{queue=\"unschedulable\"} 2".to_owned(),
         ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
-        for (point, status) in [
-            ("Filter", "Success"),
-            ("Filter", "Unschedulable"),
-            ("Score", "Success"),
-            ("Reserve", "Success"),
-            ("Bind", "Success"),
-            ("PostFilter", "Unschedulable"),
+        for (point, status, count) in [
+            ("PreFilter", "Success", 2),
+            ("PreFilter", "UnschedulableAndUnresolvable", 1),
+            ("Filter", "Success", 2),
+            ("Score", "Success", 1),
+            ("Reserve", "Success", 1),
+            ("Bind", "Success", 1),
+            ("PostFilter", "Unschedulable", 2),
         ] {
             let labels = format!("extension_point=\"{point}\",{profile},status=\"{status}\"");
-            let line = format!("scheduler_framework_extension_point_duration_seconds_count{{{labels}}} 1");
+            let line =
+                format!("scheduler_framework_extension_point_duration_seconds_count{{{labels}}} {count}");
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }

@@ -14,7 +14,11 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
     let containers = || pod.spec.containers.iter().chain(pod.spec.init_containers.iter().flatten());
     let volumes = pod.spec.volumes.iter().filter_map(|volume| volume.image.as_ref()?.reference.as_deref());
     let wanted = containers().map(|one| one.image.as_deref().unwrap_or_default());
-    let wanted: Vec<String> = wanted.chain(volumes).map(normalized).collect();
+    let wanted = wanted.chain(volumes).map(normalized);
+    let wanted: Vec<String> = wanted.filter(|image| images.has(image)).collect();
+    if wanted.is_empty() {
+        return vec![0; nodes.len()];
+    }
     let count = i128::try_from(containers().count()).unwrap_or_default();
     let largest = MAX_IMAGE_SIZE * count;
     let mark = |node: &Candidate<'_>| {
@@ -61,6 +65,7 @@ mod tests {
         // Half of the nodes have the image: 400 MiB of 1000.
         assert_eq!(scores("r/big"), [38, 0]);
         assert_eq!(scores("r/small:1"), [0, 0]);
+        assert_eq!(scores("r/absent"), [0, 0]);
         assert_eq!(score(&fixture::pod("p", json!({})), &snapshot.images, &nodes), [0, 0]);
     }
 }

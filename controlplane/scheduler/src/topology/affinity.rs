@@ -188,6 +188,9 @@ fn count<'a>(
 /// The values of the domains that the node is in. With a label such as `kubernetes.io/hostname` each node has its own
 /// domain, so that reading all domains for each node would be quadratic.
 fn of_node<'a, V>(domains: &'a HashMap<Domain, V>, node: Candidate<'_>) -> Vec<&'a V> {
+    if domains.is_empty() {
+        return Vec::new();
+    }
     let labels = &node.properties.labels;
     if domains.len() > labels.len() {
         let own = labels.iter().map(|(key, value)| (key.clone(), value.clone()));

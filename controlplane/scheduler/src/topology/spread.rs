@@ -56,6 +56,14 @@ struct Constraint {
     honors_taints: bool,
 }
 
+/// The numbers of pods for the score by one preferred constraint.
+struct DomainCounts {
+    /// The number of pods in the domain of each fitting node.
+    pods: Vec<i64>,
+    /// The weight of a pod. It increases with the number of domains.
+    weight: f64,
+}
+
 // === impl Spread ===
 
 impl Spread {
@@ -78,6 +86,11 @@ impl Spread {
         };
         let required = Required::count(pod, of("DoNotSchedule"), snapshot);
         Self { required, preferred: of("ScheduleAnyway"), all_labels: true }
+    }
+
+    /// Whether the pod has no required constraint.
+    pub(super) fn has_no_filter(&self) -> bool {
+        self.required.is_empty()
     }
 
     /// The reason why the node is refused, and whether the removal of pods can change it.
@@ -126,15 +139,14 @@ impl Spread {
             return vec![0; nodes.len()];
         }
         let counts = self.counts(pod, nodes, snapshot);
-        let counted = nodes.iter().filter(|node| self.is_labelled(**node)).count();
-        let sum = |node: &Candidate<'_>| -> Option<i64> {
+        let sum = |(place, node): (usize, &Candidate<'_>)| -> Option<i64> {
             if !self.is_labelled(*node) {
                 return None;
             }
             let pairs = self.preferred.iter().zip(&counts);
-            Some(rounded(pairs.map(|(constraint, counts)| constraint.weigh(*node, counts, counted)).sum()))
+            Some(rounded(pairs.map(|(constraint, counts)| constraint.weigh(*node, counts, place)).sum()))
         };
-        let sums: Vec<Option<i64>> = nodes.iter().map(sum).collect();
+        let sums: Vec<Option<i64>> = nodes.iter().enumerate().map(sum).collect();
         let most = sums.iter().flatten().copied().max().unwrap_or_default();
         let least = sums.iter().flatten().copied().min().unwrap_or_default();
         let score = |sum: Option<i64>| match sum {
@@ -150,23 +162,17 @@ impl Spread {
         !self.all_labels || self.preferred.iter().all(|one| node.properties.labels.contains_key(&one.key))
     }
 
-    /// For each preferred constraint, the number of pods in each domain of the fitting nodes. As in upstream, a node
-    /// without the label is in the domain of the empty value. For `kubernetes.io/hostname`, whose domains have one node
-    /// each, the keys are the names of nodes.
-    fn counts<'a>(
-        &self,
-        pod: &Pod,
-        nodes: &[Candidate<'a>],
-        snapshot: &'a Snapshot,
-    ) -> Vec<HashMap<&'a str, i64>> {
+    /// For each preferred constraint, the number of pods in the domains of the fitting nodes. As in upstream, a node
+    /// without the label is in the domain of the empty value. The domains of `kubernetes.io/hostname` have one node each.
+    fn counts<'a>(&self, pod: &Pod, nodes: &[Candidate<'a>], snapshot: &'a Snapshot) -> Vec<DomainCounts> {
         let count = |constraint: &Constraint| {
-            let mut counts: HashMap<&str, i64> = HashMap::new();
             if constraint.key == HOSTNAME {
-                constraint.count(nodes.iter().copied(), snapshot, |node, pods| {
-                    counts.insert(node.properties.name.as_str(), pods);
-                });
-                return counts;
+                let mut pods = Vec::with_capacity(nodes.len());
+                constraint.count(nodes.iter().copied(), snapshot, |_node, count| pods.push(count));
+                let domains = nodes.iter().filter(|node| self.is_labelled(**node)).count();
+                return DomainCounts::new(pods, domains);
             }
+            let mut counts: HashMap<&str, i64> = HashMap::new();
             let value =
                 |node: Candidate<'a>| node.properties.labels.get(&constraint.key).map_or("", String::as_str);
             counts.extend(nodes.iter().filter(|node| self.is_labelled(**node)).map(|node| (value(*node), 0)));
@@ -176,7 +182,8 @@ impl Spread {
                     *count += pods;
                 }
             });
-            counts
+            let pods = nodes.iter().map(|node| counts.get(value(*node)).copied().unwrap_or_default());
+            DomainCounts::new(pods.collect(), counts.len())
         };
         self.preferred.iter().map(count).collect()
     }
@@ -313,17 +320,25 @@ impl Constraint {
             && selector.is_some_and(|selector| selector.matches(Some(&other.labels)))
     }
 
-    /// The weighted number of pods in the node's domain. The weight increases with the number of domains.
-    fn weigh(&self, node: Candidate<'_>, counts: &HashMap<&str, i64>, nodes: usize) -> f64 {
-        let Some(value) = node.properties.labels.get(&self.key) else { return 0.0 };
-        let (count, domains) = if self.key == HOSTNAME {
-            (counts.get(node.properties.name.as_str()).copied().unwrap_or_default(), nodes)
-        } else {
-            (counts.get(value.as_str()).copied().unwrap_or_default(), counts.len())
-        };
-        #[expect(clippy::cast_precision_loss, reason = "counts of pods and domains are small")]
-        let weighed = count as f64 * ((domains + 2) as f64).ln() + (self.max_skew - 1) as f64;
+    /// The weighted number of pods in the domain of the fitting node at this place.
+    fn weigh(&self, node: Candidate<'_>, counts: &DomainCounts, place: usize) -> f64 {
+        if !node.properties.labels.contains_key(&self.key) {
+            return 0.0;
+        }
+        let pods = counts.pods.get(place).copied().unwrap_or_default();
+        #[expect(clippy::cast_precision_loss, reason = "counts of pods are small")]
+        let weighed = pods as f64 * counts.weight + (self.max_skew - 1) as f64;
         weighed
+    }
+}
+
+// === impl DomainCounts ===
+
+impl DomainCounts {
+    fn new(pods: Vec<i64>, domains: usize) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "the number of domains is small")]
+        let weight = ((domains + 2) as f64).ln();
+        Self { pods, weight }
     }
 }
 

@@ -10,7 +10,7 @@ const DEFAULT_POOL: &str = "rbd";
 
 /// The disks of a pod. The check whether two pods have a disk in common does not compare each disk with each: a pod can
 /// have thousands of volumes. A clone shares the disks.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Disks(Option<Arc<BTreeMap<Disk, Monitors>>>);
 
 /// The name of a disk.

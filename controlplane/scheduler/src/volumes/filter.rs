@@ -247,8 +247,8 @@ impl PodClaims {
         self.exclusive.clear();
     }
 
-    /// Whether the pod has no claims.
-    fn is_empty(&self) -> bool {
+    /// Whether the pod has no claims, and no disks that pods cannot share.
+    pub(crate) fn is_empty(&self) -> bool {
         self.bound.is_empty()
             && self.waiting.is_empty()
             && self.exclusive.is_empty()

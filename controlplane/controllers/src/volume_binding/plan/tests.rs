@@ -29,7 +29,8 @@ fn merge(object: &mut Value, fields: &Value) {
 }
 
 fn observed(claim: &Claim) -> ObservedClaim<'_> {
-    ObservedClaim { claim, volume: None, class: None, default_class: None, candidates: Vec::new() }
+    let (candidates, pods) = (Vec::new(), Vec::new());
+    ObservedClaim { claim, volume: None, class: None, default_class: None, candidates, pods }
 }
 
 fn class(provisioner: &str, mode: &str) -> Option<Arc<StorageClass>> {
@@ -137,6 +138,50 @@ fn a_claim_that_waits_for_a_pod_takes_only_a_reserved_volume() {
         ..observed(&claim_object)
     });
     assert!(matches!(steps.as_slice(), [Action::PatchVolume { part: Part::Status, .. }, ..]), "{steps:?}");
+}
+
+#[test]
+fn the_event_of_a_claim_that_waits_names_its_pods() {
+    let waits = || class("x", "WaitForFirstConsumer");
+    let unbound = claim_of(json!({}));
+    let event = |pods: &[&str]| {
+        let pods = pods.iter().map(|pod| (*pod).to_owned()).collect();
+        let steps = claim(&ObservedClaim { class: waits(), pods, ..observed(&unbound) });
+        let [Action::Record(reason, false, message)] = &steps[..] else { panic!("{steps:?}") };
+        format!("{reason}: {message}")
+    };
+    assert_eq!(event(&[]), "WaitForFirstConsumer: waiting for first consumer to be created before binding");
+    assert_eq!(event(&["p"]), "WaitForPodScheduled: waiting for pod p to be scheduled");
+    assert_eq!(event(&["p", "q"]), "WaitForPodScheduled: waiting for pods p,q to be scheduled");
+    assert!(names_pods(&unbound, waits().as_deref()) && !names_pods(&unbound, None));
+    let pod = |node: Value, phase: &str, name: &str| -> Pod {
+        let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": name}});
+        let spec = json!({"nodeName": node, "volumes": [volume]});
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec, "status": {"phase": phase}}))
+            .unwrap()
+    };
+    let uses = |node: Value, phase: &str, name: &str| is_pending_user(&pod(node, phase, name), &unbound);
+    assert!(uses(Value::Null, "Pending", "c"));
+    assert!(!uses(json!("a"), "Pending", "c") && !uses(Value::Null, "Failed", "c"));
+    assert!(!uses(Value::Null, "Pending", "other"));
+}
+
+#[test]
+fn a_reserved_volume_of_another_mode_has_events() {
+    let reference = json!({"namespace": "n", "name": "c", "uid": "u"});
+    let block = volume_of(json!({"spec": {"claimRef": reference, "volumeMode": "Block"}}));
+    let steps = volume(&block, Some(&claim_of(json!({}))));
+    let of_volume = "Cannot bind PersistentVolume to requested PersistentVolumeClaim \"c\" due to incompatible volumeMode.";
+    let of_claim = "Cannot bind PersistentVolume \"v\" to requested PersistentVolumeClaim due to incompatible volumeMode.";
+    assert_eq!(
+        steps,
+        [
+            Action::warning("VolumeMismatch", of_volume),
+            Action::WarnClaim("VolumeMismatch", of_claim.to_owned()),
+        ]
+    );
+    let same = volume_of(json!({"spec": {"claimRef": reference}}));
+    assert!(volume(&same, Some(&claim_of(json!({})))).is_empty());
 }
 
 #[test]
