@@ -37,6 +37,9 @@ use crate::directories;
 use crate::settings::Node;
 
 /// Runs a role to its end on the async runtime.
+/// Bytes of the stack of a thread: less than 2 MiB, so that the kernel cannot make it one huge page (Debian's default).
+const STACK: usize = (2 << 20) - (64 << 10);
+
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     // Boxed: tokio has several functions that run a future, and each would contain a copy of each role.
     block_on_boxed(Box::pin(role))
@@ -47,6 +50,7 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(16)
+        .thread_stack_size(STACK)
         // Less than the time before the program's pages are released: an ending thread would load pages again.
         .thread_keep_alive(program_pages::HEARTBEAT / 2)
         .enable_all()

@@ -23,9 +23,12 @@ use std::{
 use arc_swap::ArcSwap;
 use coracle_kinds::{Resource, kind::built_in};
 use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
+use tokio::{sync::Notify, time::Instant};
 
 use crate::error::{ApiError, Result};
 pub(crate) use allocated::Allocated;
+#[cfg(test)]
+pub(crate) use collection::RECENT;
 pub(crate) use collection::{Change, Collection, Scope};
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
@@ -50,6 +53,8 @@ pub(crate) struct Cache {
     allocations: AtomicU64,
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
+    /// Notified by changes above the usual limits of a history.
+    bursts: Notify,
     /// The usage of quotas by the objects. Lock order: before a collection.
     pub(crate) quotas: Ledger,
 }
@@ -93,6 +98,7 @@ impl Cache {
             revision,
             allocations: AtomicU64::new(0),
             resyncs: AtomicU64::new(0),
+            bursts: Notify::new(),
             quotas: Ledger::default(),
         }
     }
@@ -146,12 +152,38 @@ impl Cache {
     }
 
     /// Applies the events of the store until the watch ends.
-    pub(crate) async fn follow(self: Arc<Self>, mut watch: Watch) {
+    pub(crate) async fn follow(self: Arc<Self>, watch: Watch) {
+        tokio::select! {
+            () = self.apply_events(watch) => (),
+            () = self.remove_old_changes() => (),
+        }
+    }
+
+    async fn apply_events(&self, mut watch: Watch) {
         while let Some(event) = watch.next().await {
             match event {
                 Stored::Commit(commit) => self.apply(&commit),
                 Stored::Progress(revision) => self.revision.advance(revision),
                 Stored::Resync { page, unreadable } => self.resync(page, &unreadable),
+            }
+        }
+    }
+
+    /// Removes changes above the usual limits of a history when they are no longer recent. Without such changes it has
+    /// no timer.
+    async fn remove_old_changes(&self) {
+        loop {
+            self.bursts.notified().await;
+            tokio::time::sleep(collection::RECENT / 2).await;
+            let now = Instant::now();
+            for collection in self.all() {
+                let mut objects = collection.lock();
+                if objects.is_above_usual_limits() {
+                    objects.remove_old_changes(now);
+                }
+                if objects.is_above_usual_limits() {
+                    self.bursts.notify_one();
+                }
             }
         }
     }
@@ -162,6 +194,9 @@ impl Cache {
             let mut objects = collection.lock();
             let change = objects.apply(commit);
             let kind = objects.shared_kind();
+            if objects.is_above_usual_limits() {
+                self.bursts.notify_one();
+            }
             drop(objects);
             if let Some(change) = change {
                 quotas.observe(self, &kind, &change);

@@ -4,6 +4,7 @@ use std::{
     cell::LazyCell,
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use coracle_kinds::{
@@ -11,6 +12,7 @@ use coracle_kinds::{
     selector::{FieldSelector, LabelSelector},
 };
 use coracle_store::{Commit, Entry, Page};
+use tokio::time::Instant;
 
 use super::{
     Allocated, Object, References, Shared,
@@ -18,9 +20,14 @@ use super::{
 };
 use crate::error::{ApiError, Result};
 
-/// Maximum number of recent changes of a kind, and maximum bytes of their superseded objects.
+/// Maximum number of changes in the history of a kind, and maximum bytes of their superseded objects.
 const MAX_HISTORY: usize = 1000;
 const MAX_HISTORY_BYTES: usize = 384 << 10;
+/// Time for which the history may be larger. During a burst of changes, a client needs it between its list and its
+/// watch.
+pub(crate) const RECENT: Duration = Duration::from_secs(2);
+/// Maximum bytes of the history with the changes of this time. It also limits their number: each counts 256 bytes.
+const MAX_RECENT_BYTES: usize = 4 << 20;
 
 /// The field with the node of a pod.
 const NODE: &str = "spec.nodeName";
@@ -29,6 +36,7 @@ const NODE: &str = "spec.nodeName";
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(crate) revision: u64,
+    at: Instant,
     pub(crate) old: Option<Arc<Object>>,
     /// For a deletion: the last state with the revision of the deletion.
     pub(crate) new: Arc<Object>,
@@ -265,7 +273,8 @@ impl Collection {
                 (Some(old), last)
             }
         };
-        let change = Change { revision: commit.revision, old, new, deleted: commit.value.is_none() };
+        let (revision, deleted) = (commit.revision, commit.value.is_none());
+        let change = Change { revision, at: Instant::now(), old, new, deleted };
         if self.has_references() {
             match change.deleted {
                 true => self.references.remove(&change.new.key),
@@ -291,21 +300,37 @@ impl Collection {
 
     /// Adds a change to the history, and removes the oldest changes above the limits.
     fn record_change(&mut self, change: Change) {
-        let newest = change.revision;
+        let now = change.at;
         self.received += 1;
         self.change_bytes += weight(&change);
         self.changes.push_back(change);
-        while self.changes.len() > MAX_HISTORY || self.change_bytes > MAX_HISTORY_BYTES {
+        self.remove_old_changes(now);
+    }
+
+    /// Removes the oldest changes above the limits. Must be called again while the history is above the usual limits.
+    pub(super) fn remove_old_changes(&mut self, now: Instant) {
+        while self.is_above_usual_limits() {
+            let is_recent = self.changes.front().is_some_and(|oldest| now.duration_since(oldest.at) < RECENT);
+            if is_recent && self.change_bytes <= MAX_RECENT_BYTES {
+                break;
+            }
             let Some(oldest) = self.changes.pop_front() else { break };
             self.change_bytes -= weight(&oldest);
             self.compacted = oldest.revision;
         }
-        // A client whose last event is older than the history could not resume, so it gets a bookmark. No timer is
-        // needed.
-        let compacted = self.compacted;
+        if self.changes.capacity() > 4 * MAX_HISTORY && !self.is_above_usual_limits() {
+            self.changes.shrink_to(MAX_HISTORY);
+        }
+        // A client whose last event is older than the history could not resume, so it gets a bookmark.
+        let (compacted, newest) = (self.compacted, self.newest());
         self.watchers.retain(|watcher| {
             !watcher.bookmarks || watcher.sent >= compacted || watcher.send(Event::Bookmark(newest), newest)
         });
+    }
+
+    /// Whether the history has recent changes above the usual limits.
+    pub(super) fn is_above_usual_limits(&self) -> bool {
+        self.changes.len() > MAX_HISTORY || self.change_bytes > MAX_HISTORY_BYTES
     }
 
     fn has_references(&self) -> bool {
@@ -469,6 +494,41 @@ mod tests {
         };
         assert_eq!(list(), (50, 100));
         assert_eq!(list(), (50, 0));
+    }
+
+    /// A client lists, and watches during a burst of changes.
+    #[tokio::test(start_paused = true)]
+    async fn recent_changes_stay_until_they_are_old() {
+        let (cache, kind) = (Arc::new(Cache::new(0)), by_kind("v1", "ConfigMap").unwrap());
+        let removing = cache.clone();
+        tokio::spawn(async move { removing.remove_old_changes().await });
+        let key: Arc<str> = key_of(kind, "ns", "a").into();
+        let commit = |revision: u64, size: usize| {
+            let data = json!({"metadata": {"name": "a", "namespace": "ns"}, "data": {"a": "x".repeat(size)}});
+            let (key, value) = (key.clone(), Some(encode(kind, &data)));
+            cache.apply(&Commit { key, revision, value, created: 1, guard_follows: false });
+        };
+        let shared = cache.of(kind).unwrap();
+        let history = || {
+            let objects = shared.lock();
+            (objects.changes.len(), objects.change_bytes)
+        };
+        (1..=1500).for_each(|revision| commit(revision, 1000));
+        assert_eq!(history().0, 1500);
+        assert!(shared.lock().changes_after(1).is_some());
+        (1501..=1600).for_each(|revision| commit(revision, 100_000));
+        assert!(history().1 <= MAX_RECENT_BYTES, "{:?}", history());
+        let (watcher, mut events) = Watcher::new(Scope::default(), true);
+        shared.lock().watch_from_now(watcher, 1);
+        assert!(events.events.try_recv().is_err());
+        tokio::time::sleep(RECENT * 2).await;
+        let (count, bytes) = history();
+        assert!(
+            count > 0 && count <= MAX_HISTORY && bytes <= MAX_HISTORY_BYTES,
+            "{count} changes, {bytes} bytes"
+        );
+        assert!(shared.lock().changes_after(1).is_none());
+        assert!(matches!(events.events.try_recv(), Ok(Event::Bookmark(1600))));
     }
 
     #[tokio::test]
