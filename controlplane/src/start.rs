@@ -219,7 +219,10 @@ fn apiserver_config(
 }
 
 /// The metrics of the controllers, and of the scheduler if it runs in this process.
-fn component_metrics(controllers: &ControllersConfig, config: &ControlPlaneConfig) -> ComponentMetrics {
+pub(crate) fn component_metrics(
+    controllers: &ControllersConfig,
+    config: &ControlPlaneConfig,
+) -> ComponentMetrics {
     let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
     let (zones, features) = (controllers.zone_metrics.clone(), config.feature_metrics.clone());
     let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
