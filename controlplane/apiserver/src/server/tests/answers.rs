@@ -177,6 +177,31 @@ async fn a_client_that_accepts_no_form_of_the_response_changes_nothing() {
 }
 
 #[tokio::test]
+async fn deprecated_and_ignored_fields_have_warnings() {
+    let server = Fixture::new().await;
+    let mut labelled = pod("p");
+    labelled["spec"]["nodeSelector"] = json!({"beta.kubernetes.io/os": "linux"});
+    let warnings = |answer: &Answer| {
+        let values = answer.headers.get_all("warning").iter();
+        values.map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let made = server.post(PODS, labelled).await;
+    let expect = "299 - \"spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \\\"kubernetes.io/os\\\" instead\"";
+    assert_eq!((made.code, warnings(&made)), (201, vec![expect.to_owned()]), "{}", made.body);
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(warnings(&server.merge(&format!("{PODS}/p"), labels).await), [""; 0]);
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}], "trafficDistribution": "PreferClose"}});
+    let made = server.post(SERVICES, service).await;
+    let expect =
+        ["299 - \"spec.trafficDistribution: \\\"PreferClose\\\" is deprecated; use \\\"PreferSameZone\\\"\""];
+    assert_eq!(warnings(&made), expect, "{}", made.body);
+    let changed = server.merge(&format!("{SERVICES}/s"), json!({"metadata": {"labels": {"a": "b"}}})).await;
+    assert_eq!(warnings(&changed), expect, "updates have the warnings, too");
+    let plain = server.post(PODS, pod("q")).await;
+    assert_eq!((plain.code, warnings(&plain)), (201, vec![]));
+}
+
+#[tokio::test]
 async fn errors_list_the_accepted_media_types() {
     let server = Fixture::new().await;
     let objects = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
