@@ -62,8 +62,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             Ok(_) => {}
             // The next change queues the ServiceCIDR again. Upstream gives up after 15 attempts.
             Err(error) if error.is_refused() => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(%key, %error, cause, "a service range cannot be changed");
+                tracing::warn!(%key, %error, cause = error.cause(), "a service range cannot be changed");
                 return Ok(Next::Wait);
             }
             Err(error) => return Err(error),
