@@ -17,7 +17,6 @@ use crate::{
     host_name::host_name,
     leader::{Candidate, LeaderElection},
     pki::Pki,
-    start::component_metrics,
 };
 
 /// An API server of another program, such as kube-apiserver.
@@ -44,6 +43,21 @@ pub struct ExternalClients {
     clients: Clients,
     election: LeaderElection,
     metrics: ComponentMetrics,
+}
+
+/// The metrics of the controllers, and of the scheduler if it runs in this process.
+pub(crate) fn component_metrics(
+    controllers: &ControllersConfig,
+    config: &ControlPlaneConfig,
+) -> ComponentMetrics {
+    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
+    let (zones, features) = (controllers.zone_metrics.clone(), config.feature_metrics.clone());
+    let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
+    ComponentMetrics(Arc::new(move || {
+        let scheduler = scheduler.as_ref().map(coracle_scheduler::SchedulerMetrics::text);
+        let scheduler = scheduler.unwrap_or_default();
+        [queues.text(), jobs.text(), zones.text(), scheduler, features.to_string()].concat()
+    }))
 }
 
 fn read_keys(

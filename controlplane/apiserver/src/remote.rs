@@ -6,7 +6,7 @@
 
 pub(crate) mod cache;
 pub(crate) mod identities;
-mod kubeconfig;
+pub(crate) mod kubeconfig;
 
 use std::{path::Path, path::PathBuf, time::Duration};
 

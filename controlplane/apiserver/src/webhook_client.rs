@@ -18,7 +18,10 @@ use crate::{
     cache::Cache,
     in_flight::BodyMemory,
     offload::{self, MIN_OFFLOADED_BYTES},
-    remote::identities::{ClientCertificate, Identities, Identity},
+    remote::{
+        identities::{Identities, Identity},
+        kubeconfig::ClientCertificate,
+    },
     target,
 };
 

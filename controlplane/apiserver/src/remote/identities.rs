@@ -4,9 +4,11 @@
 use std::{collections::HashMap, path::Path, sync::Arc};
 
 use http::header::HeaderValue;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::{Credential, kubeconfig};
+use super::{
+    Credential,
+    kubeconfig::{self, ClientCertificate},
+};
 
 /// The users of a file. Without a file the server is anonymous.
 #[derive(Default)]
@@ -22,12 +24,6 @@ pub(crate) struct Identity {
     certificate: Option<ClientCertificate>,
 }
 
-/// A certificate with those of its authorities, and the private key.
-pub(crate) struct ClientCertificate {
-    pub(super) chain: Vec<CertificateDer<'static>>,
-    pub(super) key: PrivateKeyDer<'static>,
-}
-
 // === impl Identities ===
 
 impl Identities {
@@ -38,7 +34,7 @@ impl Identities {
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let (users, current) = kubeconfig::users(path)?;
         let users: HashMap<String, Arc<Identity>> =
-            users.into_iter().map(|(name, identity)| (name, Arc::new(identity))).collect();
+            users.into_iter().map(|user| (user.name.clone(), Arc::new(Identity::of(user)))).collect();
         let current = users.get(&current).cloned();
         Ok(Self { users, current })
     }
@@ -60,8 +56,8 @@ impl Identities {
 // === impl Identity ===
 
 impl Identity {
-    pub(super) fn new(credential: Credential, certificate: Option<ClientCertificate>) -> Self {
-        Self { credential, certificate }
+    fn of(user: kubeconfig::User) -> Self {
+        Self { credential: user.credential, certificate: user.certificate }
     }
 
     /// The value of the header `Authorization`.
@@ -74,15 +70,6 @@ impl Identity {
 
     pub(crate) fn certificate(&self) -> Option<&ClientCertificate> {
         self.certificate.as_ref()
-    }
-}
-
-// === impl ClientCertificate ===
-
-impl ClientCertificate {
-    /// Copies of the certificates and of the key.
-    pub(crate) fn parts(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
-        (self.chain.clone(), self.key.clone_key())
     }
 }
 

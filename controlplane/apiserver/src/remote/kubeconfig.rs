@@ -10,10 +10,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde::Deserialize;
 
-use super::{
-    Credential,
-    identities::{ClientCertificate, Identity},
-};
+use super::Credential;
 
 /// Maximum bytes of a kubeconfig file, and of a file that it names.
 const LIMIT: u64 = 1 << 20;
@@ -23,6 +20,19 @@ pub(super) struct Parsed {
     pub(super) url: String,
     pub(super) credential: Credential,
     pub(super) tls: rustls::ClientConfig,
+}
+
+/// A user with its credentials.
+pub(super) struct User {
+    pub(super) name: String,
+    pub(super) credential: Credential,
+    pub(super) certificate: Option<ClientCertificate>,
+}
+
+/// A certificate with those of its authorities, and the private key.
+pub(crate) struct ClientCertificate {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
 }
 
 #[derive(Deserialize)]
@@ -86,15 +96,15 @@ struct Context {
     user: String,
 }
 
-/// Reads the users of the file by name, and the name of the user of the current context, which may be empty.
-pub(super) fn users(path: &Path) -> Result<(Vec<(String, Identity)>, String), String> {
+/// Reads the users of the file, and the name of the user of the current context, which may be empty.
+pub(super) fn users(path: &Path) -> Result<(Vec<User>, String), String> {
     let (file, base) = parse(path)?;
     let mut users = Vec::new();
     for NamedUser { name, user } in &file.users {
         let failed = |why: String| format!("users: {name:?}: {why}");
         let credential = credential(user, base).map_err(failed)?;
         let certificate = client_certificate(user, base).map_err(failed)?;
-        users.push((name.clone(), Identity::new(credential, certificate)));
+        users.push(User { name: name.clone(), credential, certificate });
     }
     let current = file.contexts.into_iter().find(|one| one.name == file.current_context);
     Ok((users, current.map(|one| one.context.user).unwrap_or_default()))
@@ -214,6 +224,15 @@ fn pem(
         }
         (None, Some(path)) => read_file(&base.join(path)).map(Some),
         (None, None) => Ok(None),
+    }
+}
+
+// === impl ClientCertificate ===
+
+impl ClientCertificate {
+    /// Copies of the certificates and of the key.
+    pub(crate) fn parts(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        (self.chain.clone(), self.key.clone_key())
     }
 }
 
