@@ -14,6 +14,7 @@ pub mod cgroup;
 mod checkpoint;
 mod client;
 mod cluster_dns;
+pub mod component_server;
 mod config;
 mod config_cache;
 mod configuration;

@@ -36,10 +36,10 @@ use tokio_util::sync::CancellationToken;
 use crate::directories;
 use crate::settings::Node;
 
-/// Runs a role to its end on the async runtime.
-/// Bytes of the stack of a thread: less than 2 MiB, so that the kernel cannot make it one huge page (Debian's default).
+/// Bytes of a thread's stack: less than 2 MiB, so that the kernel cannot make it one huge page, as by Debian's default.
 const STACK: usize = (2 << 20) - (64 << 10);
 
+/// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     // Boxed: tokio has several functions that run a future, and each would contain a copy of each role.
     block_on_boxed(Box::pin(role))

@@ -1,7 +1,11 @@
 //! Controllers and scheduler, as clients of the API server in this process or of another one.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use coracle_apiserver::ComponentMetrics;
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_scheduler::SchedulerConfig;
 use kube::Client;
@@ -34,45 +38,26 @@ pub(crate) struct Clients {
     pub(crate) leases: Client,
 }
 
-/// Runs controllers and scheduler for the API server of another program, until `shutdown` is cancelled. Leader election
-/// makes one of several such processes active.
-///
-/// # Errors
-/// [`Error`] if keys or certificates cannot be used; nothing runs then.
-pub async fn run_clients(
-    config: ControlPlaneConfig,
-    external: ExternalServer,
-    shutdown: CancellationToken,
-) -> Result<(), Error> {
-    let mut controllers = ControllersConfig {
-        cluster_cidrs: config.cluster_cidrs.clone(),
-        node_mask_v4: config.node_masks[0],
-        node_mask_v6: config.node_masks[1],
-        reserved_ranges: [&config.cluster_cidrs[..], &[config.service_cidr]].concat(),
-        own_node: config.own_node.clone(),
-        node_balancers: config.node_balancers,
-        node_ports: config.options.node_ports.clone(),
-        max_finished_pods: config.max_finished_pods,
-        token_clean_up_period: config.token_clean_up_period,
-        node_monitor_grace: config.node_monitor_grace,
-        // kube-apiserver itself writes the IPAddress objects of services.
-        selection: config.controllers.clone().without("ip-address-controller"),
-        ..ControllersConfig::default()
-    };
-    if let Some(dir) = &external.pki_dir {
-        read_keys(dir, &config, &mut controllers)?;
-    }
-    let client = external.client;
-    let clients = Clients {
-        controllers: (!controllers.selection.is_none()).then(|| (client.clone(), controllers)),
-        scheduler: config.run_scheduler.then(|| (client.clone(), config.scheduler)),
-        leases: client,
-    };
-    let tasks = TaskTracker::new();
-    clients.start(Some(config.election), &tasks, &shutdown);
-    tasks.close();
-    tasks.wait().await;
-    Ok(())
+/// Controllers and scheduler for the API server of another program.
+pub struct ExternalClients {
+    clients: Clients,
+    election: LeaderElection,
+    metrics: ComponentMetrics,
+}
+
+/// The metrics of the controllers, and of the scheduler if it runs in this process.
+pub(crate) fn component_metrics(
+    controllers: &ControllersConfig,
+    config: &ControlPlaneConfig,
+) -> ComponentMetrics {
+    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
+    let (zones, features) = (controllers.zone_metrics.clone(), config.feature_metrics.clone());
+    let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
+    ComponentMetrics(Arc::new(move || {
+        let scheduler = scheduler.as_ref().map(coracle_scheduler::SchedulerMetrics::text);
+        let scheduler = scheduler.unwrap_or_default();
+        [queues.text(), jobs.text(), zones.text(), scheduler, features.to_string()].concat()
+    }))
 }
 
 fn read_keys(
@@ -93,6 +78,57 @@ fn read_keys(
         }
     }
     Ok(())
+}
+
+// === impl ExternalClients ===
+
+impl ExternalClients {
+    /// Prepares controllers and scheduler.
+    ///
+    /// # Errors
+    /// Keys or certificates cannot be used.
+    pub fn new(config: ControlPlaneConfig, external: ExternalServer) -> Result<Self, Error> {
+        let mut controllers = ControllersConfig {
+            cluster_cidrs: config.cluster_cidrs.clone(),
+            node_mask_v4: config.node_masks[0],
+            node_mask_v6: config.node_masks[1],
+            reserved_ranges: [&config.cluster_cidrs[..], &[config.service_cidr]].concat(),
+            own_node: config.own_node.clone(),
+            node_balancers: config.node_balancers,
+            node_ports: config.options.node_ports.clone(),
+            max_finished_pods: config.max_finished_pods,
+            token_clean_up_period: config.token_clean_up_period,
+            node_monitor_grace: config.node_monitor_grace,
+            // kube-apiserver itself writes the IPAddress objects of services.
+            selection: config.controllers.clone().without("ip-address-controller"),
+            ..ControllersConfig::default()
+        };
+        if let Some(dir) = &external.pki_dir {
+            read_keys(dir, &config, &mut controllers)?;
+        }
+        let metrics = component_metrics(&controllers, &config);
+        let client = external.client;
+        let clients = Clients {
+            controllers: (!controllers.selection.is_none()).then(|| (client.clone(), controllers)),
+            scheduler: config.run_scheduler.then(|| (client.clone(), config.scheduler)),
+            leases: client,
+        };
+        Ok(Self { clients, election: config.election, metrics })
+    }
+
+    /// The metrics of controllers and scheduler in the text format of Prometheus, whenever the result is called.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<dyn Fn() -> String + Send + Sync> {
+        self.metrics.0.clone()
+    }
+
+    /// Runs until `shutdown` is cancelled. Leader election makes one of several such processes active.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let tasks = TaskTracker::new();
+        self.clients.start(Some(self.election), &tasks, &shutdown);
+        tasks.close();
+        tasks.wait().await;
+    }
 }
 
 // === impl Clients ===
@@ -128,6 +164,30 @@ impl Clients {
                     tasks.spawn(work(shutdown.clone()));
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_metrics_for_another_api_server_have_the_scheduler_and_the_feature_gates() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, Infallible>>()
+        });
+        for run_scheduler in [true, false] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut config = ControlPlaneConfig::new(directory.path());
+            config.feature_metrics = "feature 1\n".into();
+            config.run_scheduler = run_scheduler;
+            let external = ExternalServer { client: Client::new(service, "default"), pki_dir: None };
+            let text = ExternalClients::new(config, external).unwrap().metrics()();
+            assert!(text.contains("feature 1\n"), "{text}");
+            assert_eq!(text.contains("scheduler_pending_pods"), run_scheduler, "{text}");
         }
     }
 }

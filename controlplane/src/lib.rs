@@ -29,7 +29,7 @@ mod tests;
 mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
-pub use clients::{ExternalServer, run_clients};
+pub use clients::{ExternalClients, ExternalServer};
 pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use coracle_apiserver::{
-    Apiserver, ApiserverConfig, ComponentMetrics, FrontProxy, KubeletTls, ServiceRange, ServiceRanges, User,
+    Apiserver, ApiserverConfig, FrontProxy, KubeletTls, ServiceRange, ServiceRanges, User,
 };
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_sealing::Encryption;
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    clients::Clients,
+    clients::{Clients, component_metrics},
     config::ControlPlaneConfig,
     error::Error,
     host_name::host_name,
@@ -216,18 +216,6 @@ fn apiserver_config(
         own_components: own_components(config),
         shutdown_delay: config.shutdown_delay,
     })
-}
-
-/// The metrics of the controllers, and of the scheduler if it runs in this process.
-fn component_metrics(controllers: &ControllersConfig, config: &ControlPlaneConfig) -> ComponentMetrics {
-    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
-    let (zones, features) = (controllers.zone_metrics.clone(), config.feature_metrics.clone());
-    let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
-    ComponentMetrics(Arc::new(move || {
-        let scheduler = scheduler.as_ref().map(coracle_scheduler::SchedulerMetrics::text);
-        let scheduler = scheduler.unwrap_or_default();
-        [queues.text(), jobs.text(), zones.text(), scheduler, features.to_string()].concat()
-    }))
 }
 
 /// The parts of the control plane that run in this process, by the names of component statuses.

@@ -142,6 +142,11 @@ def requests():
         {"scope": "Cluster"}, {"group": "x.example.com"}, {"versions": []}))
 
 
+def methods(document):
+    """The methods of each path of an OpenAPI document."""
+    return {path: {name: 1 for name in item if name != "parameters"} for path, item in document["paths"].items()}
+
+
 def custom(test, clean):
     """Compares the responses to all requests, tables, and the published schema. `clean` removes what always differs."""
     test.both("custom", "the definition", "POST", DEFINITIONS, DEFINITION)
@@ -165,7 +170,10 @@ def custom(test, clean):
         path, end = None, time.monotonic() + 30
         while path is None and time.monotonic() < end:
             path = server.send("GET", "/openapi/v3")[1]["paths"].get(f"apis/{GROUP}/v1", {}).get("serverRelativeURL")
-        published.append(server.send("GET", path)[1]["components"]["schemas"]["com.example.d.v1.Thing"])
-    test.compare("custom", "the published schema", *published)
+        published.append(server.send("GET", path)[1])
+    for kind in ("Thing", "ThingList"):
+        schemas = [document["components"]["schemas"][f"com.example.d.v1.{kind}"] for document in published]
+        test.compare("custom", f"the published schema of {kind}", *schemas)
+    test.compare("custom", "the published paths", *(methods(document) for document in published))
     for server in (test.theirs, test.ours):
         server.send("DELETE", f"{DEFINITIONS}/things.{GROUP}")

@@ -14,6 +14,7 @@ mod stop;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use coracle_error_chain::chain;
 use coracle_proto::cri;
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, ResourceRequirements};
@@ -26,6 +27,7 @@ use super::pull::PullTask;
 use super::removed::RemovedContainers;
 use super::state::{Failed, ObservedPod, Verdict, Waiting};
 use crate::bounded;
+use crate::event_recorder::Level;
 use crate::runtime::RuntimeError;
 use crate::volume::Volumes;
 
@@ -149,6 +151,45 @@ pub(crate) enum ApplyError {
     },
 }
 
+/// The kind of an action, for the event of its failure.
+#[derive(Clone, Copy)]
+enum Step {
+    /// The pod is prepared or gets its sandbox.
+    Make,
+    /// The pod is stopped.
+    Stop,
+    /// Failures are in the log only, or have events of their own.
+    Other,
+}
+
+// === impl Step ===
+
+impl Step {
+    fn of(action: &Action) -> Self {
+        match action {
+            Action::Prepare | Action::MakeSandbox { .. } => Self::Make,
+            Action::StopPod { .. } => Self::Stop,
+            _ => Self::Other,
+        }
+    }
+
+    /// The kubelet's reason and message of a failure (`SyncPod` and `SyncTerminatingPod` of pkg/kubelet).
+    fn event(self, errors: &[ApplyError]) -> Option<(&'static str, String)> {
+        let is_cgroup = |error: &&ApplyError| matches!(error, ApplyError::Cgroup(_));
+        let (reason, what, error) = match self {
+            Self::Make => {
+                let error = errors.iter().find(is_cgroup)?;
+                ("FailedCreatePodContainer", "unable to ensure pod container exists", error)
+            }
+            Self::Stop => ("FailedKillPod", "error killing pod", errors.first()?),
+            Self::Other => return None,
+        };
+        Some((reason, format!("{what}: {}", chain(error))))
+    }
+}
+
+// === impl Job ===
+
 impl Job {
     /// Runs the actions. Stopping and releasing continue after an error; all errors are returned.
     pub(crate) async fn run(mut self, actions: Vec<Action>) -> Result<(), Vec<ApplyError>> {
@@ -156,8 +197,12 @@ impl Job {
         let starts = |action: &Action| matches!(action, Action::MakeSandbox { .. } | Action::Start(_));
         let _counted = actions.iter().any(starts).then(|| self.node.recorder.pod_start());
         for action in actions {
-            if let Err(error) = self.action(action).await {
-                errors.extend(error);
+            let step = Step::of(&action);
+            if let Err(failed) = self.action(action).await {
+                if let Some((reason, message)) = step.event(&failed) {
+                    self.node.recorder.pod(&self.pod, Level::Warning, reason, message);
+                }
+                errors.extend(failed);
             }
             if self.interrupt.is_cancelled() {
                 break;
@@ -236,5 +281,35 @@ impl Job {
             is_cluster_dns_missing: resolved.cluster_missing,
             omitted: resolved.omitted,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::CgroupError;
+
+    #[test]
+    fn failures_of_cgroups_and_of_stops_have_events() {
+        let file = || ApplyError::File {
+            verb: "make",
+            path: "/logs".into(),
+            source: std::io::Error::from(std::io::ErrorKind::NotFound),
+        };
+        let cgroup = || ApplyError::Cgroup(CgroupError::NoHierarchy);
+        let make = Step::of(&Action::MakeSandbox { attempt: 0, first: Vec::new() });
+        let (reason, message) = make.event(&[file(), cgroup()]).unwrap();
+        assert_eq!(reason, "FailedCreatePodContainer");
+        assert!(
+            message.starts_with("unable to ensure pod container exists: cannot prepare or remove the cgroup"),
+            "{message}"
+        );
+        assert!(make.event(&[file()]).is_none());
+        let (reason, message) = Step::of(&Action::StopPod { grace: 1 }).event(&[file()]).unwrap();
+        assert_eq!(
+            (reason, message.starts_with("error killing pod: cannot make /logs")),
+            ("FailedKillPod", true)
+        );
+        assert!(Step::of(&Action::Finish).event(&[cgroup()]).is_none());
     }
 }

@@ -1,12 +1,14 @@
 //! `coracle controlplane`: the control plane alone.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
+use coracle_agent::component_server;
 use coracle_controlplane::{
-    ControlPlane, ControlPlaneConfig, EncryptionFile, EtcdConfig, ExternalServer, LeaderElection,
-    SchedulerConfig,
+    ControlPlane, ControlPlaneConfig, EncryptionFile, EtcdConfig, ExternalClients, ExternalServer,
+    LeaderElection, SchedulerConfig,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +25,9 @@ pub(crate) struct External {
     /// authority
     #[arg(long, value_name = "DIR", requires = "kubeconfig")]
     pki_dir: Option<PathBuf>,
+    /// Serve /metrics and /healthz of controllers and scheduler at this port of 127.0.0.1, without authentication
+    #[arg(long, value_name = "PORT", requires = "kubeconfig")]
+    metrics_port: Option<NonZero<u16>>,
 }
 
 /// Runs until SIGINT or SIGTERM.
@@ -53,12 +58,25 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
 /// Runs controllers and scheduler for another API server, until SIGINT or SIGTERM.
 pub(crate) async fn run_for(settings: Settings, external: External) -> anyhow::Result<()> {
     super::raise_open_files();
-    let External { kubeconfig, pki_dir } = external;
+    let External { kubeconfig, pki_dir, metrics_port } = external;
     let kubeconfig = kubeconfig.context("--kubeconfig is missing")?;
     let server = ExternalServer { client: super::agent::client(&kubeconfig).await?, pki_dir };
     let shutdown = super::until_signalled()?;
     tracing::info!(kubeconfig = %kubeconfig.display(), "controllers and scheduler run for another API server");
-    Ok(coracle_controlplane::run_clients(config(&settings)?, server, shutdown).await?)
+    let clients = ExternalClients::new(config(&settings)?, server)?;
+    let metrics = clients.metrics();
+    let served = async move {
+        match metrics_port {
+            Some(port) => component_server::serve(port.get(), metrics).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = clients.run(shutdown) => {}
+        // It has no end.
+        () = served => {}
+    }
+    Ok(())
 }
 
 /// Starts the control plane. When this returns, the API server accepts requests.

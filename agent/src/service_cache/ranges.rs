@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use coracle_watch::Config;
+use futures::StreamExt;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::Api;
 use tokio::sync::watch;
 
 use super::{Event, ServiceCache};
@@ -23,23 +26,32 @@ struct Ranges {
 
 impl ServiceCache {
     /// Sends the ranges of all ServiceCIDRs when they change, until dropped. Begins after the first list of services: a
-    /// node may lack the right to read ServiceCIDRs, and pods do not wait for them.
+    /// node may lack the right to read ServiceCIDRs, and pods do not wait for them. An API server that refuses them is
+    /// asked every five minutes.
     pub(crate) async fn watch_ranges(self, ranges: watch::Sender<Vec<IpNetwork>>) {
         let mut progress = self.changes();
         if progress.wait_for(|progress| progress.listed).await.is_err() {
             return;
         }
         let mut known = Ranges::default();
-        let apply_event = |event: Event<ServiceCIDR>| {
-            known.apply(event);
+        let api: Api<ServiceCIDR> = Api::all(self.shared.client.clone());
+        let mut events = coracle_watch::watch(api, Config::default().optional());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => known.apply(event),
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::debug!(error, kind = "servicecidrs.networking.k8s.io", "a watch failed");
+                    continue;
+                }
+            }
             let now = known.all();
             ranges.send_if_modified(|before| {
                 let is_changed = *before != now;
                 *before = now;
                 is_changed
             });
-        };
-        self.watch("servicecidrs.networking.k8s.io", apply_event).await;
+        }
     }
 }
 

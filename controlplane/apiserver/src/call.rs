@@ -154,7 +154,8 @@ impl Call {
 
     /// The form of the response that the client prefers.
     pub(crate) fn form(&self) -> Result<Form> {
-        let mut forms = vec!["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
+        let is_list = matches!(self.info.verb, "list" | "deletecollection");
+        let mut forms = vec!["Table", if is_list { media::METADATA_LIST } else { media::METADATA }];
         // The audit log records responses as JSON.
         if self.audit.as_ref().is_some_and(|record| record.has_responses()) {
             return media::negotiate(&self.headers, &self.info.query, &forms);

@@ -98,6 +98,13 @@ impl ApiError {
         Self::new(406, "NotAcceptable", message)
     }
 
+    /// The client asks for the metadata of a list instead of one object, or of one object instead of a list.
+    pub(crate) fn other_form(requested: &str, is_list: bool) -> Self {
+        let found = if is_list { "a list" } else { "not a list" };
+        let message = format!("you requested {requested}, but the requested object is {found}");
+        Self::new(406, "NotAcceptable", message)
+    }
+
     pub(crate) fn already_exists(kind: &Resource, name: &str) -> Self {
         let message = format!("{} \"{name}\" already exists", kind.qualified_resource());
         Self::new(409, "AlreadyExists", message).of_object(kind, name)

@@ -41,6 +41,10 @@ pub(crate) enum BodyType {
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// YAML. A response in YAML is the response in JSON with a few characters escaped, which is YAML in flow style.
 pub(crate) const YAML: &str = "application/yaml";
+/// Among the forms of a response: the metadata of one object.
+pub(crate) const METADATA: &str = "PartialObjectMetadata";
+/// Among the forms of a response: the metadata of the objects of a list.
+pub(crate) const METADATA_LIST: &str = "PartialObjectMetadataList";
 /// Among the forms of a response: PartialObjectMetadata may be written in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
@@ -57,15 +61,17 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
         return Ok(Form::Plain);
     }
     let wanted = preferences(&accept);
-    let reads_json =
-        wanted.iter().any(|media| media.is_json() && media.name != YAML && media.parameter("as").is_none());
-    let is_plain_protobuf = |media: &MediaType<'_>| {
-        forms.contains(&PROTOBUF) && media.name == PROTOBUF && media.parameter("as").is_none()
-    };
+    let reads_json = wanted.iter().any(|media| media.is_json() && media.name != YAML && media.is_plain());
+    let is_plain_protobuf =
+        |media: &MediaType<'_>| forms.contains(&PROTOBUF) && media.name == PROTOBUF && media.is_plain();
     let chosen = |media: &MediaType<'_>| {
-        if !reads_json && is_plain_protobuf(media) { Some(Form::Protobuf) } else { form(media, query, forms) }
+        if !reads_json && is_plain_protobuf(media) {
+            Some(Ok(Form::Protobuf))
+        } else {
+            form(media, query, forms)
+        }
     };
-    let form = wanted.iter().find_map(chosen).ok_or_else(ApiError::not_acceptable)?;
+    let form = wanted.iter().find_map(chosen).ok_or_else(ApiError::not_acceptable)??;
     match (form, query.get("includeObject")) {
         (Form::Table(_), include) if !matches!(include, "" | "None" | "Metadata" | "Object") => {
             Err(ApiError::bad_request(format!(
@@ -90,26 +96,28 @@ pub(crate) fn accepted(headers: &HeaderMap) -> String {
     values.collect::<Vec<_>>().join(",")
 }
 
-/// The media types in the client's order of preference.
+/// The media types in the client's order of preference. Of equal preferences, those without wildcards come first.
 fn preferences(accept: &str) -> Vec<MediaType<'_>> {
     let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
-    // A stable sort: equal preferences stay in the client's order.
-    wanted.sort_by_key(|media| std::cmp::Reverse(media.quality()));
+    // A stable sort: otherwise the client's order is kept.
+    wanted.sort_by_key(|media| (std::cmp::Reverse(media.quality()), media.wildcards()));
     wanted.retain(|media| media.quality() > 0);
     wanted
 }
 
-fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
+/// The form that a media type names. `None` if the server does not support it. An error if the server supports it, but
+/// not for this response. Source: `AllowsMediaTypeTransform` and `doTransformObject` of `k8s.io/apiserver`.
+fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Result<Form>> {
     let is_json = media.is_json();
-    let Some(wanted) = media.parameter("as") else { return is_json.then_some(Form::Plain) };
-    if !forms.contains(&wanted) {
-        return None;
-    }
-    let version = match media.parameter("v")? {
-        "v1" => MetaVersion::V1,
-        "v1beta1" => MetaVersion::V1Beta1,
-        "v2" if is_json && media.name != YAML && wanted == "APIGroupDiscoveryList" => {
-            return Some(Form::Discovery);
+    let Some(wanted) = media.parameter("as") else {
+        return (is_json && media.is_plain()).then_some(Ok(Form::Plain));
+    };
+    let version = match (media.parameter("g")?, media.parameter("v")?) {
+        ("meta.k8s.io", "v1") => MetaVersion::V1,
+        ("meta.k8s.io", "v1beta1") => MetaVersion::V1Beta1,
+        ("apidiscovery.k8s.io", "v2") => {
+            let is_served = wanted == "APIGroupDiscoveryList" && forms.contains(&wanted);
+            return (is_served && is_json && media.name != YAML).then_some(Ok(Form::Discovery));
         }
         _ => return None,
     };
@@ -119,15 +127,31 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
         _ => Include::Metadata,
     };
     match wanted {
-        "Table" if is_json => Some(Form::Table(Content { include: include(), version })),
-        "PartialObjectMetadata" | "PartialObjectMetadataList" if is_json => Some(Form::Partial(version)),
-        "PartialObjectMetadata" | "PartialObjectMetadataList"
-            if media.name == PROTOBUF && forms.contains(&PROTOBUF_METADATA) =>
-        {
-            Some(Form::PartialProtobuf(version))
+        "Table" if is_json && forms.contains(&wanted) => {
+            Some(Ok(Form::Table(Content { include: include(), version })))
         }
+        METADATA | METADATA_LIST => metadata_form(media, (wanted, version), forms),
         _ => None,
     }
+}
+
+/// The form of a response with metadata only. As upstream, a list has another form than one object, and the server does
+/// not try the client's next media type.
+fn metadata_form(
+    media: &MediaType<'_>,
+    (wanted, version): (&str, MetaVersion),
+    forms: &[&str],
+) -> Option<Result<Form>> {
+    let form = match &*media.name {
+        PROTOBUF if forms.contains(&PROTOBUF_METADATA) => Form::PartialProtobuf(version),
+        _ if media.is_json() => Form::Partial(version),
+        _ => return None,
+    };
+    if forms.contains(&wanted) {
+        return Some(Ok(form));
+    }
+    let is_list = forms.contains(&METADATA_LIST);
+    (is_list || forms.contains(&METADATA)).then(|| Err(ApiError::other_form(wanted, is_list)))
 }
 
 /// The format of the request's body. The default is JSON.
@@ -162,6 +186,16 @@ impl MediaType<'_> {
         self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
     }
 
+    /// Whether the objects are unchanged. As upstream, each of these parameters names a kind to which they are converted.
+    fn is_plain(&self) -> bool {
+        ["as", "g", "v"].iter().all(|name| self.parameter(name).is_none())
+    }
+
+    /// Number of wildcards: 2 for any type, 1 for any subtype.
+    fn wildcards(&self) -> usize {
+        self.name.split('/').filter(|part| *part == "*").count()
+    }
+
     /// Whether a response in JSON has this type. YAML contains JSON.
     fn is_json(&self) -> bool {
         matches!(self.name.as_str(), "application/json" | YAML | "application/*" | "*/*")
@@ -181,9 +215,14 @@ impl MediaType<'_> {
 mod tests {
     use super::*;
 
-    fn negotiated(accept: &str) -> Option<Form> {
+    fn accepting(accept: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(http::header::ACCEPT, accept.parse().unwrap());
+        headers
+    }
+
+    fn negotiated(accept: &str) -> Option<Form> {
+        let headers = accepting(accept);
         let forms = [
             "Table",
             "PartialObjectMetadata",
@@ -211,6 +250,61 @@ mod tests {
         assert_eq!(negotiated("application/json;as=Table;v=v1alpha1,application/json"), Some(Form::Plain));
         assert_eq!(negotiated("application/json;q=0.5,*/*;q=0.1"), Some(Form::Plain));
         assert_eq!(negotiated("text/html"), None);
+    }
+
+    #[test]
+    fn lists_and_objects_have_metadata_of_their_own_form() {
+        let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let list = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        for (accept, form, expect) in [
+            (one, METADATA, Ok(Form::Partial(MetaVersion::V1))),
+            (list, METADATA_LIST, Ok(Form::Partial(MetaVersion::V1))),
+            (
+                one,
+                METADATA_LIST,
+                Err("you requested PartialObjectMetadata, but the requested object is a list"),
+            ),
+            (
+                list,
+                METADATA,
+                Err("you requested PartialObjectMetadataList, but the requested object is not a list"),
+            ),
+        ] {
+            let found = |accept: &str| negotiate(&accepting(accept), &Query::default(), &["Table", form]);
+            let message = found(accept).map_err(|error| (error.code, error.message));
+            assert_eq!(message, expect.map_err(|why| (406, why.to_owned())), "{accept} {form}");
+            // The next media type is not tried.
+            assert_eq!(
+                found(&format!("{accept},application/json")).is_ok(),
+                expect.is_ok(),
+                "{accept} {form}"
+            );
+        }
+        let other = negotiate(&accepting(one), &Query::default(), &["Table"]).unwrap_err();
+        assert!(other.message.starts_with("only the following media types"), "{}", other.message);
+    }
+
+    #[test]
+    fn a_conversion_names_the_group_and_the_version() {
+        for accept in [
+            "application/json;as=Table;v=v1",
+            "application/json;as=Table;v=v1;g=apps",
+            "application/json;as=Table;g=meta.k8s.io",
+            "application/json;v=v1",
+            "application/json;as=APIGroupDiscoveryList;v=v2;g=meta.k8s.io",
+        ] {
+            assert_eq!(negotiated(accept), None, "{accept}");
+            assert_eq!(negotiated(&format!("{accept},application/json")), Some(Form::Plain), "{accept}");
+        }
+    }
+
+    #[test]
+    fn named_types_precede_wildcards() {
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+        assert_eq!(negotiated(&format!("*/*,{table}")), Some(Form::Table(Content::default())));
+        assert_eq!(negotiated(&format!("application/*,{table}")), Some(Form::Table(Content::default())));
+        assert_eq!(negotiated(&format!("*/*,{table};q=0.9")), Some(Form::Plain));
+        assert!(prefers_yaml(&accepting("*/*,application/yaml")));
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit.
+//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit. Kubeconfig files
+//! also have the identities of this server at admission webhooks.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
 //! limited.
 
 pub(crate) mod cache;
-mod kubeconfig;
+pub(crate) mod identities;
+pub(crate) mod kubeconfig;
 
 use std::{path::Path, path::PathBuf, time::Duration};
 

@@ -39,6 +39,8 @@ pub(crate) struct ResourceInfo {
     pub(crate) subresource: String,
     /// The path after `proxy/` in the client's encoding. `None` without that slash.
     pub(crate) rest: Option<String>,
+    /// Whether a deprecated path of a watch names an object. Then the name is in the field selector.
+    pub(crate) is_watched_object: bool,
 }
 
 /// Query parameters. Repeated parameters keep all values in order.
@@ -120,6 +122,7 @@ fn watched(path: &str, query: &mut Query) -> Option<ResourceInfo> {
     }
     if !name.is_empty() {
         query.add_field(format!("metadata.name={name}"));
+        resource.is_watched_object = true;
         if !resource.below_namespace {
             resource.namespace.clear();
         }
@@ -195,7 +198,17 @@ impl ResourceInfo {
             namespace.clone_from(&name);
         }
         let below_namespace = inside;
-        Some(Self { group, version, namespace, below_namespace, resource, name, subresource, rest: behind })
+        Some(Self {
+            group,
+            version,
+            namespace,
+            below_namespace,
+            resource,
+            name,
+            subresource,
+            rest: behind,
+            is_watched_object: false,
+        })
     }
 
     /// Whether the path is valid for a kind of this scope. Other paths are not served: authorization uses the namespace
@@ -203,7 +216,7 @@ impl ResourceInfo {
     pub(crate) fn has_path(&self, namespaced: bool) -> bool {
         match (namespaced, self.below_namespace) {
             (true, true) => !self.namespace.is_empty(),
-            (true, false) => self.name.is_empty(),
+            (true, false) => self.name.is_empty() && !self.is_watched_object,
             (false, below) => !below,
         }
     }
@@ -386,6 +399,15 @@ mod tests {
             assert_eq!((info.query.get("fieldSelector"), &*found.name), (fields, ""), "{uri}");
         }
         assert_eq!(parse("/api/v1/watch/namespaces/x/pods/p").object_name(), "p");
+        for (path, namespaced, cluster) in [
+            ("/api/v1/watch/pods", true, true),
+            // An object of a namespaced kind has no path without its namespace.
+            ("/api/v1/watch/pods/p", false, true),
+            ("/api/v1/watch/namespaces/x/pods/p", true, false),
+        ] {
+            let found = parse(path).resource.unwrap();
+            assert_eq!((found.has_path(true), found.has_path(false)), (namespaced, cluster), "{path}");
+        }
         for other in
             ["/apis/example.com/v1/watch", "/api/v1/watch/pods/p/status", "/api/v1/watch/nodes/a%2Cb"]
         {

@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use coracle_kinds::Resource;
+use coracle_kinds::{Resource, warnings};
+use serde_json::Value;
 
 /// Maximum number of warnings of one request. `reply::warned` limits their bytes.
 const MAX_WARNINGS: usize = 100;
@@ -24,6 +25,11 @@ impl Warnings {
         if list.len() < MAX_WARNINGS && !list.contains(&text) {
             list.push(text);
         }
+    }
+
+    /// Adds those about the fields of a valid object. `old` is the stored object of an update.
+    pub(crate) fn add_about(&self, kind: &Resource, new: &Value, old: Option<&Value>) {
+        warnings::about(kind, new, old).into_iter().for_each(|text| self.add(text));
     }
 
     pub(crate) fn take(&self) -> Vec<String> {

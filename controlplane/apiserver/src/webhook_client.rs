@@ -18,6 +18,10 @@ use crate::{
     cache::Cache,
     in_flight::BodyMemory,
     offload::{self, MIN_OFFLOADED_BYTES},
+    remote::{
+        identities::{Identities, Identity},
+        kubeconfig::ClientCertificate,
+    },
     target,
 };
 
@@ -34,6 +38,8 @@ const PORT: u16 = 443;
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     target: Target,
+    /// How the server authenticates. `None` for an anonymous call.
+    identity: Option<Arc<Identity>>,
     /// The TLS configuration, or the reason why it is invalid.
     tls: Result<Arc<rustls::ClientConfig>, String>,
     timeout: Duration,
@@ -49,7 +55,7 @@ enum Target {
 }
 
 /// The TLS configuration with the authorities of `caBundle`.
-fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
+fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls::ClientConfig>, String> {
     if ca_bundle.is_empty() {
         return Err("clientConfig.caBundle is not set, and there are no system roots".to_owned());
     }
@@ -60,7 +66,10 @@ fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
         .map_err(|error| error.to_string())?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
-    Ok(Arc::new(builder.with_no_client_auth()))
+    let Some(client) = client else { return Ok(Arc::new(builder.with_no_client_auth())) };
+    let (chain, key) = client.parts();
+    let config = builder.with_client_auth_cert(chain, key);
+    config.map(Arc::new).map_err(|error| format!("the client certificate is invalid: {error}"))
 }
 
 /// Sends a review to a webhook, within its timeout.
@@ -97,12 +106,16 @@ async fn exchange(
     let sent = sent.map_err(|error| error.to_string())?;
     let max_response = hook.max_response(sent.len());
     let path = format!("{}?timeout={}s", hook.target.path(), hook.timeout.as_secs());
-    let request = Request::post(path)
+    let mut request = Request::post(path)
         .header(header::HOST, hook.target.authority())
         .header(header::CONTENT_TYPE, "application/json")
-        .header(header::ACCEPT, "application/json")
-        .body(Full::<Bytes>::from(sent))
-        .map_err(|error| error.to_string())?;
+        .header(header::ACCEPT, "application/json");
+    if let Some(identity) = &hook.identity
+        && let Some(value) = identity.authorization().await?
+    {
+        request = request.header(header::AUTHORIZATION, value);
+    }
+    let request = request.body(Full::<Bytes>::from(sent)).map_err(|error| error.to_string())?;
     let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
     let status = response.status();
     if !status.is_success() {
@@ -149,10 +162,18 @@ fn endpoint(cache: &Cache, (namespace, name): (&str, &str), port: u16) -> Result
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Reads a `clientConfig`.
+    /// Reads a `clientConfig`. The calls are anonymous.
     pub(crate) fn read(config: &Value, timeout: Duration) -> Self {
-        let tls = tls(config["caBundle"].as_str().unwrap_or_default());
-        Self { target: Target::read(config), tls, timeout, max_response: MAX_RESPONSE }
+        Self::authenticated(config, timeout, &Identities::default())
+    }
+
+    /// Reads a `clientConfig`. The server authenticates with the identity for the webhook's address.
+    pub(crate) fn authenticated(config: &Value, timeout: Duration, identities: &Identities) -> Self {
+        let target = Target::read(config);
+        let identity = identities.find(&target.authority());
+        let client = identity.as_ref().and_then(|identity| identity.certificate());
+        let tls = tls(config["caBundle"].as_str().unwrap_or_default(), client);
+        Self { target, identity, tls, timeout, max_response: MAX_RESPONSE }
     }
 
     /// Sets the upper limit of a response in bytes. It is reached only after long requests.
@@ -227,6 +248,8 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
+    use rustls::client::ResolvesClientCert as _;
     use serde_json::json;
 
     use super::*;
@@ -238,6 +261,26 @@ mod tests {
         assert_eq!(url.url(5), "https://[2001:db8::1]:8443/hook?timeout=5s");
         let service = Target::read(&json!({"service": {"namespace": "n", "name": "s", "port": 443}}));
         assert_eq!(service.url(5), "https://s.n.svc:443/?timeout=5s");
+    }
+
+    #[test]
+    fn a_client_certificate_is_used_for_the_address_of_its_user() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate =
+            rcgen::CertificateParams::new(Vec::<String>::new()).unwrap().self_signed(&key).unwrap();
+        let data = |pem: String| BASE64_STANDARD.encode(pem);
+        let file = json!({"users": [{"name": "*.n.svc", "user": {
+            "client-certificate-data": data(certificate.pem()), "client-key-data": data(key.serialize_pem())}}]});
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config");
+        std::fs::write(&path, file.to_string()).unwrap();
+        let identities = Identities::read(&path).unwrap();
+        for (namespace, has_certificate) in [("n", true), ("m", false)] {
+            let config = json!({"caBundle": data(certificate.pem()), "service": {"namespace": namespace, "name": "s"}});
+            let endpoint = Endpoint::authenticated(&config, Duration::from_secs(1), &identities);
+            let tls = endpoint.tls.unwrap();
+            assert_eq!(tls.client_auth_cert_resolver.has_certs(), has_certificate, "{namespace}");
+        }
     }
 
     #[test]

@@ -150,8 +150,8 @@ impl Caches {
             feed(client, &self.cluster_infos, cluster_info),
             feed_if_served(client, &self.budgets),
             feed_if_served(client, &self.cluster_roles),
-            feed_if_served(client, &self.service_cidrs),
-            feed_if_served(client, &self.ip_addresses),
+            feed_if_permitted(client, &self.service_cidrs),
+            feed_if_permitted(client, &self.ip_addresses),
             feed_if_served(client, &self.attributes_classes),
             feed_if_served(client, &self.autoscalers),
             feed_if_served(client, &self.resource_claims),
@@ -200,6 +200,10 @@ fn feed<K: Object>(client: &Client, cache: &Arc<Cache<K>>, config: Config) -> Ta
 
 fn feed_if_enabled<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
     Box::pin(watch::feed_if_enabled(client.clone(), cache.clone(), Config::control_plane()))
+}
+
+fn feed_if_permitted<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
+    Box::pin(watch::feed_if_permitted(client.clone(), cache.clone(), Config::control_plane()))
 }
 
 fn feed_if_served<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {

@@ -47,9 +47,21 @@ impl Error {
         matches!(self, Self::Request { source: kube::Error::Api(status), .. } if status.is_conflict())
     }
 
+    /// Whether the object does not exist any more, or the controllers have no right to change it. Another attempt cannot
+    /// succeed before something changes.
+    pub(crate) fn is_refused(&self) -> bool {
+        let Self::Request { source: kube::Error::Api(status), .. } = self else { return false };
+        status.is_not_found() || status.is_forbidden()
+    }
+
+    /// The text of the source. Empty without a source.
+    pub(crate) fn cause(&self) -> String {
+        std::error::Error::source(self).map(ToString::to_string).unwrap_or_default()
+    }
+
     /// Logs the error and its source. Only workers call this.
     pub(crate) fn log(&self, controller: &'static str, key: &impl Display, retry: Duration) {
-        let cause = std::error::Error::source(self).map(ToString::to_string).unwrap_or_default();
+        let cause = self.cause();
         if self.is_conflict() || matches!(self, Self::NotEmpty { .. }) {
             tracing::debug!(controller, %key, ?retry, error = %self, cause, "cannot reconcile an object");
         } else {

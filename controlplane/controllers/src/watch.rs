@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_watch::{Backoff, Config};
+use coracle_watch::{Backoff, Config, Error};
 use futures::StreamExt;
 use kube::{Api, Client};
 
@@ -21,12 +21,27 @@ pub(crate) const fn retry() -> Backoff {
 
 /// Watches a kind and updates the cache, forever.
 pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
-    follow(client, cache, config, |_| {}).await;
+    follow(client, cache, config, |_, _| {}).await;
 }
 
 /// As [`feed`], for a kind that the API server may not serve. The cache then counts as listed and empty.
 pub(crate) async fn feed_if_served<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
-    follow(client, cache, config, Cache::set_unserved).await;
+    let on_error = |cache: &Cache<K>, error: &Error| {
+        if error.is_unserved() {
+            cache.set_unserved();
+        }
+    };
+    follow(client, cache, config, on_error).await;
+}
+
+/// As [`feed_if_served`], for a kind that other controllers do not need. An API server may also forbid it.
+pub(crate) async fn feed_if_permitted<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
+    let on_error = |cache: &Cache<K>, error: &Error| {
+        if error.is_unserved() || error.is_forbidden() {
+            cache.set_unserved();
+        }
+    };
+    follow(client, cache, config.optional(), on_error).await;
 }
 
 /// As [`feed`], for a built-in kind that is disabled by default. The API server is asked once whether it serves the
@@ -44,7 +59,12 @@ pub(crate) async fn feed_if_enabled<K: Object>(client: Client, cache: Arc<Cache<
     feed(client, cache, config).await;
 }
 
-async fn follow<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config, on_unserved: fn(&Cache<K>)) {
+async fn follow<K: Object>(
+    client: Client,
+    cache: Arc<Cache<K>>,
+    config: Config,
+    on_error: fn(&Cache<K>, &Error),
+) {
     let api: Api<K> = Api::all(client.clone());
     let mut events = coracle_watch::watch(api, config);
     while let Some(event) = events.next().await {
@@ -57,9 +77,7 @@ async fn follow<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config,
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                 tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
-                if error.is_unserved() {
-                    on_unserved(&cache);
-                }
+                on_error(&cache, &error);
             }
         }
     }

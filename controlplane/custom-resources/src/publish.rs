@@ -5,14 +5,13 @@ use serde_json::{Map, Value, json};
 use crate::definition::{Definition, Version};
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
-const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 const CONVENTIONS: &str =
     "https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md";
 
 /// Prefix of references in OpenAPI v2.
-pub const V2: &str = "#/definitions/";
+const V2: &str = "#/definitions/";
 /// Prefix of references in OpenAPI v3.
-pub const V3: &str = "#/components/schemas/";
+const V3: &str = "#/components/schemas/";
 
 /// The name of a kind's OpenAPI definition: `com.example.v1.Foo`.
 pub fn name(definition: &Definition, version: &str, kind: &str) -> String {
@@ -75,31 +74,6 @@ pub fn v2(definition: &Definition, version: &Version) -> Value {
     };
     mark(&mut schema, definition, version, &definition.spec.names.kind);
     Value::Object(schema)
-}
-
-/// The schema of the version's lists. The prefix is that of references.
-pub fn list(definition: &Definition, version: &Version, prefix: &str) -> Value {
-    let names = &definition.spec.names;
-    let item = name(definition, &version.name, &names.kind);
-    let mut schema = json!({
-        "description": format!("{} is a list of {}", names.list_kind, names.kind),
-        "type": "object",
-        "required": ["items"],
-        "properties": {
-            "items": {
-                "description": format!("List of {}. More info: {CONVENTIONS}", names.plural),
-                "type": "array",
-                "items": {"$ref": format!("{prefix}{item}")},
-            },
-            "metadata": described(
-                &format!("Standard list metadata. More info: {CONVENTIONS}#types-kinds"), prefix, LIST_META),
-        },
-    });
-    if let Value::Object(map) = &mut schema {
-        describe_type(map);
-        mark(map, definition, version, &names.list_kind);
-    }
-    schema
 }
 
 fn plain_object() -> Map<String, Value> {
@@ -293,9 +267,5 @@ mod tests {
         assert_eq!(old["properties"]["one"], json!({"type": "string"}));
         assert_eq!(old.get("required"), None);
         assert_eq!(old["x-kubernetes-group-version-kind"][0]["kind"], "Foo");
-        assert_eq!(
-            list(&definition, version, V2)["properties"]["items"]["items"]["$ref"],
-            "#/definitions/com.example.v1.Foo"
-        );
     }
 }

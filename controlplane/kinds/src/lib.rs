@@ -33,6 +33,7 @@ pub mod selector;
 pub mod strategy;
 pub mod table;
 pub mod validate;
+pub mod warnings;
 
 pub use kind::{KINDS, Kind};
 pub use resource::{Resource, Resources};

@@ -4,6 +4,8 @@
 //! field validation by the parameter `fieldValidation` of the PATCH, and strategic merge by the PATCH's body types.
 //! A document is built when a client asks for it. Its content hash is kept with its group version.
 
+mod list;
+mod paths;
 pub mod v2;
 
 use std::borrow::Cow;
@@ -101,7 +103,7 @@ impl<'a> Definitions<'a> {
         let kinds = &version.resources;
         let mut paths = Map::new();
         for kind in kinds {
-            add_paths(kind, &mut paths);
+            paths::add(kind, &mut paths);
         }
         let schemas = self.reachable(version);
         let document = Page {
@@ -114,15 +116,16 @@ impl<'a> Definitions<'a> {
     }
 
     /// The definitions of the kinds and of their bodies, and all definitions that these refer to.
-    fn reachable<'b>(&'b self, version: &'b GroupVersion) -> BTreeMap<&'b str, Cow<'b, RawValue>> {
+    fn reachable<'b>(&'b self, version: &'b GroupVersion) -> BTreeMap<Cow<'b, str>, Cow<'b, RawValue>> {
         let kinds = &version.resources;
         let bodies = kinds
             .iter()
             .flat_map(|kind| &kind.subresources)
             .filter_map(|sub| kind::schema_of(&sub.api_version(), &sub.kind));
-        let options = kind::schema_of("v1", "DeleteOptions");
+        let common = ["DeleteOptions", "Status"].into_iter().filter_map(|name| kind::schema_of("v1", name));
         let mut waiting: Vec<&str> =
-            kinds.iter().map(|kind| &*kind.schema).chain(bodies).chain(options).collect();
+            kinds.iter().map(|kind| &*kind.schema).chain(bodies).chain(common).collect();
+        waiting.push(list::LIST_META);
         let mut seen = BTreeSet::new();
         let mut found = BTreeMap::new();
         for (kind, definition) in kinds.iter().filter_map(|kind| Some((kind, kind.definition.as_ref()?))) {
@@ -131,7 +134,10 @@ impl<'a> Definitions<'a> {
             for name in references(text.get()) {
                 waiting.extend(self.texts.get_key_value(name).map(|(name, _)| *name));
             }
-            found.insert(&*kind.schema, Cow::Owned(text));
+            found.insert(Cow::Borrowed(&*kind.schema), Cow::Owned(text));
+        }
+        for (name, definition) in self.custom_lists(kinds) {
+            found.entry(name.into()).or_insert(Cow::Owned(definition));
         }
         while let Some(name) = waiting.pop() {
             let Some((name, text)) = self.texts.get_key_value(name) else { continue };
@@ -141,11 +147,25 @@ impl<'a> Definitions<'a> {
                 } else {
                     Cow::Borrowed(*text)
                 };
-                found.insert(*name, definition);
+                found.insert(Cow::Borrowed(*name), definition);
                 waiting.extend(references(text.get()));
             }
         }
         found
+    }
+
+    /// The definitions of the lists of custom resources.
+    fn custom_lists(&self, kinds: &[Arc<Resource>]) -> Vec<(String, Box<RawValue>)> {
+        let mut custom = kinds.iter().filter(|kind| kind.definition.is_some()).peekable();
+        if custom.peek().is_none() {
+            return Vec::new();
+        }
+        let typed = self.texts.get(DELETE_OPTIONS).and_then(|text| serde_json::from_str(text.get()).ok());
+        let typed: Value = typed.unwrap_or_default();
+        let lists = custom.filter_map(|kind| list::custom(kind, &typed));
+        lists
+            .filter_map(|(name, schema)| Some((name, serde_json::value::to_raw_value(&schema).ok()?)))
+            .collect()
     }
 }
 
@@ -172,64 +192,12 @@ struct Page<'a> {
 
 #[derive(serde::Serialize)]
 struct Components<'a> {
-    schemas: BTreeMap<&'a str, Cow<'a, RawValue>>,
+    schemas: BTreeMap<Cow<'a, str>, Cow<'a, RawValue>>,
 }
 
 /// The names of the definitions that a definition refers to.
 fn references(text: &str) -> impl Iterator<Item = &str> {
     text.split("\"$ref\":\"#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next())
-}
-
-fn add_paths(kind: &Resource, paths: &mut Map<String, Value>) {
-    let base = match (&*kind.group, kind.namespaced) {
-        ("", true) => format!("/api/{}/namespaces/{{namespace}}/{}", kind.version, kind.plural),
-        ("", false) => format!("/api/{}/{}", kind.version, kind.plural),
-        (group, true) => format!("/apis/{group}/{}/namespaces/{{namespace}}/{}", kind.version, kind.plural),
-        (group, false) => format!("/apis/{group}/{}/{}", kind.version, kind.plural),
-    };
-    let reference = format!("#/components/schemas/{}", kind.schema);
-    if kind.has_verb("create") {
-        let mut operations =
-            json!({"post": write_operation(kind, "post", &reference, &["application/json"])});
-        if kind.has_verb("list") {
-            operations["get"] = operation(kind, "list", &reference);
-        }
-        paths.insert(base.clone(), operations);
-    }
-    if kind.has_verb("get") {
-        let mut operations = json!({"get": operation(kind, "get", &reference)});
-        operations["put"] = write_operation(kind, "put", &reference, &["application/json"]);
-        let patches = if kind.patch_definition().is_some() { PATCHES } else { &PATCHES[..2] };
-        operations["patch"] = write_operation(kind, "patch", &reference, patches);
-        operations["delete"] = operation(kind, "delete", &reference);
-        paths.insert(format!("{base}/{{name}}"), operations);
-    }
-}
-
-const PATCHES: &[&str] = &[
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-];
-
-fn operation(kind: &Resource, action: &str, reference: &str) -> Value {
-    json!({
-        "operationId": format!("{action}{}{}{}", kind.group.replace(['.', '-'], ""), kind.version, kind.kind),
-        "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": {"$ref": reference}}}}},
-        "x-kubernetes-action": action,
-        "x-kubernetes-group-version-kind": {"group": kind.group, "kind": kind.kind, "version": kind.version},
-    })
-}
-
-fn write_operation(kind: &Resource, action: &str, reference: &str, types: &[&str]) -> Value {
-    let mut operation = operation(kind, action, reference);
-    let parameters = ["dryRun", "fieldManager", "fieldValidation"]
-        .map(|name| json!({"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": true}}));
-    operation["parameters"] = json!(parameters);
-    let content: Map<String, Value> =
-        types.iter().map(|media| ((*media).to_owned(), json!({"schema": {"$ref": reference}}))).collect();
-    operation["requestBody"] = json!({"content": content, "required": true});
-    operation
 }
 
 #[cfg(test)]

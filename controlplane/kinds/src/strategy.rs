@@ -101,6 +101,7 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
         defaults::pod::addresses(new);
         keep_class(new, old);
         pod::keep_observed_generations(new, old);
+        disabled::drop_status_fields(new, old);
     }
     if kind.is("", "PersistentVolume") {
         storage::set_transition_time(new, old);

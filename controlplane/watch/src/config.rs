@@ -14,7 +14,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// As above, of watches of the control plane.
 const CONTROL_PLANE_TIMEOUT_SECONDS: u32 = 1500;
 const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
-const CONTROL_PLANE_MAX_UNSERVED_PAUSE: Duration = Duration::from_secs(300);
+/// Pause while a kind is not served, of watches of the control plane and of optional kinds.
+const LONG_PAUSE: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;
 /// As above, after lists that expired. client-go lists without pages then.
@@ -32,6 +33,8 @@ pub struct Config {
     timeout: u32,
     pub(crate) backoff: Backoff,
     pub(crate) max_unserved_pause: Duration,
+    /// Whether the client can do without the kind.
+    pub(crate) is_optional: bool,
     /// Maximum objects of a page.
     page_size: u32,
     /// Maximum bytes of a page.
@@ -49,6 +52,7 @@ impl Default for Config {
             timeout: TIMEOUT_SECONDS,
             backoff: Backoff::new(FIRST_PAUSE, MAX_PAUSE),
             max_unserved_pause: MAX_PAUSE,
+            is_optional: false,
             page_size: PAGE_SIZE,
             page_limit: PAGE_LIMIT,
             line_limit: LINE_LIMIT,
@@ -64,7 +68,7 @@ impl Config {
         Self::default()
             .timeout(CONTROL_PLANE_TIMEOUT_SECONDS)
             .pauses(CONTROL_PLANE_FIRST_PAUSE, MAX_PAUSE)
-            .max_unserved_pause(CONTROL_PLANE_MAX_UNSERVED_PAUSE)
+            .max_unserved_pause(LONG_PAUSE)
     }
 
     /// Watches only objects that a label selector selects.
@@ -99,6 +103,13 @@ impl Config {
     #[must_use]
     pub fn max_unserved_pause(mut self, max: Duration) -> Self {
         self.max_unserved_pause = max;
+        self
+    }
+
+    /// The client can do without the kind: a server that does not serve it, or forbids it, is asked every 5 minutes.
+    #[must_use]
+    pub fn optional(mut self) -> Self {
+        (self.max_unserved_pause, self.is_optional) = (LONG_PAUSE, true);
         self
     }
 

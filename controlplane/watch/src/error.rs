@@ -63,6 +63,12 @@ impl Error {
     pub fn is_unserved(&self) -> bool {
         matches!(self, Self::List(kube::Error::Api(status)) if status.code == 404)
     }
+
+    /// Whether the client has no right to list the kind.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Self::List(kube::Error::Api(status)) if status.code == 403)
+    }
 }
 
 #[cfg(test)]
@@ -78,6 +84,7 @@ mod tests {
         assert!(Error::List(refused(404)).is_unserved());
         assert!(!Error::List(refused(403)).is_unserved() && !Error::List(refused(503)).is_unserved());
         assert!(!Error::Start(refused(404)).is_unserved());
+        assert!(Error::List(refused(403)).is_forbidden() && !Error::List(refused(404)).is_forbidden());
         assert_eq!((Error::Start(refused(403)).code(), Error::Short.code()), (Some(403), None));
     }
 }

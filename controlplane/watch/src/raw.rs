@@ -181,7 +181,8 @@ impl RawWatch {
             );
         }
         let backoff = &mut self.config.backoff;
-        let pause = match error.is_unserved() {
+        let is_refused = error.is_unserved() || (self.config.is_optional && error.is_forbidden());
+        let pause = match is_refused {
             true => backoff.pause_up_to(self.config.max_unserved_pause),
             false => backoff.pause(),
         };
@@ -189,7 +190,7 @@ impl RawWatch {
         error
     }
 
-    /// After an event, and while a watch lasts.
+    /// While a watch lasts. An event alone is no success: a server may send one, and an invalid line after it, each time.
     fn record_success(&mut self) {
         self.config.backoff.reset();
         self.is_expired = false;
@@ -294,8 +295,7 @@ impl RawWatch {
                 return Err(Error::Ended(Box::new(status)));
             }
         };
-        self.record_success();
-        self.is_forbidden = false;
+        (self.is_expired, self.is_forbidden) = (false, false);
         Ok(event)
     }
 }
@@ -321,15 +321,38 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_forbidden_request_is_a_warning_once_until_a_list_or_an_event() {
+    fn watch(config: Config) -> RawWatch {
         let service = tower::service_fn(|_: http::Request<Body>| {
             std::future::pending::<Result<http::Response<Body>, Infallible>>()
         });
         let client = kube::Client::new(service, "default");
-        let target = Target { client, url: "/api/v1/pods".to_owned(), is_metadata: false };
-        let mut watch = RawWatch::new(target, Config::default());
-        let refused = |code| Error::List(kube::Error::Api(Box::new(Status { code, ..Status::default() })));
+        RawWatch::new(Target { client, url: "/api/v1/pods".to_owned(), is_metadata: false }, config)
+    }
+
+    fn refused(code: u16) -> Error {
+        Error::List(kube::Error::Api(Box::new(Status { code, ..Status::default() })))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_optional_kind_that_is_forbidden_is_requested_every_few_minutes() {
+        for (config, code, seconds) in [
+            (Config::default(), FORBIDDEN, 10),
+            (Config::default().optional(), FORBIDDEN, 300),
+            (Config::default().optional(), NOT_FOUND, 300),
+            (Config::default().optional(), 500, 10),
+        ] {
+            let mut watch = watch(config);
+            for _ in 0..20 {
+                watch.fail_list(refused(code));
+            }
+            let pause = watch.pause.unwrap().deadline() - tokio::time::Instant::now();
+            assert!(pause.as_secs() >= seconds && pause.as_secs() <= seconds * 3 / 2, "{code}: {pause:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_forbidden_request_is_a_warning_once_until_a_list_or_an_event() {
+        let mut watch = watch(Config::default());
         assert!(!watch.is_first_forbidden(&refused(404)));
         assert!(watch.is_first_forbidden(&refused(403)) && !watch.is_first_forbidden(&refused(403)));
         watch.state = State::Page(Page::default());

@@ -436,6 +436,20 @@ async fn a_server_that_does_not_respond_is_an_error_and_pauses_grow() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pauses_grow_although_there_is_an_event_before_each_invalid_line() {
+    let broken = [line("ADDED", &map("a", "6")), "garbage\n".to_owned()].concat();
+    let bodies = [list("5", &[]).parts.concat()].into_iter().chain(vec![broken; 4]);
+    let (client, _requests) = client_of(bodies.map(text).collect());
+    let mut events = watch(Api::<ConfigMap>::all(client), Config::default());
+    assert_eq!(read(&mut events, 2).await, ["init", "done"]);
+    let start = Instant::now();
+    let round = ["set a", "a response of the API server is invalid"];
+    assert_eq!(read(&mut events, 8).await, round.repeat(4));
+    let pauses = start.elapsed();
+    assert!(pauses >= Duration::from_millis(700) && pauses < Duration::from_millis(1200), "{pauses:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn pauses_grow_until_a_watch_lasts_although_lists_succeed() {
     let (listed, gone) = (list("5", &[]).parts.concat(), line("ERROR", r#"{"kind":"Status","code":410}"#));
     let rounds = (0..4).flat_map(|_| [text(listed.clone()), text(gone.clone())]);

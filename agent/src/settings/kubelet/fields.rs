@@ -1,4 +1,4 @@
-//! All fields of `KubeletConfiguration` (Kubernetes 1.37), and what each of them means here.
+//! All fields of `KubeletConfiguration` (Kubernetes 1.36), and what each of them means here.
 //!
 //! Names and defaults are those of `SetDefaults_KubeletConfiguration` in Kubernetes' `pkg/kubelet/apis/config/v1beta1`.
 
@@ -143,7 +143,6 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("kubeReservedCgroup", Support::Only(&[])),
     pointer("enforceNodeAllocatable", Support::Only(&["pods"])),
     value("allowedUnsafeSysctls", Support::Only(&[])),
-    value("defaultPodSysctls", Support::Only(&[])),
     value("volumePluginDir", Support::Only(&["/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"])),
     value("providerID", Support::Only(&[])),
     value("kernelMemcgNotification", Support::Only(&[])),

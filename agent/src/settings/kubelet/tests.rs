@@ -94,7 +94,8 @@ fn fields_without_effect_and_unknown_fields_are_named() {
     let error = load(
         "staticPodPath: /etc/kubernetes/manifests\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
          token: {}}\nfeatureGates: {X: true}\nenforceNodeAllocatable: [pods, system-reserved]\nevictionHard: 5\n\
-         registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pid: \"5\"}\n",
+         registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pid: \"5\"}\n\
+         defaultPodSysctls: {}\n",
     );
     let error = error.err().unwrap();
     for part in [
@@ -103,6 +104,8 @@ fn fields_without_effect_and_unknown_fields_are_named() {
         "k.yaml maxPods \"many\": expected a whole number",
         "k.yaml authentication.anonymous.enabled: this field is not supported; the only value is false",
         "k.yaml authentication.token: unknown field",
+        // A field of Kubernetes 1.37.
+        "k.yaml defaultPodSysctls: unknown field",
         "k.yaml featureGates \"X=true\": unrecognized feature gate: X",
         "k.yaml enforceNodeAllocatable: this field is not supported; the only value is pods",
         "k.yaml evictionHard: expected a table",

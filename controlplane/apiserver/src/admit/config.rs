@@ -12,13 +12,15 @@ const LIMIT: u64 = 1 << 20;
 /// API versions of the file.
 const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
 /// The plugins that can have a configuration.
-const CONFIGURABLE: [&str; 6] = [
+const CONFIGURABLE: [&str; 8] = [
     "EventRateLimit",
     "ImagePolicyWebhook",
+    "MutatingAdmissionWebhook",
     "PodNodeSelector",
     "PodSecurity",
     "PodTolerationRestriction",
     "ResourceQuota",
+    "ValidatingAdmissionWebhook",
 ];
 /// Fields of files without a kind, which precede AdmissionConfiguration, and their plugins.
 const LEGACY: [(&str, &str); 2] =

@@ -6,7 +6,10 @@ use super::{
     namespace_lifecycle, node_restriction, node_taints, optional, pod_groups, pod_resize, pod_security,
     policy, priority, runtime_class, service_account, storage, webhook,
 };
-use crate::admit::member::{Member, Steps};
+use crate::{
+    admit::member::{Member, Steps},
+    remote::identities::Identities,
+};
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +26,8 @@ type Row = (&'static str, bool, Member);
 
 /// The plugin that charges quotas. It is a stage of the write pipeline (`quota.rs`), not a member of the chain.
 const QUOTA: &str = "ResourceQuota";
+const MUTATING_WEBHOOKS: &str = "MutatingAdmissionWebhook";
+const VALIDATING_WEBHOOKS: &str = "ValidatingAdmissionWebhook";
 
 /// Plugins of kube-apiserver 1.36 that are not supported, and the reason. They cannot be enabled.
 const ABSENT: [(&str, &str); 1] = [("ClusterTrustBundleAttest", "the kind ClusterTrustBundle is not served")];
@@ -37,6 +42,8 @@ struct Configured {
     toleration_restriction: optional::PodTolerationRestriction,
     event_rate_limit: optional::EventRateLimit,
     image_policy: optional::ImagePolicyWebhook,
+    mutating_webhooks: Identities,
+    validating_webhooks: Identities,
 }
 
 /// Creates the chain of the plugins that run, in order.
@@ -116,6 +123,12 @@ impl Configured {
             image_policy: configured(("ImagePolicyWebhook", false), selection, || {
                 optional::ImagePolicyWebhook::read(configs)
             })?,
+            mutating_webhooks: configured((MUTATING_WEBHOOKS, true), selection, || {
+                webhook::identities(configs, MUTATING_WEBHOOKS)
+            })?,
+            validating_webhooks: configured((VALIDATING_WEBHOOKS, true), selection, || {
+                webhook::identities(configs, VALIDATING_WEBHOOKS)
+            })?,
         })
     }
 }
@@ -182,9 +195,19 @@ fn members(configured: Configured) -> Vec<(&'static str, bool, Steps, Box<dyn Ad
         ("JobValidation", true, Validate, Box::new(pod_groups::JobValidation)),
         ("PodResizeValidator", true, Validate, Box::new(pod_resize::PodResize)),
         ("MutatingAdmissionPolicy", true, Mutate, Box::new(policy::MutatingPolicies::new())),
-        ("MutatingAdmissionWebhook", true, Mutate, Box::new(webhook::MutatingWebhooks::new())),
+        (
+            MUTATING_WEBHOOKS,
+            true,
+            Mutate,
+            Box::new(webhook::MutatingWebhooks::new(configured.mutating_webhooks)),
+        ),
         ("ValidatingAdmissionPolicy", true, Validate, Box::new(policy::ValidatingPolicies::new())),
-        ("ValidatingAdmissionWebhook", true, Validate, Box::new(webhook::ValidatingWebhooks::new())),
+        (
+            VALIDATING_WEBHOOKS,
+            true,
+            Validate,
+            Box::new(webhook::ValidatingWebhooks::new(configured.validating_webhooks)),
+        ),
         ("Initializers", false, Mutate, Box::<initializers::Initializers>::default()),
         ("", true, Validate, Box::new(device_admin_access::DeviceAdminAccess)),
         ("", true, Validate, Box::new(claim_status::ClaimStatus)),

@@ -4,6 +4,7 @@
 //! ordered by the names of their configurations; validating webhooks are called concurrently. A failed call rejects the
 //! request, unless the webhook's failure policy is `Ignore`.
 
+mod config;
 mod hook;
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -19,6 +20,7 @@ use coracle_values::names::qualified_name;
 use futures::future::try_join_all;
 use serde_json::Value;
 
+pub(super) use self::config::identities;
 use self::hook::Hook;
 use super::{
     Admission, Admit, Attributes, GROUP, Operation,
@@ -29,6 +31,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     metrics::{Step, WebhookCall},
+    remote::identities::Identities,
     waits, webhook_client,
 };
 
@@ -38,6 +41,7 @@ const VALIDATING: &str = "validatingwebhookconfigurations";
 /// The webhooks of one kind of configuration, as of a revision.
 struct Hooks {
     plural: &'static str,
+    identities: Identities,
     parsed: RwLock<(u64, Arc<[Hook]>)>,
 }
 
@@ -292,24 +296,24 @@ pub(super) async fn objects(attributes: &Attributes<'_>, kind: &Resource, object
 // === impl MutatingWebhooks ===
 
 impl MutatingWebhooks {
-    pub(super) fn new() -> Self {
-        Self(Hooks::new(MUTATING))
+    pub(super) fn new(identities: Identities) -> Self {
+        Self(Hooks::new(MUTATING, identities))
     }
 }
 
 // === impl ValidatingWebhooks ===
 
 impl ValidatingWebhooks {
-    pub(super) fn new() -> Self {
-        Self(Hooks::new(VALIDATING))
+    pub(super) fn new(identities: Identities) -> Self {
+        Self(Hooks::new(VALIDATING, identities))
     }
 }
 
 // === impl Hooks ===
 
 impl Hooks {
-    fn new(plural: &'static str) -> Self {
-        Self { plural, parsed: RwLock::new((0, Arc::new([]))) }
+    fn new(plural: &'static str, identities: Identities) -> Self {
+        Self { plural, identities, parsed: RwLock::new((0, Arc::new([]))) }
     }
 
     /// The webhooks, parsed again if a configuration changed.
@@ -326,7 +330,7 @@ impl Hooks {
             .iter()
             .map(|configuration| configuration.value())
             .flat_map(|value| value["webhooks"].as_array().cloned().unwrap_or_default())
-            .map(|hook| Hook::read(&hook))
+            .map(|hook| Hook::read(&hook, &self.identities))
             .collect();
         let hooks: Arc<[Hook]> = hooks.into();
         *self.parsed.write().unwrap_or_else(PoisonError::into_inner) = (newest, hooks.clone());

@@ -22,6 +22,19 @@ pub(super) struct Parsed {
     pub(super) tls: rustls::ClientConfig,
 }
 
+/// A user with its credentials.
+pub(super) struct User {
+    pub(super) name: String,
+    pub(super) credential: Credential,
+    pub(super) certificate: Option<ClientCertificate>,
+}
+
+/// A certificate with those of its authorities, and the private key.
+pub(crate) struct ClientCertificate {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
@@ -77,16 +90,36 @@ struct NamedContext {
 
 #[derive(Deserialize)]
 struct Context {
+    #[serde(default)]
     cluster: String,
     #[serde(default)]
     user: String,
 }
 
-/// Reads the file. Relative paths in it are relative to its directory.
-pub(super) fn read(path: &Path) -> Result<Parsed, String> {
+/// Reads the users of the file, and the name of the user of the current context, which may be empty.
+pub(super) fn users(path: &Path) -> Result<(Vec<User>, String), String> {
+    let (file, base) = parse(path)?;
+    let mut users = Vec::new();
+    for NamedUser { name, user } in &file.users {
+        let failed = |why: String| format!("users: {name:?}: {why}");
+        let credential = credential(user, base).map_err(failed)?;
+        let certificate = client_certificate(user, base).map_err(failed)?;
+        users.push(User { name: name.clone(), credential, certificate });
+    }
+    let current = file.contexts.into_iter().find(|one| one.name == file.current_context);
+    Ok((users, current.map(|one| one.context.user).unwrap_or_default()))
+}
+
+/// The contents of the file, and its directory. Relative paths in the file are relative to it.
+fn parse(path: &Path) -> Result<(File, &Path), String> {
     let text = read_file(path)?;
-    let file: File = serde_yaml_ng::from_slice(&text).map_err(|error| error.to_string())?;
-    let base = path.parent().unwrap_or(Path::new("."));
+    let file = serde_yaml_ng::from_slice(&text).map_err(|error| error.to_string())?;
+    Ok((file, path.parent().unwrap_or(Path::new("."))))
+}
+
+/// Reads the server and the user of the current context.
+pub(super) fn read(path: &Path) -> Result<Parsed, String> {
+    let (file, base) = parse(path)?;
     let contexts = &file.contexts;
     let current = contexts.iter().find(|one| one.name == file.current_context);
     // As upstream, a file with one context needs no current-context.
@@ -154,6 +187,15 @@ fn tls(cluster: &Cluster, user: &UserFields, base: &Path) -> Result<rustls::Clie
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots);
+    match client_certificate(user, base)? {
+        Some(ClientCertificate { chain, key }) => {
+            builder.with_client_auth_cert(chain, key).map_err(|error| format!("client-certificate: {error}"))
+        }
+        None => Ok(builder.with_no_client_auth()),
+    }
+}
+
+fn client_certificate(user: &UserFields, base: &Path) -> Result<Option<ClientCertificate>, String> {
     let certificate =
         pem("client-certificate", (&user.client_certificate_data, &user.client_certificate), base)?;
     let key = pem("client-key", (&user.client_key_data, &user.client_key), base)?;
@@ -162,9 +204,9 @@ fn tls(cluster: &Cluster, user: &UserFields, base: &Path) -> Result<rustls::Clie
             let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&certificate).collect();
             let chain = chain.map_err(|error| format!("client-certificate: {error}"))?;
             let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key: {error}"))?;
-            builder.with_client_auth_cert(chain, key).map_err(|error| format!("client-certificate: {error}"))
+            Ok(Some(ClientCertificate { chain, key }))
         }
-        (None, None) => Ok(builder.with_no_client_auth()),
+        (None, None) => Ok(None),
         _ => Err("client-certificate and client-key must be given together".to_owned()),
     }
 }
@@ -182,6 +224,15 @@ fn pem(
         }
         (None, Some(path)) => read_file(&base.join(path)).map(Some),
         (None, None) => Ok(None),
+    }
+}
+
+// === impl ClientCertificate ===
+
+impl ClientCertificate {
+    /// Copies of the certificates and of the key.
+    pub(crate) fn parts(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        (self.chain.clone(), self.key.clone_key())
     }
 }
 

@@ -63,6 +63,10 @@ async fn run_verb(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Resul
     if !call.kind.is_stored() {
         return verb::review::run(call).await;
     }
+    if !matches!(call.info.verb, "get" | "list" | "watch") {
+        // A client that accepts no form of the response changes nothing.
+        call.form()?;
+    }
     match call.info.verb {
         "get" => verb::get::run(call).await,
         "list" => verb::list::run(call).await,
@@ -109,6 +113,9 @@ async fn run_subresource_verb(call: &Call, method: &Method, upgrade: ClientUpgra
     if matches!(sub, "binding" | "eviction" | "token") {
         // Their responses cannot be rendered as tables or partial metadata.
         media::negotiate(&call.headers, &call.info.query, &[])?;
+    }
+    if matches!(sub, "status" | "ephemeralcontainers" | "resize" | "approval" | "finalize") {
+        call.form()?;
     }
     let (group, resource) = (&*call.kind.group, &*call.kind.plural);
     match (group, resource, sub, verb) {

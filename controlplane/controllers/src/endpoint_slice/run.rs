@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use coracle_events::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
@@ -22,6 +23,7 @@ pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
+const COMPONENT: &str = "endpoint-slice-controller";
 
 /// Queues changed services, the services of changed pods and slices, those with automatic topology hints when a node
 /// changes, and those with endpoints on a node whose zone changes.
@@ -93,8 +95,19 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let changes = pack::pack(groups, &slices);
     let trigger = trigger(&service, &pods, &slices, &changes);
     let identity = Identity { owner, labels, trigger };
-    apply(context, &key, &identity, changes).await?;
+    if let Err(error) = apply(context, &key, &identity, changes).await {
+        if let Some(event) = failure(&key, &error) {
+            context.record(&*service, COMPONENT, event);
+        }
+        return Err(error);
+    }
     Ok(pause_after(count))
+}
+
+/// The event of a failed write. A conflict has none: the retry reads the new version.
+fn failure(service: &Key, error: &Error) -> Option<Event> {
+    let message = format!("Error updating Endpoint Slices for Service {service}: {}", error.cause());
+    (!error.is_conflict()).then(|| Event::warning("FailedToUpdateEndpointSlices", message))
 }
 
 /// The time of the change that caused these writes. `None` if it is unknown, or if no slice is written.
@@ -201,10 +214,28 @@ fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use coracle_watch::Event;
+    use coracle_watch::Event as Watched;
 
     use super::*;
     use crate::test_api::TestApi;
+
+    #[test]
+    fn a_failed_write_is_reported_unless_it_is_a_conflict() {
+        let of = |code| {
+            let status =
+                kube::core::Status { code, message: "no".to_owned(), ..kube::core::Status::default() };
+            let source = kube::Error::Api(Box::new(status));
+            failure(&Key::new("n", "s"), &Error::Request { verb: "patch", object: String::new(), source })
+        };
+        let event = of(500).unwrap();
+        assert_eq!(event.reason, "FailedToUpdateEndpointSlices");
+        assert!(
+            event.message.starts_with("Error updating Endpoint Slices for Service n/s: "),
+            "{}",
+            event.message
+        );
+        assert!(of(409).is_none());
+    }
 
     #[tokio::test]
     async fn a_changed_zone_of_a_node_queues_the_services_with_endpoints_there() {
@@ -247,8 +278,8 @@ mod tests {
         node("a", "3", json!({}));
         assert_eq!(queued.recv().await.as_deref(), Some("one"));
         // After the first list, a node that was created again may have another zone.
-        caches.nodes.apply(Event::Init);
-        caches.nodes.apply(Event::InitDone);
+        caches.nodes.apply(Watched::Init);
+        caches.nodes.apply(Watched::InitDone);
         node("c", "2", json!({"topology.kubernetes.io/zone": "y"}));
         assert_eq!(queued.recv().await.as_deref(), Some("three"));
     }

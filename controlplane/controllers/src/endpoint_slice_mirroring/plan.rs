@@ -1,5 +1,6 @@
 //! The endpoints of a user's Endpoints, grouped by address family and ports. No I/O.
 
+use coracle_events::Event;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
 
@@ -19,6 +20,21 @@ pub(crate) fn is_mirrored(endpoints: &Endpoints, service: &Service) -> bool {
     let skips = meta.labels.as_ref().and_then(|labels| labels.get(SKIP)).is_some_and(|value| value == "true");
     let is_lock = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(LEADER));
     !skips && !is_lock && service.spec.selector.as_ref().is_none_or(|selector| selector.is_empty())
+}
+
+/// The event about the addresses of Endpoints beyond the maximum. `None` if all are mirrored.
+pub(crate) fn too_many(endpoints: &Endpoints) -> Option<Event> {
+    let count = |list: &Option<Vec<EndpointAddress>>| list.as_ref().map_or(0, Vec::len);
+    let subsets = endpoints.subsets.iter().flatten();
+    let skipped: usize = subsets
+        .map(|subset| count(&subset.addresses) + count(&subset.not_ready_addresses))
+        .map(|addresses| addresses.saturating_sub(ADDRESSES_MAX))
+        .sum();
+    let message = format!(
+        "A max of {ADDRESSES_MAX} addresses can be mirrored to EndpointSlices per Endpoints subset. {skipped} addresses were \
+         skipped"
+    );
+    (skipped > 0).then(|| Event::warning("TooManyAddressesToMirror", message))
 }
 
 /// The desired groups.
@@ -80,6 +96,23 @@ mod tests {
         assert_eq!(shown, [("IPv4", 2), ("IPv6", 1)]);
         assert_eq!(all[0].endpoints[1].conditions.as_ref().unwrap().ready, Some(false));
         assert_eq!(all[0].slice_key.ports[0].protocol.as_deref(), Some("TCP"));
+    }
+
+    #[test]
+    fn addresses_beyond_the_maximum_are_reported() {
+        let of = |count: usize| -> Endpoints {
+            let addresses = vec![json!({"ip": "10.0.0.1"}); count];
+            let subsets = json!([{"addresses": addresses, "notReadyAddresses": [{"ip": "10.0.0.2"}]}]);
+            serde_json::from_value(json!({"metadata": {}, "subsets": subsets})).unwrap()
+        };
+        assert!(too_many(&of(ADDRESSES_MAX - 1)).is_none());
+        let event = too_many(&of(ADDRESSES_MAX + 4)).unwrap();
+        assert_eq!(event.reason, "TooManyAddressesToMirror");
+        assert!(
+            event.message.ends_with("per Endpoints subset. 5 addresses were skipped"),
+            "{}",
+            event.message
+        );
     }
 
     #[test]

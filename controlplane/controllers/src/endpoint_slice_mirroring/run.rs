@@ -11,6 +11,7 @@ use crate::object::{Key, ObjectExt, controller_of};
 use crate::queue::{Next, Queue};
 
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
+const COMPONENT: &str = "endpoint-slice-mirroring-controller";
 
 /// Queues changed Endpoints, and those of changed services and slices.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
@@ -43,6 +44,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let endpoints = caches.endpoints.get(&key).filter(|endpoints| !endpoints.is_being_deleted());
     let Some(endpoints) = endpoints else { return Ok(Next::Wait) };
     let service = caches.services.get(&key).filter(|service| plan::is_mirrored(&endpoints, service));
+    if let Some(event) = service.as_ref().and_then(|_| plan::too_many(&endpoints)) {
+        context.record(&*endpoints, COMPONENT, event);
+    }
     let groups = if service.is_some() { plan::groups(&endpoints) } else { Vec::new() };
     let mut labels = endpoints.metadata.labels.clone().unwrap_or_default();
     labels.insert(SERVICE_NAME.to_owned(), key.name.clone());

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use coracle_events::Event;
 use k8s_openapi::api::core::v1::EndpointSubset;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
@@ -89,7 +91,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
                 metadata["annotations"][trigger_time::ANNOTATION] = json!(trigger);
             }
             let patch = json!({"metadata": metadata, "subsets": subsets});
-            writer.merge(&key, Part::Main, patch).await?;
+            writer.merge(&key, Part::Main, patch).await.map_err(|error| reported(context, &known, error))?;
         }
         None => {
             let mut endpoints = json!({"metadata": {"name": key.name, "labels": labels}, "subsets": subsets});
@@ -102,7 +104,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             }
             match writer.create(&key.namespace, endpoints).await {
                 Err(error) if !is_already_exists(&error) && !is_namespace_terminating(&error) => {
-                    return Err(failed("create")(error));
+                    return Err(reported(context, &absent(&key), failed("create")(error)));
                 }
                 Ok(_) | Err(_) => {}
             }
@@ -111,12 +113,39 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(pause_after(count))
 }
 
+/// Records the event of a failed write. Returns the error.
+fn reported(context: &Context, endpoints: &Endpoints, error: Error) -> Error {
+    context.record(endpoints, COMPONENT, failure(endpoints, &error.cause()));
+    error
+}
+
+/// The event of a failed write. Endpoints without a uid could not be created.
+fn failure(endpoints: &Endpoints, cause: &str) -> Event {
+    let key = endpoints.key();
+    match endpoints.metadata.uid {
+        Some(_) => {
+            Event::warning("FailedToUpdateEndpoint", format!("Failed to update endpoint {key}: {cause}"))
+        }
+        None => Event::warning(
+            "FailedToCreateEndpoint",
+            format!("Failed to create endpoint for service {key}: {cause}"),
+        ),
+    }
+}
+
+/// The Endpoints that could not be created, for an event.
+fn absent(key: &Key) -> Endpoints {
+    let (name, namespace) = (Some(key.name.clone()), Some(key.namespace.clone()));
+    Endpoints { metadata: ObjectMeta { name, namespace, ..ObjectMeta::default() }, subsets: None }
+}
+
 fn count_addresses(subset: &EndpointSubset) -> usize {
     [&subset.addresses, &subset.not_ready_addresses].into_iter().flatten().map(Vec::len).sum()
 }
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGER: &str = "endpoint-controller";
+const COMPONENT: &str = "endpoint-controller";
 
 /// Annotation of Endpoints without addresses beyond the maximum, and its value.
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
@@ -148,4 +177,23 @@ fn is_current(known: &Endpoints, subsets: &[EndpointSubset], labels: &Value) -> 
         .flatten()
         .all(|(name, value)| own.get(name).map(String::as_str) == value.as_str());
     labelled && known.subsets.as_deref().unwrap_or_default() == subsets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_is_reported_with_its_object_and_cause() {
+        let mut endpoints = absent(&Key::new("n", "s"));
+        let created = failure(&endpoints, "no");
+        let expect = "Failed to create endpoint for service n/s: no";
+        assert_eq!((created.reason, &*created.message), ("FailedToCreateEndpoint", expect));
+        endpoints.metadata.uid = Some("u".to_owned());
+        let updated = failure(&endpoints, "no");
+        assert_eq!(
+            (updated.reason, &*updated.message),
+            ("FailedToUpdateEndpoint", "Failed to update endpoint n/s: no")
+        );
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::plan::{FOREGROUND, ORPHAN, Owner};
@@ -236,6 +237,20 @@ impl Item {
     /// Whether the object waits for the deletion of its dependents.
     pub(crate) fn is_foreground(&self) -> bool {
         self.state == State::Foreground
+    }
+
+    /// A reference to the object, for its events.
+    pub(crate) fn reference(&self, uid: &str) -> ObjectReference {
+        let resource = &self.kind.resource;
+        let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        ObjectReference {
+            api_version: text(&resource.api_version),
+            kind: text(&resource.kind),
+            namespace: text(&self.key.namespace),
+            name: text(&self.key.name),
+            uid: text(uid),
+            ..ObjectReference::default()
+        }
     }
 
     /// The state of an owner of the object that is in the graph.

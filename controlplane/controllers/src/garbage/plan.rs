@@ -1,5 +1,6 @@
 //! The action for one object, from the state of its owners and dependents.
 
+use coracle_events::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::PropagationPolicy;
 
@@ -88,6 +89,16 @@ pub(crate) fn plan(observed: &ObservedObject<'_>) -> Action {
         PropagationPolicy::Background
     };
     Action::Delete { policy, unblock: false }
+}
+
+/// The event about an object whose owner exists, but not in its namespace.
+pub(crate) fn foreign_owner(owner: &OwnerReference, namespace: &str) -> Event {
+    let OwnerReference { api_version, kind, name, uid, .. } = owner;
+    let message = format!(
+        "ownerRef [{api_version}/{kind}, namespace: {namespace}, name: {name}, uid: {uid}] does not exist in namespace \
+         {namespace:?}"
+    );
+    Event::warning("OwnerRefInvalidNamespace", message)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::actions::{apply, drop_finalizer};
 use super::graph::{FollowUp, Graph};
-use super::plan::{Action, ORPHAN, ObservedObject, Owner, plan};
+use super::plan::{Action, ORPHAN, ObservedObject, Owner, foreign_owner, plan};
 use crate::api_kind::{ApiKind, Meta};
 use crate::cache::Cache;
 use crate::context::Context;
@@ -25,6 +25,8 @@ use crate::error::Error;
 use crate::object::{Key, Object};
 use crate::queue::{Next, Queue};
 use crate::watch::retry;
+
+const COMPONENT: &str = "garbage-collector-controller";
 
 /// The garbage collector: the graph and the queues.
 pub(crate) struct Collector {
@@ -347,7 +349,12 @@ impl Collector {
         };
         let mut owners = Vec::new();
         for owner in live.metadata.owner_references.iter().flatten() {
-            owners.push((owner, self.owner(context, &item, owner).await?));
+            let state = self.owner(context, &item, owner).await?;
+            if state == Owner::Absent && self.is_foreign(&item, owner) {
+                let event = foreign_owner(owner, &item.key.namespace);
+                context.recorder.record(item.reference(&uid), COMPONENT, event);
+            }
+            owners.push((owner, state));
         }
         let observed = ObservedObject {
             meta: &live.metadata,
@@ -368,6 +375,11 @@ impl Collector {
             action => apply(context, &item.kind, &item.key, &live.metadata, action).await?,
         }
         Ok(Next::Wait)
+    }
+
+    /// Whether an owner exists in another namespace, where it cannot own the object.
+    fn is_foreign(&self, item: &super::graph::Item, owner: &OwnerReference) -> bool {
+        self.lock().get(&owner.uid).is_some_and(|known| item.owner_state(known) == Owner::Absent)
     }
 
     /// The state of an owner. Owners that are not in the graph are looked up in the API server.
@@ -449,16 +461,45 @@ mod tests {
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "K", "metadata": value})).unwrap()
     }
 
-    #[tokio::test]
-    async fn dependents_of_a_removed_custom_resource_are_collected_and_those_of_another_kind_stay() {
-        let collector = Collector {
+    fn collector() -> Collector {
+        Collector {
             graph: Mutex::default(),
             attempts: Queue::new(),
             orphans: Queue::new(),
             kinds: Mutex::default(),
             removed: Mutex::default(),
             kinds_changed: Notify::new(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn an_owner_in_another_namespace_is_reported() {
+        let (collector, kind, mut seen) = (collector(), kind("Thing", true), HashSet::new());
+        let reference = json!({"apiVersion": "v1", "kind": "Thing", "name": "owner", "uid": "owner"});
+        for (namespace, uid, owners) in [
+            ("a", "owner", json!([])),
+            ("a", "own", json!([reference])),
+            ("b", "foreign", json!([reference])),
+        ] {
+            let meta = json!({"name": uid, "namespace": namespace, "uid": uid, "ownerReferences": owners});
+            collector.apply_event(&kind, Event::Apply(object(meta)), &mut seen);
+        }
+        let owner: OwnerReference = serde_json::from_value(reference).unwrap();
+        let item = |uid: &str| collector.lock().get(uid).cloned().unwrap();
+        assert!(
+            collector.is_foreign(&item("foreign"), &owner) && !collector.is_foreign(&item("own"), &owner)
+        );
+        let about = item("foreign").reference("foreign");
+        assert_eq!((about.namespace.as_deref(), about.uid.as_deref()), (Some("b"), Some("foreign")));
+        let event = foreign_owner(&owner, "b");
+        let expect =
+            "ownerRef [v1/Thing, namespace: b, name: owner, uid: owner] does not exist in namespace \"b\"";
+        assert_eq!((event.reason, &*event.message), ("OwnerRefInvalidNamespace", expect));
+    }
+
+    #[tokio::test]
+    async fn dependents_of_a_removed_custom_resource_are_collected_and_those_of_another_kind_stay() {
+        let collector = collector();
         let definitions = ApiKind {
             resource: kube::core::ApiResource {
                 group: "apiextensions.k8s.io".to_owned(),

@@ -35,6 +35,10 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let (services, cache) = (&context.caches.services, &context.caches.ip_addresses);
     let Ok(address) = key.name.parse::<IpAddr>() else { return Ok(Next::Wait) };
+    if !cache.is_served() {
+        // A server of an earlier version has no IPAddresses, and another server may forbid them.
+        return Ok(Next::Wait);
+    }
     let holders = context.service_addresses.services(address).into_iter();
     // If another program has stored two services with one address, the oldest service gets it.
     let service = holders
@@ -63,4 +67,30 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         None => {}
     }
     Ok(Next::Wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::object::Service;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn without_ip_addresses_nothing_is_written() {
+        let api = TestApi::new(&[(
+            "/apis/networking.k8s.io/v1/ipaddresses",
+            json!({"metadata": {"name": "10.0.0.1"}}),
+        )]);
+        let caches = &api.context.caches;
+        listen(&api.context, &Arc::new(Queue::new()));
+        let service = json!({"metadata": {"name": "s", "namespace": "n", "uid": "u", "resourceVersion": "1"},
+            "spec": {"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"]}});
+        let service: Service = serde_json::from_value(service).unwrap();
+        caches.services.written(service);
+        caches.ip_addresses.set_unserved();
+        assert!(matches!(reconcile(&api.context, Key::new("", "10.0.0.1")).await.unwrap(), Next::Wait));
+        assert!(api.writes().is_empty());
+    }
 }

@@ -48,19 +48,44 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let first = |range, others: &[_]| addresses.first_only_in(range, others);
     for action in plan::plan(&cidr, &others, first, Timestamp::now()) {
         let uid = cidr.uid();
-        match action {
+        let (part, patch) = match action {
             Action::SetFinalizers(finalizers) => {
                 let version = &cidr.metadata.resource_version;
                 let patch =
                     json!({"metadata": {"uid": uid, "resourceVersion": version, "finalizers": finalizers}});
-                context.writer(cache).merge(&key, Part::Main, patch).await?;
+                (Part::Main, patch)
             }
-            Action::SetStatus(status) => {
-                let patch = json!({"metadata": {"uid": uid}, "status": status});
-                context.writer(cache).merge(&key, Part::Status, patch).await?;
-            }
+            Action::SetStatus(status) => (Part::Status, json!({"metadata": {"uid": uid}, "status": status})),
             Action::Wait(time) => return Ok(Next::After(time)),
+        };
+        match context.writer(cache).merge(&key, part, patch).await {
+            Ok(_) => {}
+            // The next change queues the ServiceCIDR again. Upstream gives up after 15 attempts.
+            Err(error) if error.is_refused() => {
+                tracing::warn!(%key, %error, cause = error.cause(), "a service range cannot be changed");
+                return Ok(Next::Wait);
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(Next::Wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::ServiceCIDR;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_service_range_that_is_gone_is_not_tried_again() {
+        let api = TestApi::new(&[]);
+        let cidr = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"},
+            "spec": {"cidrs": ["10.0.0.0/24"]}, "status": {}});
+        let cidr: ServiceCIDR = serde_json::from_value(cidr).unwrap();
+        api.context.caches.service_cidrs.written(cidr);
+        let next = reconcile(&api.context, Key::new("", "a")).await.unwrap();
+        assert!(matches!(next, Next::Wait));
+        assert_eq!(api.writes().len(), 1, "the status is not written after the finalizers");
+    }
 }

@@ -2,16 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{child, child_of, fill, fill_absent, present};
+use super::{child, child_of, fill, fill_absent, volume::disk};
 
 /// Sets the defaults of a PersistentVolume.
 pub(crate) fn volume(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "persistentVolumeReclaimPolicy", "Retain");
     fill_absent(spec, "volumeMode", "Filesystem");
-    if let Some(path) = present(spec, "hostPath") {
-        path.entry("type").or_insert_with(|| "".into());
-    }
+    disk(spec);
     if let Some(status) = child(object, "status") {
         fill(status, "phase", "Pending");
     }

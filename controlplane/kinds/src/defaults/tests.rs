@@ -35,6 +35,30 @@ fn a_negative_grace_period_of_a_pod_is_one_second() {
 }
 
 #[test]
+fn disks_of_pods_and_of_volumes_have_the_same_defaults() {
+    let given = [
+        ("hostPath", json!({"path": "/x"})),
+        ("iscsi", json!({"targetPortal": "a"})),
+        ("rbd", json!({"monitors": ["a"], "image": "b", "user": "u"})),
+        ("azureDisk", json!({"diskName": "a", "fsType": "xfs"})),
+        ("scaleIO", json!({"gateway": "a"})),
+    ];
+    let expect = [
+        json!({"path": "/x", "type": ""}),
+        json!({"targetPortal": "a", "iscsiInterface": "default"}),
+        json!({"monitors": ["a"], "image": "b", "user": "u", "pool": "rbd", "keyring": "/etc/ceph/keyring"}),
+        json!({"diskName": "a", "fsType": "xfs", "cachingMode": "ReadWrite", "readOnly": false, "kind": "Shared"}),
+        json!({"gateway": "a", "storageMode": "ThinProvisioned", "fsType": "xfs"}),
+    ];
+    for ((name, source), expect) in given.into_iter().zip(expect) {
+        let pod = json!({"spec": {"volumes": [{"name": "v", name: source}]}});
+        assert_eq!(defaulted("v1", "Pod", pod)["spec"]["volumes"][0][name], expect, "{name}");
+        let volume = json!({"spec": {name: source}});
+        assert_eq!(defaulted("v1", "PersistentVolume", volume)["spec"][name], expect, "{name}");
+    }
+}
+
+#[test]
 fn sources_of_variables_are_filled() {
     let env = json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "B", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "k"}}},

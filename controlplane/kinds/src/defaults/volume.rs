@@ -17,9 +17,6 @@ pub(super) fn volume(volume: &mut Map<String, Value>) {
             fill(source, "defaultMode", MODE);
         }
     }
-    if let Some(path) = present(volume, "hostPath") {
-        path.entry("type").or_insert_with(|| "".into());
-    }
     if let Some(api) = present(volume, "downwardAPI") {
         field_references(api);
     }
@@ -38,12 +35,35 @@ pub(super) fn volume(volume: &mut Map<String, Value>) {
             super::container::pull_policy(image.get("reference").and_then(Value::as_str).unwrap_or_default());
         fill(image, "pullPolicy", policy);
     }
-    if let Some(iscsi) = present(volume, "iscsi") {
-        fill(iscsi, "iscsiInterface", "default");
-    }
+    disk(volume);
     let claim = present(volume, "ephemeral").and_then(|ephemeral| present(ephemeral, "volumeClaimTemplate"));
     if let Some(spec) = claim.and_then(|claim| present(claim, "spec")) {
         fill_absent(spec, "volumeMode", "Filesystem");
+    }
+}
+
+/// Sets the defaults of the sources that pods and PersistentVolumes have in common.
+pub(super) fn disk(sources: &mut Map<String, Value>) {
+    if let Some(path) = present(sources, "hostPath") {
+        fill_absent(path, "type", "");
+    }
+    if let Some(iscsi) = present(sources, "iscsi") {
+        fill(iscsi, "iscsiInterface", "default");
+    }
+    if let Some(rbd) = present(sources, "rbd") {
+        fill(rbd, "pool", "rbd");
+        fill(rbd, "user", "admin");
+        fill(rbd, "keyring", "/etc/ceph/keyring");
+    }
+    if let Some(azure) = present(sources, "azureDisk") {
+        fill_absent(azure, "cachingMode", "ReadWrite");
+        fill_absent(azure, "fsType", "ext4");
+        fill_absent(azure, "readOnly", false);
+        fill_absent(azure, "kind", "Shared");
+    }
+    if let Some(scale_io) = present(sources, "scaleIO") {
+        fill(scale_io, "storageMode", "ThinProvisioned");
+        fill(scale_io, "fsType", "xfs");
     }
 }
 

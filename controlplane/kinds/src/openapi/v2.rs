@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
+use super::{list, paths};
 use crate::kind::built_in;
 use crate::resource::Resources;
 use crate::schema::model::definitions_text;
@@ -29,7 +30,10 @@ pub fn json(set: &Resources) -> Value {
         let schema = resource.definition_v2.as_deref().or(resource.definition.as_deref())?;
         Some((resource.schema.clone().into_owned(), schema_of(schema)))
     });
-    let definitions: Map<String, Value> = built_in.chain(custom).collect();
+    let typed = &file["definitions"][super::DELETE_OPTIONS];
+    let lists = set.iter().filter_map(|resource| list::custom(resource, typed));
+    let lists = lists.map(|(name, schema)| (name, schema_of(&schema)));
+    let definitions: Map<String, Value> = built_in.chain(lists).chain(custom).collect();
     json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": file["version"]},
@@ -95,26 +99,33 @@ fn reference_of(value: &Value) -> Value {
     value.as_str().unwrap_or_default().replace(V3, V2).into()
 }
 
-/// One path per kind, with the parameters of its PATCH. Clients need no other paths.
+/// The paths of objects and of their subresources, with the parameters of their PATCH. Clients need no other operations.
 fn paths(set: &Resources) -> Map<String, Value> {
-    let patched = set.iter().filter(|kind| kind.has_verb("patch"));
-    patched
-        .map(|kind| {
-            let root = if kind.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", kind.group) };
-            let place = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
-            let path = format!("{root}/{}{place}/{}/{{name}}", kind.version, kind.plural);
-            let parameters = ["dryRun", "fieldManager", "fieldValidation"]
-                .map(|name| json!({"name": name, "in": "query", "type": "string"}));
-            let of = json!({"group": kind.group, "kind": kind.kind, "version": kind.version});
-            let patch = json!({
-                "parameters": parameters,
-                "responses": {"200": {"description": "OK", "schema": {"$ref": format!("{V2}{}", kind.schema)}}},
-                "x-kubernetes-action": "patch",
-                "x-kubernetes-group-version-kind": of,
-            });
-            (path, json!({"patch": patch}))
-        })
-        .collect()
+    let mut found = Map::new();
+    for kind in set.iter().filter(|kind| kind.has_verb("patch")) {
+        let root = if kind.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", kind.group) };
+        let place = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
+        let path = format!("{root}/{}{place}/{}/{{name}}", kind.version, kind.plural);
+        for sub in kind.subresources.iter().filter(|sub| sub.verbs.iter().any(|verb| verb == "patch")) {
+            if let Some(schema) = paths::body_of(kind, sub) {
+                found.insert(format!("{path}/{}", sub.name), patch(schema, &paths::type_of(kind, Some(sub))));
+            }
+        }
+        found.insert(path, patch(&kind.schema, &paths::type_of(kind, None)));
+    }
+    found
+}
+
+/// A path with a PATCH. `of` names the kind.
+fn patch(schema: &str, of: &Value) -> Value {
+    let parameters = ["dryRun", "fieldManager", "fieldValidation"]
+        .map(|name| json!({"name": name, "in": "query", "type": "string"}));
+    json!({"patch": {
+        "parameters": parameters,
+        "responses": {"200": {"description": "OK", "schema": {"$ref": format!("{V2}{schema}")}}},
+        "x-kubernetes-action": "patch",
+        "x-kubernetes-group-version-kind": of,
+    }})
 }
 
 // === messages ===

@@ -15,6 +15,11 @@ const MAPPINGS: &str = "nodeAllocatableResourceMappings";
 /// Fields of a device's attribute of the gate `DRAListTypeAttributes`.
 const LISTS: [&str; 4] = ["bools", "ints", "strings", "versions"];
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
+/// Field of a pod's status of the gate `DRANodeAllocatableResources`.
+const CLAIM_STATUSES: &str = "nodeAllocatableResourceClaimStatuses";
+/// Field of a volume mount in a pod's status of the gate `ImageVolumeWithDigest`.
+const VOLUME_STATUS: &str = "volumeStatus";
+const STATUSES: [&str; 3] = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"];
 
 /// Removes the fields from a new object, or from an update. `old` is the stored object of an update.
 pub(super) fn drop_fields(kind: &Resource, object: &mut Value, old: Option<&Value>) {
@@ -30,6 +35,13 @@ pub(super) fn drop_fields(kind: &Resource, object: &mut Value, old: Option<&Valu
         // The gate is `VolumeLimitScaling`.
         drop_field(object.get_mut("spec"), "preventPodSchedulingIfMissing", old.map(|old| &old["spec"]));
     }
+    if kind.is("", "Node") {
+        // Nodes had these fields until Kubernetes 1.23.
+        drop_field(object.get_mut("spec"), "configSource", old.map(|old| &old["spec"]));
+        if old.is_none() {
+            drop_field(object.get_mut("status"), "config", None);
+        }
+    }
     if kind.is("resource.k8s.io", "ResourceSlice") {
         slice(object, old);
     }
@@ -39,6 +51,24 @@ pub(super) fn drop_fields(kind: &Resource, object: &mut Value, old: Option<&Valu
         && let Some(spec) = object.pointer_mut(&path)
     {
         pod_spec(spec, old.and_then(|old| old.pointer(&path)));
+    }
+}
+
+/// Removes the fields from the status of a pod, unless the old status has them. Source: `dropDisabledPodStatusFields`.
+pub(super) fn drop_status_fields(pod: &mut Value, old: &Value) {
+    let old = &old["status"];
+    drop_field(pod.get_mut("status"), CLAIM_STATUSES, Some(old));
+    let containers = STATUSES.iter().filter_map(|list| old[*list].as_array()).flatten();
+    let mut mounts = containers.filter_map(|container| container["volumeMounts"].as_array()).flatten();
+    if mounts.any(|mount| !mount[VOLUME_STATUS].is_null()) {
+        return;
+    }
+    let Some(status) = pod.get_mut("status") else { return };
+    for list in STATUSES {
+        for container in elements(status, list) {
+            elements(container, "volumeMounts")
+                .for_each(|mount| drop_field(Some(mount), VOLUME_STATUS, None));
+        }
     }
 }
 
@@ -125,7 +155,7 @@ mod tests {
 
     use super::*;
     use crate::kind::by_kind;
-    use crate::strategy::{prepare_for_create, prepare_for_update};
+    use crate::strategy::{prepare_for_create, prepare_for_status_update, prepare_for_update};
 
     fn pod() -> Value {
         let sources = json!([{"clusterTrustBundle": {"name": "a"}}, {"podCertificate": {"keyType": "ED25519"}},
@@ -185,6 +215,38 @@ mod tests {
         assert_eq!(new["spec"], old["spec"]);
         prepare_for_update(kind, &mut new, &json!({"metadata": {"name": "x"}, "spec": {}}));
         assert!(!new.to_string().contains("stopSignal"));
+    }
+
+    #[test]
+    fn fields_of_disabled_features_are_removed_from_the_status_of_pods() {
+        let kind = by_kind("v1", "Pod").unwrap();
+        let mount = json!({"name": "v", "mountPath": "/v", "volumeStatus": {"image": {"imageRef": "r"}}});
+        let whole = json!({"metadata": {"name": "p"}, "spec": {}, "status": {
+            "nodeAllocatableResourceClaimStatuses": [{"resourceClaimName": "c"}],
+            "initContainerStatuses": [{"name": "a", "volumeMounts": [mount]}]}});
+        let mut new = whole.clone();
+        prepare_for_status_update(kind, &mut new, &json!({"metadata": {"name": "p"}, "spec": {}}));
+        let mounts = &new["status"]["initContainerStatuses"][0]["volumeMounts"];
+        assert_eq!(*mounts, json!([{"name": "v", "mountPath": "/v"}]));
+        assert_eq!(new["status"].get(CLAIM_STATUSES), None);
+        let mut kept = whole.clone();
+        prepare_for_status_update(kind, &mut kept, &whole);
+        assert_eq!(kept["status"], whole["status"]);
+    }
+
+    #[test]
+    fn a_node_has_no_source_of_its_configuration() {
+        let kind = by_kind("v1", "Node").unwrap();
+        let whole =
+            json!({"metadata": {"name": "n"}, "spec": {"configSource": {"configMap": {"name": "m"}}}});
+        let mut new = whole.clone();
+        new["status"] = json!({"config": {"error": "e"}, "phase": "Running"});
+        prepare_for_create(kind, &mut new);
+        assert_eq!(new["spec"].get("configSource"), None);
+        assert_eq!(new["status"].get("config"), None);
+        let mut kept = whole.clone();
+        prepare_for_update(kind, &mut kept, &whole);
+        assert_eq!(kept["spec"], whole["spec"], "an earlier version stored it");
     }
 
     #[test]

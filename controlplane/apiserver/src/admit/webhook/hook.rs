@@ -6,7 +6,7 @@ use coracle_admission_policies::Conditions;
 use serde_json::Value;
 
 use super::super::matching::Matching;
-use crate::webhook_client::Endpoint;
+use crate::{remote::identities::Identities, webhook_client::Endpoint};
 
 /// A parsed webhook.
 pub(in crate::admit) struct Hook {
@@ -27,8 +27,8 @@ pub(in crate::admit) struct Hook {
 // === impl Hook ===
 
 impl Hook {
-    /// Parses a webhook of a validated configuration with defaults.
-    pub(crate) fn read(hook: &Value) -> Self {
+    /// Parses a webhook of a validated configuration with defaults. The identities are those of the server.
+    pub(crate) fn read(hook: &Value, identities: &Identities) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let seconds = hook["timeoutSeconds"].as_u64().unwrap_or(10);
         let versions = hook["admissionReviewVersions"].as_array().into_iter().flatten();
@@ -37,7 +37,11 @@ impl Hook {
             name: text(&hook["name"]),
             matching: Matching::of_webhook(hook),
             conditions: Conditions::read(&hook["matchConditions"], false),
-            endpoint: Endpoint::read(&hook["clientConfig"], Duration::from_secs(seconds)),
+            endpoint: Endpoint::authenticated(
+                &hook["clientConfig"],
+                Duration::from_secs(seconds),
+                identities,
+            ),
             fail_closed: hook["failurePolicy"] != "Ignore",
             dry_run: matches!(hook["sideEffects"].as_str(), Some("None" | "NoneOnDryRun")),
             reinvoke: hook["reinvocationPolicy"] == "IfNeeded",

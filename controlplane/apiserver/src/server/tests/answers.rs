@@ -147,6 +147,61 @@ async fn responses_may_be_yaml() {
 }
 
 #[tokio::test]
+async fn a_client_that_accepts_no_form_of_the_response_changes_nothing() {
+    let server = Fixture::new().await;
+    server.post(MAPS, config_map("m", json!({}))).await;
+    let map = format!("{MAPS}/m");
+    let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let list = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+    let watch = format!("{MAPS}?watch=1");
+    for (method, path, accept) in [
+        ("GET", MAPS, one),
+        ("GET", &*map, list),
+        ("GET", &*watch, list),
+        ("POST", MAPS, list),
+        ("POST", MAPS, "text/html"),
+        ("DELETE", &*map, list),
+        ("DELETE", &*map, "text/html"),
+        ("DELETE", MAPS, one),
+        ("DELETE", MAPS, "text/html"),
+    ] {
+        let body = if method == "POST" { config_map("n", json!({})) } else { json!({}) };
+        let refused = server.send(admin(), accepting(method, path, accept, body)).await;
+        let found = (refused.code, &refused.body["reason"]);
+        assert_eq!(found, (406, &json!("NotAcceptable")), "{method} {path} {accept}");
+    }
+    assert_eq!(server.get(&map).await.code, 200);
+    assert_eq!(server.get(&format!("{MAPS}/n")).await.code, 404);
+    let metadata = server.send(admin(), accepting("GET", MAPS, list, json!({}))).await;
+    assert_eq!((metadata.code, &metadata.body["kind"]), (200, &json!("PartialObjectMetadataList")));
+}
+
+#[tokio::test]
+async fn deprecated_and_ignored_fields_have_warnings() {
+    let server = Fixture::new().await;
+    let mut labelled = pod("p");
+    labelled["spec"]["nodeSelector"] = json!({"beta.kubernetes.io/os": "linux"});
+    let warnings = |answer: &Answer| {
+        let values = answer.headers.get_all("warning").iter();
+        values.map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let made = server.post(PODS, labelled).await;
+    let expect = "299 - \"spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \\\"kubernetes.io/os\\\" instead\"";
+    assert_eq!((made.code, warnings(&made)), (201, vec![expect.to_owned()]), "{}", made.body);
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(warnings(&server.merge(&format!("{PODS}/p"), labels).await), [""; 0]);
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}], "trafficDistribution": "PreferClose"}});
+    let made = server.post(SERVICES, service).await;
+    let expect =
+        ["299 - \"spec.trafficDistribution: \\\"PreferClose\\\" is deprecated; use \\\"PreferSameZone\\\"\""];
+    assert_eq!(warnings(&made), expect, "{}", made.body);
+    let changed = server.merge(&format!("{SERVICES}/s"), json!({"metadata": {"labels": {"a": "b"}}})).await;
+    assert_eq!(warnings(&changed), expect, "updates have the warnings, too");
+    let plain = server.post(PODS, pod("q")).await;
+    assert_eq!((plain.code, warnings(&plain)), (201, vec![]));
+}
+
+#[tokio::test]
 async fn errors_list_the_accepted_media_types() {
     let server = Fixture::new().await;
     let objects = "application/json, application/yaml, application/vnd.kubernetes.protobuf";

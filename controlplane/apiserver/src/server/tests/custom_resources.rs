@@ -114,6 +114,45 @@ async fn a_definition_is_served_until_it_is_deleted() {
 }
 
 #[tokio::test]
+async fn documents_have_the_subresources_and_the_lists_of_a_custom_resource() {
+    let server = Fixture::new().await;
+    established(&server, definition("foos", "Foo")).await;
+    let known = |root: &Value| !root["paths"]["apis/example.com/v1"].is_null();
+    until(&server, "/openapi/v3", known).await;
+    let document = server.get("/openapi/v3/apis/example.com/v1").await.body;
+    let (paths, schemas) = (&document["paths"], &document["components"]["schemas"]);
+    let base = "/apis/example.com/v1/namespaces/{namespace}/foos";
+    let own = json!({"group": "example.com", "kind": "Foo", "version": "v1"});
+    for (sub, schema) in [("status", "com.example.v1.Foo"), ("scale", "io.k8s.api.autoscaling.v1.Scale")] {
+        let item = &paths[&format!("{base}/{{name}}/{sub}")];
+        for method in ["get", "put", "patch"] {
+            let found = &item[method]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"];
+            assert_eq!(*found, format!("#/components/schemas/{schema}"), "{sub} {method}");
+            assert_eq!(item[method]["x-kubernetes-group-version-kind"], own, "{sub} {method}");
+        }
+        assert!(schemas.get(schema).is_some(), "{schema}");
+        let bodies = item["patch"]["requestBody"]["content"].as_object().unwrap();
+        assert!(!bodies.contains_key("application/strategic-merge-patch+json"), "{sub}");
+    }
+    let list = "#/components/schemas/com.example.v1.FooList";
+    for path in ["/apis/example.com/v1/foos", base] {
+        let found = &paths[path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"];
+        assert_eq!(found, list, "{path}");
+    }
+    let list = &schemas["com.example.v1.FooList"];
+    assert_eq!(list["properties"]["items"]["items"]["$ref"], "#/components/schemas/com.example.v1.Foo");
+    assert_eq!(list["x-kubernetes-group-version-kind"][0]["kind"], "FooList");
+    assert_eq!(list["x-kubernetes-selectable-fields"], json!([{"fieldPath": "spec.size"}]));
+    assert!(list["properties"]["kind"]["description"].as_str().unwrap().starts_with("Kind is a string"));
+
+    let old = server.get("/openapi/v2").await.body;
+    let list = &old["definitions"]["com.example.v1.FooList"]["properties"];
+    assert_eq!(list["items"]["items"]["$ref"], "#/definitions/com.example.v1.Foo");
+    assert_eq!(list["metadata"]["$ref"], "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta");
+    assert!(old["paths"][&format!("{base}/{{name}}/status")]["patch"].is_object());
+}
+
+#[tokio::test]
 async fn definitions_and_objects_survive_a_restart() {
     let server = Fixture::new().await;
     established(&server, definition("foos", "Foo")).await;

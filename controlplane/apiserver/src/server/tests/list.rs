@@ -75,6 +75,10 @@ async fn deprecated_paths_of_watches_are_served() {
         assert_eq!(event["type"], "ADDED", "{path}: {event}");
         assert_eq!(event["object"]["metadata"]["name"], name, "{path}");
     }
+    for path in ["configmaps/b", "pods/p"] {
+        let answer = server.get(&format!("/api/v1/watch/{path}")).await;
+        assert_eq!((answer.code, &answer.body["reason"]), (404, &json!("NotFound")), "{path}");
+    }
 }
 
 #[tokio::test]
