@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use coracle_cri::CgroupDriver;
@@ -227,22 +226,9 @@ fn name_of_slice(slice: &str) -> Option<String> {
     Some(slice.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"))
 }
 
-/// Removes the directories from the leaves up: rmdir removes a cgroup's files, too.
+/// Removes a cgroup and all below it. Containers can have made them.
 pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
-    match fs::remove_dir(dir) {
-        Ok(()) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(_busy_or_not_empty) => {}
-    }
-    for child in child_names(dir) {
-        remove_dir(&dir.join(child))?;
-    }
-    match fs::remove_dir(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(CgroupError::Remove { path: dir.to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
+    coracle_tree::cgroup::remove(dir).map_err(|source| CgroupError::Remove { path: dir.to_owned(), source })
 }
 
 #[cfg(test)]
