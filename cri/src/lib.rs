@@ -34,6 +34,7 @@ mod list_stream;
 mod lock;
 mod metrics;
 mod names;
+mod namespace_limits;
 mod namespaces;
 mod nri;
 mod pidfd;

@@ -22,6 +22,7 @@ use crate::exec_killer::ExecKiller;
 use crate::exit_recorder::ExitRecorder;
 use crate::host::Host;
 use crate::names::Names;
+use crate::namespace_limits;
 use crate::nri::PluginHooks;
 use crate::plugin_host::PluginHost;
 use crate::profiles::SecurityProfiles;
@@ -135,6 +136,7 @@ impl Components {
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)
             .map_err(|why| Error::invalid("cgroup_root", why))?;
         Cgroups::check_driver(config.cgroup_driver)?;
+        namespace_limits::raise();
         let host = Host::detect(&cgroups)?;
         let records = Records::open(&config)?;
         let events = Events::open(records.delivered_file())?;
