@@ -152,7 +152,11 @@ impl Cgroups {
         let parent = CgroupParent(self.shared.tree.absolute(&path));
         let exists = self.shared.tree.directories(&path).iter().any(|dir| dir.exists());
         let operation = if exists { CgroupOperation::Update } else { CgroupOperation::Create };
-        let ensured = self.run_blocking(move |tree| tree.ensure(&path, &wanted));
+        let ensured = self.run_blocking(move |tree| {
+            tree.ensure(&path, &wanted)?;
+            tree.limit_descendants(&path);
+            Ok(())
+        });
         self.operations().measure(operation, ensured).await?;
         Ok(parent)
     }
