@@ -22,12 +22,12 @@ use crate::exec_killer::ExecKiller;
 use crate::exit_recorder::ExitRecorder;
 use crate::host::Host;
 use crate::names::Names;
-use crate::namespace_limits;
 use crate::nri::PluginHooks;
 use crate::plugin_host::PluginHost;
 use crate::profiles::SecurityProfiles;
 use crate::records::Records;
 use crate::recover::Recovery;
+use crate::root_limits;
 use crate::selinux::Selinux;
 use crate::services::checkpoints::CheckpointService;
 use crate::services::containers::ContainerService;
@@ -136,7 +136,7 @@ impl Components {
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)
             .map_err(|why| Error::invalid("cgroup_root", why))?;
         Cgroups::check_driver(config.cgroup_driver)?;
-        namespace_limits::raise();
+        root_limits::raise();
         let host = Host::detect(&cgroups)?;
         let records = Records::open(&config)?;
         let events = Events::open(records.delivered_file())?;
