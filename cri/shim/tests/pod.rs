@@ -78,6 +78,7 @@ const TESTS: &[(&str, Run)] = tests![
     exec::absent_and_non_executable_commands_are_distinguished,
     exec::an_exec_with_a_terminal_has_one,
     exec::a_terminal_without_a_client_is_hung_up,
+    exec::execs_of_a_frozen_container_leave_descriptors_for_the_pod,
     exec::an_exec_as_another_user_has_its_ids_and_no_more_rights,
     keys::a_container_has_no_key_of_the_runtime,
     attach::readers_get_what_is_written_and_a_slow_one_is_dropped,
