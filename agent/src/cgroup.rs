@@ -115,7 +115,8 @@ impl Cgroups {
     /// Creates `kubepods` and the QoS classes with their weights.
     pub fn ensure_qos(&self) -> Result<(), CgroupError> {
         let Shared { config, tree, .. } = &*self.shared;
-        let node = Limits { shares: Some(cpu::shares(config.cpu_millis)), ..Limits::default() };
+        let shares = Some(cpu::shares(config.cpu_millis));
+        let node = Limits { shares, pids: pids_of_all_pods(), ..Limits::default() };
         tree.ensure("kubepods", &node)?;
         tree.inherit_cpusets("kubepods");
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
@@ -152,7 +153,11 @@ impl Cgroups {
         let parent = CgroupParent(self.shared.tree.absolute(&path));
         let exists = self.shared.tree.directories(&path).iter().any(|dir| dir.exists());
         let operation = if exists { CgroupOperation::Update } else { CgroupOperation::Create };
-        let ensured = self.run_blocking(move |tree| tree.ensure(&path, &wanted));
+        let ensured = self.run_blocking(move |tree| {
+            tree.ensure(&path, &wanted)?;
+            tree.limit_descendants(&path);
+            Ok(())
+        });
         self.operations().measure(operation, ensured).await?;
         Ok(parent)
     }
@@ -236,6 +241,20 @@ impl Cgroups {
         let done = tokio::task::spawn_blocking(move || call(&shared.tree)).await;
         done.map_err(CgroupError::Interrupted)?
     }
+}
+
+/// Maximum processes and threads of all pods together. Pods without a limit of their own could otherwise use up those of
+/// the machine, and the node could start no process to end a pod. `None` if the machine's limits cannot be read.
+fn pids_of_all_pods() -> Option<i64> {
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;
+        text.trim().parse::<i64>().ok()
+    };
+    Some(nine_tenths(read("pid_max")?.min(read("threads-max")?)))
+}
+
+fn nine_tenths(number: i64) -> i64 {
+    number - number / 10
 }
 
 const CLASSES: [&str; 3] = ["kubepods", "kubepods/burstable", "kubepods/besteffort"];

@@ -116,7 +116,7 @@ fn wait_if_dying(pid: Option<i32>, until: Instant) -> anyhow::Result<bool> {
 
 /// Whether a process was killed or is exiting.
 fn is_dying(pid: i32) -> bool {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let read = |name: &str| coracle_tree::read_lossy(format!("/proc/{pid}/{name}")).unwrap_or_default();
     is_exiting(&read("stat")) || is_killed(&read("status"))
 }
 

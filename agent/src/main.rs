@@ -150,6 +150,16 @@ fn shim_dir() -> Option<std::path::PathBuf> {
     words.next().filter(|_| is_shim).map(Into::into)
 }
 
+/// Whether the role starts shims.
+fn starts_pods(role: &Role) -> bool {
+    match role {
+        #[cfg(feature = "controlplane")]
+        Role::Up { .. } => true,
+        Role::Agent { .. } | Role::Runtime(_) => true,
+        _ => false,
+    }
+}
+
 fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
     let writes_for_its_user = match role {
         #[cfg(feature = "controlplane")]
@@ -159,6 +169,10 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
     };
     if !writes_for_its_user {
         directories::set_umask();
+    }
+    if starts_pods(&role) {
+        // A kernel without keys has no session keyring either.
+        let _absent = coracle_shim::leave_session_keyring();
     }
     match role {
         #[cfg(feature = "controlplane")]

@@ -10,6 +10,7 @@ pub(crate) mod value;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the removal of a cgroup that is still busy: a killed process leaves it a moment later. The kernel may first
 /// have to write back its mounts to a disk.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the removal of a shim's cgroup.
+const SHIM_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +54,7 @@ impl Cgroups {
     /// Reads the mounted hierarchies.
     pub(crate) fn open() -> Result<Self, Error> {
         let path = "/proc/self/mountinfo";
-        let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+        let text = coracle_tree::read_lossy(path).map_err(Error::file("read", path))?;
         Ok(Self::of(mounts::parse(&text, mounts::is_visible)))
     }
 
@@ -127,7 +130,7 @@ impl Cgroups {
     pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
         let mut pids = Vec::new();
         for dir in self.dirs(group) {
-            pids.extend(processes(&dir));
+            pids.extend(coracle_tree::cgroup::processes(&dir));
         }
         pids.sort_unstable();
         pids.dedup();
@@ -138,17 +141,59 @@ impl Cgroups {
     pub(crate) async fn kill(&self, group: &str) -> bool {
         let mut waited = Duration::ZERO;
         loop {
-            let pids = self.processes(group);
-            if pids.is_empty() {
+            let (cgroups, path) = (self.clone(), group.to_owned());
+            let found = self.on_tree(group, move || cgroups.kill_listed(&path)).await;
+            if found.is_ok_and(|found| !found) {
                 return true;
             }
             if waited >= KILL_TIMEOUT {
                 return false;
             }
-            self.signal(group, &pids, libc::SIGKILL);
             tokio::time::sleep(KILL_STEP).await;
             waited += KILL_STEP;
         }
+    }
+
+    /// Kills the processes of a group. Returns whether it had any.
+    fn kill_listed(&self, group: &str) -> bool {
+        let pids = self.processes(group);
+        if pids.is_empty() {
+            return false;
+        }
+        self.signal(group, &pids, libc::SIGKILL);
+        if let Err(error) = self.thaw(group) {
+            tracing::warn!(group, %error, "cannot thaw a cgroup whose processes were killed");
+        }
+        true
+    }
+
+    /// Thaws a group whose processes were killed.
+    ///
+    /// # Errors
+    /// If the kernel refuses to thaw one of its groups.
+    pub(crate) async fn thaw_killed(&self, group: &str) -> std::io::Result<()> {
+        let (cgroups, path) = (self.clone(), group.to_owned());
+        self.on_tree(group, move || cgroups.thaw(&path)).await.map_err(std::io::Error::other)?
+    }
+
+    /// Thaws a group and its descendants. On v1 a killed process does not end while its group is frozen: for a checkpoint,
+    /// or by root of the container, which can freeze groups that it makes below the container's.
+    fn thaw(&self, group: &str) -> std::io::Result<()> {
+        let freezer = self.v1.get("freezer").and_then(|mount| below(mount, group));
+        freezer.map_or(Ok(()), |dir| coracle_tree::cgroup::thaw(&dir))
+    }
+
+    /// Runs work that visits a group and its descendants. A container may have made very many of them. Then the work runs on
+    /// a thread for blocking calls.
+    async fn on_tree<T: Send + 'static>(
+        &self,
+        group: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, tokio::task::JoinError> {
+        if self.mounted.iter().filter_map(|found| below(&found.mount, group)).any(|dir| is_nested(&dir)) {
+            return tokio::task::spawn_blocking(work).await;
+        }
+        Ok(work())
     }
 
     /// Sends a signal to listed processes of a group. A process can end after it was listed, and its pid can be reused. So
@@ -187,33 +232,50 @@ impl Cgroups {
                 source: std::io::Error::other(panic),
             })??;
         }
+        self.remove_directories(group, self.dirs(group), BUSY_TIMEOUT).await
+    }
+
+    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in it, such as a daemon
+    /// that a hook has started, does not prevent the removal of the pod: then the group stays.
+    pub(crate) async fn remove_shim(&self, group: &str) {
+        let dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group)).collect();
+        if let Err(error) = self.remove_directories(group, dirs, SHIM_TIMEOUT).await {
+            tracing::warn!(group, error = error.chain(), "cannot remove the cgroup of a shim that has ended");
+        }
+    }
+
+    /// Removes directories of a group, and waits until killed processes have left them.
+    async fn remove_directories(
+        &self,
+        group: &str,
+        dirs: Vec<PathBuf>,
+        limit: Duration,
+    ) -> Result<(), Error> {
         let mut waited = Duration::ZERO;
         loop {
-            match self.remove_directories(group) {
+            let each = dirs.clone();
+            let removed = self.on_tree(group, move || remove_each(each)).await;
+            match removed.map_err(Error::panicked("remove a cgroup"))? {
                 Err(Error::File { source, .. })
-                    if source.kind() == ErrorKind::ResourceBusy && waited < BUSY_TIMEOUT =>
+                    if source.kind() == ErrorKind::ResourceBusy && waited < limit =>
                 {
                     tokio::time::sleep(KILL_STEP).await;
                     waited += KILL_STEP;
                 }
-                removed => return removed,
+                result => return result,
             }
         }
     }
+}
 
-    fn remove_directories(&self, group: &str) -> Result<(), Error> {
-        for dir in self.dirs(group) {
-            for dir in tree(&dir).into_iter().rev() {
-                match std::fs::remove_dir(&dir) {
-                    Err(error) if error.kind() != ErrorKind::NotFound => {
-                        return Err(Error::file("remove cgroup", dir)(error));
-                    }
-                    _ => {}
-                }
-            }
-        }
-        Ok(())
-    }
+fn remove_each(dirs: Vec<PathBuf>) -> Result<(), Error> {
+    dirs.into_iter()
+        .try_for_each(|dir| coracle_tree::cgroup::remove(&dir).map_err(Error::file("remove cgroup", dir)))
+}
+
+/// Whether a group has groups below it: their number is part of its link count.
+fn is_nested(dir: &Path) -> bool {
+    std::fs::metadata(dir).is_ok_and(|found| found.nlink() > 2)
 }
 
 fn is_controller(option: &str) -> bool {
@@ -245,33 +307,6 @@ pub(crate) fn is_below_root(group: &str) -> bool {
 
 fn below(mount: &Path, group: &str) -> Option<PathBuf> {
     is_below_root(group).then(|| mount.join(group.trim_start_matches('/')))
-}
-
-/// The processes in a directory of a hierarchy and its descendants.
-fn processes(dir: &Path) -> Vec<i32> {
-    let mut pids = Vec::new();
-    for dir in tree(dir) {
-        let text = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-        pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
-    }
-    pids
-}
-
-/// A directory and its descendants, parents first. Empty if it is absent.
-fn tree(dir: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(dir) = todo.pop() {
-        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
-        found.push(dir);
-        todo.extend(
-            entries
-                .flatten()
-                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-                .map(|entry| entry.path()),
-        );
-    }
-    found
 }
 
 #[cfg(test)]

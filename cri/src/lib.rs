@@ -42,6 +42,7 @@ mod profiles;
 mod records;
 mod recover;
 mod resize;
+mod root_limits;
 mod runtime;
 mod sandbox;
 mod security_profile;

@@ -27,6 +27,7 @@ use crate::plugin_host::PluginHost;
 use crate::profiles::SecurityProfiles;
 use crate::records::Records;
 use crate::recover::Recovery;
+use crate::root_limits;
 use crate::selinux::Selinux;
 use crate::services::checkpoints::CheckpointService;
 use crate::services::containers::ContainerService;
@@ -135,6 +136,7 @@ impl Components {
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)
             .map_err(|why| Error::invalid("cgroup_root", why))?;
         Cgroups::check_driver(config.cgroup_driver)?;
+        root_limits::raise();
         let host = Host::detect(&cgroups)?;
         let records = Records::open(&config)?;
         let events = Events::open(records.delivered_file())?;

@@ -39,6 +39,8 @@ pub(crate) enum Step {
     ShimContainer(Shim, String),
     /// A cgroup.
     Cgroup(String),
+    /// The cgroup of a pod's shim.
+    ShimCgroup(String),
     /// An announcement to NRI plugins.
     Announced(Announcement),
 }
@@ -149,7 +151,7 @@ impl Step {
             Self::Container(id) | Self::ContainerRecord(id) | Self::ShimContainer(_, id) => {
                 ("container", id.clone())
             }
-            Self::Cgroup(group) => ("cgroup", group.clone()),
+            Self::Cgroup(group) | Self::ShimCgroup(group) => ("cgroup", group.clone()),
             Self::Announced(_) => ("announcement to NRI plugins", String::new()),
         }
     }
@@ -182,6 +184,10 @@ impl Step {
             Self::Cgroup(group) => {
                 context.cgroups.kill(group).await;
                 context.cgroups.remove(group).await
+            }
+            Self::ShimCgroup(group) => {
+                context.cgroups.remove_shim(group).await;
+                Ok(())
             }
         }
     }

@@ -48,7 +48,10 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-tree", &[]),
     ("coracle-images", &["coracle-any-certificate", "coracle-error-chain", "coracle-fault", "coracle-tree"]),
     ("coracle-systemd", &[]),
-    ("coracle-shim", &["coracle-error-chain", "coracle-fault", "coracle-proto", "coracle-systemd"]),
+    (
+        "coracle-shim",
+        &["coracle-error-chain", "coracle-fault", "coracle-proto", "coracle-systemd", "coracle-tree"],
+    ),
     ("coracle-nri", &["coracle-open-files", "coracle-proto"]),
     (
         "coracle-cri",

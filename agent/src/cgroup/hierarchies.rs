@@ -55,7 +55,7 @@ impl Version {
     /// Mount point of each controller. With v1, systemd's named hierarchy is listed as `systemd`.
     pub(super) fn mounts(self) -> BTreeMap<String, PathBuf> {
         match self {
-            Self::V1 => mounts_of_v1(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()),
+            Self::V1 => mounts_of_v1(&coracle_tree::read_lossy("/proc/self/mountinfo").unwrap_or_default()),
             Self::V2 => controllers_of_v2().into_iter().map(|name| (name, UNIFIED.into())).collect(),
         }
     }

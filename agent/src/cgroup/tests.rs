@@ -87,6 +87,9 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
     assert_eq!(scratch.read(&parent, "memory/memory.limit_in_bytes", "memory.max"), (32 << 20).to_string());
     assert_eq!(scratch.read(&parent, "cpu/cpu.cfs_quota_us", "cpu.max").split(' ').next(), Some("20000"));
     assert_eq!(scratch.read(&parent, "pids/pids.max", "pids.max"), "100");
+    let all = pids_of_all_pods().expect("the machine's limits").to_string();
+    assert_eq!(scratch.read(&format!("{}/kubepods", scratch.root), "pids/pids.max", "pids.max"), all);
+    assert_eq!(nine_tenths(32_768), 29_492);
 
     scratch.cgroups.update_qos(resources::pod_requests(&pod).cpu_millis).expect("weigh");
     let class = format!("{}/kubepods/burstable", scratch.root);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use coracle_cri::CgroupDriver;
@@ -15,6 +14,9 @@ use super::limits::{Limits, writes};
 
 /// Controllers that the limits of pods need.
 const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// Maximum cgroups below that of a pod, containers included.
+const MAX_DESCENDANTS: &str = "4096";
 
 /// The parent cgroup of pods in each hierarchy.
 #[derive(Debug)]
@@ -77,6 +79,16 @@ impl Tree {
         let below = self.below(path);
         self.create(path, &below, |_| true)?;
         self.write(&self.directories_by_controller(&below), limits)
+    }
+
+    /// Limits the number of cgroups below this one, which root of a container may make on v2. The kernel has room for
+    /// 65,535 cgroups with the memory controller; without room no pod starts. A failure is logged. v1 has no such limit.
+    pub(crate) fn limit_descendants(&self, path: &str) {
+        let Some(mount) = self.mounts.values().next().filter(|_| self.is_v2()) else { return };
+        let file = mount.join(self.below(path)).join("cgroup.max.descendants");
+        if let Err(error) = super::write::write_file(&file, MAX_DESCENDANTS) {
+            tracing::warn!(%error, path, "cannot limit the number of cgroups below that of a pod");
+        }
     }
 
     /// Makes new cgroups below this one inherit its CPUs and memory nodes. On v2 cgroups always inherit them.
@@ -227,22 +239,9 @@ fn name_of_slice(slice: &str) -> Option<String> {
     Some(slice.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"))
 }
 
-/// Removes the directories from the leaves up: rmdir removes a cgroup's files, too.
+/// Removes a cgroup and all below it. Containers can have made them.
 pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
-    match fs::remove_dir(dir) {
-        Ok(()) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(_busy_or_not_empty) => {}
-    }
-    for child in child_names(dir) {
-        remove_dir(&dir.join(child))?;
-    }
-    match fs::remove_dir(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(CgroupError::Remove { path: dir.to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
+    coracle_tree::cgroup::remove(dir).map_err(|source| CgroupError::Remove { path: dir.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -262,6 +261,25 @@ mod tests {
         assert_eq!(name_of_slice("cri-coracle-1.scope"), None);
         let tree = Tree { root: "edge-a.slice".into(), ..tree };
         assert_eq!(tree.below("kubepods"), "edge.slice/edge-a.slice/edge-a-kubepods.slice");
+    }
+
+    #[test]
+    fn a_pod_makes_a_limited_number_of_cgroups_on_v2() {
+        let mount = tempfile::tempdir().expect("directory");
+        let file = mount.path().join("pod1/cgroup.max.descendants");
+        fs::create_dir(mount.path().join("pod1")).expect("make");
+        fs::write(&file, "max\n").expect("write");
+        let mut tree = Tree {
+            driver: CgroupDriver::Cgroupfs,
+            version: Version::V1,
+            root: String::new(),
+            mounts: BTreeMap::from([("memory".to_owned(), mount.path().to_owned())]),
+        };
+        tree.limit_descendants("pod1");
+        assert_eq!(fs::read_to_string(&file).expect("read"), "max\n");
+        tree.version = Version::V2;
+        tree.limit_descendants("pod1");
+        assert_eq!(fs::read_to_string(&file).expect("read"), MAX_DESCENDANTS);
     }
 
     #[test]

@@ -30,7 +30,8 @@ pub(crate) fn has_limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: 
         })
 }
 
-fn write_file(path: &Path, value: &str) -> Result<(), CgroupError> {
+/// Writes a value to a file of a cgroup. A file that the kernel does not have is skipped.
+pub(super) fn write_file(path: &Path, value: &str) -> Result<(), CgroupError> {
     if fs::read_to_string(path).is_ok_and(|text| text.trim() == value) {
         return Ok(());
     }

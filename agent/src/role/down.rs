@@ -225,10 +225,12 @@ fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
         CgroupDriver::Cgroupfs => (root.to_owned(), OURS.map(|group| format!("{root}/{group}"))),
         CgroupDriver::Systemd => remove_slices(root)?,
     };
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let mounts = coracle_tree::read_lossy("/proc/self/mountinfo")?;
     for (hierarchy, is_systemds) in mounts.lines().filter_map(hierarchy) {
         for group in &groups {
-            remove_cgroup(&below(hierarchy, group))?;
+            let cgroup = below(hierarchy, group);
+            coracle_tree::cgroup::remove(&cgroup)
+                .with_context(|| format!("cannot remove {}", cgroup.display()))?;
         }
         if driver == CgroupDriver::Cgroupfs || !is_systemds {
             // A parent with other cgroups in it cannot be removed and stays.
@@ -263,31 +265,13 @@ fn below(hierarchy: &Path, group: &str) -> PathBuf {
     hierarchy.join(group.trim_start_matches('/'))
 }
 
-/// Removes a cgroup with those below it. Its files are removed with the directory.
-fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
-    let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            remove_cgroup(&entry.path())?;
-        }
-    }
-    match std::fs::remove_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
-    }
-}
-
 /// Unmounts everything below `dir`, the deepest first. `dir` itself may be a mount of the user, such as a disk for the
 /// state, and is kept.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     // The table has no symbolic links.
     let Ok(dir) = dir.canonicalize() else { return Ok(()) };
     coracle_agent::volume::isolate_parts(&dir)?;
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let table = coracle_tree::read_lossy("/proc/self/mountinfo")?;
     for point in mount_points_below(&table, &dir) {
         match nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH) {
             // The unmount of another mount of the same peer group has removed this one, for example if the directory is

@@ -23,7 +23,7 @@ pub(super) const PARTS: &str = "volume-subpaths";
 pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
     super::make_private(dir)?;
     let dir = dir.canonicalize()?;
-    if is_shared(&fs::read_to_string(MOUNTINFO)?, &dir) {
+    if is_shared(&coracle_tree::read_lossy(MOUNTINFO)?, &dir) {
         return Ok(());
     }
     mount(Some(&dir), &dir, NONE, MsFlags::MS_BIND, NONE)?;
@@ -99,7 +99,7 @@ pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path, is_bidirectiona
 /// As mount(2).
 pub fn isolate_parts(path: &Path) -> io::Result<()> {
     let Ok(path) = path.canonicalize() else { return Ok(()) };
-    let mountinfo = fs::read_to_string(MOUNTINFO)?;
+    let mountinfo = coracle_tree::read_lossy(MOUNTINFO)?;
     let mut parts = HashSet::new();
     for line in mountinfo.lines() {
         let point = mount_point(line).filter(|point| point.starts_with(&path));
@@ -155,7 +155,7 @@ pub(super) fn detach_network(path: &Path) -> io::Result<()> {
         tracing::debug!(%error, path = %path.display(), "cannot isolate parts of volumes");
     }
     let Ok(path) = path.canonicalize() else { return Ok(()) };
-    let mountinfo = fs::read_to_string(MOUNTINFO)?;
+    let mountinfo = coracle_tree::read_lossy(MOUNTINFO)?;
     let network = mountinfo.lines().filter(|line| is_network(line));
     let points: Vec<PathBuf> = network.filter_map(mount_point).filter(|at| at.starts_with(&path)).collect();
     for point in points.iter().rev() {
@@ -191,7 +191,7 @@ pub(super) fn names(dir: &Path) -> Vec<String> {
 
 /// Mount points at or below a path, in the order of mounting.
 fn mount_points(path: &Path) -> io::Result<Vec<PathBuf>> {
-    let mountinfo = fs::read_to_string(MOUNTINFO)?;
+    let mountinfo = coracle_tree::read_lossy(MOUNTINFO)?;
     Ok(mountinfo.lines().filter_map(mount_point).filter(|point| point.starts_with(path)).collect())
 }
 
@@ -254,7 +254,7 @@ mod tests {
         let (is_set, has_option, mode) = apart(|| {
             let dir = place.path().canonicalize().expect("path");
             ensure_tmpfs(&dir, "mode=0700,size=65536").expect("mount");
-            let table = fs::read_to_string(MOUNTINFO).expect("mounts");
+            let table = coracle_tree::read_lossy(MOUNTINFO).expect("mounts");
             let line =
                 table.lines().find(|line| mount_point(line).as_ref() == Some(&dir)).expect("the mount");
             let attempt = mount(Some("tmpfs"), &dir, Some("tmpfs"), MsFlags::empty(), Some("noswap"));

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use coracle_systemd::property::v1;
 
 use crate::kernel;
+use crate::report::note;
 
 /// The v1 controllers that the container library supports.
 const JOINED: [&str; 12] = [
@@ -59,7 +59,7 @@ pub(crate) struct Hierarchy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removed {
     All,
-    /// Processes still run in it.
+    /// Processes still run in it, or more cgroups are left than one call removes.
     Busy,
 }
 
@@ -164,7 +164,9 @@ pub(crate) fn is_v1(hierarchies: &[Hierarchy]) -> bool {
 
 /// All hierarchies mounted here, from `/proc/self/mountinfo`.
 pub(crate) fn hierarchies() -> Result<Vec<Hierarchy>, CgroupError> {
-    fs::read_to_string("/proc/self/mountinfo").map(|text| parse(&text)).map_err(CgroupError::Hierarchies)
+    coracle_tree::read_lossy("/proc/self/mountinfo")
+        .map(|text| parse(&text))
+        .map_err(CgroupError::Hierarchies)
 }
 
 fn parse(mountinfo: &str) -> Vec<Hierarchy> {
@@ -254,7 +256,7 @@ pub(crate) fn enter_child_of_first(cgroups: &[PathBuf], path: &str, first: i32) 
         }
         entered => return entered,
     };
-    let lives = fs::read_to_string(format!("/proc/{first}/cgroup")).unwrap_or_default();
+    let lives = coracle_tree::read_lossy(format!("/proc/{first}/cgroup")).unwrap_or_default();
     match below(&lives, path) {
         Some(below) => put(&[refused.0.join(below)], 0),
         None => Err(CgroupError::Enter { path: refused.0, source: refused.1 }),
@@ -301,13 +303,27 @@ pub(crate) fn signal(hierarchies: &[Hierarchy], path: &str, signal: i32) -> BTre
 /// Between the listing and the signal a process may end and its pid be reused. So each process is opened as a
 /// pidfd first and is signalled only if the cgroup still lists its pid after that.
 fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, signal: i32) {
-    let listed: Vec<i32> = listed.iter().copied().filter(|pid| *pid > 1).collect();
-    for some in listed.chunks(MAX_OPEN_PIDFDS) {
+    let pids: Vec<i32> = listed.iter().copied().filter(|pid| *pid > 1).collect();
+    for some in pids.chunks(MAX_OPEN_PIDFDS) {
         let open = |pid: &i32| Some((*pid, kernel::pidfd_open(*pid).ok()?));
         let opened: Vec<(i32, OwnedFd)> = some.iter().filter_map(open).collect();
         let still = processes(hierarchies, path);
         for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
             let _ended = kernel::send_signal(process, signal);
+        }
+    }
+    if signal == nix::libc::SIGKILL && !pids.is_empty() {
+        thaw(hierarchies, path);
+    }
+}
+
+/// Thaws the cgroup and all cgroups below it. On v1 a killed process does not end while its cgroup is frozen, and root
+/// of a container can freeze cgroups that it makes below the container's.
+fn thaw(hierarchies: &[Hierarchy], path: &str) {
+    let freezers: Vec<Hierarchy> = hierarchies.iter().filter(|found| found.has("freezer")).cloned().collect();
+    for cgroup in existing(&freezers, path) {
+        if let Err(error) = coracle_tree::cgroup::thaw(&cgroup) {
+            note(&format!("cannot thaw the cgroups of {}: {error}", cgroup.display()));
         }
     }
 }
@@ -316,61 +332,23 @@ fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, 
 pub(crate) fn processes(hierarchies: &[Hierarchy], path: &str) -> BTreeSet<i32> {
     let mut pids = BTreeSet::new();
     for cgroup in existing(hierarchies, path) {
-        collect(&cgroup, &mut pids);
+        pids.extend(coracle_tree::cgroup::processes(&cgroup));
     }
     pids
-}
-
-fn collect(cgroup: &Path, pids: &mut BTreeSet<i32>) {
-    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
-    for child in children(cgroup) {
-        collect(&child, pids);
-    }
-}
-
-fn children(cgroup: &Path) -> Vec<PathBuf> {
-    // The link count is 2 plus the number of children. Without children the listing of about 30 files is
-    // skipped.
-    if fs::metadata(cgroup).is_ok_and(|found| found.nlink() == 2) {
-        return Vec::new();
-    }
-    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
-    entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
 
 /// Removes the cgroup and all cgroups below it, in every hierarchy. An absent cgroup counts as removed.
 pub(crate) fn remove(hierarchies: &[Hierarchy], path: &str) -> Result<Removed, CgroupError> {
     let mut removed = Removed::All;
     for hierarchy in hierarchies.iter().filter(|_| is_below_root(path)) {
-        if remove_tree(&hierarchy.at(path))? == Removed::Busy {
-            removed = Removed::Busy;
+        let cgroup = hierarchy.at(path);
+        match coracle_tree::cgroup::remove(&cgroup) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => removed = Removed::Busy,
+            Err(source) => return Err(CgroupError::Remove { path: cgroup, source }),
         }
     }
     Ok(removed)
-}
-
-/// Removes the cgroup itself first; only if that fails are its children listed. Usually it has none.
-fn remove_tree(cgroup: &Path) -> Result<Removed, CgroupError> {
-    if remove_one(cgroup)? == Removed::All {
-        return Ok(Removed::All);
-    }
-    let below = children(cgroup);
-    for child in &below {
-        if remove_tree(child)? == Removed::Busy {
-            return Ok(Removed::Busy);
-        }
-    }
-    if below.is_empty() { Ok(Removed::Busy) } else { remove_one(cgroup) }
-}
-
-fn remove_one(cgroup: &Path) -> Result<Removed, CgroupError> {
-    match fs::remove_dir(cgroup) {
-        Ok(()) => Ok(Removed::All),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Removed::All),
-        Err(error) if error.kind() == ErrorKind::ResourceBusy => Ok(Removed::Busy),
-        Err(source) => Err(CgroupError::Remove { path: cgroup.to_owned(), source }),
-    }
 }
 
 /// The parent cgroup's path.

@@ -147,6 +147,8 @@ pub(crate) fn run(request: &CreateRequest<'_>, reporter: Reporter) -> ! {
     kernel::die_with(request.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-create");
+    // Containers of a pod do not share their keys. If this fails, they share the pod's keyring.
+    let _ = kernel::new_session_keyring();
     let ends = [&request.ends.stdin, &request.ends.stdout, &request.ends.stderr];
     let mut keep: Vec<RawFd> = ends.into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
     keep.extend([reporter.fd(), request.start_pipe.as_raw_fd(), request.host_mounts.as_raw_fd()]);

@@ -21,7 +21,7 @@ impl HostMounts {
     /// Captures the current namespace, before the shim leaves it.
     pub(crate) fn capture() -> io::Result<Self> {
         let namespace = fs::File::open("/proc/self/ns/mnt")?.into();
-        let propagate_here = root_is_shared(&fs::read_to_string("/proc/self/mountinfo")?);
+        let propagate_here = root_is_shared(&coracle_tree::read_lossy("/proc/self/mountinfo")?);
         Ok(Self { namespace, propagate_here })
     }
 

@@ -192,6 +192,16 @@ pub(crate) fn set_name(name: &std::ffi::CStr) -> io::Result<()> {
     prctl(libc::PR_SET_NAME, name.as_ptr() as usize)
 }
 
+/// keyctl(2): gives the calling thread a new, empty session keyring, which processes that it starts inherit.
+///
+/// Fails on a kernel without keys, and if root has used up its quota. Then the former keyring stays.
+pub(crate) fn new_session_keyring() -> io::Result<()> {
+    const JOIN_SESSION_KEYRING: c_int = 1;
+    let no_name = std::ptr::null::<libc::c_char>();
+    // SAFETY: without a name the kernel reads no memory of this process.
+    check(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, no_name) }).map(drop)
+}
+
 /// Makes orphans among the descendants children of this process. It also holds after execve.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)

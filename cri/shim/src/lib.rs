@@ -107,7 +107,21 @@ pub fn main(args: ShimArgs) -> ExitCode {
     }
 }
 
+/// Gives the calling thread, and the processes that it starts, an empty session keyring.
+///
+/// A program that starts shims calls this before it has threads. Otherwise containers could read the keys of the session
+/// in which it was started, such as Kerberos tickets of an administrator. Each shim makes a keyring of its own, but
+/// cannot do so after a container has used up root's quota of keys.
+///
+/// # Errors
+/// On a kernel without keys, and if root has used up its quota.
+pub fn leave_session_keyring() -> io::Result<()> {
+    kernel::new_session_keyring()
+}
+
 fn run(dir: &Path) -> Result<(), StartError> {
+    // If this fails, the pod has the keyring of its runtime.
+    let _ = kernel::new_session_keyring();
     // Descriptors that the runtime inherited belong neither to the pod nor to its containers.
     kernel::close_all_but(&[]).map_err(StartError::Inherited)?;
     let path = dir.join("shim.pb");

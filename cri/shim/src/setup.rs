@@ -88,13 +88,21 @@ pub(crate) struct OwnCgroups {
 // === impl OwnCgroups ===
 
 impl OwnCgroups {
-    fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Self, CgroupError> {
+    /// Containers leave the shim's cgroup only in the hierarchies whose controllers limit them. In the others they stay
+    /// in it. Root of a container can mount that cgroup in a user namespace of its own, and kill or freeze its processes.
+    /// So there each pod has a cgroup of its own below `path`, which the runtime removes with the pod.
+    fn make(hierarchies: &[Hierarchy], path: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
         if path.is_empty() {
             return Ok(Self { entered_unified: true, ..Self::default() });
         }
-        let (unified, v1): (Vec<Hierarchy>, Vec<Hierarchy>) =
-            hierarchies.iter().cloned().partition(Hierarchy::is_unified);
-        let (v1, unified) = (cgroup::make(&v1, path)?, cgroup::make(&unified, path)?);
+        let is_v1 = cgroup::is_v1(hierarchies);
+        let (mut v1, mut unified) = (Vec::new(), Vec::new());
+        for hierarchy in hierarchies {
+            let has_containers = is_v1 && hierarchy.aliases().is_empty();
+            let own = if has_containers { format!("{path}/{sandbox_id}") } else { path.to_owned() };
+            let cgroups = if hierarchy.is_unified() { &mut unified } else { &mut v1 };
+            cgroups.push(hierarchy.make(&own)?);
+        }
         Ok(Self { entered_unified: unified.is_empty(), v1, unified })
     }
 
@@ -129,7 +137,8 @@ pub(crate) fn fork_into_cgroup(
         let own = OwnCgroups::outside_scope(&hierarchies, &scope).map_err(SetupError::Cgroup)?;
         return Ok((Fork::Child, hierarchies, own));
     }
-    let mut own = OwnCgroups::make(&hierarchies, &config.shim_cgroup).map_err(SetupError::Cgroup)?;
+    let own = OwnCgroups::make(&hierarchies, &config.shim_cgroup, &config.sandbox_id);
+    let mut own = own.map_err(SetupError::Cgroup)?;
     let unified = own.unified.first().and_then(|cgroup| fs::File::open(cgroup).ok());
     let born = unified.map(|cgroup| kernel::clone_sibling_into(&cgroup.into()));
     let side = match born {
@@ -299,5 +308,29 @@ mod tests {
         assert_eq!(path("../../etc/passwd"), None);
         assert_eq!(path("/etc/passwd"), None);
         assert_eq!(path(""), None);
+    }
+
+    #[test]
+    fn containers_share_no_cgroup_with_the_shim_of_another_pod() {
+        let base = std::env::temp_dir().join(format!("coracle-own-cgroups-{}", std::process::id()));
+        let hierarchy = |name: &str, controllers| {
+            let mount = base.join(name);
+            fs::create_dir_all(&mount).unwrap();
+            Hierarchy::new(&mount.to_string_lossy(), controllers)
+        };
+        // The creator moves containers out of the shim's cgroups only where there are controllers.
+        let hybrid =
+            [hierarchy("memory", "memory"), hierarchy("systemd", "name=systemd"), hierarchy("unified", "")];
+        let own = OwnCgroups::make(&hybrid, "/node/shims", "1a").unwrap();
+        let at = |paths: &[&str]| paths.iter().map(|path| base.join(path)).collect::<Vec<_>>();
+        assert_eq!(own.v1, at(&["memory/node/shims", "systemd/node/shims/1a"]));
+        assert_eq!(own.unified, at(&["unified/node/shims/1a"]));
+        assert!(own.v1.iter().chain(&own.unified).all(|cgroup| cgroup.is_dir()));
+        // On v2 alone, and on v1 alone, containers have cgroups of their own.
+        let own = OwnCgroups::make(&hybrid[2..], "/node/shims", "1a").unwrap();
+        assert_eq!((own.v1, own.unified), (vec![], at(&["unified/node/shims"])));
+        let own = OwnCgroups::make(&hybrid[..1], "/node/shims", "1a").unwrap();
+        assert_eq!((own.v1, own.entered_unified), (at(&["memory/node/shims"]), true));
+        fs::remove_dir_all(base).unwrap();
     }
 }

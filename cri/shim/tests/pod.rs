@@ -17,6 +17,8 @@ mod attach;
 mod exec;
 #[path = "pod/fixture.rs"]
 mod fixture;
+#[path = "pod/keys.rs"]
+mod keys;
 #[path = "pod/lifecycle.rs"]
 mod lifecycle;
 #[path = "pod/process1.rs"]
@@ -76,7 +78,9 @@ const TESTS: &[(&str, Run)] = tests![
     exec::absent_and_non_executable_commands_are_distinguished,
     exec::an_exec_with_a_terminal_has_one,
     exec::a_terminal_without_a_client_is_hung_up,
+    exec::execs_of_a_frozen_container_leave_descriptors_for_the_pod,
     exec::an_exec_as_another_user_has_its_ids_and_no_more_rights,
+    keys::a_container_has_no_key_of_the_runtime,
     attach::readers_get_what_is_written_and_a_slow_one_is_dropped,
     attach::stdin_goes_to_the_container_and_ends_with_its_only_writer,
     attach::a_terminal_is_attached_both_ways,
@@ -119,6 +123,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn run(suite: Suite) -> ExitCode {
+    keys::add_key_of_the_runtime();
     // Shared, as systemd mounts it. The change stays in the mount namespace of `unshare`.
     let (none, flags) = (None::<&str>, nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_SHARED);
     nix::mount::mount(none, "/", none, flags, none).unwrap();

@@ -110,6 +110,15 @@ impl Layout {
         }
     }
 
+    /// The cgroup of a pod's shim and containers in hierarchies without controllers beside v1, where containers have no
+    /// cgroup of their own. `None` if systemd creates and removes it.
+    pub(crate) fn shim_of_pod(&self, sandbox_id: &str) -> Option<String> {
+        match self.driver {
+            CgroupDriver::Cgroupfs => Some(format!("{}/{sandbox_id}", self.shim(sandbox_id))),
+            CgroupDriver::Systemd => None,
+        }
+    }
+
     fn directory(&self) -> String {
         self.root.iter().map(|name| format!("/{name}")).collect()
     }
@@ -133,6 +142,7 @@ mod tests {
         let layout = Layout::new(CgroupDriver::Cgroupfs, "/node/").unwrap();
         assert_eq!(layout.own_pod("p"), "/node/coracle/pods/p");
         assert_eq!(layout.shim("p"), "/node/coracle/shims");
+        assert_eq!(layout.shim_of_pod("p").as_deref(), Some("/node/coracle/shims/p"));
         let pod = layout.pod("kubepods/pod1/", "p");
         assert_eq!(layout.container(&pod, "c"), "/kubepods/pod1/c");
         assert_eq!(cgroups_path("/kubepods/pod1/c"), "/kubepods/pod1/c");
@@ -153,6 +163,7 @@ mod tests {
         assert_eq!(cgroups_path(&container), "kubepods-pod1_2.slice:cri-coracle:c");
         assert_eq!(layout.own_pod("p"), "/coracle.slice/coracle-pods.slice/coracle-pods-p.slice");
         assert_eq!(layout.shim("p"), "coracle.slice:coracle-shim:p");
+        assert_eq!(layout.shim_of_pod("p"), None);
         assert!(layout.check_parent("/kubepods/pod1").unwrap_err().contains("not a slice"));
         let below = Layout::new(CgroupDriver::Systemd, "edge-a.slice").unwrap();
         assert_eq!(below.shim("p"), "edge-a-coracle.slice:coracle-shim:p");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Cgroups, below, processes};
+use super::{Cgroups, below};
 
 /// Timeout for the freeze of all processes: a process may be in uninterruptible sleep.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ impl Freezer {
 
     /// The processes of the cgroup and its descendants.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        processes(&self.dir)
+        coracle_tree::cgroup::processes(&self.dir)
     }
 
     /// Freezes the cgroup and returns when all processes are frozen. Blocks.
@@ -75,11 +75,6 @@ impl Freezer {
             #[expect(clippy::disallowed_methods, reason = "on a thread for blocking calls")]
             std::thread::sleep(STEP);
         }
-    }
-
-    /// Whether a killed process ends only after the thaw, as on v1.
-    pub(crate) fn holds_killed(&self) -> bool {
-        !self.unified
     }
 
     /// Thaws the cgroup. An absent or thawed cgroup is not an error.

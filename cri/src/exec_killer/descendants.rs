@@ -169,7 +169,7 @@ fn descendants(processes: &[Process], leader: i32) -> Vec<Process> {
 
 impl Process {
     fn read(pid: i32) -> Option<Self> {
-        Self::parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        Self::parse(pid, &coracle_tree::read_lossy(format!("/proc/{pid}/stat")).ok()?)
     }
 
     /// Kills the process, unless its pid was reused.
@@ -249,5 +249,21 @@ mod tests {
         assert_eq!(own.parent, nix::unistd::getppid().as_raw());
         assert_eq!(own.session, nix::unistd::getsid(None).expect("session").as_raw());
         assert_eq!(Process::read(i32::MAX), None);
+    }
+
+    #[test]
+    fn a_process_is_found_whatever_its_name_is() {
+        use std::io::Read as _;
+        use std::process::{Command, Stdio};
+        let mut shell = Command::new("sh");
+        shell.args(["-c", r"printf '\377' >/proc/$$/comm; echo; read line"]);
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh");
+        shell.stdout.as_mut().expect("output").read_exact(&mut [0]).expect("the name is set");
+        let pid = i32::try_from(shell.id()).expect("pid");
+        let found = Process::read(pid);
+        // The shell ends with its input.
+        drop(shell.stdin.take());
+        shell.wait().expect("end");
+        assert_eq!(found.map(|found| found.parent), Some(nix::unistd::getpid().as_raw()));
     }
 }

@@ -1,6 +1,11 @@
 //! Process metrics from /proc. A process that has ended meanwhile counts as empty.
 
 use std::fs;
+use std::path::PathBuf;
+
+/// Maximum descriptors of a container that are examined. A container can have millions, and one response has the metrics
+/// of all containers of the node.
+const MAX_EXAMINED: usize = 20_000;
 
 /// Open file descriptors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -9,16 +14,27 @@ pub(super) struct Open {
     pub(super) sockets: u64,
 }
 
-/// Counts the file descriptors of processes.
+/// Counts the file descriptors of a container's processes. Sockets are counted among the first 20,000 descriptors; before
+/// Linux 6.2 all descriptors are.
 pub(super) fn open_files(pids: &[i32]) -> Open {
-    let mut open = Open::default();
+    count_open(pids, MAX_EXAMINED)
+}
+
+fn count_open(pids: &[i32], most: usize) -> Open {
+    let (mut open, mut left) = (Open::default(), most);
     for pid in pids {
-        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-        for entry in entries.flatten() {
-            open.files += 1;
+        let dir = PathBuf::from(format!("/proc/{pid}/fd"));
+        // Since Linux 6.2 the size of the directory is the number of descriptors. Before, it is 0.
+        let number = fs::metadata(&dir).map_or(0, |found| found.len());
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        let mut examined = 0;
+        for entry in entries.flatten().take(left) {
+            examined += 1;
             let target = fs::read_link(entry.path()).unwrap_or_default();
             open.sockets += u64::from(target.to_string_lossy().starts_with("socket:"));
         }
+        left = left.saturating_sub(examined);
+        open.files += number.max(u64::try_from(examined).unwrap_or(u64::MAX));
     }
     open
 }
@@ -70,5 +86,15 @@ Max open files            1024                 1048576              files
         assert!(soft_limits(pid).iter().any(|(name, _)| name == "max_open_files"));
         drop(socket);
         assert_eq!(open_files(&[-1]), Open::default());
+    }
+
+    #[test]
+    fn a_limited_number_of_descriptors_is_examined() {
+        let sockets: Vec<_> =
+            (0..50).map(|_| std::os::unix::net::UnixDatagram::unbound().expect("a socket")).collect();
+        let pid = i32::try_from(std::process::id()).expect("a pid");
+        assert!(count_open(&[pid, pid], 20).sockets <= 20);
+        assert!(count_open(&[pid], 1_000_000).sockets >= 50);
+        drop(sockets);
     }
 }

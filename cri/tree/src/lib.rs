@@ -6,6 +6,7 @@
 //! follows a link or enters a mount.
 //! Start with [`remove()`].
 
+pub mod cgroup;
 mod read;
 mod remove;
 #[cfg(test)]
@@ -15,7 +16,7 @@ mod walk;
 
 use rustix::fs::OFlags;
 
-pub use read::{is_refusal, read, read_end};
+pub use read::{is_refusal, read, read_end, read_lossy};
 pub use remove::{remove, remove_at};
 pub use usage::usage;
 pub use walk::{Found, walk, walk_all};

@@ -31,6 +31,16 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(too_large()) } else { Ok(bytes) }
 }
 
+/// Text of a file in /proc, such as the table of mounts. Users choose names in it, of mount points and processes: bytes
+/// that are not UTF-8 become U+FFFD.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn read_lossy(path: impl AsRef<Path>) -> io::Result<String> {
+    let bytes = std::fs::read(path)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// Whether the kernel refused to read a file: this process or the machine lacks descriptors or memory, or a permission or a
 /// security module denies the access. The file may be intact: a later attempt can read it.
 ///
@@ -70,6 +80,15 @@ mod tests {
             assert!(!is_refusal(&errno.into()), "{errno}");
         }
         assert!(!is_refusal(&io::Error::other("no error of the kernel")));
+    }
+
+    #[test]
+    fn a_name_that_is_not_utf_8_hides_no_other_text() {
+        let dir = tempfile::tempdir().expect("directory");
+        let table = dir.path().join("mountinfo");
+        std::fs::write(&table, b"30 1 0:5 / /media/\xff rw\n31 1 0:6 / /sys rw\n").expect("write");
+        let text = read_lossy(&table).expect("read");
+        assert_eq!(text.lines().nth(1), Some("31 1 0:6 / /sys rw"));
     }
 
     #[test]

@@ -44,6 +44,13 @@ enum Unreadable {
     Fail,
 }
 
+/// The entries that a walk reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kinds {
+    All,
+    Directories,
+}
+
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
 /// nor reported. A process that moves directories at depths above 64 during the walk can hide their contents,
 /// but nothing else. Unreadable entries are skipped, with all that is below them.
@@ -51,7 +58,12 @@ enum Unreadable {
 /// # Errors
 /// If the directory cannot be opened, or there are too few descriptors for one below it.
 pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Skip, found)
+    walk_with(top, Unreadable::Skip, Kinds::All, found)
+}
+
+/// As [`walk`], of directories only: other entries take no system calls.
+pub(crate) fn walk_directories(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
+    walk_with(top, Unreadable::Skip, Kinds::Directories, found)
 }
 
 /// As [`walk`], for callers that need all entries: an unreadable one is an error. Entries that disappear during the
@@ -60,10 +72,15 @@ pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
 /// # Errors
 /// As [`walk`], and of the first entry that cannot be read.
 pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Fail, found)
+    walk_with(top, Unreadable::Fail, Kinds::All, found)
 }
 
-fn walk_with(top: &Path, unreadable: Unreadable, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
+fn walk_with(
+    top: &Path,
+    unreadable: Unreadable,
+    kinds: Kinds,
+    mut found: impl FnMut(Found<'_>),
+) -> io::Result<()> {
     let mut levels = vec![Level::open(openat(CWD, top, DIRECTORY, Mode::empty())?, 0)?];
     loop {
         let depth = levels.len().saturating_sub(1);
@@ -71,6 +88,9 @@ fn walk_with(top: &Path, unreadable: Unreadable, mut found: impl FnMut(Found<'_>
         match dir.read() {
             Some(Ok(entry)) => {
                 *offset = entry.offset();
+                if !kinds.include(&entry) {
+                    continue;
+                }
                 if let Some(below) = report(dir, &entry, depth, unreadable, &mut found)? {
                     go_down(&mut levels, below)?;
                 }
@@ -82,6 +102,15 @@ fn walk_with(top: &Path, unreadable: Unreadable, mut found: impl FnMut(Found<'_>
             }
             None => go_up(&mut levels, unreadable)?,
         }
+    }
+}
+
+// === impl Kinds ===
+
+impl Kinds {
+    fn include(self, entry: &DirEntry) -> bool {
+        // Not all file systems report the types of entries.
+        self == Self::All || matches!(entry.file_type(), FileType::Directory | FileType::Unknown)
     }
 }
 

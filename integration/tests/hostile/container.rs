@@ -1,5 +1,7 @@
 //! Root inside a container that attacks exec, probes and the files that the node reads for it.
 
+#[path = "container/cgroups.rs"]
+mod cgroups;
 #[path = "container/device.rs"]
 mod device;
 #[path = "container/exec.rs"]

@@ -176,7 +176,7 @@ fn owner(inode: u32) -> String {
     while let Some(parent) = parent(&process).filter(|parent| files.have_socket(parent)) {
         process = parent;
     }
-    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    let name = coracle_tree::read_lossy(process.join("comm")).unwrap_or_default();
     let id = process.file_name().unwrap_or_default().to_string_lossy();
     format!("{} (process {id})", printable(name.trim(), 16))
 }
@@ -199,7 +199,7 @@ impl OpenFiles {
 
 /// The directory of the parent process.
 fn parent(process: &Path) -> Option<PathBuf> {
-    let status = fs::read_to_string(process.join("status")).ok()?;
+    let status = coracle_tree::read_lossy(process.join("status")).ok()?;
     let id = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim();
     (id != "0").then(|| Path::new("/proc").join(id))
 }

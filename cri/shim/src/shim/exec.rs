@@ -16,6 +16,10 @@ use crate::exec::{self, Exec};
 use crate::kernel::{self, Fork};
 use crate::report::{Message, Report, Reporter};
 
+/// Maximum execs of a pod whose program has not started. A container that has frozen itself holds an exec as soon as it
+/// enters the container's cgroup, and each one has descriptors of the shim.
+const MAX_STARTING: usize = 256;
+
 impl Shim {
     /// Returns an error if it fails at once. Otherwise the call is answered when the forks report.
     pub(super) fn exec(
@@ -38,6 +42,11 @@ impl Shim {
         let Some(container) = self.containers.get(&serial) else { return Err(CallError::no_container(id)) };
         if !matches!(container.phase, Phase::Running) || container.deletion.is_some() {
             return Err(CallError::wrong_state(id, container.description()));
+        }
+        if self.execs.values().filter(|exec| exec.report.is_some()).count() >= MAX_STARTING {
+            let message =
+                format!("{MAX_STARTING} commands in the pod have not started yet, which is the maximum");
+            return Err(CallError::new(Kind::Internal, message));
         }
         let wanted = [exec.has_stdin, exec.has_stdout, exec.has_stderr, exec.process_in_file];
         let wanted = wanted.iter().filter(|has| **has).count();

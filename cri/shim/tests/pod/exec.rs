@@ -7,7 +7,7 @@ use std::time::Instant;
 use oci_spec::runtime::Process;
 use serde_json::{Value, json};
 
-use crate::fixture::Pod;
+use crate::fixture::{Pod, cgroup_mounts};
 use crate::shim_client::{ErrorKind, ExecStdio, StartResult};
 
 fn process(args: &[&str]) -> Value {
@@ -149,5 +149,36 @@ pub(crate) async fn an_exec_as_another_user_has_its_ids_and_no_more_rights(mut p
     assert!(text.contains("/home/user"), "{text}");
     assert!(text.contains("CapEff:\t0000000000000000"), "{text}");
     assert!(text.contains("again"), "{text}");
+    pod.end().await;
+}
+
+/// Freezes a cgroup, as root of the container can.
+fn freeze(cgroup: &str) {
+    let places = cgroup_mounts().into_iter().map(|mount| mount.join(cgroup.trim_start_matches('/')));
+    let mut files = places
+        .flat_map(|place| [(place.join("freezer.state"), "FROZEN"), (place.join("cgroup.freeze"), "1")]);
+    let (file, state) = files.find(|(file, _)| file.exists()).unwrap();
+    std::fs::write(file, state).unwrap();
+}
+
+pub(crate) async fn execs_of_a_frozen_container_leave_descriptors_for_the_pod(mut pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    freeze(&format!("{}/c", pod.cgroup));
+    let mut starting = tokio::task::JoinSet::new();
+    for number in 0..400 {
+        let shim = pod.shim.clone();
+        starting.spawn(async move {
+            let stdio = ExecStdio::Pipes { stdin: None, stdout: None, stderr: None };
+            shim.exec("c", &format!("e{number}"), &parse(process(&["true"])), stdio).await.map(drop)
+        });
+    }
+    let error = starting.join_next().await.unwrap().unwrap().unwrap_err();
+    assert!(error.message.contains("have not started yet"), "{error}");
+    let held = std::fs::read_dir(format!("/proc/{}/fd", pod.shim.pid())).unwrap().count();
+    assert!(held < 300, "{held}");
+    pod.run("d", "exit 3").await;
+    assert_eq!(pod.exit("d", "").await.code, 3);
+    drop(starting);
+    // Ends the frozen processes.
     pod.end().await;
 }

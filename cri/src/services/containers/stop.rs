@@ -9,7 +9,6 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::service::ContainerService;
-use crate::cgroup::freezer::Freezer;
 use crate::container::Container;
 use crate::error::Error;
 use crate::records::ContainerPhase;
@@ -90,7 +89,7 @@ impl ContainerService {
                 Err(source) => return Err(Error::Shim { doing: "kill the container", source }),
             }
         }
-        self.thaw_killed(container);
+        self.thaw_killed(container).await;
         if timeout(KILL_TIMEOUT, container.wait_exited()).await.is_ok() {
             return Ok(());
         }
@@ -99,7 +98,6 @@ impl ContainerService {
 
     /// Kills a container by its cgroup. The exit code is lost: only the shim, its parent, can read it.
     async fn kill_without_shim(&self, container: &Container) -> Result<(), Error> {
-        self.thaw_killed(container);
         if !self.machine.cgroups.kill(&container.record.cgroup).await {
             let id = container.id.clone();
             return Err(Error::WrongState { what: "container", id, state: "killed but has not ended" });
@@ -116,11 +114,9 @@ impl ContainerService {
             .is_some_and(|sandbox| sandbox.is_silent())
     }
 
-    /// Thaws a container that is frozen for a checkpoint: frozen processes do not die before they are thawed.
-    fn thaw_killed(&self, container: &Container) {
-        let freezer = self.machine.cgroups.freezer(&container.record.cgroup);
-        let Some(freezer) = freezer.filter(Freezer::holds_killed) else { return };
-        if let Err(error) = freezer.thaw() {
+    /// Thaws a container and what it has frozen itself: on v1 killed processes do not end before they are thawed.
+    async fn thaw_killed(&self, container: &Container) {
+        if let Err(error) = self.machine.cgroups.thaw_killed(&container.record.cgroup).await {
             warn!(container = container.id, %error, "cannot thaw a container that was killed");
         }
     }

@@ -77,6 +77,9 @@ impl SandboxService {
         self.write_pod_files(&record)?;
         steps.done("record");
         let dir = self.objects.records.sandbox_dir(&id);
+        if let Some(group) = self.machine.layout.shim_of_pod(&id) {
+            undo.push(Step::ShimCgroup(group));
+        }
         let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
         let (shim, state) = Shim::spawn(self.shim_program.path(), &dir, config, self.config.shim_timeouts)
             .await

@@ -1,0 +1,50 @@
+//! The kernel's keys: containers do not inherit the session keyring of the runtime.
+
+use std::ffi::CStr;
+use std::fs;
+
+use crate::fixture::Pod;
+
+/// Description of a key that only processes with the session keyring of this process can see.
+const KEY: &CStr = c"coracle-test-key";
+
+/// Gives this process a session keyring with a key, as the login session of an administrator has. Later threads and
+/// processes inherit it.
+#[allow(unsafe_code, reason = "keyctl and add_key have no safe wrapper")]
+pub(crate) fn add_key_of_the_runtime() {
+    const JOIN_SESSION_KEYRING: i32 = 1;
+    const SET_PERMISSIONS: i32 = 5;
+    const SESSION_KEYRING: i32 = -3;
+    // All permissions for processes that possess the key, none for others.
+    const POSSESSOR: u32 = 0x3f00_0000;
+    // SAFETY: without a name the kernel reads no memory of this process.
+    unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<u8>()) };
+    let (kind, value) = (c"user", b"secret");
+    // SAFETY: the strings and the value outlive the call.
+    let key = unsafe {
+        libc::syscall(
+            libc::SYS_add_key,
+            kind.as_ptr(),
+            KEY.as_ptr(),
+            value.as_ptr(),
+            value.len(),
+            SESSION_KEYRING,
+        )
+    };
+    // SAFETY: takes numbers only. On a kernel without keys all calls fail.
+    unsafe { libc::syscall(libc::SYS_keyctl, SET_PERMISSIONS, key, POSSESSOR) };
+}
+
+pub(crate) async fn a_container_has_no_key_of_the_runtime(mut pod: Pod) {
+    let name = KEY.to_str().unwrap();
+    match fs::read_to_string("/proc/keys") {
+        Ok(own) => assert!(own.contains(name), "{own}"),
+        Err(_) => coracle_testing::skip_part!("the kernel has no keys (CONFIG_KEYS)"),
+    }
+    pod.run("c", "cat /proc/keys; echo end").await;
+    pod.exit("c", "").await;
+    let seen = pod.output("c", "stdout");
+    assert_eq!(seen.last().map(String::as_str), Some("end"));
+    assert!(!seen.iter().any(|line| line.contains(name)), "{seen:?}");
+    pod.end().await;
+}

@@ -1,0 +1,89 @@
+//! The kernel's limits of the user root.
+//!
+//! The node, and root of all pods without a user namespace, are one user. So root of one container could use up a limit of
+//! this user. Then no pod could start, or the node could accept no connections. The limits here are about the memory of
+//! the kernel. The kernel charges this memory to the container, so the memory limit of a pod is enough of a limit.
+
+use std::io;
+use std::path::Path;
+
+use tracing::debug;
+
+/// The largest value that the kernel accepts for all of these limits, on all architectures.
+const MOST: u64 = 2_147_483_647;
+const NAMESPACES: &str = "/proc/sys/user";
+/// Half of it is the kernel's default of each limit on namespaces.
+const THREADS: &str = "/proc/sys/kernel/threads-max";
+/// The kinds of namespaces that pods have, and those that user namespaces bring.
+const KINDS: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
+/// Files in all epoll instances of a user.
+const WATCHES: &str = "/proc/sys/fs/epoll/max_user_watches";
+
+/// Raises the limits. A failure is logged: the settings may be read-only.
+pub(crate) fn raise() {
+    raise_namespaces(Path::new(NAMESPACES), Path::new(THREADS));
+    raise_watches(Path::new(WATCHES));
+}
+
+/// Raises the limits that have the kernel's default. Those that an administrator has set stay: fewer user namespaces make
+/// some attacks on the kernel harder.
+fn raise_namespaces(dir: &Path, threads: &Path) {
+    let Some(default) = read(threads).map(|threads| threads / 2) else { return };
+    for kind in KINDS {
+        let path = dir.join(format!("max_{kind}_namespaces"));
+        if read(&path) == Some(default) {
+            log(&path, std::fs::write(&path, MOST.to_string()));
+        }
+    }
+}
+
+fn raise_watches(path: &Path) {
+    if read(path).is_some_and(|now| now < MOST) {
+        log(path, std::fs::write(path, MOST.to_string()));
+    }
+}
+
+fn read(path: &Path) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn log(path: &Path, written: io::Result<()>) {
+    if let Err(error) = written {
+        debug!(path = %path.display(), %error, "cannot raise a limit of root");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_with_the_kernels_default_are_raised_and_those_of_an_administrator_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |kind: &str| dir.path().join(format!("max_{kind}_namespaces"));
+        let threads = dir.path().join("threads-max");
+        std::fs::write(&threads, "192731\n").unwrap();
+        for (kind, limit) in [("uts", "96365\n"), ("mnt", "96365\n"), ("user", "0\n"), ("net", "500\n")] {
+            std::fs::write(path(kind), limit).unwrap();
+        }
+        raise_namespaces(dir.path(), &threads);
+        let now = ["uts", "mnt", "user", "net"].map(|kind| std::fs::read_to_string(path(kind)).unwrap());
+        assert_eq!(now, ["2147483647", "2147483647", "0\n", "500\n"]);
+        assert!(!path("ipc").exists(), "a kind that the kernel does not have");
+    }
+
+    #[test]
+    fn the_limit_of_watches_is_raised_and_never_lowered() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("max_user_watches");
+        for (before, after) in
+            [("5493121\n", "2147483647"), ("9223372036854775807\n", "9223372036854775807\n")]
+        {
+            std::fs::write(&path, before).unwrap();
+            raise_watches(&path);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
+        }
+        raise_watches(&dir.path().join("absent"));
+        assert!(!dir.path().join("absent").exists());
+    }
+}

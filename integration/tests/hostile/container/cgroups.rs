@@ -1,0 +1,159 @@
+//! Cgroups that root of a container makes and changes. Without a seccomp profile it can mount the cgroup in which it is,
+//! of each hierarchy, in user and cgroup namespaces of its own. The tests do the same from outside.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, mkdirat};
+use serde_json::json;
+
+use super::{Attacker, Pids, container_config, on_a_runtime, on_an_attacker, pod_config, write};
+
+/// Process id of a container's first process.
+fn pid(attacker: &Attacker<'_>, id: &str) -> u64 {
+    attacker.cri.json(&["inspect", id])["info"]["pid"].as_u64().unwrap()
+}
+
+/// The process's cgroup in each hierarchy. Root cgroups are left out: a hierarchy that no program uses has only this one.
+fn cgroups(pid: u64) -> BTreeSet<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    text.lines().filter(|line| !line.ends_with(":/")).map(str::to_owned).collect()
+}
+
+fn parent(pid: u64) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().parse().unwrap()
+}
+
+/// The directory of a process's cgroup, in the hierarchy of a v1 controller if there is one.
+fn directory(pid: u64, controller: &str) -> PathBuf {
+    let all = cgroups(pid);
+    let v1 = all.iter().find_map(|line| line.split_once(&format!(":{controller}:")));
+    let (mount, group) = match v1 {
+        Some((_, group)) => (Path::new("/sys/fs/cgroup").join(controller), group),
+        None => {
+            (PathBuf::from("/sys/fs/cgroup"), all.iter().find_map(|line| line.strip_prefix("0::")).unwrap())
+        }
+    };
+    mount.join(group.trim_start_matches('/'))
+}
+
+/// Removes the pod. Fails if anything of it cannot be removed.
+fn remove_pod(attacker: &Attacker<'_>) {
+    attacker.cri.crictl(&["stopp", &attacker.pod]);
+    attacker.cri.crictl(&["rmp", &attacker.pod]);
+}
+
+/// In hierarchies without controllers, all containers were in one cgroup with all shims. One container could kill and
+/// freeze them by `cgroup.kill` and `cgroup.freeze` of the v2 hierarchy beside v1.
+#[test]
+fn a_container_shares_no_cgroup_with_another_pod() {
+    on_a_runtime(|machine, cri| {
+        let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
+        let mut config = pod_config(machine, Pids::Container);
+        config["metadata"] = json!({ "name": "victim", "namespace": "default", "uid": "2" });
+        let config = write(machine, "victim", &config);
+        let victim = cri.crictl(&["runp", &config]);
+        let container = write(machine, "container", &container_config(Pids::Container));
+        let id = cri.crictl(&["create", &victim, &container, &config]);
+        cri.crictl(&["start", &id]);
+        let own = cgroups(pid(&attacker, &attacker.id));
+        for other in [pid(&attacker, &id), parent(pid(&attacker, &id))] {
+            let shared: Vec<String> = own.intersection(&cgroups(other)).cloned().collect();
+            assert_eq!(shared, [""; 0]);
+        }
+        // The cgroups of the pods are removed with them.
+        let ours = |line: &String| line.contains(&attacker.pod) || line.contains(&attacker.id);
+        let (shim, pid) = (parent(pid(&attacker, &attacker.id)), pid(&attacker, &attacker.id));
+        let groups: BTreeSet<String> =
+            cgroups(shim).union(&cgroups(pid)).filter(|line| ours(line)).cloned().collect();
+        assert!(!groups.is_empty());
+        remove_pod(&attacker);
+        for line in groups {
+            let group = line.splitn(3, ':').nth(2).unwrap().trim_start_matches('/').to_owned();
+            let mounts = fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|entry| entry.path());
+            let left = mounts
+                .chain(["/sys/fs/cgroup".into()])
+                .map(|mount| mount.join(&group))
+                .find(|at| at.exists());
+            assert_eq!(left, None, "{line}");
+        }
+        cri.crictl(&["rmp", "-f", &victim]);
+    });
+}
+
+/// On v1 a killed process of a frozen cgroup did not end, and the pod could not be removed.
+#[test]
+fn a_container_that_has_frozen_itself_is_killed() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let pid = pid(attacker, &attacker.id);
+        let frozen = directory(pid, "freezer").join("frozen");
+        fs::create_dir(&frozen).unwrap();
+        fs::write(frozen.join("cgroup.procs"), pid.to_string()).unwrap();
+        let (file, state) = match frozen.join("freezer.state") {
+            v1 if v1.exists() => (v1, "FROZEN"),
+            _ => (frozen.join("cgroup.freeze"), "1"),
+        };
+        fs::write(file, state).unwrap();
+        attacker.cri.crictl(&["stop", "-t", "1", &attacker.id]);
+        attacker.cri.crictl(&["rm", &attacker.id]);
+        assert!(!frozen.exists());
+    });
+}
+
+/// A cgroup whose path was longer than the kernel accepts was never removed, and neither was the pod.
+#[test]
+fn cgroups_that_a_container_nests_deeply_are_removed() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let pid = pid(attacker, &attacker.id);
+        let group = directory(pid, "pids");
+        let (name, mode) = ("d".repeat(200), Mode::from_bits_truncate(0o755));
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let mut at = OwnedFd::from(File::open(&group).unwrap());
+        for _ in 0..40 {
+            mkdirat(&at, name.as_str(), mode).unwrap();
+            at = openat(&at, name.as_str(), flags, Mode::empty()).unwrap();
+        }
+        drop(at);
+        remove_pod(attacker);
+        assert!(!group.exists());
+    });
+}
+
+/// A local user can mount a file system of its own (FUSE) at a path that is not UTF-8. Then the node did not start, and
+/// pods failed.
+#[test]
+fn a_mount_whose_name_is_not_utf_8_stops_no_pod() {
+    on_a_machine(|machine| {
+        let place = machine.path("").join(std::ffi::OsStr::from_bytes(b"\xff"));
+        fs::create_dir(&place).unwrap();
+        let socket = format!("unix://{}", machine.path("run/cri.sock").display());
+        let script = r#"mount -t tmpfs user "$1" && shift && exec "$@""#;
+        // The mount ends with the mount namespace of the runtime.
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]).arg(&place).arg(Machine::coracle());
+        command
+            .args(["runtime", "--listen", &socket, "--cni-conf-dir", "", "--root"])
+            .arg(machine.path("state"));
+        command
+            .arg("--state")
+            .arg(machine.path("run"))
+            .args(["--cgroup-root", &format!("/{}", machine.name())]);
+        let mut runtime = command.stdin(Stdio::null()).spawn().unwrap();
+        let crictl = Crictl::new(&socket);
+        eventually("the runtime", 20, || {
+            assert!(runtime.try_wait().unwrap().is_none(), "the runtime has ended");
+            crictl.try_crictl(&["version"]).status.success()
+        });
+        let pod = crictl.crictl(&["runp", &write(machine, "pod", &pod_config(machine, Pids::Container))]);
+        crictl.crictl(&["rmp", "-f", &pod]);
+        runtime.kill().unwrap();
+        runtime.wait().unwrap();
+    });
+}
