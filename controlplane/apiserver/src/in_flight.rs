@@ -2,7 +2,8 @@
 //! to each kubelet and to other servers of the cluster.
 //!
 //! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One
-//! user gets at most half of the server's requests, whatever their priority level. `flow_control` limits the total.
+//! user, or all service accounts of a namespace, get at most half of the server's requests, whatever their priority level.
+//! `flow_control` limits the total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,7 +45,7 @@ const SMALL_BODY_BYTES: usize = 64 << 10;
 
 /// The requests in flight.
 pub(crate) struct InFlight {
-    /// Maximum read-only and mutating requests of one user.
+    /// Maximum read-only and mutating requests of one user, or of all service accounts of a namespace.
     of_user: [usize; 2],
     /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
     of_all: [usize; 2],
@@ -92,7 +93,7 @@ struct Counts {
 /// A request in flight. Dropping it ends the count.
 pub(crate) struct Permit {
     counts: Arc<Mutex<Counts>>,
-    user: String,
+    owner: String,
     kind: usize,
 }
 
@@ -134,15 +135,16 @@ impl InFlight {
             return Ok(None);
         }
         let kind = if matches!(info.verb, "get" | "list" | "head" | "options") { READ } else { WRITE };
+        let owner = requester(&user.name);
         let mut counts = lock(&self.counts);
-        let of_user = counts.users.get(&user.name).map_or(0, |counts| counts[kind]);
+        let of_user = counts.users.get(owner).map_or(0, |counts| counts[kind]);
         if of_user >= self.of_user[kind] || counts.total[kind] >= self.of_all[kind] {
             return Err(ApiError::too_many_requests());
         }
         counts.total[kind] += 1;
-        counts.users.entry(user.name.clone()).or_default()[kind] += 1;
+        counts.users.entry(owner.to_owned()).or_default()[kind] += 1;
         drop(counts);
-        Ok(Some(Permit { counts: self.counts.clone(), user: user.name.clone(), kind }))
+        Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -198,6 +200,12 @@ pub(crate) fn owner(user: &str) -> &str {
     of_account.map_or(user, |(namespace, _name)| namespace)
 }
 
+/// The owner of a user's requests in flight. Service accounts of `kube-system` have limits of their own: components of
+/// the cluster use them, and tenants cannot create them.
+fn requester(user: &str) -> &str {
+    if user.starts_with("system:serviceaccount:kube-system:") { user } else { owner(user) }
+}
+
 fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
     counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -208,10 +216,10 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut counts = lock(&self.counts);
         counts.total[self.kind] -= 1;
-        if let Some(of_user) = counts.users.get_mut(&self.user) {
+        if let Some(of_user) = counts.users.get_mut(&self.owner) {
             of_user[self.kind] -= 1;
             if *of_user == [0, 0] {
-                counts.users.remove(&self.user);
+                counts.users.remove(&self.owner);
             }
         }
     }
@@ -341,6 +349,20 @@ mod tests {
             assert!(exempt.unwrap().is_none());
         }
         drop(held);
+        assert!(limits.counts.lock().unwrap().users.is_empty());
+    }
+
+    #[test]
+    fn the_accounts_of_a_namespace_have_the_requests_of_one_user() {
+        let (limits, read) = (InFlight::new([4, 4]), info(Method::GET, "/api/v1/pods"));
+        let enter =
+            |account: &str| limits.enter(&User::new(&format!("system:serviceaccount:{account}"), &[]), &read);
+        let held = [enter("ns:a").unwrap(), enter("ns:b").unwrap()];
+        assert!(enter("ns:a").is_err() && enter("ns:c").is_err());
+        let others = ["other:a", "kube-system:a", "kube-system:a", "kube-system:b"];
+        let others = others.map(|account| enter(account).unwrap());
+        assert!(enter("kube-system:a").is_err());
+        drop((held, others));
         assert!(limits.counts.lock().unwrap().users.is_empty());
     }
 

@@ -14,7 +14,7 @@ use crate::{
     audit::{Received, Record},
     authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
     authz::{self, AccessAttributes, impersonation},
-    backup, body,
+    backup,
     call::Call,
     client_upgrade::ClientUpgrade,
     compression, deadline, documents,
@@ -30,6 +30,7 @@ use crate::{
     waits,
     warnings::Warnings,
 };
+pub(crate) use turn::{SLOW_CLIENT, ShortLived};
 
 /// The API server.
 #[derive(Clone)]
@@ -51,13 +52,6 @@ struct Incoming<B> {
     record: Option<Arc<Record>>,
     /// Whether it comes from a caller in this process.
     is_local: bool,
-}
-
-/// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
-#[derive(Clone, Default)]
-pub(crate) struct ShortLived {
-    _permit: Option<Arc<in_flight::Permit>>,
-    _seats: Option<Arc<Seats>>,
 }
 
 impl Apiserver {
@@ -266,7 +260,7 @@ impl Apiserver {
             })
             .unwrap_or_else(|error| reply::failure(&error));
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
-        reply.extensions_mut().insert(ShortLived { _permit: permit.map(Arc::new), ..limits });
+        reply.extensions_mut().insert(limits.with_permit(permit));
         Ok(reply)
     }
 
@@ -284,7 +278,7 @@ impl Apiserver {
             record.impersonates(&user);
         }
         if incoming.is_local || !self.state.priority_and_fairness {
-            return self.answer(user, info, incoming).await;
+            return self.answer(user, info, incoming, &mut None).await;
         }
         self.answer_in_turn(user, info, incoming).await
     }
@@ -297,16 +291,19 @@ impl Apiserver {
     {
         let is_long = in_flight::is_long_running(&info);
         let arrived = Instant::now();
-        let (classified, seats) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
+        let (classified, granted) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
         waits::add(arrived.elapsed());
-        let answered = match seats {
-            Ok(seats) => self.answer(user, info, incoming).await.map(|reply| (reply, seats)),
+        let answered = match granted {
+            Ok(mut seats) => {
+                let reply = self.answer(user, info, incoming, &mut seats).await;
+                reply.map(|reply| (reply, seats))
+            }
             Err(error) => Ok((terminated(&error), None)),
         };
         let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
         // Release the seats of a watch after its first events are collected.
         if let Some(seats) = seats.filter(|_| !is_long) {
-            reply.extensions_mut().insert(ShortLived { _permit: None, _seats: Some(Arc::new(seats)) });
+            reply.extensions_mut().insert(ShortLived::with_seats(seats));
         }
         if let Some(classified) = classified {
             classified.mark(&mut reply);
@@ -314,7 +311,14 @@ impl Apiserver {
         Ok(reply)
     }
 
-    async fn answer<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
+    /// Authorizes and answers a request. `seats`: those of the request; a slow client loses them.
+    async fn answer<B>(
+        &self,
+        user: User,
+        info: RequestInfo,
+        incoming: Incoming<B>,
+        seats: &mut Option<Seats>,
+    ) -> Result<Reply>
     where
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
@@ -347,8 +351,7 @@ impl Apiserver {
                 || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
         };
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
-            let body =
-                if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
+            let body = turn::receive(state, (&method, body), &mut memory, (&user, &info), seats).await?;
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
@@ -360,7 +363,7 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
-        let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
+        let body = turn::receive(state, (&method, body), &mut memory, (&user, &info), seats).await?;
         freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::about(&kind);
         let audit = record;
@@ -432,6 +435,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
 mod open;
 mod reload;
 mod route;
+mod turn;
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,12 @@ use http_body_util::BodyExt as _;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{metrics::LongRunning, reply::Body, server::ShortLived, verb::watch::WatchEnd};
+use crate::{
+    metrics::LongRunning,
+    reply::Body,
+    server::{SLOW_CLIENT, ShortLived},
+    verb::watch::WatchEnd,
+};
 
 /// Activity of the requests of one connection.
 pub(super) struct Activity {
@@ -107,9 +112,10 @@ impl Activity {
 
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
-    /// short-lived response, and of the last events of a watch that has ended; the connection is closed after it.
+    /// short-lived response, and of the last events of a watch that has ended; the connection is closed after it. A
+    /// response that the client reads slowly gives its seats back earlier.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
-        let limited = response.extensions_mut().remove::<ShortLived>();
+        let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
         let cut = response.extensions_mut().remove::<WatchEnd>();
         let begins = match (&limited, cut) {
@@ -126,9 +132,12 @@ impl Running {
             let (ended, stuck) = (CancellationToken::new(), self.activity.stuck.clone());
             let limit = self.activity.response_limit;
             let over = ended.clone().drop_guard();
+            let seats = limited.as_mut().and_then(ShortLived::take_seats);
             tokio::spawn(ended.run_until_cancelled_owned(async move {
                 begins.cancelled().await;
-                sleep(limit).await;
+                sleep(limit.min(SLOW_CLIENT)).await;
+                drop(seats);
+                sleep(limit.saturating_sub(SLOW_CLIENT)).await;
                 stuck.cancel();
             }));
             over
@@ -169,8 +178,10 @@ impl http_body::Body for Tracked {
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+
     use super::*;
-    use crate::reply::full;
+    use crate::{authn::User, cache::Cache, flow_control::FlowControl, reply::full, request::RequestInfo};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -214,5 +225,29 @@ mod tests {
         let unread = activity.begin().until_sent(short());
         activity.response_timeout().await;
         drop((long, unread));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_is_not_read_gives_its_seats_back() {
+        let control = FlowControl::new(20, MINUTE);
+        let in_use = || control.levels().iter().map(|level| level.seats_in_use).sum::<u64>();
+        let activity = Arc::new(Activity::new(MINUTE));
+        let response = async || {
+            let info = RequestInfo::parse(&Method::GET, &"/api/v1/namespaces/a/pods/b".parse().unwrap());
+            let (_, seats) = control.enter(&User::new("eve", &[]), &info, &Cache::new(0)).await;
+            let mut response = Response::new(full("x"));
+            response.extensions_mut().insert(ShortLived::with_seats(seats.unwrap().unwrap()));
+            activity.begin().until_sent(response)
+        };
+        let unread = response().await;
+        assert_eq!(in_use(), 1);
+        sleep(SLOW_CLIENT * 2).await;
+        assert_eq!(in_use(), 0);
+        drop(response().await);
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(in_use(), 0, "a response that was sent");
+        assert!(tokio::time::timeout(MINUTE / 2, activity.response_timeout()).await.is_err());
+        activity.response_timeout().await;
+        drop(unread);
     }
 }

@@ -1,6 +1,12 @@
 //! Priority and fairness.
 
+use std::convert::Infallible;
+
+use http_body::Frame;
+use http_body_util::StreamBody;
+
 use super::*;
+use crate::in_flight::BodyMemory;
 
 const SCHEMAS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
 const LEVELS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations";
@@ -86,4 +92,26 @@ async fn mandatory_objects_come_back() {
     server.merge(&path, json!({"spec": {"limited": {"nominalConcurrencyShares": 90}}})).await;
     let shares = async || server.get(&path).await.body["spec"]["limited"]["nominalConcurrencyShares"].clone();
     eventually_async("the shares are 5", 10, async || shares().await == 5).await;
+}
+
+#[tokio::test]
+async fn a_client_that_sends_its_body_slowly_has_no_seats() {
+    let server = Fixture::new().await;
+    let state = &server.api.state;
+    let user = User::new("eve", &[]);
+    let info = RequestInfo::parse(&Method::POST, &"/api/v1/namespaces".parse().unwrap());
+    let in_use = || state.flow_control.levels().iter().map(|level| level.seats_in_use).sum::<u64>();
+    let mut seats = state.flow_control.enter(&user, &info, &state.cache).await.1.unwrap();
+    assert_eq!(in_use(), 1);
+    tokio::time::pause();
+    let body = StreamBody::new(futures::stream::once(async {
+        tokio::time::sleep(SLOW_CLIENT * 2).await;
+        assert_eq!(in_use(), 0, "while the client is slow");
+        Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"{}")))
+    }));
+    let mut memory = BodyMemory::default();
+    let received = turn::receive(state, (&Method::POST, body), &mut memory, (&user, &info), &mut seats).await;
+    assert_eq!(&received.unwrap()[..], b"{}");
+    assert!(seats.is_some());
+    assert_eq!(in_use(), 1, "when the body is complete");
 }
