@@ -202,7 +202,7 @@ pub(crate) fn owner(user: &str) -> &str {
 
 /// The owner of a user's requests in flight. Service accounts of `kube-system` have limits of their own: components of
 /// the cluster use them, and tenants cannot create them.
-fn requester(user: &str) -> &str {
+pub(crate) fn requester(user: &str) -> &str {
     if user.starts_with("system:serviceaccount:kube-system:") { user } else { owner(user) }
 }
 

@@ -55,6 +55,7 @@ pub mod fuzz;
 mod health;
 mod in_flight;
 mod initialization;
+mod large_requests;
 mod list_body;
 mod listen;
 mod media;

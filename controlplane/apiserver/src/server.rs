@@ -323,7 +323,7 @@ impl Apiserver {
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
-        let Incoming { method, headers, body, mut memory, upgrade, record, is_local: _ } = incoming;
+        let Incoming { method, headers, body, mut memory, upgrade, record, is_local } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -372,11 +372,12 @@ impl Apiserver {
         if let Some(record) = &call.audit {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
-        let reply = if call.resource.subresource.is_empty() {
-            route::resource(&call, &method, upgrade).await
-        } else {
-            route::subresource(&call, &method, upgrade).await
-        }?;
+        let turn = if is_local { None } else { turn::of_large_request(&call, seats).await? };
+        let run = match call.resource.subresource.is_empty() {
+            true => route::resource(&call, &method, upgrade),
+            false => route::subresource(&call, &method, upgrade),
+        };
+        let reply = turn::run(turn, run).await?;
         let reply = reply::warned(reply, &call.warnings.take());
         // The bodies of long-running requests are streams, or come from other servers.
         let is_document = !in_flight::is_long_running(&call.info);

@@ -87,7 +87,12 @@ impl Object {
 
     /// Whether work on the object must run outside of the async workers.
     pub(crate) fn is_large(&self) -> bool {
-        self.stored.len() > MIN_OFFLOADED_BYTES
+        self.stored_bytes() > MIN_OFFLOADED_BYTES
+    }
+
+    /// Bytes of the stored encoding.
+    pub(crate) fn stored_bytes(&self) -> usize {
+        self.stored.len()
     }
 
     /// The object's name: the last part of its key.

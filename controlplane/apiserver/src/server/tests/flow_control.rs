@@ -115,3 +115,30 @@ async fn a_client_that_sends_its_body_slowly_has_no_seats() {
     assert!(seats.is_some());
     assert_eq!(in_use(), 1, "when the body is complete");
 }
+
+#[tokio::test]
+async fn a_large_request_waits_for_the_turn_of_its_user() {
+    let server = Fixture::new().await;
+    let binding = json!({"metadata": {"name": "eve"}, "subjects": [{"kind": "User", "name": "eve",
+        "apiGroup": "rbac.authorization.k8s.io"}], "roleRef": {"kind": "ClusterRole", "name": "cluster-admin",
+        "apiGroup": "rbac.authorization.k8s.io"}});
+    let bound = server.post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding).await;
+    assert_eq!(bound.code, 201, "{}", bound.body);
+    let create = async |name: &str, bytes: usize| {
+        let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(bytes)}}).to_string();
+        let request = Request::post("/api/v1/namespaces/default/configmaps")
+            .header("authorization", "Bearer secret")
+            .header("impersonate-user", "eve")
+            .header("content-type", "application/json");
+        let request = request.body(Full::<Bytes>::from(object)).unwrap();
+        server.api.handle(request, None).await.status().as_u16()
+    };
+    let turn = server.api.state.large_requests.enter("eve", 1).await;
+    assert_eq!(create("small", 10).await, 201);
+    let mut large = std::pin::pin!(create("large", 100_000));
+    tokio::time::pause();
+    assert!(tokio::time::timeout(SLOW_CLIENT * 4, large.as_mut()).await.is_err());
+    tokio::time::resume();
+    drop(turn);
+    assert_eq!(large.await, 201);
+}
