@@ -1,7 +1,7 @@
 //! Limits on the requests of one user, separate for reads and writes, on the bytes of all bodies, and on the connections
 //! to each kubelet and to other servers of the cluster.
 //!
-//! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One
+//! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of `system:masters` are exempt. One
 //! user, or all service accounts of a namespace, get at most half of the server's requests, whatever their priority level.
 //! `flow_control` limits the total.
 
@@ -25,6 +25,9 @@ pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
 const READ: usize = 0;
 /// Index of the mutating requests.
 const WRITE: usize = 1;
+/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 10 kB, and each event of
+/// its collection some bytes more until the client reads it.
+const MAX_WATCHES: usize = 10_000;
 /// Maximum bytes of all request bodies that are held in memory.
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
@@ -50,6 +53,8 @@ pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
     of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
+    /// Number of watches by owner.
+    watches: Arc<Mutex<HashMap<String, usize>>>,
     bodies: SharedCapacity,
     responses: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
@@ -97,6 +102,17 @@ pub(crate) struct Permit {
     kind: usize,
 }
 
+/// The permit of a watch. The count ends when all clones are dropped.
+#[derive(Clone)]
+pub(crate) struct WatchPermit {
+    _counted: Arc<CountedWatch>,
+}
+
+struct CountedWatch {
+    watches: Arc<Mutex<HashMap<String, usize>>>,
+    owner: String,
+}
+
 /// Memory for the body of one request or response. Dropping it releases the memory.
 #[derive(Default)]
 pub(crate) struct BodyMemory {
@@ -122,8 +138,8 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
-        let (counts, streams) = (Arc::default(), Arc::default());
-        Self { of_user, of_all: [usize::MAX; 2], counts, bodies, responses, streams, max_proxied }
+        let (counts, watches, streams) = (Arc::default(), Arc::default(), Arc::default());
+        Self { of_user, of_all: [usize::MAX; 2], counts, watches, bodies, responses, streams, max_proxied }
     }
 
     /// Counts a request, or refuses it if its user has too many. `None` for exempt requests.
@@ -145,6 +161,23 @@ impl InFlight {
         counts.users.entry(owner.to_owned()).or_default()[kind] += 1;
         drop(counts);
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
+    }
+
+    /// Counts a watch, or refuses it if its user has too many. `None` for users without a limit.
+    pub(crate) fn watch(&self, user: &User) -> Result<Option<WatchPermit>> {
+        if user.is_in("system:masters") {
+            return Ok(None);
+        }
+        let owner = requester(&user.name);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = watches.entry(owner.to_owned()).or_default();
+        if *count >= MAX_WATCHES {
+            return Err(ApiError::too_many_requests());
+        }
+        *count += 1;
+        drop(watches);
+        let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
+        Ok(Some(WatchPermit { _counted: Arc::new(counted) }))
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -220,6 +253,20 @@ impl Drop for Permit {
             of_user[self.kind] -= 1;
             if *of_user == [0, 0] {
                 counts.users.remove(&self.owner);
+            }
+        }
+    }
+}
+
+// === impl CountedWatch ===
+
+impl Drop for CountedWatch {
+    fn drop(&mut self) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = watches.get_mut(&self.owner) {
+            *count -= 1;
+            if *count == 0 {
+                watches.remove(&self.owner);
             }
         }
     }
@@ -364,6 +411,21 @@ mod tests {
         assert!(enter("kube-system:a").is_err());
         drop((held, others));
         assert!(limits.counts.lock().unwrap().users.is_empty());
+    }
+
+    #[test]
+    fn the_watches_of_a_user_are_limited() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let account = |name: &str| User::new(&format!("system:serviceaccount:ns:{name}"), &[]);
+        let held: Vec<_> = (0..MAX_WATCHES).map(|_| limits.watch(&account("a")).unwrap()).collect();
+        assert_eq!(limits.watch(&account("b")).err().unwrap().code, 429);
+        let clone = limits.watch(&User::new("eve", &[])).unwrap().clone();
+        assert!(limits.watch(&User::new("root", &["system:masters"])).unwrap().is_none());
+        drop(held);
+        drop(limits.watch(&account("b")).unwrap());
+        assert_eq!(limits.watches.lock().unwrap().len(), 1, "a clone of a permit counts");
+        drop(clone);
+        assert!(limits.watches.lock().unwrap().is_empty());
     }
 
     #[test]

@@ -99,13 +99,14 @@ impl Apiserver {
         let is_local = identity.is_some();
         let caller = match identity {
             Some(user) => Ok(user),
-            None => self.network_caller(&mut parts).await,
+            None => self.network_caller(&mut parts, &info).await,
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
         let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
-        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted));
+        let watch = parts.extensions.remove();
+        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted, watch));
         upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
@@ -179,8 +180,9 @@ impl Apiserver {
         reply
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
-    async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. A watch gets
+    /// a permit in its extensions, or is refused if its user has too many.
+    async fn network_caller(&self, parts: &mut http::request::Parts, info: &RequestInfo) -> Result<User> {
         let identified = self.identify(parts).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
         match &identified {
@@ -189,7 +191,13 @@ impl Apiserver {
             Ok(_) => {}
         }
         presented::remove_token(&mut parts.headers);
-        identified
+        let caller = identified?;
+        if info.verb == "watch"
+            && let Some(permit) = self.state.in_flight.watch(&caller)?
+        {
+            parts.extensions.insert(permit);
+        }
+        Ok(caller)
     }
 
     /// Authenticates a request from the network.
