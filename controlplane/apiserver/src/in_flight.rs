@@ -15,6 +15,7 @@ use crate::{
     authn::User,
     error::{ApiError, Result},
     request::{BACKUP_PATH, RequestInfo, is_probe},
+    unread_events::UnreadEvents,
 };
 
 /// Default maximum duration of a request that is not long-running, and of the sending of its response, as upstream.
@@ -53,8 +54,8 @@ pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
     of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
-    /// Number of watches by owner.
-    watches: Arc<Mutex<HashMap<String, usize>>>,
+    /// The watches by owner.
+    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
     bodies: SharedCapacity,
     responses: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
@@ -109,8 +110,15 @@ pub(crate) struct WatchPermit {
 }
 
 struct CountedWatch {
-    watches: Arc<Mutex<HashMap<String, usize>>>,
+    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
     owner: String,
+}
+
+/// The watches of one owner.
+#[derive(Default)]
+struct OwnWatches {
+    count: usize,
+    unread: Arc<UnreadEvents>,
 }
 
 /// Memory for the body of one request or response. Dropping it releases the memory.
@@ -170,14 +178,20 @@ impl InFlight {
         }
         let owner = requester(&user.name);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = watches.entry(owner.to_owned()).or_default();
-        if *count >= MAX_WATCHES {
+        let own = watches.entry(owner.to_owned()).or_default();
+        if own.count >= MAX_WATCHES {
             return Err(ApiError::too_many_requests());
         }
-        *count += 1;
+        own.count += 1;
         drop(watches);
         let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
         Ok(Some(WatchPermit { _counted: Arc::new(counted) }))
+    }
+
+    /// The unread events of a user with a watch. `None` for users without a limit.
+    pub(crate) fn unread_events(&self, user: &User) -> Option<Arc<UnreadEvents>> {
+        let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.get(requester(&user.name)).map(|own| own.unread.clone())
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -263,9 +277,9 @@ impl Drop for Permit {
 impl Drop for CountedWatch {
     fn drop(&mut self) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = watches.get_mut(&self.owner) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(own) = watches.get_mut(&self.owner) {
+            own.count -= 1;
+            if own.count == 0 {
                 watches.remove(&self.owner);
             }
         }

@@ -80,6 +80,7 @@ mod state;
 mod stored;
 mod sub;
 mod target;
+mod unread_events;
 mod usage;
 mod usage_history;
 mod usage_samples;

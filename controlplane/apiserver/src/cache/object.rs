@@ -144,6 +144,12 @@ impl Object {
         text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
     }
 
+    /// The whole object as JSON: the start, and the rest without a copy.
+    pub(crate) fn json_parts(&self) -> (Vec<u8>, Bytes) {
+        let head = self.stored.get(..self.fields_at).unwrap_or_default();
+        ([head, self.stamp().as_bytes()].concat(), self.stored.slice(self.fields_at..))
+    }
+
     /// The object as an item of a list of its kind. Returns the start, and the rest without a copy. As upstream, only
     /// items of custom resources have apiVersion and kind.
     pub(crate) fn item(&self, kind: &Resource) -> (String, Bytes) {
