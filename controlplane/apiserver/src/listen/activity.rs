@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -20,6 +20,10 @@ use crate::{
     server::{SLOW_CLIENT, ShortLived},
     verb::watch::WatchEnd,
 };
+
+/// Maximum bytes of a piece of a body that the connection gets. The connection takes a whole piece even if the client
+/// reads nothing, and the end of the body would end the request.
+const MAX_PIECE_BYTES: usize = 64 << 10;
 
 /// Activity of the requests of one connection.
 pub(super) struct Activity {
@@ -40,6 +44,8 @@ pub(super) struct Running {
 /// A response's body. Dropping it ends the request.
 struct Tracked {
     body: Body,
+    /// The rest of a frame that is longer than a piece.
+    rest: Bytes,
     _running: Running,
     _ended: Option<DropGuard>,
     _limited: Option<ShortLived>,
@@ -143,7 +149,9 @@ impl Running {
             over
         });
         response.map(|body| {
-            Tracked { body, _running: self, _ended: ended, _limited: limited, _long: long }.boxed_unsync()
+            let rest = Bytes::new();
+            Tracked { body, rest, _running: self, _ended: ended, _limited: limited, _long: long }
+                .boxed_unsync()
         })
     }
 }
@@ -164,15 +172,31 @@ impl http_body::Body for Tracked {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                end => return Poll::Ready(end),
+            }
+        }
+        let length = self.rest.len().min(MAX_PIECE_BYTES);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (body, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
@@ -249,5 +273,23 @@ mod tests {
         assert!(tokio::time::timeout(MINUTE / 2, activity.response_timeout()).await.is_err());
         activity.response_timeout().await;
         drop(unread);
+    }
+
+    #[tokio::test]
+    async fn a_long_body_is_sent_in_pieces_and_its_request_runs_until_the_last() {
+        let activity = Arc::new(Activity::new(MINUTE));
+        let text = "0123456789".repeat(20_000);
+        let mut body = activity.begin().until_sent(Response::new(full(text.clone()))).into_body();
+        let mut received = Vec::new();
+        while !body.is_end_stream() {
+            assert_eq!(body.size_hint().exact(), Some((text.len() - received.len()) as u64));
+            assert_eq!(*activity.running.borrow(), 1);
+            let piece = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert!(piece.len() <= MAX_PIECE_BYTES);
+            received.extend_from_slice(&piece);
+        }
+        assert!(received == text.as_bytes(), "the pieces are not the body");
+        drop(body);
+        assert_eq!(*activity.running.borrow(), 0);
     }
 }
