@@ -1,8 +1,8 @@
 //! Turns of requests with large bodies or objects.
 //!
 //! The tree of an object takes more than twenty times the memory of its text, and a write has several trees at a time. So
-//! one user, or all service accounts of a namespace, has one large request at work, and the large requests of all users
-//! share a budget of bytes. A user with many of them delays only its own.
+//! the large requests of all users share a budget of bytes. One user, or all service accounts of a namespace, gets at most
+//! half of it: a user with many large requests delays mostly its own.
 
 use std::{
     collections::HashMap,
@@ -15,6 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const UNIT: usize = 1 << 10;
 /// The budget of all large requests at work: 4 MiB of bodies and stored objects. A larger request uses all of it.
 const BUDGET_UNITS: u32 = 4 << 10;
+/// The part of the budget for one owner. A larger request of the owner uses all of that part.
+const OWN_UNITS: u32 = BUDGET_UNITS / 2;
 
 /// The large requests at work and those that wait.
 pub(crate) struct LargeRequests {
@@ -22,7 +24,7 @@ pub(crate) struct LargeRequests {
     turns: Turns,
 }
 
-/// One permit for each owner with large requests.
+/// The part of each owner with large requests.
 type Turns = Arc<Mutex<HashMap<String, Arc<Semaphore>>>>;
 
 /// The turn of a large request, or its place in the queue. Dropping it ends the turn.
@@ -30,6 +32,10 @@ pub(crate) struct Turn {
     owner: String,
     turns: Turns,
     permits: Vec<OwnedSemaphorePermit>,
+}
+
+fn semaphore(units: u32) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)))
 }
 
 fn lock(turns: &Turns) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
@@ -41,13 +47,12 @@ fn lock(turns: &Turns) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
 impl LargeRequests {
     /// Waits for the turn of a request of an owner that processes `bytes` bytes.
     pub(crate) async fn enter(&self, owner: &str, bytes: usize) -> Turn {
-        let own =
-            lock(&self.turns).entry(owner.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))).clone();
+        let units = u32::try_from(bytes.div_ceil(UNIT)).map_or(BUDGET_UNITS, |units| units.min(BUDGET_UNITS));
+        let own = lock(&self.turns).entry(owner.to_owned()).or_insert_with(|| semaphore(OWN_UNITS)).clone();
         // Made before the waits: a cancelled wait must remove the entry of the owner, too.
         let mut turn = Turn { owner: owner.to_owned(), turns: self.turns.clone(), permits: Vec::new() };
         // The semaphores are never closed.
-        turn.permits.extend(own.acquire_owned().await.ok());
-        let units = u32::try_from(bytes.div_ceil(UNIT)).map_or(BUDGET_UNITS, |units| units.min(BUDGET_UNITS));
+        turn.permits.extend(own.acquire_many_owned(units.min(OWN_UNITS)).await.ok());
         turn.permits.extend(self.budget.clone().acquire_many_owned(units).await.ok());
         turn
     }
@@ -55,9 +60,7 @@ impl LargeRequests {
 
 impl Default for LargeRequests {
     fn default() -> Self {
-        let budget =
-            Arc::new(Semaphore::new(usize::try_from(BUDGET_UNITS).unwrap_or(Semaphore::MAX_PERMITS)));
-        Self { budget, turns: Turns::default() }
+        Self { budget: semaphore(BUDGET_UNITS), turns: Turns::default() }
     }
 }
 
@@ -81,18 +84,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_large_request_of_an_owner_runs_at_a_time_and_delays_no_other_owner() {
+    fn one_owner_gets_half_of_the_budget_and_leaves_the_rest_to_others() {
         let large = LargeRequests::default();
-        let enter = |owner: &'static str| large.enter(owner, 1 << 20);
-        let first = enter("eve").now_or_never().unwrap();
-        assert!(enter("eve").now_or_never().is_none());
-        let others = ["ann", "bob", "joe"].map(|owner| enter(owner).now_or_never().unwrap());
-        assert!(enter("zoe").now_or_never().is_none(), "the budget is used up");
+        let enter =
+            |owner: &'static str, kibibytes: usize| large.enter(owner, kibibytes << 10).now_or_never();
+        let first = enter("eve", 3000).unwrap();
+        assert!(enter("eve", 1).is_none());
+        let others = [enter("ann", 500).unwrap(), enter("ann", 500).unwrap()];
+        assert!(enter("bob", 200).is_none(), "the budget is used up");
         drop(first);
-        let (next, last) = (enter("zoe").now_or_never().unwrap(), enter("eve").now_or_never());
-        assert!(last.is_none());
-        drop((next, others));
-        assert!(large.enter("eve", 100 << 20).now_or_never().is_some(), "larger than the budget");
+        let bob = enter("bob", 200).unwrap();
+        drop((bob, others));
+        assert!(enter("eve", 100 << 10).is_some(), "larger than the budget");
         assert!(lock(&large.turns).is_empty());
     }
 }

@@ -133,7 +133,7 @@ async fn a_large_request_waits_for_the_turn_of_its_user() {
         let request = request.body(Full::<Bytes>::from(object)).unwrap();
         server.api.handle(request, None).await.status().as_u16()
     };
-    let turn = server.api.state.large_requests.enter("eve", 1).await;
+    let turn = server.api.state.large_requests.enter("eve", 2 << 20).await;
     assert_eq!(create("small", 10).await, 201);
     let mut large = std::pin::pin!(create("large", 100_000));
     tokio::time::pause();
