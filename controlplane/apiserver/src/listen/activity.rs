@@ -11,14 +11,17 @@ use bytes::Bytes;
 use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     metrics::LongRunning,
     reply::Body,
     server::{SLOW_CLIENT, ShortLived},
-    verb::watch::WatchEnd,
+    verb::watch::{FirstEvents, WatchEnd},
 };
 
 /// Maximum bytes of a piece of a body that the connection gets. The connection takes a whole piece even if the client
@@ -118,12 +121,13 @@ impl Activity {
 
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
-    /// short-lived response, and of the last events of a watch that has ended; the connection is closed after it. A
-    /// response that the client reads slowly gives its seats back earlier.
+    /// short-lived response, and of the first events of a watch and the last ones after its end; the connection is closed
+    /// after it. A response that the client reads slowly gives its seats back earlier.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
         let cut = response.extensions_mut().remove::<WatchEnd>();
+        let first = response.extensions_mut().remove::<FirstEvents>();
         let begins = match (&limited, cut) {
             _ if response.body().is_end_stream() => None,
             (_, Some(WatchEnd(cut))) => Some(cut),
@@ -140,6 +144,11 @@ impl Running {
             let over = ended.clone().drop_guard();
             let seats = limited.as_mut().and_then(ShortLived::take_seats);
             tokio::spawn(ended.run_until_cancelled_owned(async move {
+                if let Some(FirstEvents(sent)) = first
+                    && timeout(limit, sent.cancelled()).await.is_err()
+                {
+                    return stuck.cancel();
+                }
                 begins.cancelled().await;
                 sleep(limit.min(SLOW_CLIENT)).await;
                 drop(seats);
@@ -273,6 +282,24 @@ mod tests {
         assert!(tokio::time::timeout(MINUTE / 2, activity.response_timeout()).await.is_err());
         activity.response_timeout().await;
         drop(unread);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_events_of_a_watch_must_be_read() {
+        let activity = Arc::new(Activity::new(MINUTE));
+        let watch = || {
+            let sent = CancellationToken::new();
+            let mut response = Response::new(full("x"));
+            response.extensions_mut().insert(WatchEnd(CancellationToken::new()));
+            response.extensions_mut().insert(FirstEvents(sent.clone()));
+            (sent, activity.begin().until_sent(response))
+        };
+        let (sent, read) = watch();
+        sent.cancel();
+        assert!(timeout(MINUTE * 10, activity.response_timeout()).await.is_err());
+        let unread = watch();
+        activity.response_timeout().await;
+        drop((read, unread));
     }
 
     #[tokio::test]

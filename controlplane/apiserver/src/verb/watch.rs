@@ -58,6 +58,11 @@ struct Writer {
 #[derive(Clone)]
 pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 
+/// Cancelled when the first events of a watch are sent. Until then the watch keeps all of these objects in memory, also
+/// those that have changed since.
+#[derive(Clone)]
+pub(crate) struct FirstEvents(pub(crate) CancellationToken);
+
 /// The start of a watch.
 enum Start {
     /// With all existing objects, as ADDED.
@@ -85,12 +90,14 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let (metrics, path) = (&call.state.metrics.serving, &call.resource);
     let initial =
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
+    let reached = CancellationToken::new();
+    let first_events = (!first.is_empty()).then(|| FirstEvents(reached.clone()));
     let unread = call.state.in_flight.unread_events(&call.user);
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
     let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, unread, is_whole };
     let lines = stream::iter(first)
-        .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
+        .chain(stream::unfold((events, Some(reached)), following))
         .then(move |event| converted(kind.clone(), event))
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
@@ -104,7 +111,20 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
     response.extensions_mut().insert(cut);
+    if let Some(first_events) = first_events {
+        response.extensions_mut().insert(first_events);
+    }
     Ok(response)
+}
+
+/// The next event after the first ones. `reached` is cancelled at the first call.
+async fn following(
+    (mut events, reached): (Events, Option<CancellationToken>),
+) -> Option<(Event, (Events, Option<CancellationToken>))> {
+    if let Some(reached) = reached {
+        reached.cancel();
+    }
+    Some((events.recv().await?, (events, None)))
 }
 
 /// The form of the events. The messages of a WebSocket are always JSON.

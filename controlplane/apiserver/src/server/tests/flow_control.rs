@@ -119,11 +119,16 @@ async fn a_client_that_sends_its_body_slowly_has_no_seats() {
 #[tokio::test]
 async fn a_large_request_waits_for_the_turn_of_its_user() {
     let server = Fixture::new().await;
-    let binding = json!({"metadata": {"name": "eve"}, "subjects": [{"kind": "User", "name": "eve",
-        "apiGroup": "rbac.authorization.k8s.io"}], "roleRef": {"kind": "ClusterRole", "name": "cluster-admin",
-        "apiGroup": "rbac.authorization.k8s.io"}});
-    let bound = server.post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding).await;
-    assert_eq!(bound.code, 201, "{}", bound.body);
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({"metadata": {"name": "eve"},
+        "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]}]});
+    let binding = json!({"metadata": {"name": "eve"},
+        "subjects": [{"kind": "User", "name": "eve", "apiGroup": group}],
+        "roleRef": {"kind": "ClusterRole", "name": "eve", "apiGroup": group}});
+    for (plural, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+        let made = server.post(&format!("/apis/{group}/v1/{plural}"), object).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
     let create = async |name: &str, bytes: usize| {
         let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(bytes)}}).to_string();
         let request = Request::post("/api/v1/namespaces/default/configmaps")
