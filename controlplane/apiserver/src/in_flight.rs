@@ -1,8 +1,9 @@
 //! Limits on the requests of one user, separate for reads and writes, on the bytes of all bodies, and on the connections
 //! to each kubelet and to other servers of the cluster.
 //!
-//! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One
-//! user gets at most half of the server's requests, whatever their priority level. `flow_control` limits the total.
+//! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
+//! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests,
+//! whatever their priority level. `flow_control` limits the total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,7 @@ use crate::{
     authn::User,
     error::{ApiError, Result},
     request::{BACKUP_PATH, RequestInfo, is_probe},
+    unread_events::UnreadEvents,
 };
 
 /// Default maximum duration of a request that is not long-running, and of the sending of its response, as upstream.
@@ -24,6 +26,9 @@ pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
 const READ: usize = 0;
 /// Index of the mutating requests.
 const WRITE: usize = 1;
+/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 10 kB, and each event of
+/// its collection some bytes more until the client reads it.
+const MAX_WATCHES: usize = 10_000;
 /// Maximum bytes of all request bodies that are held in memory.
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
@@ -44,11 +49,13 @@ const SMALL_BODY_BYTES: usize = 64 << 10;
 
 /// The requests in flight.
 pub(crate) struct InFlight {
-    /// Maximum read-only and mutating requests of one user.
+    /// Maximum read-only and mutating requests of one user, or of all service accounts of a namespace.
     of_user: [usize; 2],
     /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
     of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
+    /// The watches by owner.
+    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
     bodies: SharedCapacity,
     responses: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
@@ -92,8 +99,26 @@ struct Counts {
 /// A request in flight. Dropping it ends the count.
 pub(crate) struct Permit {
     counts: Arc<Mutex<Counts>>,
-    user: String,
+    owner: String,
     kind: usize,
+}
+
+/// The permit of a watch. The count ends when all clones are dropped.
+#[derive(Clone)]
+pub(crate) struct WatchPermit {
+    _counted: Arc<CountedWatch>,
+}
+
+struct CountedWatch {
+    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
+    owner: String,
+}
+
+/// The watches of one owner.
+#[derive(Default)]
+struct OwnWatches {
+    count: usize,
+    unread: Arc<UnreadEvents>,
 }
 
 /// Memory for the body of one request or response. Dropping it releases the memory.
@@ -121,8 +146,8 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
-        let (counts, streams) = (Arc::default(), Arc::default());
-        Self { of_user, of_all: [usize::MAX; 2], counts, bodies, responses, streams, max_proxied }
+        let (counts, watches, streams) = (Arc::default(), Arc::default(), Arc::default());
+        Self { of_user, of_all: [usize::MAX; 2], counts, watches, bodies, responses, streams, max_proxied }
     }
 
     /// Counts a request, or refuses it if its user has too many. `None` for exempt requests.
@@ -134,15 +159,39 @@ impl InFlight {
             return Ok(None);
         }
         let kind = if matches!(info.verb, "get" | "list" | "head" | "options") { READ } else { WRITE };
+        let owner = requester(&user.name);
         let mut counts = lock(&self.counts);
-        let of_user = counts.users.get(&user.name).map_or(0, |counts| counts[kind]);
+        let of_user = counts.users.get(owner).map_or(0, |counts| counts[kind]);
         if of_user >= self.of_user[kind] || counts.total[kind] >= self.of_all[kind] {
             return Err(ApiError::too_many_requests());
         }
         counts.total[kind] += 1;
-        counts.users.entry(user.name.clone()).or_default()[kind] += 1;
+        counts.users.entry(owner.to_owned()).or_default()[kind] += 1;
         drop(counts);
-        Ok(Some(Permit { counts: self.counts.clone(), user: user.name.clone(), kind }))
+        Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
+    }
+
+    /// Counts a watch, or refuses it if its user has too many. `None` for users without a limit.
+    pub(crate) fn watch(&self, user: &User) -> Result<Option<WatchPermit>> {
+        if user.is_in("system:masters") {
+            return Ok(None);
+        }
+        let owner = requester(&user.name);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = watches.entry(owner.to_owned()).or_default();
+        if own.count >= MAX_WATCHES {
+            return Err(ApiError::too_many_requests());
+        }
+        own.count += 1;
+        drop(watches);
+        let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
+        Ok(Some(WatchPermit { _counted: Arc::new(counted) }))
+    }
+
+    /// The unread events of a user with a watch. `None` for users without a limit.
+    pub(crate) fn unread_events(&self, user: &User) -> Option<Arc<UnreadEvents>> {
+        let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.get(requester(&user.name)).map(|own| own.unread.clone())
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -198,6 +247,12 @@ pub(crate) fn owner(user: &str) -> &str {
     of_account.map_or(user, |(namespace, _name)| namespace)
 }
 
+/// The owner of a user's requests in flight. Service accounts of `kube-system` have limits of their own: components of
+/// the cluster use them, and tenants cannot create them.
+pub(crate) fn requester(user: &str) -> &str {
+    if user.starts_with("system:serviceaccount:kube-system:") { user } else { owner(user) }
+}
+
 fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
     counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -208,10 +263,24 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut counts = lock(&self.counts);
         counts.total[self.kind] -= 1;
-        if let Some(of_user) = counts.users.get_mut(&self.user) {
+        if let Some(of_user) = counts.users.get_mut(&self.owner) {
             of_user[self.kind] -= 1;
             if *of_user == [0, 0] {
-                counts.users.remove(&self.user);
+                counts.users.remove(&self.owner);
+            }
+        }
+    }
+}
+
+// === impl CountedWatch ===
+
+impl Drop for CountedWatch {
+    fn drop(&mut self) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = watches.get_mut(&self.owner) {
+            own.count -= 1;
+            if own.count == 0 {
+                watches.remove(&self.owner);
             }
         }
     }
@@ -342,6 +411,35 @@ mod tests {
         }
         drop(held);
         assert!(limits.counts.lock().unwrap().users.is_empty());
+    }
+
+    #[test]
+    fn the_accounts_of_a_namespace_have_the_requests_of_one_user() {
+        let (limits, read) = (InFlight::new([4, 4]), info(Method::GET, "/api/v1/pods"));
+        let enter =
+            |account: &str| limits.enter(&User::new(&format!("system:serviceaccount:{account}"), &[]), &read);
+        let held = [enter("ns:a").unwrap(), enter("ns:b").unwrap()];
+        assert!(enter("ns:a").is_err() && enter("ns:c").is_err());
+        let others = ["other:a", "kube-system:a", "kube-system:a", "kube-system:b"];
+        let others = others.map(|account| enter(account).unwrap());
+        assert!(enter("kube-system:a").is_err());
+        drop((held, others));
+        assert!(limits.counts.lock().unwrap().users.is_empty());
+    }
+
+    #[test]
+    fn the_watches_of_a_user_are_limited() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let account = |name: &str| User::new(&format!("system:serviceaccount:ns:{name}"), &[]);
+        let held: Vec<_> = (0..MAX_WATCHES).map(|_| limits.watch(&account("a")).unwrap()).collect();
+        assert_eq!(limits.watch(&account("b")).err().unwrap().code, 429);
+        let clone = limits.watch(&User::new("eve", &[])).unwrap().clone();
+        assert!(limits.watch(&User::new("root", &["system:masters"])).unwrap().is_none());
+        drop(held);
+        drop(limits.watch(&account("b")).unwrap());
+        assert_eq!(limits.watches.lock().unwrap().len(), 1, "a clone of a permit counts");
+        drop(clone);
+        assert!(limits.watches.lock().unwrap().is_empty());
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub mod fuzz;
 mod health;
 mod in_flight;
 mod initialization;
+mod large_requests;
 mod list_body;
 mod listen;
 mod media;
@@ -81,6 +82,7 @@ mod sub;
 mod target;
 #[cfg(test)]
 mod test_tls;
+mod unread_events;
 mod usage;
 mod usage_history;
 mod usage_samples;

@@ -1,10 +1,17 @@
 //! Responses: objects and lists in the requested form.
 
-use std::sync::Arc;
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use coracle_kinds::{Resource, protobuf::encode, table};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use serde_json::{Value, json};
 
@@ -23,6 +30,9 @@ use crate::{
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 pub(crate) type Reply = Response<Body>;
+
+/// A body in parts, which need not be copied.
+struct Parts(VecDeque<Bytes>);
 
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
@@ -127,6 +137,12 @@ pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) ->
                 None => json(code, &value),
             }
         }
+        (_, Stored::Committed(object)) if object.is_large() => {
+            let (start, rest) = object.json_parts();
+            let parts = Parts(VecDeque::from([start.into(), rest]));
+            bytes(code, "application/json", "")
+                .map(|_empty| parts.map_err(|never| match never {}).boxed_unsync())
+        }
         (_, Stored::Committed(object)) => bytes(code, "application/json", object.json()),
         (_, Stored::DryRun(value)) => json(code, value),
     }
@@ -213,9 +229,52 @@ pub(crate) fn success(code: u16, details: Value) -> Reply {
     bytes(code, "application/json", status_text(&status))
 }
 
+// === impl Parts ===
+
+impl http_body::Body for Parts {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|part| part.len() as u64).sum())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use coracle_kinds::kind::by_kind;
+    use http_body::Body as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_large_object_is_sent_without_a_copy() {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        for (length, parts) in [(10, 1), (1 << 20, 2)] {
+            let value = json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(length)}});
+            let stored = Arc::new(Object::of(kind, "k".into(), 7, &value));
+            let text = stored.json();
+            let mut body = object(200, Form::Plain, kind, &Stored::Committed(stored)).into_body();
+            assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
+            let mut received = Vec::new();
+            while let Some(frame) = body.frame().await {
+                received.push(frame.unwrap().into_data().unwrap());
+            }
+            assert_eq!(received.len(), parts);
+            assert!(received.concat() == text, "the parts are not the object");
+        }
+    }
 
     #[tokio::test]
     async fn strings_do_not_change_in_yaml() {

@@ -14,7 +14,7 @@ use crate::{
     audit::{Received, Record},
     authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
     authz::{self, AccessAttributes, impersonation},
-    backup, body,
+    backup,
     call::Call,
     client_upgrade::ClientUpgrade,
     compression, deadline, documents,
@@ -30,6 +30,7 @@ use crate::{
     waits,
     warnings::Warnings,
 };
+pub(crate) use turn::{SLOW_CLIENT, ShortLived};
 
 /// The API server.
 #[derive(Clone)]
@@ -51,13 +52,6 @@ struct Incoming<B> {
     record: Option<Arc<Record>>,
     /// Whether it comes from a caller in this process.
     is_local: bool,
-}
-
-/// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
-#[derive(Clone, Default)]
-pub(crate) struct ShortLived {
-    _permit: Option<Arc<in_flight::Permit>>,
-    _seats: Option<Arc<Seats>>,
 }
 
 impl Apiserver {
@@ -105,13 +99,14 @@ impl Apiserver {
         let is_local = identity.is_some();
         let caller = match identity {
             Some(user) => Ok(user),
-            None => self.network_caller(&mut parts).await,
+            None => self.network_caller(&mut parts, &info).await,
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
         let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
-        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted));
+        let watch = parts.extensions.remove();
+        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted, watch));
         upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
@@ -185,8 +180,9 @@ impl Apiserver {
         reply
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
-    async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. A watch gets
+    /// a permit in its extensions, or is refused if its user has too many.
+    async fn network_caller(&self, parts: &mut http::request::Parts, info: &RequestInfo) -> Result<User> {
         let identified = self.identify(parts).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
         match &identified {
@@ -195,7 +191,13 @@ impl Apiserver {
             Ok(_) => {}
         }
         presented::remove_token(&mut parts.headers);
-        identified
+        let caller = identified?;
+        if info.verb == "watch"
+            && let Some(permit) = self.state.in_flight.watch(&caller)?
+        {
+            parts.extensions.insert(permit);
+        }
+        Ok(caller)
     }
 
     /// Authenticates a request from the network.
@@ -266,7 +268,7 @@ impl Apiserver {
             })
             .unwrap_or_else(|error| reply::failure(&error));
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
-        reply.extensions_mut().insert(ShortLived { _permit: permit.map(Arc::new), ..limits });
+        reply.extensions_mut().insert(limits.with_permit(permit));
         Ok(reply)
     }
 
@@ -284,7 +286,7 @@ impl Apiserver {
             record.impersonates(&user);
         }
         if incoming.is_local || !self.state.priority_and_fairness {
-            return self.answer(user, info, incoming).await;
+            return self.answer(user, info, incoming, &mut None).await;
         }
         self.answer_in_turn(user, info, incoming).await
     }
@@ -297,16 +299,19 @@ impl Apiserver {
     {
         let is_long = in_flight::is_long_running(&info);
         let arrived = Instant::now();
-        let (classified, seats) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
+        let (classified, granted) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
         waits::add(arrived.elapsed());
-        let answered = match seats {
-            Ok(seats) => self.answer(user, info, incoming).await.map(|reply| (reply, seats)),
+        let answered = match granted {
+            Ok(mut seats) => {
+                let reply = self.answer(user, info, incoming, &mut seats).await;
+                reply.map(|reply| (reply, seats))
+            }
             Err(error) => Ok((terminated(&error), None)),
         };
         let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
         // Release the seats of a watch after its first events are collected.
         if let Some(seats) = seats.filter(|_| !is_long) {
-            reply.extensions_mut().insert(ShortLived { _permit: None, _seats: Some(Arc::new(seats)) });
+            reply.extensions_mut().insert(ShortLived::with_seats(seats));
         }
         if let Some(classified) = classified {
             classified.mark(&mut reply);
@@ -314,12 +319,19 @@ impl Apiserver {
         Ok(reply)
     }
 
-    async fn answer<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
+    /// Authorizes and answers a request. `seats`: those of the request; a slow client loses them.
+    async fn answer<B>(
+        &self,
+        user: User,
+        info: RequestInfo,
+        incoming: Incoming<B>,
+        seats: &mut Option<Seats>,
+    ) -> Result<Reply>
     where
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
-        let Incoming { method, headers, body, mut memory, upgrade, record, is_local: _ } = incoming;
+        let Incoming { method, headers, body, mut memory, upgrade, record, is_local } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -347,8 +359,7 @@ impl Apiserver {
                 || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
         };
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
-            let body =
-                if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
+            let body = turn::receive(state, (&method, body), &mut memory, (&user, &info), seats).await?;
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
@@ -360,7 +371,7 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
-        let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
+        let body = turn::receive(state, (&method, body), &mut memory, (&user, &info), seats).await?;
         freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::about(&kind);
         let audit = record;
@@ -369,11 +380,12 @@ impl Apiserver {
         if let Some(record) = &call.audit {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
-        let reply = if call.resource.subresource.is_empty() {
-            route::resource(&call, &method, upgrade).await
-        } else {
-            route::subresource(&call, &method, upgrade).await
-        }?;
+        let turn = if is_local { None } else { turn::of_large_request(&call, seats).await? };
+        let run = match call.resource.subresource.is_empty() {
+            true => route::resource(&call, &method, upgrade),
+            false => route::subresource(&call, &method, upgrade),
+        };
+        let reply = turn::run(turn, run).await?;
         let reply = reply::warned(reply, &call.warnings.take());
         // The bodies of long-running requests are streams, or come from other servers.
         let is_document = !in_flight::is_long_running(&call.info);
@@ -432,6 +444,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
 mod open;
 mod reload;
 mod route;
+mod turn;
 
 #[cfg(test)]
 mod tests;

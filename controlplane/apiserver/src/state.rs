@@ -18,6 +18,7 @@ use crate::{
     config::{KubeletTls, ServerFeatures},
     flow_control::FlowControl,
     in_flight::InFlight,
+    large_requests::LargeRequests,
     merged_openapi::Merged,
     metrics::{ComponentMetrics, Metrics},
     quota_locks::Locks,
@@ -39,6 +40,7 @@ pub(crate) struct State {
     pub(crate) quota_locks: Locks,
     pub(crate) auditor: Option<Arc<Auditor>>,
     pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) large_requests: LargeRequests,
     pub(crate) flow_control: FlowControl,
     pub(crate) metrics: Arc<Metrics>,
     /// Metrics of other components in this process.

@@ -176,6 +176,27 @@ fn unread_lists_share_the_encoded_objects() {
     });
 }
 
+/// CVE-2019-9511, CVE-2019-9517: each stream had its own copy of the object, because a client may let all streams begin and
+/// read a few bytes of each.
+#[test]
+fn unread_streams_share_the_encoded_objects() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        config_map(&plane, "a", 1_000_000);
+        let before = plane.memory();
+        let mut connection = Http2::connect(&plane.address());
+        connection.permit_two_bytes_of_each_stream();
+        for _ in 0..120 {
+            connection.get("/api/v1/namespaces/default/configmaps/a");
+            connection.get("/api/v1/namespaces/default/configmaps?watch=1");
+        }
+        assert_eq!(connection.answers(240), 240);
+        let grown = plane.memory().saturating_sub(before);
+        eprintln!("240 unread streams: {} KiB", grown >> 10);
+        assert!(grown < 60 << 20, "240 unread streams of 1 MB take {grown} bytes");
+    });
+}
+
 /// Finding B9: the memory of deleted objects stayed with the process.
 #[test]
 fn the_memory_of_deleted_objects_is_returned() {

@@ -87,7 +87,12 @@ impl Object {
 
     /// Whether work on the object must run outside of the async workers.
     pub(crate) fn is_large(&self) -> bool {
-        self.stored.len() > MIN_OFFLOADED_BYTES
+        self.stored_bytes() > MIN_OFFLOADED_BYTES
+    }
+
+    /// Bytes of the stored encoding.
+    pub(crate) fn stored_bytes(&self) -> usize {
+        self.stored.len()
     }
 
     /// The object's name: the last part of its key.
@@ -137,6 +142,12 @@ impl Object {
         text.extend_from_slice(self.stored.get(..self.fields_at).unwrap_or_default());
         text.extend_from_slice(self.stamp().as_bytes());
         text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
+    }
+
+    /// The whole object as JSON: the start, and the rest without a copy.
+    pub(crate) fn json_parts(&self) -> (Vec<u8>, Bytes) {
+        let head = self.stored.get(..self.fields_at).unwrap_or_default();
+        ([head, self.stamp().as_bytes()].concat(), self.stored.slice(self.fields_at..))
     }
 
     /// The object as an item of a list of its kind. Returns the start, and the rest without a copy. As upstream, only

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Object, Scope, Shared};
+use crate::unread_events::UnreadEvents;
 
 /// Maximum number of queued events of a watcher. A slower watcher is disconnected and can resume.
 const MAX_QUEUED_EVENTS: usize = 4096;
@@ -59,6 +60,8 @@ pub(crate) struct Events {
 struct Link {
     /// Bytes of the queued events.
     queued: AtomicUsize,
+    /// The unread events of the watch's owner. `None` without a limit.
+    unread: Option<Arc<UnreadEvents>>,
     /// Set when the collection adds the watcher.
     registration: OnceLock<Registration>,
 }
@@ -81,22 +84,34 @@ pub(super) struct Watchers {
 // === impl Watcher ===
 
 impl Watcher {
+    /// A watch without a limit for its owner.
     pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
+        Self::counted(scope, bookmarks, None)
+    }
+
+    /// A watch whose queued events count as unread events of its owner.
+    pub(crate) fn counted(
+        scope: Scope,
+        bookmarks: bool,
+        unread: Option<Arc<UnreadEvents>>,
+    ) -> (Self, Events) {
         let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
-        let (link, cut) = (Arc::<Link>::default(), CancellationToken::new());
+        let (link, cut) = (Arc::new(Link { unread, ..Link::default() }), CancellationToken::new());
         let received = Events { events: receiver, link: link.clone(), cut: cut.clone() };
         (Self { scope, bookmarks, sent: 0, after: 0, events, link, _cut: cut.drop_guard() }, received)
     }
 
-    /// Queues an event, if the watch has begun. Returns false if the queue is full: the collection then removes the
-    /// watcher.
+    /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the owner has too many unread
+    /// events: the collection then removes the watcher.
     pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
         if revision <= self.after {
             return true;
         }
         self.sent = revision;
-        let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
-        before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
+        let weight = event.weight();
+        let before = self.link.queued.fetch_add(weight, Ordering::Relaxed);
+        let is_within = self.link.unread.as_ref().is_none_or(|unread| unread.add(weight));
+        is_within && before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
     }
 }
 
@@ -105,7 +120,7 @@ impl Watcher {
 impl Events {
     pub(crate) async fn recv(&mut self) -> Option<Event> {
         let event = self.events.recv().await?;
-        self.link.queued.fetch_sub(event.weight(), Ordering::Relaxed);
+        self.link.remove(event.weight());
         Some(event)
     }
 }
@@ -116,6 +131,20 @@ impl Drop for Events {
             && let Some(collection) = place.collection.upgrade()
         {
             collection.lock().end_watch(place.number);
+        }
+        // No more events are queued. Those that the client did not read count no longer.
+        self.link.remove(self.link.queued.load(Ordering::Relaxed));
+    }
+}
+
+// === impl Link ===
+
+impl Link {
+    /// Ends the count of queued bytes.
+    fn remove(&self, bytes: usize) {
+        self.queued.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(unread) = &self.unread {
+            unread.remove(bytes);
         }
     }
 }
@@ -191,6 +220,30 @@ mod tests {
         assert!(second.recv().await.is_none() && second.cut.is_cancelled());
         drop(second);
         assert_eq!(collection.lock().watchers(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_unread_events_of_an_owner_are_limited() {
+        let unread = Arc::<UnreadEvents>::default();
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let value = serde_json::json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
+        let object = Arc::new(Object::of(kind, "k".into(), 1, &value));
+        let watches = (0..30).map(|_| Watcher::counted(Scope::default(), false, Some(unread.clone())));
+        let mut watches: Vec<_> = watches.collect();
+        let mut send = |revision: u64| {
+            let of_one = |(watcher, _): &mut (Watcher, Events)| {
+                watcher.send(Event::Modified(object.clone()), revision)
+            };
+            watches.iter_mut().map(of_one).filter(|is_sent| *is_sent).count()
+        };
+        assert_eq!([send(1), send(2)], [30, 30]);
+        assert!(send(3) < 10, "the limit of all watches is below the sum of their limits");
+        for (_, events) in &mut watches {
+            events.recv().await.unwrap();
+        }
+        drop(watches);
+        assert!(unread.add(0) && Arc::strong_count(&unread) == 1);
+        assert_eq!(format!("{unread:?}"), "UnreadEvents(0)");
     }
 
     #[test]

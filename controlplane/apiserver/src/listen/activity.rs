@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -11,10 +11,22 @@ use bytes::Bytes;
 use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{metrics::LongRunning, reply::Body, server::ShortLived, verb::watch::WatchEnd};
+use crate::{
+    metrics::LongRunning,
+    reply::Body,
+    server::{SLOW_CLIENT, ShortLived},
+    verb::watch::{FirstEvents, WatchEnd},
+};
+
+/// Maximum bytes of a piece of a body that the connection gets. The connection takes a whole piece even if the client
+/// reads nothing, and the end of the body would end the request.
+const MAX_PIECE_BYTES: usize = 64 << 10;
 
 /// Activity of the requests of one connection.
 pub(super) struct Activity {
@@ -35,6 +47,8 @@ pub(super) struct Running {
 /// A response's body. Dropping it ends the request.
 struct Tracked {
     body: Body,
+    /// The rest of a frame that is longer than a piece.
+    rest: Bytes,
     _running: Running,
     _ended: Option<DropGuard>,
     _limited: Option<ShortLived>,
@@ -107,11 +121,13 @@ impl Activity {
 
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
-    /// short-lived response, and of the last events of a watch that has ended; the connection is closed after it.
+    /// short-lived response, and of the first events of a watch and the last ones after its end; the connection is closed
+    /// after it. A response that the client reads slowly gives its seats back earlier.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
-        let limited = response.extensions_mut().remove::<ShortLived>();
+        let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
         let cut = response.extensions_mut().remove::<WatchEnd>();
+        let first = response.extensions_mut().remove::<FirstEvents>();
         let begins = match (&limited, cut) {
             _ if response.body().is_end_stream() => None,
             (_, Some(WatchEnd(cut))) => Some(cut),
@@ -126,15 +142,25 @@ impl Running {
             let (ended, stuck) = (CancellationToken::new(), self.activity.stuck.clone());
             let limit = self.activity.response_limit;
             let over = ended.clone().drop_guard();
+            let seats = limited.as_mut().and_then(ShortLived::take_seats);
             tokio::spawn(ended.run_until_cancelled_owned(async move {
+                if let Some(FirstEvents(sent)) = first
+                    && timeout(limit, sent.cancelled()).await.is_err()
+                {
+                    return stuck.cancel();
+                }
                 begins.cancelled().await;
-                sleep(limit).await;
+                sleep(limit.min(SLOW_CLIENT)).await;
+                drop(seats);
+                sleep(limit.saturating_sub(SLOW_CLIENT)).await;
                 stuck.cancel();
             }));
             over
         });
         response.map(|body| {
-            Tracked { body, _running: self, _ended: ended, _limited: limited, _long: long }.boxed_unsync()
+            let rest = Bytes::new();
+            Tracked { body, rest, _running: self, _ended: ended, _limited: limited, _long: long }
+                .boxed_unsync()
         })
     }
 }
@@ -155,22 +181,40 @@ impl http_body::Body for Tracked {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                end => return Poll::Ready(end),
+            }
+        }
+        let length = self.rest.len().min(MAX_PIECE_BYTES);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (body, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+
     use super::*;
-    use crate::reply::full;
+    use crate::{authn::User, cache::Cache, flow_control::FlowControl, reply::full, request::RequestInfo};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -214,5 +258,65 @@ mod tests {
         let unread = activity.begin().until_sent(short());
         activity.response_timeout().await;
         drop((long, unread));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_is_not_read_gives_its_seats_back() {
+        let control = FlowControl::new(20, MINUTE);
+        let in_use = || control.levels().iter().map(|level| level.seats_in_use).sum::<u64>();
+        let activity = Arc::new(Activity::new(MINUTE));
+        let response = async || {
+            let info = RequestInfo::parse(&Method::GET, &"/api/v1/namespaces/a/pods/b".parse().unwrap());
+            let (_, seats) = control.enter(&User::new("eve", &[]), &info, &Cache::new(0)).await;
+            let mut response = Response::new(full("x"));
+            response.extensions_mut().insert(ShortLived::with_seats(seats.unwrap().unwrap()));
+            activity.begin().until_sent(response)
+        };
+        let unread = response().await;
+        assert_eq!(in_use(), 1);
+        sleep(SLOW_CLIENT * 2).await;
+        assert_eq!(in_use(), 0);
+        drop(response().await);
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(in_use(), 0, "a response that was sent");
+        assert!(tokio::time::timeout(MINUTE / 2, activity.response_timeout()).await.is_err());
+        activity.response_timeout().await;
+        drop(unread);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_events_of_a_watch_must_be_read() {
+        let activity = Arc::new(Activity::new(MINUTE));
+        let watch = || {
+            let sent = CancellationToken::new();
+            let mut response = Response::new(full("x"));
+            response.extensions_mut().insert(WatchEnd(CancellationToken::new()));
+            response.extensions_mut().insert(FirstEvents(sent.clone()));
+            (sent, activity.begin().until_sent(response))
+        };
+        let (sent, read) = watch();
+        sent.cancel();
+        assert!(timeout(MINUTE * 10, activity.response_timeout()).await.is_err());
+        let unread = watch();
+        activity.response_timeout().await;
+        drop((read, unread));
+    }
+
+    #[tokio::test]
+    async fn a_long_body_is_sent_in_pieces_and_its_request_runs_until_the_last() {
+        let activity = Arc::new(Activity::new(MINUTE));
+        let text = "0123456789".repeat(20_000);
+        let mut body = activity.begin().until_sent(Response::new(full(text.clone()))).into_body();
+        let mut received = Vec::new();
+        while !body.is_end_stream() {
+            assert_eq!(body.size_hint().exact(), Some((text.len() - received.len()) as u64));
+            assert_eq!(*activity.running.borrow(), 1);
+            let piece = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert!(piece.len() <= MAX_PIECE_BYTES);
+            received.extend_from_slice(&piece);
+        }
+        assert!(received == text.as_bytes(), "the pieces are not the body");
+        drop(body);
+        assert_eq!(*activity.running.borrow(), 0);
     }
 }

@@ -6,6 +6,7 @@ use coracle_kinds::Resource;
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
 
 use super::{Request, SLI_LABELS, buckets::INITIAL_EVENTS, counter, gauge, histogram, remove_resource};
+use crate::in_flight::WatchPermit;
 
 /// Metrics of serving.
 pub(crate) struct ServingMetrics {
@@ -24,6 +25,7 @@ pub(crate) struct Terminated;
 #[derive(Clone)]
 pub(crate) struct LongRunning {
     _counted: Arc<Counted>,
+    _watch: Option<WatchPermit>,
 }
 
 struct Counted(IntGauge);
@@ -78,11 +80,11 @@ impl ServingMetrics {
         self.terminations.with_label_values(&labels).inc();
     }
 
-    /// Counts a long-running request until the result is dropped.
-    pub(crate) fn begin_long(&self, request: &Request) -> LongRunning {
+    /// Counts a long-running request until the result is dropped. `watch`: its permit, if it is a watch with one.
+    pub(crate) fn begin_long(&self, request: &Request, watch: Option<WatchPermit>) -> LongRunning {
         let gauge = self.long_running.with_label_values(&request.sli_labels());
         gauge.inc();
-        LongRunning { _counted: Arc::new(Counted(gauge)) }
+        LongRunning { _counted: Arc::new(Counted(gauge)), _watch: watch }
     }
 
     /// The durations of watches until their first objects are sent. `namespace` and `name` of the request; empty without

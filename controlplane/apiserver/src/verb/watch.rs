@@ -29,12 +29,16 @@ use crate::{
     offload,
     reply::{Reply, full, status_text},
     request::parse_revision,
+    unread_events::{MIN_HELD_BYTES, UnreadEvents},
     verb::{list, list_options, version_fields, version_fields::Transitions},
     web_socket,
 };
 
 /// The media types of a watch, as upstream names them in an error.
 const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+
+/// The end of a line, after its object.
+const END_OF_LINE: &[u8] = b"}\n";
 
 /// Writes the events of one watch.
 struct Writer {
@@ -44,11 +48,20 @@ struct Writer {
     /// Start of the watch, and the histogram of the durations until the initial events are sent. `None` without initial
     /// events, and after they are sent.
     initial: Option<(Instant, Histogram)>,
+    /// The unread events of the user. `None` without a limit.
+    unread: Option<Arc<UnreadEvents>>,
+    /// Whether each event must be in one piece.
+    is_whole: bool,
 }
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
 #[derive(Clone)]
 pub(crate) struct WatchEnd(pub(crate) CancellationToken);
+
+/// Cancelled when the first events of a watch are sent. Until then the watch keeps all of these objects in memory, also
+/// those that have changed since.
+#[derive(Clone)]
+pub(crate) struct FirstEvents(pub(crate) CancellationToken);
 
 /// The start of a watch.
 enum Start {
@@ -77,9 +90,14 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let (metrics, path) = (&call.state.metrics.serving, &call.resource);
     let initial =
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
-    let mut writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial };
+    let reached = CancellationToken::new();
+    let first_events = (!first.is_empty()).then(|| FirstEvents(reached.clone()));
+    let unread = call.state.in_flight.unread_events(&call.user);
+    // A message of a WebSocket is a whole event.
+    let is_whole = web_socket::is_upgrade(&call.headers);
+    let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, unread, is_whole };
     let lines = stream::iter(first)
-        .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
+        .chain(stream::unfold((events, Some(reached)), following))
         .then(move |event| converted(kind.clone(), event))
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
@@ -88,20 +106,25 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
             };
             std::future::ready(sent)
         })
-        .scan(false, |is_ended, event| {
-            let next = (!*is_ended).then_some(event);
-            *is_ended |= next.as_ref().is_some_and(Result::is_err);
-            std::future::ready(next)
-        })
-        .map(move |event| {
-            Ok(Frame::data(
-                event.map_or_else(|error| error_event(form, &error), |event| writer.event(&event)),
-            ))
-        });
-    let mut response = Response::new(StreamBody::new(limited(call, lines)).boxed_unsync());
+        .scan(Some(writer), |writer, event| std::future::ready(written(writer, event)));
+    let frames = limited(call, lines).flat_map(stream::iter).map(|piece| Ok(Frame::data(piece)));
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
     response.extensions_mut().insert(cut);
+    if let Some(first_events) = first_events {
+        response.extensions_mut().insert(first_events);
+    }
     Ok(response)
+}
+
+/// The next event after the first ones. `reached` is cancelled at the first call.
+async fn following(
+    (mut events, reached): (Events, Option<CancellationToken>),
+) -> Option<(Event, (Events, Option<CancellationToken>))> {
+    if let Some(reached) = reached {
+        reached.cancel();
+    }
+    Some((events.recv().await?, (events, None)))
 }
 
 /// The form of the events. The messages of a WebSocket are always JSON.
@@ -132,6 +155,17 @@ async fn converted(kind: Arc<Resource>, event: Event) -> Result<Event> {
         Event::Deleted(object) => convert::object(&kind, object).await.map(Event::Deleted),
         Event::Bookmark(_) | Event::InitialEnd(_) => Ok(event),
     }
+}
+
+/// The pieces of an event. An error is the last event: the writer is `None` after it.
+fn written(writer: &mut Option<Writer>, event: Result<Event>) -> Option<Vec<Bytes>> {
+    let current = writer.as_mut()?;
+    let form = current.form;
+    let pieces = event.and_then(|event| current.event(&event));
+    Some(pieces.unwrap_or_else(|error| {
+        *writer = None;
+        vec![error_event(form, &error)]
+    }))
 }
 
 /// An ERROR event; the stream ends after it.
@@ -171,7 +205,8 @@ fn start(call: &Call) -> Result<Start> {
 /// The first events, which are sent at once, and the channel of the later ones.
 fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
-    let (watcher, events) = Watcher::new(scope, call.info.query.flag("allowWatchBookmarks"));
+    let unread = call.state.in_flight.unread_events(&call.user);
+    let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), unread);
     let collection = cache.of(&call.kind)?;
     let mut objects = collection.lock();
     if objects.is_closed() {
@@ -223,11 +258,12 @@ fn unasked_limit(min: Duration) -> Duration {
 // === impl Writer ===
 
 impl Writer {
-    fn event(&mut self, event: &Event) -> Bytes {
-        match event {
-            Event::Added(object) => self.change("ADDED", object),
-            Event::Modified(object) => self.change("MODIFIED", object),
-            Event::Deleted(object) => self.change("DELETED", object),
+    /// The pieces of an event.
+    fn event(&mut self, event: &Event) -> Result<Vec<Bytes>> {
+        let bookmark = match event {
+            Event::Added(object) => return self.change("ADDED", object),
+            Event::Modified(object) => return self.change("MODIFIED", object),
+            Event::Deleted(object) => return self.change("DELETED", object),
             Event::Bookmark(revision) => self.bookmark(json!({"resourceVersion": revision.to_string()})),
             Event::InitialEnd(revision) => {
                 if let Some((began, durations)) = self.initial.take() {
@@ -238,14 +274,36 @@ impl Writer {
                     "annotations": {"k8s.io/initial-events-end": "true"},
                 }))
             }
-        }
+        };
+        Ok(vec![bookmark])
     }
 
-    fn change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
-        if let Form::Plain | Form::Discovery = self.form {
-            return line(name, object.json_len(), |text| object.push_json(text));
+    /// The pieces of a change. A large object that is sent as it is stored is not copied.
+    fn change(&mut self, name: &str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
+        let is_plain = matches!(self.form, Form::Plain | Form::Discovery);
+        if is_plain && !self.is_whole && object.json_len() >= MIN_HELD_BYTES {
+            let (start, rest) = object.json_parts();
+            let start = [start_of_line(name).as_bytes(), start.as_slice()].concat();
+            return Ok(vec![start.into(), self.held(rest)?, Bytes::from_static(END_OF_LINE)]);
         }
-        offload::run(object.is_large(), || self.rendered_change(name, object))
+        if is_plain {
+            let line = line(name, object.json_len(), |text| object.push_json(text));
+            return Ok(vec![self.held(line)?]);
+        }
+        // Do not render for a watch that will end.
+        if self.unread.as_ref().is_some_and(|unread| !unread.has_room(object.json_len())) {
+            return Err(ApiError::too_many_requests());
+        }
+        let line = offload::run(object.is_large(), || self.rendered_change(name, object));
+        Ok(vec![self.held(line)?])
+    }
+
+    /// Counts a large piece until it is sent. An error if the user has too many unread events.
+    fn held(&self, piece: Bytes) -> Result<Bytes> {
+        match &self.unread {
+            Some(unread) => unread.hold(piece).ok_or_else(ApiError::too_many_requests),
+            None => Ok(piece),
+        }
     }
 
     /// A change of an object that is not sent as it is stored.
@@ -303,17 +361,50 @@ fn partial_event(name: &str, version: MetaVersion, object: &Value) -> Bytes {
 /// A line of a watch, with the object that `push` appends.
 fn line(name: &str, length: usize, push: impl FnOnce(&mut Vec<u8>)) -> Bytes {
     let mut line = Vec::with_capacity(length + 40);
-    line.extend_from_slice(b"{\"type\":\"");
-    line.extend_from_slice(name.as_bytes());
-    line.extend_from_slice(b"\",\"object\":");
+    line.extend_from_slice(start_of_line(name).as_bytes());
     push(&mut line);
-    line.extend_from_slice(b"}\n");
+    line.extend_from_slice(END_OF_LINE);
     line.into()
+}
+
+/// The start of a line, up to its object.
+fn start_of_line(name: &str) -> String {
+    format!("{{\"type\":\"{name}\",\"object\":")
 }
 
 #[cfg(test)]
 mod tests {
+    use coracle_kinds::kind::by_kind;
+
     use super::*;
+
+    fn plain_writer(is_whole: bool, unread: Option<Arc<UnreadEvents>>) -> Writer {
+        let kind = by_kind("v1", "ConfigMap").unwrap().clone();
+        Writer { kind, form: Form::Plain, headers_written: false, initial: None, unread, is_whole }
+    }
+
+    #[test]
+    fn a_large_object_is_sent_without_a_copy_and_counts_until_then() {
+        let unread = Arc::<UnreadEvents>::default();
+        let mut writer = plain_writer(false, Some(unread.clone()));
+        let value = json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
+        let added = Event::Added(Arc::new(Object::of(&writer.kind, "k".into(), 7, &value)));
+        let pieces = writer.event(&added).unwrap();
+        let whole = plain_writer(true, None).event(&added).unwrap();
+        assert_eq!((pieces.len(), whole.len()), (3, 1));
+        assert!(pieces.concat() == whole[0], "the pieces are not the line");
+        let mut held = vec![pieces];
+        let refused = loop {
+            match writer.event(&added) {
+                Ok(pieces) => held.push(pieces),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refused.code, held.len()), (429, 64));
+        drop(held);
+        assert!(writer.event(&added).is_ok());
+        assert_eq!(format!("{unread:?}"), "UnreadEvents(0)");
+    }
 
     #[test]
     fn a_watch_ends_after_once_to_twice_the_minimum() {

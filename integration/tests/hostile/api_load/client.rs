@@ -277,6 +277,12 @@ impl Http2 {
         self.tls.write_all(&[&head, payload].concat())
     }
 
+    /// Permits the server to send any number of bytes on the connection, and two bytes on each stream.
+    pub(super) fn permit_two_bytes_of_each_stream(&mut self) {
+        self.frame(4, 0, 0, &[0, 4, 0, 0, 0, 2]);
+        self.frame(8, 0, 0, &[0x7f, 0xff, 0, 0]);
+    }
+
     /// Starts a GET request as the administrator.
     pub(super) fn get(&mut self, path: &str) {
         self.try_get(path).unwrap();

@@ -1,6 +1,12 @@
 //! Priority and fairness.
 
+use std::convert::Infallible;
+
+use http_body::Frame;
+use http_body_util::StreamBody;
+
 use super::*;
+use crate::in_flight::BodyMemory;
 
 const SCHEMAS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
 const LEVELS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations";
@@ -86,4 +92,58 @@ async fn mandatory_objects_come_back() {
     server.merge(&path, json!({"spec": {"limited": {"nominalConcurrencyShares": 90}}})).await;
     let shares = async || server.get(&path).await.body["spec"]["limited"]["nominalConcurrencyShares"].clone();
     eventually_async("the shares are 5", 10, async || shares().await == 5).await;
+}
+
+#[tokio::test]
+async fn a_client_that_sends_its_body_slowly_has_no_seats() {
+    let server = Fixture::new().await;
+    let state = &server.api.state;
+    let user = User::new("eve", &[]);
+    let info = RequestInfo::parse(&Method::POST, &"/api/v1/namespaces".parse().unwrap());
+    let in_use = || state.flow_control.levels().iter().map(|level| level.seats_in_use).sum::<u64>();
+    let mut seats = state.flow_control.enter(&user, &info, &state.cache).await.1.unwrap();
+    assert_eq!(in_use(), 1);
+    tokio::time::pause();
+    let body = StreamBody::new(futures::stream::once(async {
+        tokio::time::sleep(SLOW_CLIENT * 2).await;
+        assert_eq!(in_use(), 0, "while the client is slow");
+        Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"{}")))
+    }));
+    let mut memory = BodyMemory::default();
+    let received = turn::receive(state, (&Method::POST, body), &mut memory, (&user, &info), &mut seats).await;
+    assert_eq!(&received.unwrap()[..], b"{}");
+    assert!(seats.is_some());
+    assert_eq!(in_use(), 1, "when the body is complete");
+}
+
+#[tokio::test]
+async fn a_large_request_waits_for_the_turn_of_its_user() {
+    let server = Fixture::new().await;
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({"metadata": {"name": "eve"},
+        "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]}]});
+    let binding = json!({"metadata": {"name": "eve"},
+        "subjects": [{"kind": "User", "name": "eve", "apiGroup": group}],
+        "roleRef": {"kind": "ClusterRole", "name": "eve", "apiGroup": group}});
+    for (plural, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+        let made = server.post(&format!("/apis/{group}/v1/{plural}"), object).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    let create = async |name: &str, bytes: usize| {
+        let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(bytes)}}).to_string();
+        let request = Request::post("/api/v1/namespaces/default/configmaps")
+            .header("authorization", "Bearer secret")
+            .header("impersonate-user", "eve")
+            .header("content-type", "application/json");
+        let request = request.body(Full::<Bytes>::from(object)).unwrap();
+        server.api.handle(request, None).await.status().as_u16()
+    };
+    let turn = server.api.state.large_requests.enter("eve", 2 << 20).await;
+    assert_eq!(create("small", 10).await, 201);
+    let mut large = std::pin::pin!(create("large", 100_000));
+    tokio::time::pause();
+    assert!(tokio::time::timeout(SLOW_CLIENT * 4, large.as_mut()).await.is_err());
+    tokio::time::resume();
+    drop(turn);
+    assert_eq!(large.await, 201);
 }

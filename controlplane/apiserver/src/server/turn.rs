@@ -1,0 +1,136 @@
+//! The turn of a request: its seats while the client is slow, and the wait of a large request.
+//!
+//! Seats of a priority level are for the work of this server. A client that sends its body slowly, or does not read its
+//! response, would otherwise hold them for the whole request timeout: one user could use up a level that all service
+//! accounts share. Upstream's server has this weakness.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::Method;
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    authn::User,
+    body,
+    call::Call,
+    error::Result,
+    flow_control::Seats,
+    in_flight::{self, BodyMemory, Permit},
+    large_requests::Turn,
+    media::Form,
+    offload::MIN_OFFLOADED_BYTES,
+    reply::Reply,
+    request::RequestInfo,
+    state::State,
+    waits,
+};
+
+/// Maximum time that a client sends a body, or reads a response, while the request has seats.
+pub(crate) const SLOW_CLIENT: Duration = Duration::from_millis(500);
+/// Maximum duration of a large request's turn. A webhook may delay the request for longer; it must not delay the large
+/// requests of others, on which the webhook itself may wait.
+const MAX_TURN: Duration = Duration::from_secs(5);
+
+/// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
+#[derive(Clone, Default)]
+pub(crate) struct ShortLived {
+    _permit: Option<Arc<Permit>>,
+    seats: Option<Arc<Seats>>,
+}
+
+/// Reads the body of a request. After [`SLOW_CLIENT`] the request gives its seats back, and waits for seats again when
+/// the body is complete.
+pub(super) async fn receive<B>(
+    state: &State,
+    (method, body): (&Method, B),
+    memory: &mut BodyMemory,
+    (user, info): (&User, &RequestInfo),
+    seats: &mut Option<Seats>,
+) -> Result<Bytes>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: std::fmt::Display,
+{
+    if *method == Method::GET {
+        return Ok(Bytes::new());
+    }
+    without_seats(state, (user, info), seats, body::read(body, memory)).await?
+}
+
+/// Waits for something that needs no work of this server. After [`SLOW_CLIENT`] the request gives its seats back, and
+/// waits for seats again at the end.
+async fn without_seats<T>(
+    state: &State,
+    (user, info): (&User, &RequestInfo),
+    seats: &mut Option<Seats>,
+    wait: impl Future<Output = T>,
+) -> Result<T> {
+    let mut wait = std::pin::pin!(wait);
+    if let Ok(done) = timeout(SLOW_CLIENT, wait.as_mut()).await {
+        return Ok(done);
+    }
+    let had_seats = seats.take().is_some();
+    let done = wait.await;
+    if had_seats {
+        let arrived = Instant::now();
+        let (_, granted) = state.flow_control.enter(user, info, &state.cache).await;
+        waits::add(arrived.elapsed());
+        *seats = granted?;
+    }
+    Ok(done)
+}
+
+/// Waits for the turn of a request with a large body or object. Other requests need none.
+pub(super) async fn of_large_request(call: &Call, seats: &mut Option<Seats>) -> Result<Option<Turn>> {
+    let bytes = processed_bytes(call);
+    if bytes <= MIN_OFFLOADED_BYTES {
+        return Ok(None);
+    }
+    let wait = call.state.large_requests.enter(in_flight::requester(&call.user.name), bytes);
+    without_seats(&call.state, (&call.user, &call.info), seats, wait).await.map(Some)
+}
+
+/// Bytes of the body and of the stored object that a request processes as trees. 0 for requests without a limit.
+fn processed_bytes(call: &Call) -> usize {
+    if call.user.is_in("system:masters") || in_flight::is_long_running(&call.info) {
+        return 0;
+    }
+    let is_stored_version = call.kind.is_storage_version();
+    if call.info.verb == "get" && is_stored_version && matches!(call.form(), Ok(Form::Plain)) {
+        return 0;
+    }
+    let name = Some(&call.resource.name).filter(|name| !name.is_empty());
+    let stored = name.and_then(|name| call.state.cache.get(&call.kind, call.namespace(), name));
+    call.body.len() + stored.map_or(0, |object| object.stored_bytes())
+}
+
+/// Runs a request in its turn. After [`MAX_TURN`] it continues beside the next large request.
+pub(super) async fn run(turn: Option<Turn>, mut request: BoxFuture<'_, Result<Reply>>) -> Result<Reply> {
+    let Some(turn) = turn else { return request.await };
+    if let Ok(reply) = timeout(MAX_TURN, request.as_mut()).await {
+        return reply;
+    }
+    drop(turn);
+    request.await
+}
+
+// === impl ShortLived ===
+
+impl ShortLived {
+    /// The response of a request with seats.
+    pub(crate) fn with_seats(seats: Seats) -> Self {
+        Self { _permit: None, seats: Some(Arc::new(seats)) }
+    }
+
+    /// With the permit of the request in flight.
+    pub(super) fn with_permit(self, permit: Option<Permit>) -> Self {
+        Self { _permit: permit.map(Arc::new), ..self }
+    }
+
+    /// Takes the seats. The last copy that is dropped releases them.
+    pub(crate) fn take_seats(&mut self) -> Option<Arc<Seats>> {
+        self.seats.take()
+    }
+}
