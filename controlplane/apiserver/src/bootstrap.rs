@@ -4,6 +4,7 @@
 mod addresses;
 mod policy;
 mod rbac;
+mod upkeep;
 
 use std::sync::Arc;
 
@@ -23,17 +24,33 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 
 /// Creates the missing objects, and writes the address of this server.
 pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
-    for name in NAMESPACES {
-        let metadata = json!({"name": name});
-        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
-            .await?;
-    }
+    namespaces(state).await?;
     rbac::run(state).await?;
     priority_classes(state).await?;
     local_class(state).await?;
     extension_authentication(state).await?;
     token_tracking(state).await?;
     default_range(state).await?;
+    own_service(state).await?;
+    cluster_dns(state).await?;
+    addresses::publish(state).await?;
+    if state.store.is_shared() {
+        tokio::spawn(addresses::keep(state.clone()));
+    }
+    upkeep::start(state)
+}
+
+async fn namespaces(state: &Arc<State>) -> Result<()> {
+    for name in NAMESPACES {
+        let metadata = json!({"name": name});
+        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
+            .await?;
+    }
+    Ok(())
+}
+
+/// Creates the service of this server.
+async fn own_service(state: &Arc<State>) -> Result<()> {
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -47,13 +64,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
             "spec": {"type": "ClusterIP", "clusterIP": address, "ports": ports, "sessionAffinity": "None"},
         }),
     )
-    .await?;
-    cluster_dns(state).await?;
-    addresses::publish(state).await?;
-    if state.store.is_shared() {
-        tokio::spawn(addresses::keep(state.clone()));
-    }
-    Ok(())
+    .await
 }
 
 /// Creates the ServiceCIDR of the configured ranges, and makes it ready before the first service needs an address. A
