@@ -79,7 +79,7 @@ async fn restore(state: &Arc<State>) -> Result<()> {
 
 /// Watches of the objects, from now on.
 fn watches(state: &State) -> Result<Vec<Events>> {
-    let watch = |(group, resource, namespace, name): &(&str, &str, &str, &str)| {
+    let watch = |(group, resource, namespace, name): &(&str, &str, &str, &str)| -> Result<Events> {
         let kind = by_resource(group, "v1", resource).ok_or_else(ApiError::no_resource)?;
         let fields = FieldSelector::parse(kind, &format!("metadata.name={name}"));
         let fields = fields.map_err(|error| ApiError::bad_request(error.to_string()))?;
