@@ -179,8 +179,12 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     });
     let metadata = json!({"name": "extension-apiserver-authentication", "namespace": "kube-system"});
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-    ensure(state, "configmaps", map.clone()).await?;
-    let call = Call::internal(state, core("configmaps")?.clone(), &map);
+    let kind = core("configmaps")?;
+    if stored(state, kind, &map).is_some_and(|stored| stored["data"] == map["data"]) {
+        return Ok(());
+    }
+    ensure_kind(state, kind, map.clone()).await?;
+    let call = Call::internal(state, kind.clone(), &map);
     let written = write::update(&call, write::text(&map, "name"), (Part::Main, Writer::Update), |old| {
         let mut new = old.clone();
         if let Some(new) = new.as_object_mut() {
@@ -206,12 +210,22 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
     ensure_kind(state, core(resource)?, object).await
 }
 
+/// Creates an object if it does not exist. An existing object needs no write, which admission webhooks could refuse.
 async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) -> Result<()> {
+    if stored(state, kind, &object).is_some() {
+        return Ok(());
+    }
     let call = Call::internal(state, kind.clone(), &object);
     match write::create(&call, object, Writer::Update).await {
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),
     }
+}
+
+/// The stored object with the name of `object`.
+fn stored(state: &State, kind: &Resource, object: &Value) -> Option<Value> {
+    let found = state.cache.get(kind, write::text(object, "namespace"), write::text(object, "name"))?;
+    Some(found.value())
 }
 
 /// A kind of the core group.
