@@ -43,7 +43,7 @@ async fn people_get_indented_json() {
 async fn the_root_lists_groups_and_the_version_has_its_compatibility() {
     let server = Fixture::new().await;
     let paths = server.get("/").await.body["paths"].clone();
-    for path in ["/apis/apps", "/apis/apps/v1", "/metrics", "/readyz"] {
+    for path in ["/apis/apps", "/apis/apps/v1", "/metrics", "/readyz", "/readyz/shutdown", "/livez/ping"] {
         assert!(paths.as_array().unwrap().contains(&json!(path)), "{path}: {paths}");
     }
     let version = server.get("/version").await.body;
