@@ -4,12 +4,15 @@ pub(crate) mod measured;
 
 use std::time::Duration;
 
+use http::{HeaderValue, header};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::ConfigExt;
 use measured::Measured;
 use tower::{BoxError, ServiceBuilder};
+
+use crate::node::KUBELET_VERSION;
 
 /// Maximum time without an acknowledgement of sent data (TCP_USER_TIMEOUT).
 const UNANSWERED: Duration = Duration::from_secs(15);
@@ -35,8 +38,51 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(Client::builder(TokioExecutor::new()).build(https));
     let service = Measured::new(service, &config.cluster_url);
     Ok(kube::Client::new(service, config.default_namespace))
+}
+
+/// The [`client`] of a node. Its user agent is that of a kubelet, because the API server names the manager of fields and
+/// the caller in its audit log after it.
+///
+/// # Errors
+/// As [`client`].
+pub fn node_client(mut config: kube::Config) -> Result<kube::Client, kube::Error> {
+    if let Ok(agent) = HeaderValue::from_str(&format!("kubelet/{KUBELET_VERSION}")) {
+        config.headers.push((header::USER_AGENT, agent));
+    }
+    client(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_has_the_user_agent_of_a_kubelet() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let mut config = kube::Config::new(url.parse().unwrap());
+        config.root_cert = Some(Vec::new());
+        let client = node_client(config).unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                assert_ne!(stream.read_buf(&mut request).await.unwrap(), 0);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+            String::from_utf8(request).unwrap()
+        };
+        let request = http::Request::get("/version").body(Vec::new()).unwrap();
+        let (answer, request) = tokio::join!(client.request_text(request), server);
+        assert_eq!(answer.unwrap(), "{}");
+        let line = format!("user-agent: kubelet/{KUBELET_VERSION}\r\n");
+        assert!(request.contains(&line), "{request}");
+    }
 }

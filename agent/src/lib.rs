@@ -62,7 +62,7 @@ pub mod volume;
 mod run;
 
 pub use bounded::read_text;
-pub use client::client;
+pub use client::{client, node_client};
 pub use cluster_dns::dns_record;
 pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig, TableNames};
 pub use coracle_dns::StubDomain;

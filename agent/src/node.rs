@@ -23,6 +23,7 @@ mod register;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use coracle_cni::Overlay;
 use coracle_error_chain::chain;
@@ -43,6 +44,8 @@ pub struct NodeAgent {
     recorder: Recorder,
     network: PodNetwork,
     node: watch::Sender<Option<Arc<Node>>>,
+    /// Revision of the last status whose events were recorded; 0: none.
+    recorded_revision: AtomicU64,
     /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,
     /// Numbers of the devices of device plugins.
@@ -85,6 +88,7 @@ impl NodeAgent {
             recorder,
             network,
             node: watch::channel(None).0,
+            recorded_revision: AtomicU64::new(0),
             images: watch::channel(None).0,
             devices: watch::channel(DeviceCounts::new()).0,
             pulse: watch::channel(()).0,

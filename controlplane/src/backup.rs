@@ -25,10 +25,27 @@ pub enum BackupError {
         #[source]
         source: io::Error,
     },
-    /// The store cannot be read or replaced, or the backup is damaged.
+    /// The content of the file is no complete backup.
+    #[error("cannot use the backup file {path}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: coracle_store::Error,
+    },
+    /// The state directory has no store.
+    #[error(
+        "there is no store {path}: use --state-dir, or --kubeconfig for a control plane on another machine"
+    )]
+    Absent {
+        /// The store's directory.
+        path: PathBuf,
+    },
+    /// The store cannot be read or replaced.
     #[error("cannot use the store {path}")]
     Store {
-        /// The store's directory or the backup's file.
+        /// The store's directory.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -95,7 +112,7 @@ impl BackupFile {
         self.file.sync_all().map_err(failed)?;
         (&self.file).rewind().map_err(failed)?;
         let summary = verify_backup(BufReader::new(&self.file))
-            .map_err(|source| BackupError::Store { path: self.partial.clone(), source })?;
+            .map_err(|source| BackupError::Content { path: self.partial.clone(), source })?;
         if !is_at(&self.file, &self.partial).map_err(failed)? {
             let why = "another process removed the incomplete backup";
             return Err(failed(io::Error::new(io::ErrorKind::NotFound, why)));
@@ -160,9 +177,13 @@ fn remove_partial(partial: &Path) -> io::Result<()> {
 /// [`BackupError`] if there is no store, or it cannot be opened.
 pub fn offline_backup(state_dir: &Path) -> Result<Option<Backup>, BackupError> {
     let path = state_dir.join("store");
-    if !path.join("version").exists() {
-        let source = io::ErrorKind::NotFound.into();
-        return Err(BackupError::File { path, source });
+    match path.join("version").try_exists() {
+        Ok(true) => {}
+        Ok(false) => return Err(BackupError::Absent { path }),
+        Err(source) => {
+            let source = coracle_store::Error::Open { path: path.clone(), source };
+            return Err(BackupError::Store { path, source });
+        }
     }
     // Values are copied as they are, so no key is needed.
     match Embedded::open(&path, EmbeddedOptions::default()) {
@@ -197,7 +218,10 @@ pub fn restore_backup(
     let path = state_dir.join("store");
     let sealing = sealing(keys, encryption.map(Arc::new));
     let restored = restore(&path, Some(sealing), BufReader::new(file));
-    restored.map_err(|source| BackupError::Store { path, source })
+    restored.map_err(|source| match source {
+        coracle_store::Error::Backup { .. } => BackupError::Content { path: backup.to_owned(), source },
+        source => BackupError::Store { path, source },
+    })
 }
 
 #[cfg(test)]
@@ -220,6 +244,23 @@ mod tests {
         drop(BackupFile::create(&path).unwrap());
         assert_eq!(fs::read(&other).unwrap(), b"kept");
         assert!(!partial.exists());
+    }
+
+    #[test]
+    fn errors_name_the_store_or_the_backup() {
+        let directory = tempfile::tempdir().unwrap();
+        let Err(error) = offline_backup(directory.path()) else { panic!("a backup of no store") };
+        let store = directory.path().join("store");
+        assert!(
+            error.to_string().starts_with(&format!("there is no store {}: ", store.display())),
+            "{error}"
+        );
+        let backup = directory.path().join("b");
+        fs::write(&backup, "no backup").unwrap();
+        let Err(error) = restore_backup(directory.path(), (None, None), &backup) else {
+            panic!("a restored file that is no backup")
+        };
+        assert_eq!(error.to_string(), format!("cannot use the backup file {}", backup.display()));
     }
 
     #[test]

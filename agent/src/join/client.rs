@@ -98,5 +98,5 @@ fn connect(endpoint: &Endpoint, authority: &str, identity: &Identity) -> Result<
     let user: AuthInfo =
         serde_json::from_value(user).map_err(|error| JoinError::Certificate(error.to_string()))?;
     config.auth_info = user;
-    crate::client(config).map_err(|error| JoinError::Certificate(coracle_error_chain::chain(&error)))
+    crate::node_client(config).map_err(|error| JoinError::Certificate(coracle_error_chain::chain(&error)))
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coracle_error_chain::chain;
@@ -90,7 +91,7 @@ async fn get_or_create(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::E
         made => made?,
     };
     tracing::info!(node = name, "registered the node");
-    record_status(agent, &NodeStatus::default(), &node);
+    record_status(agent, &Node::default(), &node);
     node_received(agent, api, node).await
 }
 
@@ -108,12 +109,28 @@ async fn node_received(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result
     update(agent, api).await
 }
 
-/// Records events for a written change of the status.
-fn record_status(agent: &NodeAgent, held: &NodeStatus, written: &Node) {
+/// Records events for a written change of the status. `held`: the node before the change.
+fn record_status(agent: &NodeAgent, held: &Node, written: &Node) {
     let Some(now) = &written.status else { return };
+    let recorded = agent.recorded_revision.swap(revision(written).unwrap_or(0), Ordering::Relaxed);
+    if is_outdated(held, recorded) {
+        return;
+    }
+    let unset = NodeStatus::default();
+    let held = held.status.as_ref().unwrap_or(&unset);
     for (level, reason, message) in events::of_status(&agent.config.name, held, now) {
         agent.recorder.node(level, reason, message);
     }
+}
+
+/// Whether a node is older than the last recorded change: the watch delivers an earlier version after the response to a
+/// write. The events of the difference were recorded.
+fn is_outdated(held: &Node, recorded: u64) -> bool {
+    revision(held).is_some_and(|held| held < recorded)
+}
+
+fn revision(node: &Node) -> Option<u64> {
+    node.metadata.resource_version.as_ref()?.parse().ok()
 }
 
 /// Patches metadata and status, if they changed.
@@ -131,7 +148,7 @@ async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     match api.patch_status(&agent.config.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
         Ok(mut written) => {
             plan::keep_declared_features(&mut written);
-            record_status(agent, node.status.as_ref().unwrap_or(&NodeStatus::default()), &written);
+            record_status(agent, &node, &written);
             agent.node.send_replace(Some(Arc::new(written)));
             Ok(())
         }
@@ -190,4 +207,22 @@ fn pressure(state_dir: &std::path::Path, eviction: &EvictionThresholds) -> Press
         .is_some_and(|(threads, most)| eviction.pid_available.exceeds(most.saturating_sub(threads), most));
     let memory = eviction.memory_available.exceeds(available * 1024, total * 1024);
     Pressure { memory: available > 0 && memory, disk, pids }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_version_of_the_node_causes_no_second_event() {
+        let node = |revision: Option<&str>| {
+            let mut node = Node::default();
+            node.metadata.resource_version = revision.map(str::to_owned);
+            node
+        };
+        assert!(is_outdated(&node(Some("9")), 10));
+        assert!(!is_outdated(&node(Some("10")), 10) && !is_outdated(&node(Some("11")), 10));
+        assert!(!is_outdated(&node(None), 10), "a node that did not exist");
+        assert!(!is_outdated(&node(Some("9")), 0), "no event was recorded");
+    }
 }

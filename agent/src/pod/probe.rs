@@ -260,8 +260,7 @@ impl Watched {
                 return http::HttpError::Port.outcome();
             };
             let host = socket.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&self.ip);
-            let connected = TcpStream::connect((host, port)).await;
-            return connected.map_or_else(|e| Outcome::of(&e, e.to_string()), |_stream| Outcome::Success);
+            return connect(host, port).await;
         }
         if let Some(grpc) = &probe.grpc {
             let Ok(port) = u16::try_from(grpc.port) else { return http::HttpError::Port.outcome() };
@@ -289,6 +288,14 @@ impl Watched {
         // The maximum length of an event's message.
         output.truncate(MESSAGE_MAX);
         Outcome::Failure(String::from_utf8_lossy(&output).into_owned())
+    }
+}
+
+/// Probes a TCP port.
+async fn connect(host: &str, port: u16) -> Outcome {
+    match TcpStream::connect((host, port)).await {
+        Ok(_stream) => Outcome::Success,
+        Err(error) => Outcome::of(&error, format!("cannot connect to {host}:{port}: {error}")),
     }
 }
 
@@ -355,6 +362,16 @@ mod tests {
     fn a_timeout_is_a_second_at_least() {
         let timeout = |given| timeout(&Probe { timeout_seconds: given, ..Probe::default() }).as_secs();
         assert_eq!([None, Some(0), Some(-1), Some(5)].map(timeout), [1, 1, 1, 5]);
+    }
+
+    #[tokio::test]
+    async fn a_failed_connection_names_its_address() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(connect("127.0.0.1", port).await.passed(), Some(true));
+        drop(listener);
+        let Outcome::Failure(why) = connect("127.0.0.1", port).await else { panic!("no listener is left") };
+        assert!(why.starts_with(&format!("cannot connect to 127.0.0.1:{port}: ")), "{why}");
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
     let _lock = Lock::acquire(&node.dirs.run)?;
     if let Some(kubeconfig) = connection.kubeconfig {
         super::prepare(&node)?;
-        let client = client(&kubeconfig).await?;
+        let client = node_client(&kubeconfig).await?;
         let identity = serving(&node, &client)?;
         let credentials = Credentials { identity, client_ca: node.serving.client_ca.clone() };
         return run_node(node, endpoint, credentials, client).await;
@@ -136,13 +136,20 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
     }
 }
 
-/// A client for the API server that a kubeconfig names.
+/// A client of controllers and scheduler for the API server that a kubeconfig names.
 pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
+    coracle_agent::client(api_config(kubeconfig).await?).context("cannot create an API client")
+}
+
+async fn node_client(kubeconfig: &Path) -> anyhow::Result<Client> {
+    coracle_agent::node_client(api_config(kubeconfig).await?).context("cannot create an API client")
+}
+
+async fn api_config(kubeconfig: &Path) -> anyhow::Result<kube::Config> {
     let context = || format!("cannot read the kubeconfig {}", kubeconfig.display());
     let text = coracle_agent::read_text(kubeconfig, KUBECONFIG_MAX).with_context(context)?;
     let file = Kubeconfig::from_yaml(&text).with_context(context)?;
-    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+    kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
-        .with_context(|| format!("{} has no usable cluster and user", kubeconfig.display()))?;
-    coracle_agent::client(config).context("cannot create an API client")
+        .with_context(|| format!("{} has no usable cluster and user", kubeconfig.display()))
 }

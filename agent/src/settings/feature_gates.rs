@@ -87,7 +87,7 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
         (false, true)
     } else if is_in(known::ON) || is_in(known::ON_HERE) {
         (true, false)
-    } else if is_in(known::OFF) {
+    } else if is_in(known::OFF) || is_in(known::OFF_HERE) {
         (false, false)
     } else {
         return Err(format!("unrecognized feature gate: {name}"));
@@ -132,6 +132,7 @@ mod tests {
             ("PodDeletionCost=false", "its only value is true"),
             ("MaxUnavailableStatefulSet=false", "its only value is true"),
             ("HPAScaleToZero=true", "its only value is false"),
+            ("ConstrainedImpersonation=true", "its only value is false"),
             ("ContainerRestartRules=false", "its only value is true"),
             ("RestartAllContainersOnContainerExits=false", "its only value is true"),
             ("AllAlpha=true", "its only value is false"),
@@ -151,6 +152,7 @@ mod tests {
             known::SWITCHES_OFF,
             known::EITHER,
             known::ON_HERE,
+            known::OFF_HERE,
             known::LOCKED_ON,
             known::LOCKED_OFF,
             known::ON,

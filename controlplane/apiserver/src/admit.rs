@@ -79,6 +79,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) verb: &'a str,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
+    /// Whether `name` is the prefix of a name that is generated later.
+    pub(crate) is_prefix: bool,
     pub(crate) subresource: &'a str,
     /// The declaration of the subresource.
     pub(crate) declared: Option<&'a Subresource>,
@@ -195,6 +197,11 @@ impl Operation {
 }
 
 impl<'a> Attributes<'a> {
+    /// The name in the request. Empty if it is generated later.
+    pub(crate) fn known_name(&self) -> &'a str {
+        if self.is_prefix { "" } else { self.name }
+    }
+
     /// The subresource, if the request's object is of the subresource's kind: for example a Binding instead of a Pod.
     pub(crate) fn own_object(&self) -> Option<&'a Subresource> {
         self.declared.filter(|declared| declared.kind != self.kind.kind && declared.name != "scale")

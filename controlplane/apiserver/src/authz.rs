@@ -230,7 +230,7 @@ fn refusal(attributes: &AccessAttributes<'_>) -> String {
     };
     let subject =
         if resource.name.is_empty() { qualified } else { format!("{qualified} \"{}\"", resource.name) };
-    let scope = if resource.namespace.is_empty() || resource.resource == "namespaces" {
+    let scope = if resource.namespace.is_empty() {
         "at the cluster scope".to_owned()
     } else {
         format!("in the namespace \"{}\"", resource.namespace)
@@ -279,6 +279,20 @@ mod tests {
         assert_eq!(of("/apis/apps/v1/namespaces/x/deployments/d/scale"), expected);
         assert_eq!(of("/api/v1/pods?fieldSelector=metadata.name%3Dp"), json!({"name": "p", "kind": "pods"}));
         assert_eq!(of("/metrics"), json!({}));
+    }
+
+    #[test]
+    fn a_refusal_names_the_namespace_of_the_permission() {
+        let (user, cache) = (User::new("ann", &[]), Cache::new(0));
+        let of = |uri: &str| {
+            let info = RequestInfo::parse(&Method::GET, &uri.parse().unwrap());
+            refusal(&AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &cache })
+        };
+        // A role of the namespace can permit requests for the namespace itself.
+        assert!(of("/api/v1/namespaces/team").ends_with(" in the namespace \"team\""));
+        assert!(of("/api/v1/namespaces/team/pods/p").ends_with(" in the namespace \"team\""));
+        assert!(of("/api/v1/namespaces").ends_with(" at the cluster scope"));
+        assert!(of("/api/v1/nodes/n").ends_with(" at the cluster scope"));
     }
 
     #[tokio::test]

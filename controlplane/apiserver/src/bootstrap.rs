@@ -4,6 +4,7 @@
 mod addresses;
 mod policy;
 mod rbac;
+mod upkeep;
 
 use std::sync::Arc;
 
@@ -23,17 +24,33 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 
 /// Creates the missing objects, and writes the address of this server.
 pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
-    for name in NAMESPACES {
-        let metadata = json!({"name": name});
-        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
-            .await?;
-    }
+    namespaces(state).await?;
     rbac::run(state).await?;
     priority_classes(state).await?;
     local_class(state).await?;
     extension_authentication(state).await?;
     token_tracking(state).await?;
     default_range(state).await?;
+    own_service(state).await?;
+    cluster_dns(state).await?;
+    addresses::publish(state).await?;
+    if state.store.is_shared() {
+        tokio::spawn(addresses::keep(state.clone()));
+    }
+    upkeep::start(state)
+}
+
+async fn namespaces(state: &Arc<State>) -> Result<()> {
+    for name in NAMESPACES {
+        let metadata = json!({"name": name});
+        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
+            .await?;
+    }
+    Ok(())
+}
+
+/// Creates the service of this server.
+async fn own_service(state: &Arc<State>) -> Result<()> {
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -47,13 +64,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
             "spec": {"type": "ClusterIP", "clusterIP": address, "ports": ports, "sessionAffinity": "None"},
         }),
     )
-    .await?;
-    cluster_dns(state).await?;
-    addresses::publish(state).await?;
-    if state.store.is_shared() {
-        tokio::spawn(addresses::keep(state.clone()));
-    }
-    Ok(())
+    .await
 }
 
 /// Creates the ServiceCIDR of the configured ranges, and makes it ready before the first service needs an address. A
@@ -168,8 +179,12 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     });
     let metadata = json!({"name": "extension-apiserver-authentication", "namespace": "kube-system"});
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-    ensure(state, "configmaps", map.clone()).await?;
-    let call = Call::internal(state, core("configmaps")?.clone(), &map);
+    let kind = core("configmaps")?;
+    if stored(state, kind, &map).is_some_and(|stored| stored["data"] == map["data"]) {
+        return Ok(());
+    }
+    ensure_kind(state, kind, map.clone()).await?;
+    let call = Call::internal(state, kind.clone(), &map);
     let written = write::update(&call, write::text(&map, "name"), (Part::Main, Writer::Update), |old| {
         let mut new = old.clone();
         if let Some(new) = new.as_object_mut() {
@@ -195,12 +210,22 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
     ensure_kind(state, core(resource)?, object).await
 }
 
+/// Creates an object if it does not exist. An existing object needs no write, which admission webhooks could refuse.
 async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) -> Result<()> {
+    if stored(state, kind, &object).is_some() {
+        return Ok(());
+    }
     let call = Call::internal(state, kind.clone(), &object);
     match write::create(&call, object, Writer::Update).await {
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),
     }
+}
+
+/// The stored object with the name of `object`.
+fn stored(state: &State, kind: &Resource, object: &Value) -> Option<Value> {
+    let found = state.cache.get(kind, write::text(object, "namespace"), write::text(object, "name"))?;
+    Some(found.value())
 }
 
 /// A kind of the core group.

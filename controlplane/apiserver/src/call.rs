@@ -123,6 +123,7 @@ impl Call {
             verb: self.info.verb,
             namespace: self.namespace(),
             name,
+            is_prefix: false,
             subresource: &self.resource.subresource,
             declared: self.kind.subresource(&self.resource.subresource),
             user: &self.user,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     aggregation::{discovery as remote, openapi as remote_openapi},
     error::Result,
+    health,
     media::{self, Form},
     merged_openapi::{self, VersionDocument, tag},
     metrics, offload,
@@ -177,6 +178,7 @@ fn index(state: &State, resources: &Resources) -> Value {
     remote::add_groups(&state.remotes, resources, &mut list);
     let mut paths: BTreeSet<String> =
         PATHS.into_iter().chain([metrics::PATH, metrics::SLI_PATH]).map(str::to_owned).collect();
+    paths.extend(health::paths());
     for group in list["groups"].as_array().into_iter().flatten() {
         let versions = group["versions"].as_array().into_iter().flatten();
         let names = versions.map(|version| &version["groupVersion"]).chain([&group["name"]]);

@@ -30,16 +30,30 @@ pub(crate) enum Writer {
     Apply,
 }
 
-/// The name of the manager: the parameter `fieldManager`, otherwise the program in the user agent.
+/// The name of the manager: the parameter `fieldManager`, otherwise the program in the user agent. The components of this
+/// process send no user agent.
 pub(crate) fn name(call: &Call) -> String {
     let given = call.info.query.get("fieldManager");
     if !given.is_empty() {
         return given.to_owned();
     }
-    let agent = call.headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok());
-    let mut program = agent.unwrap_or_default().split('/').next().unwrap_or_default().to_owned();
+    let Some(agent) = call.headers.get(http::header::USER_AGENT) else {
+        return component(&call.user.name).to_owned();
+    };
+    let mut program = agent.to_str().unwrap_or_default().split('/').next().unwrap_or_default().to_owned();
     program.truncate(program.floor_char_boundary(MAX_NAME));
     program
+}
+
+/// Upstream's name of the program of a component. Empty for other users.
+fn component(user: &str) -> &str {
+    match user {
+        "system:apiserver" => "kube-apiserver",
+        "system:kube-controller-manager" => "kube-controller-manager",
+        "system:kube-scheduler" => "kube-scheduler",
+        user if user.starts_with("system:node:") => "kubelet",
+        _ => "",
+    }
 }
 
 /// Checks the parameters `fieldManager` and `force`.
@@ -220,6 +234,15 @@ mod tests {
     use coracle_kinds::kind::by_resource;
 
     use super::*;
+
+    #[test]
+    fn components_have_the_names_of_upstreams_programs() {
+        let controllers = crate::authn::User::controllers();
+        assert_eq!(component(&controllers.name), "kube-controller-manager");
+        assert_eq!(component("system:node:a"), "kubelet");
+        assert_eq!(component("system:kube-scheduler"), "kube-scheduler");
+        assert_eq!(component("ann"), "");
+    }
 
     #[test]
     fn the_error_of_a_configuration_names_its_object() {

@@ -69,6 +69,14 @@ fn store(state: &State) -> Result<(), String> {
     }
 }
 
+/// The paths of single checks.
+pub(crate) fn paths() -> impl Iterator<Item = String> {
+    [("healthz", ALIVE), ("livez", ALIVE), ("readyz", READY)].into_iter().flat_map(|(name, own)| {
+        let checks = own.iter().map(|(check, _)| *check).chain(STARTED.iter().copied());
+        checks.map(move |check| format!("/{name}/{check}"))
+    })
+}
+
 /// The response, if the path is a health check.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let path = info.path.trim_matches('/');

@@ -66,6 +66,7 @@ mod object_meta;
 mod offload;
 mod part;
 mod pod_references;
+mod pretty;
 mod protobuf_list;
 mod quota;
 mod quota_locks;

@@ -22,7 +22,7 @@ use crate::{
     flow_control::Seats,
     freshness, health,
     in_flight::{self, BodyMemory},
-    metrics,
+    metrics, pretty,
     registry::RegistryError,
     reply::{self, Reply},
     request::RequestInfo,
@@ -110,6 +110,7 @@ impl Apiserver {
         upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
+        let is_indented = !is_long && pretty::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
         let memory = if is_local { BodyMemory::default() } else { self.state.in_flight.body(sender) };
         let incoming = Incoming {
@@ -143,7 +144,8 @@ impl Apiserver {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
         };
-        // The audit event has the response before compression.
+        // The audit event has the response before indentation and compression.
+        let reply = if is_indented { pretty::indented(reply) } else { reply };
         let reply = match is_compressed {
             true => compression::compress_within(self.state.request_timeout, reply).await,
             false => reply,

@@ -50,8 +50,8 @@ const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
-/// Creates an object. With `generateName`, admission gets the prefix as the name; the full name is generated after
-/// admission.
+/// Creates an object. With `generateName`, the full name is generated between mutating and validating admission. Before,
+/// the prefix is the name in errors.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
     call.dry_run()?;
@@ -65,7 +65,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     }
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
-    let attributes = call.attributes(Operation::Create, &base, None);
+    let attributes = Attributes { is_prefix: !is_named, ..call.attributes(Operation::Create, &base, None) };
     let identity = Identity::of(&object);
     call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;
@@ -78,7 +78,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     for _ in 0..RETRIES {
         let allocating = call.state.allocator.for_create(kind, &mut object).await?;
         call.state.admission.validate_before(&attributes, &object).await?;
-        match commit_named(call, (&mut object, &attributes), generate, &allocating).await {
+        match commit_named(call, &mut object, generate, &allocating).await {
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
             Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
             Err(Failed::Other(error)) => return Err(error),
@@ -91,13 +91,13 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
 /// Commits a new object under its name, or under the first free name that begins with `generate`.
 async fn commit_named(
     call: &Call,
-    (object, attributes): (&mut Value, &Attributes<'_>),
+    object: &mut Value,
     generate: Option<&str>,
     allocating: &Allocating,
 ) -> std::result::Result<Stored, Failed> {
     let Some(base) = generate else {
         strategy::prepare_named(&call.kind, object);
-        return commit_new(call, (object, attributes), allocating).await;
+        return commit_new(call, object, allocating).await;
     };
     let mut outcome = Err(Failed::Conflict);
     for _ in 0..NAMES {
@@ -105,7 +105,7 @@ async fn commit_named(
             metadata.insert("name".to_owned(), generated(base).into());
         }
         strategy::prepare_named(&call.kind, object);
-        outcome = commit_new(call, (object, attributes), allocating).await;
+        outcome = commit_new(call, object, allocating).await;
         if !matches!(&outcome, Err(Failed::Other(error)) if error.reason == "AlreadyExists") {
             break;
         }
@@ -113,25 +113,26 @@ async fn commit_named(
     outcome
 }
 
-/// Validates an object, runs validating admission and commits the object. The attributes have the name in the request.
-/// Source: `Store.Create` of the generic registry, where the strategy validates first.
+/// Validates an object, runs validating admission and commits the object. Source: `Store.Create` of the generic registry,
+/// where the strategy validates first, and `AdmissionToValidateObjectFunc`, which sets the generated name.
 async fn commit_new(
     call: &Call,
-    (object, attributes): (&Value, &Attributes<'_>),
+    object: &Value,
     allocating: &Allocating,
 ) -> std::result::Result<Stored, Failed> {
     let (kind, name) = (&call.kind, text(object, "name"));
+    let attributes = call.attributes(Operation::Create, name, None);
     let other = |error| Err(Failed::Other(error));
     let causes = offload::run(call.has_large_body(), || validate::create(kind, object));
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
     offload::run(call.has_large_body(), || call.warnings.add_about(kind, object, None));
-    call.state.admission.validate_after(attributes, object).await.map_err(Failed::Other)?;
+    call.state.admission.validate_after(&attributes, object).await.map_err(Failed::Other)?;
     if !text(object, "resourceVersion").is_empty() {
         return other(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
-    let charged = quota::charge(call, attributes.name, object, None).await.map_err(Failed::Other)?;
+    let charged = quota::charge(call, name, object, None).await.map_err(Failed::Other)?;
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
         if call.state.cache.get(kind, namespace, name).is_some() {

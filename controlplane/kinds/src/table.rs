@@ -97,32 +97,48 @@ pub fn render<'a>(
     list_meta: Value,
     options: Options,
 ) -> Value {
-    let rows: Vec<Value> = objects
+    let rows = objects
         .into_iter()
-        .map(|object| {
-            let cells = kind.strategy().cells(object, options.now);
-            match options.content.include {
-                Include::None => json!({"cells": cells}),
-                Include::Metadata => {
-                    json!({"cells": cells, "object": partial_metadata(object, options.content.version)})
-                }
-                Include::Object => {
-                    let mut whole = object.clone();
-                    whole["kind"] = kind.kind.as_ref().into();
-                    whole["apiVersion"] = kind.api_version().into();
-                    json!({"cells": cells, "object": whole})
-                }
-            }
-        })
-        .collect();
+        .map(|object| row(Some(kind), kind.strategy().cells(object, options.now), object, options.content));
+    let rows = rows.collect();
     let columns = if options.headers { kind.columns.clone() } else { Value::Null };
+    table(columns, list_meta, rows, options.content.version)
+}
+
+/// The Table of a Scale.
+pub fn scale(scale: &Value, options: Options) -> Value {
+    let columns = workload::SCALE.iter().map(Column::definition).collect();
+    let list_meta = json!({"resourceVersion": scale["metadata"]["resourceVersion"]});
+    let cells = workload::scale(scale, options.now);
+    table(columns, list_meta, vec![row(None, cells, scale, options.content)], options.content.version)
+}
+
+fn table(columns: Value, list_meta: Value, rows: Vec<Value>, version: MetaVersion) -> Value {
     json!({
         "kind": "Table",
-        "apiVersion": options.content.version.api_version(),
+        "apiVersion": version.api_version(),
         "metadata": if list_meta.is_null() { json!({}) } else { list_meta },
         "columnDefinitions": columns,
         "rows": rows,
     })
+}
+
+/// The row of an object. `kind`: the kind, if the object does not have it itself.
+fn row(kind: Option<&Resource>, cells: Vec<Value>, object: &Value, content: Content) -> Value {
+    match content.include {
+        Include::None => json!({"cells": cells}),
+        Include::Metadata => {
+            json!({"cells": cells, "object": partial_metadata(object, content.version)})
+        }
+        Include::Object => {
+            let mut whole = object.clone();
+            if let Some(kind) = kind {
+                whole["kind"] = kind.kind.as_ref().into();
+                whole["apiVersion"] = kind.api_version().into();
+            }
+            json!({"cells": cells, "object": whole})
+        }
+    }
 }
 
 /// PartialObjectMetadata of an object.

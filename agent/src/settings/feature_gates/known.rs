@@ -16,6 +16,9 @@ pub(super) const EITHER: &[&str] =
 /// Gates that are off upstream by default, and whose behaviour is always on here.
 pub(super) const ON_HERE: &[&str] = &["MaxUnavailableStatefulSet"];
 
+/// Gates that are on upstream by default, and whose behaviour does not exist here.
+pub(super) const OFF_HERE: &[&str] = &["ConstrainedImpersonation"];
+
 /// Gates that are locked to true.
 #[rustfmt::skip]
 pub(super) const LOCKED_ON: &[&str] = &[
@@ -55,7 +58,7 @@ pub(super) const ON: &[&str] = &[
     "APIServerIdentity", "AllowParsingUserUIDFromCertAuth", "AllowServiceExternalIPs",
     "AuthorizePodWebsocketUpgradeCreatePermission", "CPUManagerPolicyBetaOptions",
     "CRDObservedGenerationTracking", "ClearingNominatedNodeNameAfterBinding", "ComponentFlagz",
-    "ComponentStatusz", "ConstrainedImpersonation", "ContainerCheckpoint", "ContainerRestartRules",
+    "ComponentStatusz", "ContainerCheckpoint", "ContainerRestartRules",
     "ContextualLogging", "CustomCPUCFSQuotaPeriod", "DRAConsumableCapacity", "DRADeviceBindingConditions",
     "DRADeviceTaints", "DRAExtendedResource", "DRAPartitionableDevices", "DRAPrioritizedList",
     "DRAResourceClaimDeviceStatus", "DRAResourceClaimGranularStatusAuthorization", "DRASchedulerFilterTimeout",

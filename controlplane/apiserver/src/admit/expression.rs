@@ -67,7 +67,7 @@ impl<'a> Subject<'a> {
             resource: attributes.kind.plural.to_string(),
             subresource: attributes.subresource.to_owned(),
             namespace: attributes.namespace.to_owned(),
-            name: attributes.name.to_owned(),
+            name: attributes.known_name().to_owned(),
             ..AccessQuestion::default()
         };
         let request = review::attributes(attributes, kind);

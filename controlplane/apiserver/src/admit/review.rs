@@ -82,7 +82,7 @@ pub(super) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value 
         request.insert(field.to_owned(), value);
     }
     for (field, value) in [
-        ("name", attributes.name),
+        ("name", attributes.known_name()),
         ("namespace", attributes.namespace),
         ("subResource", attributes.subresource),
         ("requestSubResource", attributes.subresource),

@@ -10,7 +10,7 @@ use coracle_kinds::kind::by_resource;
 use coracle_store::{Expect, Range, Tier, Write};
 use serde_json::{Value, json};
 
-use super::{core, ensure_kind};
+use super::{core, ensure_kind, stored};
 use crate::{
     call::Call,
     error::{ApiError, Result},
@@ -125,6 +125,10 @@ async fn replace(
     object: Value,
     fields: &[&str],
 ) -> Result<()> {
+    let has_fields = |stored: Value| fields.iter().all(|field| stored[*field] == object[*field]);
+    if stored(state, kind, &object).is_some_and(has_fields) {
+        return Ok(());
+    }
     ensure_kind(state, kind, object.clone()).await?;
     let call = Call::internal(state, kind.clone(), &object);
     let changed = write::update(&call, "kubernetes", (Part::Main, Writer::Update), |old| {

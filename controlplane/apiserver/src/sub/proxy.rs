@@ -77,7 +77,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     let endpoint = match &*call.kind.plural {
         "nodes" => None,
         "pods" => Some(target::pod(&call.state.cache, call.namespace(), (named.name, named.port))?),
-        _ => Some(target::service(&call.state.cache, (call.namespace(), named.name), named.port)?),
+        _ => Some(service(call, &named)?),
     };
     let mut answer = match endpoint {
         None => to_node(call, &named, request).await?,
@@ -114,6 +114,15 @@ impl<'a> ProxyTarget<'a> {
         };
         (!name.is_empty()).then_some(Self { is_tls, name, port })
     }
+}
+
+/// A ready endpoint of the service. As upstream, the error names the service as the path does.
+fn service(call: &Call, named: &ProxyTarget<'_>) -> Result<Endpoint> {
+    let found = target::service(&call.state.cache, (call.namespace(), named.name), named.port);
+    found.map_err(|error| match error.code {
+        503 => ApiError::unavailable(format!("no endpoints available for service {:?}", call.resource.name)),
+        _ => error,
+    })
 }
 
 /// The options object for admission, with the requested path.

@@ -3,6 +3,7 @@
 use coracle_kinds::{
     Resource, scale,
     schema::{FieldValidation, Parsed},
+    table,
 };
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     field_manager::{self, Writer},
-    media::{self, BodyType},
+    media::{self, BodyType, Form},
     reply::{self, Reply},
     verb::{apply, create, patch, update},
     write::{self, Part, check_revision, text},
@@ -23,7 +24,15 @@ const API_VERSION: &str = "autoscaling/v1";
 const KIND: &str = "Scale";
 
 pub(crate) async fn get(call: &Call) -> Result<Reply> {
-    Ok(reply::json(200, &scale::read(&call.kind, &parent(call).await?)))
+    let form = call.form()?;
+    let scale = scale::read(&call.kind, &parent(call).await?);
+    Ok(match form {
+        Form::Table(content) => reply::json(200, &table::scale(&scale, reply::options(content))),
+        Form::Partial(version) | Form::PartialProtobuf(version) => {
+            reply::json(200, &table::partial_metadata(&scale, version))
+        }
+        Form::Plain | Form::Protobuf | Form::Discovery => reply::json(200, &scale),
+    })
 }
 
 pub(crate) async fn update(call: &Call) -> Result<Reply> {

@@ -14,6 +14,7 @@ use crate::{
     call::Call,
     convert,
     error::{ApiError, Result},
+    media::Form,
     reply::{self, Reply},
     request::{Query, parse_revision},
     verb::{list_options, version_fields},
@@ -63,8 +64,21 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         page.push(object);
     }
     let copies = convert::copies(&call.kind, &page)?;
-    let page = convert::objects(&call.kind, page).await?;
-    Ok(reply::list(call.form()?, call.kind.clone(), (page, copies), meta).await)
+    let mut page = convert::objects(&call.kind, page).await?;
+    let form = call.form()?;
+    if matches!(form, Form::Table(_)) && call.kind.is("flowcontrol.apiserver.k8s.io", "FlowSchema") {
+        sort_by_precedence(&mut page);
+    }
+    Ok(reply::list(form, call.kind.clone(), (page, copies), meta).await)
+}
+
+/// Sorts flow schemas by the order in which requests are compared with them. Source: `printFlowSchemaList`.
+fn sort_by_precedence(schemas: &mut [Arc<Object>]) {
+    schemas.sort_by_cached_key(|schema| {
+        let schema = schema.value();
+        let name = schema["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        (schema["spec"]["matchingPrecedence"].as_i64().unwrap_or(0), name)
+    });
 }
 
 /// Whether a list with a revision returns exactly that revision. Without `resourceVersionMatch` this holds for a list

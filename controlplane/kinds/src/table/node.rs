@@ -16,7 +16,7 @@ pub(crate) const COLUMNS: &[Column] = &[
     wide(string("Internal-IP", "Address inside the cluster's network.")),
     wide(string("External-IP", "Address outside the cluster's network.")),
     wide(string("OS-Image", "Operating system.")),
-    wide(string("Kernel-Version", "Version of the kernel.")),
+    wide(string("Kernel-Version", "Version of the kernel, and the architecture.")),
     wide(string("Container-Runtime", "Runtime and its version.")),
 ];
 
@@ -39,9 +39,19 @@ pub(crate) fn cells(node: &Value, now: Timestamp) -> Vec<Value> {
         address("InternalIP"),
         address("ExternalIP"),
         or_unknown(&info["osImage"]),
-        or_unknown(&info["kernelVersion"]),
+        kernel(or_unknown(&info["kernelVersion"]), &info["architecture"]),
         or_unknown(&info["containerRuntimeVersion"]),
     ]
+}
+
+/// The kernel's version and the architecture of the node, if it is known: `6.1.0 (arm64)`.
+fn kernel(version: Value, architecture: &Value) -> Value {
+    match (version.as_str(), architecture.as_str()) {
+        (Some(version), Some(architecture)) if !architecture.is_empty() => {
+            format!("{version} ({architecture})").into()
+        }
+        _ => version,
+    }
 }
 
 pub(crate) const CSI_NODE: &[Column] =

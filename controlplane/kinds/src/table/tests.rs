@@ -175,3 +175,29 @@ fn a_table_carries_columns_metadata_and_objects() {
     assert_eq!(table["columnDefinitions"], Value::Null);
     assert_eq!(table["rows"][0]["object"]["kind"], "Namespace");
 }
+
+#[test]
+fn nodes_show_the_architecture_beside_the_kernel() {
+    let kernel = |info: Value| {
+        let node = json!({"metadata": {"name": "n"}, "status": {"nodeInfo": info}});
+        node::cells(&node, now())[8].clone()
+    };
+    assert_eq!(kernel(json!({"kernelVersion": "6.1.0", "architecture": "arm64"})), "6.1.0 (arm64)");
+    assert_eq!(kernel(json!({"kernelVersion": "6.1.0", "architecture": ""})), "6.1.0");
+    assert_eq!(kernel(json!({"architecture": "arm64"})), "<unknown> (arm64)");
+    assert_eq!(kernel(json!({})), "<unknown>");
+}
+
+#[test]
+fn a_scale_has_its_own_columns() {
+    let metadata = json!({"name": "d", "resourceVersion": "7", "creationTimestamp": "2024-01-01T00:00:00Z"});
+    let scale = json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata,
+        "spec": {"replicas": 5}, "status": {"replicas": 3}});
+    let content = Content { include: Include::Object, version: MetaVersion::V1 };
+    let table = super::scale(&scale, Options { content, headers: true, now: now() });
+    let columns: Vec<&str> =
+        items(&table["columnDefinitions"]).map(|column| column["name"].as_str().unwrap()).collect();
+    assert_eq!(columns, ["Name", "Desired", "Available", "Age"]);
+    let row = json!({"cells": ["d", 5, 3, "60m"], "object": scale});
+    assert_eq!((&table["rows"], &table["metadata"]), (&json!([row]), &json!({"resourceVersion": "7"})));
+}

@@ -35,6 +35,14 @@ pub(crate) fn deployment(object: &Value, now: Timestamp) -> Vec<Value> {
     cells
 }
 
+pub(super) const SCALE: &[Column] =
+    &[NAME, integer("Desired", "Desired pods."), integer("Available", "Existing pods."), AGE];
+
+pub(super) fn scale(object: &Value, now: Timestamp) -> Vec<Value> {
+    let replicas = |part: &str| count(&object[part]["replicas"]);
+    vec![name(object), replicas("spec"), replicas("status"), created(object, now)]
+}
+
 pub(crate) const REPLICA_SET: &[Column] = &[
     NAME,
     integer("Desired", "Desired pods."),

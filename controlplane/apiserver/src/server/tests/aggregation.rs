@@ -80,6 +80,9 @@ async fn proxies_do_not_reach_this_machine() {
         (answer.code, answer.headers["location"].to_str().unwrap()),
         (301, &*format!("{PODS}/p/proxy/?a=b"))
     );
+    let missing = server.get("/api/v1/namespaces/default/services/https:kubernetes:none/proxy/").await;
+    let expect = "no endpoints available for service \"https:kubernetes:none\"";
+    assert_eq!((missing.code, missing.body["message"].as_str()), (503, Some(expect)));
     let services = "/api/v1/namespaces/default/services/kubernetes:https/proxy/version";
     assert_eq!(server.get(services).await.code, 503, "nothing listens at the address of this test");
     let stranger = User::new("eve", &[]);

@@ -23,10 +23,27 @@ async fn caches_store_only_the_documents_about_tokens() {
 }
 
 #[tokio::test]
+async fn people_get_indented_json() {
+    let server = Fixture::new().await;
+    let lines = async |path: &str, agent: &str| {
+        let request = Request::get(path).header("user-agent", agent).body(Full::default()).unwrap();
+        let answer = server.api.handle(request, Some(admin())).await;
+        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice::<Value>(&bytes).unwrap();
+        String::from_utf8_lossy(&bytes).lines().count()
+    };
+    for path in [PODS, "/apis", "/api/v1/namespaces/default/pods/none"] {
+        assert!(lines(path, "curl/8.5.0").await > 5, "{path}");
+        assert_eq!(lines(path, "kubectl/v1.36.0").await, 1, "{path}");
+    }
+    assert!(lines("/version", "kubectl/v1.36.0").await > 5);
+}
+
+#[tokio::test]
 async fn the_root_lists_groups_and_the_version_has_its_compatibility() {
     let server = Fixture::new().await;
     let paths = server.get("/").await.body["paths"].clone();
-    for path in ["/apis/apps", "/apis/apps/v1", "/metrics", "/readyz"] {
+    for path in ["/apis/apps", "/apis/apps/v1", "/metrics", "/readyz", "/readyz/shutdown", "/livez/ping"] {
         assert!(paths.as_array().unwrap().contains(&json!(path)), "{path}: {paths}");
     }
     let version = server.get("/version").await.body;

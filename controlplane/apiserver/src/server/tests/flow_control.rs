@@ -147,3 +147,15 @@ async fn a_large_request_waits_for_the_turn_of_its_user() {
     drop(turn);
     assert_eq!(large.await, 201);
 }
+
+#[tokio::test]
+async fn a_table_of_schemas_has_their_order() {
+    let server = Fixture::new().await;
+    let request = Request::get(SCHEMAS).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+    let table = server.send(admin(), request.body(Full::default()).unwrap()).await.body;
+    let rows = table["rows"].as_array().unwrap();
+    let precedences: Vec<i64> = rows.iter().map(|row| row["cells"][2].as_i64().unwrap()).collect();
+    assert!(precedences.len() > 5 && precedences.is_sorted(), "{precedences:?}");
+    let first = [&rows[0], &rows[1]].map(|row| row["cells"][0].as_str().unwrap());
+    assert_eq!(first, ["exempt", "probes"]);
+}

@@ -185,6 +185,21 @@ async fn a_configuration_has_the_kind_and_the_fields_of_its_object() {
 }
 
 #[tokio::test]
+async fn a_scale_is_shown_as_a_table() {
+    let server = Fixture::new().await;
+    server.post(DEPLOYMENTS, deployment("d")).await;
+    let read = async |form: &str| {
+        let accept = format!("application/json;as={form};v=v1;g=meta.k8s.io");
+        let request = Request::get(format!("{DEPLOYMENTS}/d/scale")).header("accept", accept);
+        server.send(admin(), request.body(Full::default()).unwrap()).await.body
+    };
+    let table = read("Table").await;
+    assert_eq!(table["columnDefinitions"][1]["name"], "Desired");
+    assert_eq!(table["rows"][0]["cells"].as_array().unwrap()[..3], [json!("d"), json!(2), json!(0)]);
+    assert_eq!(read("PartialObjectMetadata").await["kind"], "PartialObjectMetadata");
+}
+
+#[tokio::test]
 async fn a_scale_is_applied() {
     let server = Fixture::new().await;
     let made = server.post(DEPLOYMENTS, deployment("d")).await;

@@ -67,7 +67,10 @@ async fn a_restricted_namespace_rejects_a_privileged_pod_in_upstreams_words() {
     // A prefix of a name does not hide the pod.
     let mut generated = privileged("");
     generated["metadata"] = json!({"generateName": "p-"});
-    assert_eq!(server.post(IN_N, generated).await.code, 403);
+    let refused = server.post(IN_N, generated).await;
+    let message = refused.body["message"].as_str().unwrap();
+    let name = message.strip_prefix("pods \"p-").and_then(|rest| rest.split_once("\" is forbidden: "));
+    assert_eq!((refused.code, name.map(|(suffix, _)| suffix.len())), (403, Some(5)), "{message}");
 }
 
 #[tokio::test]

@@ -236,3 +236,24 @@ async fn node_ports_and_tolerations_are_those_of_the_options() {
     let seconds: Vec<_> = tolerations.iter().map(|one| one["tolerationSeconds"].as_i64()).collect();
     assert_eq!(seconds, [Some(20), Some(30)]);
 }
+
+#[tokio::test]
+async fn the_service_of_the_server_comes_back() {
+    let server = Fixture::new().await;
+    let address = spec_of(&server, "kubernetes").await["clusterIP"].clone();
+    for path in [
+        format!("{SERVICES}/kubernetes"),
+        "/api/v1/namespaces/default/endpoints/kubernetes".to_owned(),
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes".to_owned(),
+    ] {
+        let first = server.get(&path).await.body["metadata"]["uid"].clone();
+        assert!(first.is_string(), "{path}");
+        assert_eq!(server.delete(&path, json!({})).await.code, 200, "{path}");
+        eventually_async("the object is created again", 20, async || {
+            let found = server.get(&path).await;
+            found.code == 200 && found.body["metadata"]["uid"] != first
+        })
+        .await;
+    }
+    assert_eq!(spec_of(&server, "kubernetes").await["clusterIP"], address);
+}

@@ -103,6 +103,24 @@ async fn a_webhook_learns_whether_a_deletion_is_a_dry_run() {
 }
 
 #[tokio::test]
+async fn validating_admission_has_the_generated_name() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
+    for kind in ["mutating", "validating"] {
+        configure(&server, kind, webhook.configuration(json!({}))).await;
+    }
+    let made = server.post(MAPS, json!({"metadata": {"generateName": "m-"}})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let name = &made.body["metadata"]["name"];
+    let names: Vec<[Value; 2]> = webhook
+        .requests()
+        .iter()
+        .map(|request| [request["name"].clone(), request["object"]["metadata"]["name"].clone()])
+        .collect();
+    assert_eq!(names, [[Value::Null, Value::Null], [name.clone(), name.clone()]]);
+}
+
+#[tokio::test]
 async fn a_validating_webhook_refuses_and_warns() {
     let server = Fixture::new().await;
     let webhook = Webhook::start(|request| match request["name"].as_str() {

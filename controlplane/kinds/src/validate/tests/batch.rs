@@ -59,6 +59,11 @@ fn cron_jobs_are_checked() {
             "spec.schedule: Invalid value: \"* * *\": expected exactly 5 fields, found 3: [* * *]",
         ),
         (
+            "/spec/schedule",
+            json!("TZ=UTC * * * * *"),
+            "spec.schedule: Invalid value: \"TZ=UTC * * * * *\": cannot use TZ or CRON_TZ in schedule",
+        ),
+        (
             "/spec/timeZone",
             json!("Mars/Base"),
             "spec.timeZone: Invalid value: \"Mars/Base\": unknown time zone",
