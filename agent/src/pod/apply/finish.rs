@@ -1,5 +1,7 @@
 //! Release of an ended pod's resources.
 
+use std::collections::BTreeSet;
+
 use super::{ApplyError, Job, Report};
 use crate::pod::config::sandbox::log_dir_name;
 use crate::volume;
@@ -34,8 +36,9 @@ impl Job {
             .map(|c| c.id.clone())
             .collect();
         errors.extend(self.remove_containers(orphans).await.err().unwrap_or_default());
-        errors.extend(self.free().await);
+        // Before the pod's directory: after a crash it is the record of the pod, see `pod_logs`.
         errors.extend(self.remove_logs().err());
+        errors.extend(self.free().await);
         if !errors.is_empty() {
             return Err(errors);
         }
@@ -63,7 +66,15 @@ impl Job {
     }
 
     fn remove_logs(&self) -> Result<(), ApplyError> {
-        let path = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
-        coracle_tree::remove(&path).map_err(|source| ApplyError::File { verb: "remove", path, source })
+        let dir = &self.node.config.pod_log_dir;
+        let (path, removed) = if self.pod.metadata.name.is_some() {
+            let path = dir.join(log_dir_name(&self.pod));
+            let removed = coracle_tree::remove(&path);
+            (path, removed)
+        } else {
+            // A crash left only the uid, see `orphan`.
+            (dir.clone(), crate::pod_logs::remove(dir, &BTreeSet::from([self.uid.clone()])))
+        };
+        removed.map_err(|source| ApplyError::File { verb: "remove", path, source })
     }
 }
