@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{ApplyError, Job, Report};
 use crate::pod::config::sandbox::log_dir_name;
+use crate::pod_logs;
 use crate::volume;
 
 impl Job {
@@ -37,7 +38,7 @@ impl Job {
             .collect();
         errors.extend(self.remove_containers(orphans).await.err().unwrap_or_default());
         // Before the pod's directory: after a crash it is the record of the pod, see `pod_logs`.
-        errors.extend(self.remove_logs().err());
+        errors.extend(self.remove_logs().await.err());
         errors.extend(self.free().await);
         if !errors.is_empty() {
             return Err(errors);
@@ -65,15 +66,15 @@ impl Job {
         errors
     }
 
-    fn remove_logs(&self) -> Result<(), ApplyError> {
-        let dir = &self.node.config.pod_log_dir;
-        let (path, removed) = if self.pod.metadata.name.is_some() {
-            let path = dir.join(log_dir_name(&self.pod));
-            let removed = coracle_tree::remove(&path);
-            (path, removed)
+    async fn remove_logs(&self) -> Result<(), ApplyError> {
+        let dir = self.node.config.pod_log_dir.clone();
+        let path = dir.join(log_dir_name(&self.pod));
+        let removed = if self.pod.metadata.name.is_some() {
+            pod_logs::change(path.clone(), coracle_tree::remove).await
         } else {
             // A crash left only the uid, see `orphan`.
-            (dir.clone(), crate::pod_logs::remove(dir, &BTreeSet::from([self.uid.clone()])))
+            let uids = BTreeSet::from([self.uid.clone()]);
+            pod_logs::change(path.clone(), move |_| pod_logs::remove(&dir, &uids)).await
         };
         removed.map_err(|source| ApplyError::File { verb: "remove", path, source })
     }

@@ -1,5 +1,6 @@
 //! Preparation of a pod: cgroup, volumes, first images and sandbox.
 
+use std::fs::DirBuilder;
 use std::time::Instant;
 
 use coracle_error_chain::chain;
@@ -14,6 +15,7 @@ use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
 use crate::pod::resize::is_unfinished;
 use crate::pod::state::{SANDBOX, Shape, VOLUMES};
+use crate::pod_logs;
 use crate::volume;
 
 impl Job {
@@ -134,7 +136,8 @@ impl Job {
     /// for an event. If the class does not exist, or the runtime does not have its handler, the pod stays Pending.
     async fn request_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), String> {
         let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
-        let made = std::fs::create_dir_all(&logs);
+        let made =
+            pod_logs::change(logs.clone(), |logs| DirBuilder::new().recursive(true).create(logs)).await;
         made.map_err(|error| format!("cannot make {}: {error}", logs.display()))?;
         let runtime_handler = self.runtime_handler().await?;
         let handler = runtime_handler.clone();

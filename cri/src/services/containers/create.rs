@@ -1,12 +1,13 @@
 //! CreateContainer: record, spec, directories, process. A failure undoes all steps.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle_images::Image;
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::ContainerCreatedEvent;
 
+use super::bundle::make_log_dir;
 use super::check::{check, check_limits, check_privilege, seccomp_profile, security};
 use super::pid_namespace::ShimCreate;
 use super::service::ContainerService;
@@ -130,6 +131,7 @@ impl ContainerService {
         check_limits(&spec, self.machine.host.unified)?;
         let profile = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());
         let seccomp_program = self.machine.profiles.seccomp_program(profile).await?;
+        make_log_dir(Path::new(&record.log_path)).await?;
         let call = self.write_bundle(sandbox, &record, &image, &spec)?;
         let call = shim::CreateContainer { seccomp_program, ..call };
         self.unpack_checkpoint(&id, origin).await?;
