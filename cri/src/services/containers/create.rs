@@ -124,6 +124,7 @@ impl ContainerService {
         steps.done("record");
         self.machine.profiles.load_default_apparmor(&security(&record.config)).await?;
         let config = self.find_volumes(&record).await?;
+        make_log_dir(Path::new(&record.log_path)).await?;
         let mut spec = self.make_spec(pod, &record, &config, &image)?;
         self.relabel_volumes(sandbox, &record).await?;
         let _guard = self.transitions.hooks.nri.block_joins().await;
@@ -131,7 +132,6 @@ impl ContainerService {
         check_limits(&spec, self.machine.host.unified)?;
         let profile = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());
         let seccomp_program = self.machine.profiles.seccomp_program(profile).await?;
-        make_log_dir(Path::new(&record.log_path)).await?;
         let call = self.write_bundle(sandbox, &record, &image, &spec)?;
         let call = shim::CreateContainer { seccomp_program, ..call };
         self.unpack_checkpoint(&id, origin).await?;
