@@ -15,6 +15,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Maximum wait for a killed holder to exit: the kernel frees its memory before it closes its files.
 const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Maximum wait if the holder has exited. A process that it forked just before has its descriptors until it executes
+/// its program.
+const MAX_WAIT_FOR_CHILD: Duration = Duration::from_secs(5);
 /// Interval between two checks of a holder that does not seem to be exiting.
 const STEP: Duration = Duration::from_millis(20);
 /// Maximum checks of such a holder. A signal or an unlock a moment ago may be visible at the second check only.
@@ -25,6 +28,16 @@ const EXITING: u64 = 4;
 /// SIGKILL in a mask of signals.
 const KILLED: u64 = 1 << 8;
 
+/// State of the process that is recorded as the holder of the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    Runs,
+    /// It was killed or is exiting.
+    Dies,
+    /// It has exited, or a process has just taken the lock and has not written its pid yet.
+    Gone,
+}
+
 /// Held as long as the process runs the node. The kernel releases it when the process exits.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -32,7 +45,8 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Locks `<run dir>/coracle.lock`. Waits for a killed holder that is about to exit.
+    /// Locks `<run dir>/coracle.lock`. Waits for a killed holder that is about to exit, and for the children that it
+    /// forked.
     ///
     /// # Errors
     /// If another process holds the lock; the error names it.
@@ -40,7 +54,8 @@ impl Lock {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
         let context = || format!("cannot open {}", path.display());
-        let end = Instant::now() + MAX_WAIT;
+        let begin = Instant::now();
+        let end = begin + MAX_WAIT;
         let mut checks = 0;
         loop {
             let mut options = OpenOptions::new();
@@ -63,20 +78,22 @@ impl Lock {
             let mut holder = String::new();
             file.read_to_string(&mut holder)?;
             let holder = holder.trim();
-            checks += 1;
-            let dies = wait_if_dying(holder.parse().ok(), end)?;
-            if dies && Instant::now() >= end {
-                bail!(
-                    "cannot take {}: process {holder} was killed and has not ended within {} s",
-                    run_dir.display(),
+            let run_dir = run_dir.display();
+            match wait_for(holder.parse().ok(), end)? {
+                Holder::Dies if Instant::now() >= end => bail!(
+                    "cannot take {run_dir}: process {holder} was killed and has not ended within {} s",
                     MAX_WAIT.as_secs()
-                )
-            }
-            if !dies && checks >= MAX_CHECKS {
-                bail!(
-                    "{} is in use by process {holder} (another coracle?); stop it, or use other directories",
-                    run_dir.display()
-                )
+                ),
+                Holder::Gone if begin.elapsed() >= MAX_WAIT_FOR_CHILD => bail!(
+                    "cannot take {run_dir}: process {holder} has ended, but another process has its lock; find \
+                     that process with: fuser {}",
+                    path.display()
+                ),
+                Holder::Runs if checks >= MAX_CHECKS => bail!(
+                    "{run_dir} is in use by process {holder} (another coracle?); stop it, or use other directories"
+                ),
+                Holder::Runs => checks += 1,
+                Holder::Dies | Holder::Gone => {}
             }
         }
     }
@@ -97,19 +114,18 @@ impl Lock {
 }
 
 /// Waits for a process that is about to exit, until `until` at the latest. For another process it waits one interval.
-/// Returns whether the process was about to exit.
-fn wait_if_dying(pid: Option<i32>, until: Instant) -> anyhow::Result<bool> {
+/// Returns the state before the wait.
+fn wait_for(pid: Option<i32>, until: Instant) -> anyhow::Result<Holder> {
     let process = pid.and_then(Pid::from_raw).map(|pid| (pid, pidfd_open(pid, PidfdFlags::empty())));
     let Some((pid, Ok(process))) = process else {
-        // The process has exited, or it has just taken the lock and has not written its pid yet.
         poll(&mut [], PollTimeout::try_from(STEP).unwrap_or(PollTimeout::ZERO))?;
-        return Ok(false);
+        return Ok(Holder::Gone);
     };
     let dies = is_dying(pid.as_raw_nonzero().get());
     let left = if dies { until.saturating_duration_since(Instant::now()) } else { STEP };
     let left = PollTimeout::try_from(left.max(STEP)).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], left) {
-        Ok(_) | Err(Errno::EINTR) => Ok(dies),
+        Ok(_) | Err(Errno::EINTR) => Ok(if dies { Holder::Dies } else { Holder::Runs }),
         Err(errno) => Err(errno).context("cannot wait for the end of the process that holds the lock"),
     }
 }
@@ -180,6 +196,16 @@ mod tests {
         holder.kill().expect("kill");
         drop(Lock::acquire(dir.path()).expect("it ends"));
         holder.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_child_of_an_ended_holder_is_waited_for() {
+        let dir = tempfile::tempdir().expect("directory");
+        // Like a node that is killed between a fork and the execution of the program.
+        let script = "exec 9>>coracle.lock; flock -x 9; echo $$ >coracle.lock; sleep 0.5 &";
+        let holder = Command::new("sh").args(["-c", script]).current_dir(dir.path()).status();
+        assert!(holder.expect("sh").success());
+        drop(Lock::acquire(dir.path()).expect("the child ends"));
     }
 
     #[test]

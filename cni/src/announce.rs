@@ -24,13 +24,15 @@ pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Optio
     let mac = <[u8; 6]>::try_from(&link.mac[..]).ok()?;
     let frames: Vec<_> = addresses.iter().map(|address| frame(mac, *address)).collect();
     let index = link.index;
-    (!frames.is_empty()).then(|| {
-        std::thread::spawn(move || {
-            if let Err(error) = netns.enter().and_then(|()| send(index, &frames)) {
-                debug!(%error, "cannot announce addresses");
-            }
-        })
-    })
+    if frames.is_empty() {
+        return None;
+    }
+    let thread = std::thread::Builder::new().name("announce".to_owned()).spawn(move || {
+        if let Err(error) = netns.enter().and_then(|()| send(index, &frames)) {
+            debug!(%error, "cannot announce addresses");
+        }
+    });
+    thread.inspect_err(|error| debug!(%error, "cannot start a thread to announce addresses")).ok()
 }
 
 fn send(index: u32, frames: &[Vec<u8>]) -> io::Result<()> {

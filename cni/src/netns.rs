@@ -47,7 +47,8 @@ impl Netns {
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         std::thread::scope(|scope| {
-            let inside = scope.spawn(|| self.enter().map(|()| work()));
+            let thread = std::thread::Builder::new().name("netns".to_owned());
+            let inside = thread.spawn_scoped(scope, || self.enter().map(|()| work()))?;
             inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
         })
         .map_err(failed)
@@ -83,4 +84,35 @@ pub(crate) fn is_current(path: &Path) -> bool {
 pub(crate) fn id(path: &Path) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).ok().map(|meta| meta.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::sys::resource::{Resource, setrlimit};
+    use nix::unistd::{Uid, setuid};
+
+    use super::*;
+
+    /// Above a limit of processes the kernel refuses new threads. The node must survive that.
+    #[test]
+    fn a_refused_thread_is_an_error() {
+        const IS_CHILD: &str = "CORACLE_TEST_REFUSED_THREAD";
+        if std::env::var_os(IS_CHILD).is_none() {
+            // A process of its own, because it gives up its rights.
+            let mut child = Command::new(std::env::current_exe().expect("this program"));
+            child.args(["--exact", "netns::tests::a_refused_thread_is_an_error"]).env(IS_CHILD, "1");
+            let output = child.output().expect("the child");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let netns = Netns::open(Path::new("/proc/self/ns/net")).expect("a namespace");
+        setrlimit(Resource::RLIMIT_NPROC, 0, 0).expect("limit");
+        // The limit does not apply to root.
+        setuid(Uid::from_raw(65534)).expect("this test needs root");
+        let Err(Error::Namespace { source, .. }) = netns.run(|| ()) else { panic!("a thread started") };
+        assert_eq!(source.raw_os_error(), Some(libc::EAGAIN));
+    }
 }

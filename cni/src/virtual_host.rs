@@ -150,8 +150,10 @@ impl VirtualHost {
 /// When the namespace cannot be made.
 pub fn in_empty_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
-        let thread = scope.spawn(|| Ok(unshare(CloneFlags::CLONE_NEWNET).map(|()| work())?));
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+        let thread = std::thread::Builder::new().name("netns".to_owned());
+        let inside =
+            thread.spawn_scoped(scope, || Ok(unshare(CloneFlags::CLONE_NEWNET).map(|()| work())?))?;
+        inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
     })
 }
 

@@ -70,8 +70,13 @@ impl BackupFile {
     /// example by a timer, would replace it before it is complete.
     ///
     /// # Errors
-    /// [`BackupError::File`], also if another process writes a backup of this name.
+    /// [`BackupError::File`], also if another process writes a backup of this name, or if the path is a device or a link,
+    /// such as `/dev/stdout`: the backup would replace it.
     pub fn create(path: &Path) -> Result<Self, BackupError> {
+        if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
+            let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a regular file");
+            return Err(BackupError::File { path: path.to_owned(), source });
+        }
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
@@ -261,6 +266,18 @@ mod tests {
             panic!("a restored file that is no backup")
         };
         assert_eq!(error.to_string(), format!("cannot use the backup file {}", backup.display()));
+    }
+
+    #[test]
+    fn a_device_or_a_link_is_not_replaced_by_a_backup() {
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("stdout");
+        std::os::unix::fs::symlink("/proc/self/fd/1", &link).unwrap();
+        for path in [Path::new("/dev/null"), link.as_path(), directory.path()] {
+            let refused = BackupFile::create(path).err().unwrap();
+            assert!(matches!(refused, BackupError::File { .. }), "{refused}");
+        }
+        assert!(!directory.path().join("stdout.partial").exists());
     }
 
     #[test]

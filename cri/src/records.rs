@@ -210,6 +210,11 @@ impl Records {
         &self.delivered
     }
 
+    /// The directory of all sandboxes.
+    pub(crate) fn sandboxes_dir(&self) -> &Path {
+        &self.sandboxes
+    }
+
     pub(crate) fn sandbox_dir(&self, id: &str) -> PathBuf {
         self.sandboxes.join(id)
     }

@@ -110,6 +110,7 @@ impl Recovery {
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
         self.outbox.skip_numbers(transitions.map(|transition| transition.number));
         self.outbox.skip_numbers(removed.iter().map(|removed| removed.number));
+        self.kill_strays(&found).await;
         for (id, lost) in found.lost.iter().zip(lost) {
             self.undo_sandbox(id, lost).await;
         }
@@ -146,6 +147,12 @@ impl Recovery {
         self.check_networks();
         self.collect_images();
         Ok(())
+    }
+
+    /// Kills the shims of sandboxes whose directories were removed. Their pods are started again.
+    async fn kill_strays(&self, found: &records::Found<SandboxRecord>) {
+        let known = found.readable.iter().map(|record| record.id.clone()).chain(found.lost.iter().cloned());
+        Shim::kill_strays(self.records.sandboxes_dir(), known.collect(), self.config.shim_timeouts).await;
     }
 
     /// Removes a pod whose restore is incomplete. Its creation event was already sent.

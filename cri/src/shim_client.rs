@@ -17,8 +17,10 @@ mod link;
 mod process;
 mod socket;
 mod stdio;
+mod strays;
 mod timeouts;
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -435,6 +437,12 @@ impl Shim {
     /// longer listen. The wait for its death has a timeout: with a hanging mount it can take long, and other pods wait.
     pub async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
         process::kill_unreachable(dir, timeouts).await;
+    }
+
+    /// Ends the shims of directories in `parent` that are not among the known ones, with their containers. No client can reach
+    /// a shim whose directory was removed.
+    pub(crate) async fn kill_strays(parent: &Path, known: HashSet<String>, timeouts: Timeouts) {
+        strays::kill(parent, known, timeouts).await;
     }
 
     async fn done(&self, call: request::Call, limit: Duration) -> Result<(), Error> {

@@ -155,6 +155,26 @@ fn a_pod_whose_shim_is_killed_is_cleaned_up_and_restarted() {
 }
 
 #[test]
+fn pods_do_not_run_twice_after_the_run_directory_was_removed() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let mut cluster = with_sleepers(machine);
+        let pids = three_sleepers(machine);
+        cluster.kill();
+        for sandbox in fs::read_dir(machine.path("run/sandboxes")).unwrap() {
+            fs::remove_dir_all(sandbox.unwrap().path()).unwrap();
+        }
+        cluster.start();
+        eventually("new processes in place of the old ones", 60, || {
+            let now = sleepers(machine);
+            now.len() == 3 && !now.iter().any(|pid| pids.contains(pid))
+        });
+        cluster.down();
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+#[test]
 fn a_copy_of_the_state_taken_during_writes_opens() {
     on_a_machine(|machine| {
         let mut cluster = with_sleepers(machine);

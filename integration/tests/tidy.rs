@@ -332,6 +332,26 @@ fn plans_are_pure() {
     }
 }
 
+/// `thread::spawn` and `Scope::spawn` panic if the kernel refuses a thread, and a panic ends the node.
+#[test]
+fn a_refused_thread_is_handled() {
+    let parts = ["agent", "cri", "cni", "controlplane", "proto"];
+    for path in all_sources() {
+        let inside = path.strip_prefix(root()).unwrap();
+        let is_product = parts.iter().any(|part| inside.starts_with(part));
+        let has_tests = |c: std::path::Component<'_>| c.as_os_str() == "tests" || c.as_os_str() == "benches";
+        let is_test = inside.components().any(has_tests) || inside.to_str().unwrap().ends_with("tests.rs");
+        if !is_product || is_test {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
+        for panics in ["thread::spawn(", "scope.spawn("] {
+            assert!(!code.contains(panics), "{} uses {panics}: use thread::Builder", inside.display());
+        }
+    }
+}
+
 /// The last column of every table row of a document: words in backquotes without a slash that look like test names.
 fn tests_named_in(document: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join(document)).unwrap();

@@ -229,8 +229,9 @@ fn optional() -> Vec<Finding> {
 /// Makes a pod network in a network namespace that ends with the thread.
 fn network() -> Result<(), String> {
     let dir = tempdir()?;
-    let tried = std::thread::scope(|scope| {
-        let tried = scope.spawn(|| -> anyhow::Result<()> {
+    let tried = std::thread::scope(|scope| -> anyhow::Result<()> {
+        let thread = std::thread::Builder::new().name("check".to_owned());
+        let tried = thread.spawn_scoped(scope, || -> anyhow::Result<()> {
             unshare(CloneFlags::CLONE_NEWNET)?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
@@ -248,7 +249,7 @@ fn network() -> Result<(), String> {
                 Network::open(config).await?.set_pod_cidrs(vec!["10.0.0.0/24".parse()?]).await?;
                 Ok(())
             })
-        });
+        })?;
         tried.join().unwrap_or_else(|_| anyhow::bail!("the attempt panicked"))
     });
     drop(fs::remove_dir_all(&dir));

@@ -1,6 +1,7 @@
 //! The control socket of a node. `coracle image` uses it because the image store has one owner at a time.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use coracle_error_chain::chain;
@@ -16,6 +17,13 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
+
+use crate::lock::Lock;
+
+/// Maximum wait for the socket of a node that starts: the node recovers its pods before it serves the socket.
+const START: Duration = Duration::from_secs(30);
+/// Interval between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Path of the socket of a node with this run directory.
 fn socket(run_dir: &Path) -> PathBuf {
@@ -35,14 +43,23 @@ pub(crate) async fn serve(run_dir: &Path, images: Images, shutdown: Cancellation
     served
 }
 
-/// A client of the running node with this run directory.
+/// A client of the running node with this run directory. Waits for a node that has just been started.
 pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic::transport::Channel>> {
     let path = socket(run_dir);
-    let channel = Endpoint::try_from(format!("unix://{}", path.display()))?
-        .connect()
-        .await
-        .with_context(|| format!("cannot reach the running node at {}", path.display()))?;
-    Ok(ImagesClient::new(channel))
+    let endpoint = Endpoint::try_from(format!("unix://{}", path.display()))?;
+    let end = Instant::now() + START;
+    loop {
+        match endpoint.connect().await {
+            Ok(channel) => return Ok(ImagesClient::new(channel)),
+            Err(_) if Instant::now() < end && Lock::holder(run_dir).is_some() => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => {
+                return Err(error)
+                    .with_context(|| format!("cannot reach the running node at {}", path.display()));
+            }
+        }
+    }
 }
 
 /// An image in the messages of the socket.
@@ -117,5 +134,24 @@ impl Service for Served {
         let removed = self.images.remove(&request.into_inner().image).await;
         removed.map_err(|e| Status::failed_precondition(chain(&e)))?;
         Ok(Response::new(RemoveReply {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_that_starts_is_waited_for() {
+        let dir = tempfile::tempdir().expect("directory");
+        let lock = Lock::acquire(dir.path()).expect("lock");
+        let listen = async {
+            tokio::time::sleep(PAUSE * 3).await;
+            tokio::net::UnixListener::bind(socket(dir.path()))
+        };
+        let (client, listener) = tokio::join!(images(dir.path()), listen);
+        drop((client.expect("the node is reached"), listener.expect("the socket")));
+        drop(lock);
+        assert!(images(dir.path()).await.is_err(), "without a node there is no wait");
     }
 }

@@ -1,5 +1,6 @@
 //! `coracle down`: stops the node of `up` or `agent`, and removes everything that it made.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +26,9 @@ const OURS: [&str; 2] = ["kubepods", "coracle"];
 
 /// Poll interval while processes end.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Attempts to take the lock, with a termination of its holder before each.
+const LOCK_ATTEMPTS: u32 = 3;
 
 /// Flags of `coracle down`.
 #[derive(Args)]
@@ -69,8 +73,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
 async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow::Result<usize> {
     let _cleared = progress::ClearAtEnd;
     progress::show("stopping the node");
-    stop_holder(&node.dirs.run).await?;
-    let lock = Lock::acquire(&node.dirs.run)?;
+    let lock = take_lock(&node.dirs.run).await?;
     let mut failures = Vec::new();
     let mut note = |what: &str, result: anyhow::Result<()>| {
         if let Err(error) = result {
@@ -100,6 +103,9 @@ async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow:
     }
     let sockets = coracle_agent::remove_plugin_sockets(&node.plugin_registry_dir);
     note("sockets of device plugins", sockets.map_err(Into::into));
+    // Logs of pods whose sandbox was not made, or is already removed.
+    let logs = coracle_agent::remove_pod_logs(&node.pod_log_dir, &pod_uids(&node.dirs));
+    note("logs", logs.with_context(|| format!("cannot remove logs in {}", node.pod_log_dir.display())));
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if removes_data {
@@ -141,6 +147,19 @@ fn has_nothing_to_remove(dirs: &Dirs) -> anyhow::Result<bool> {
         );
     }
     Ok(!dirs.run.exists())
+}
+
+/// Terminates the process that locks the run directory, and takes its lock. An interrupted `coracle cluster delete`
+/// leaves a `coracle down` that also waits for the lock, and may take it first: it is terminated too.
+async fn take_lock(run_dir: &Path) -> anyhow::Result<Lock> {
+    for _ in 1..LOCK_ATTEMPTS {
+        stop_holder(run_dir).await?;
+        if let Ok(lock) = Lock::acquire(run_dir) {
+            return Ok(lock);
+        }
+    }
+    stop_holder(run_dir).await?;
+    Lock::acquire(run_dir)
 }
 
 /// Terminates the process that locks the run directory, and waits for its end. It releases the lock before it has
@@ -201,6 +220,13 @@ async fn remove_pods(parts: &OpenRuntime, log_dir: &Path) -> anyhow::Result<usiz
         first = removed?.and(first);
     }
     first
+}
+
+/// Uids of the pods that have a directory.
+fn pod_uids(dirs: &Dirs) -> BTreeSet<String> {
+    let places = [dirs.state.join("pods"), dirs.run.join("volumes")];
+    let entries = places.iter().flat_map(std::fs::read_dir).flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 /// Removes the node's cgroups. Waits up to five seconds until killed processes have left them.
@@ -328,6 +354,33 @@ mod tests {
         drop(holder.kill());
         assert!(ended.is_some(), "the process still runs");
         stop_holder(dir.path()).await.expect("no process holds the lock");
+    }
+
+    #[tokio::test]
+    async fn a_process_that_takes_the_lock_of_the_terminated_one_is_terminated_too() {
+        let dir = tempfile::tempdir().expect("directory");
+        // The child inherits the lock. It is the holder as soon as its parent ends.
+        let script = "exec 9>>coracle.lock; flock -x 9; sleep 1000 & child=$!; echo $$ >coracle.lock; \
+                      trap 'echo $child >coracle.lock; exit 0' TERM; echo; while :; do sleep 0.05; done";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(dir.path());
+        let mut holder = command.stdout(Stdio::piped()).spawn().expect("sh");
+        let mut ready = [0];
+        holder.stdout.take().expect("output").read_exact(&mut ready).expect("it has the lock");
+        let lock = take_lock(dir.path()).await;
+        drop(holder.wait());
+        drop(lock.expect("both are terminated"));
+    }
+
+    #[test]
+    fn pods_are_found_by_their_directories() {
+        let dir = tempfile::tempdir().expect("directory");
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        assert!(pod_uids(&dirs).is_empty());
+        for path in [dirs.state.join("pods/1"), dirs.run.join("volumes/2")] {
+            std::fs::create_dir_all(path).expect("directories");
+        }
+        assert_eq!(pod_uids(&dirs), BTreeSet::from(["1", "2"].map(str::to_owned)));
     }
 
     #[test]

@@ -8,13 +8,15 @@ use std::io::{self, Write};
 /// Longest line in bytes.
 const LINE_MAX: usize = 8 << 10;
 
-/// Standard error. Each write is one whole event.
+/// Standard error. Each write is one whole event. An event that cannot be written is lost: a full disk, or a reader that
+/// has ended, must not end the node.
 #[derive(Debug)]
 pub(super) struct LogLine;
 
 impl Write for LogLine {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        io::stderr().lock().write_all(&one_line(event))?;
+        // Tracing would report an error with `eprintln!`, which panics if standard error cannot be written.
+        let _lost = io::stderr().lock().write_all(&one_line(event));
         Ok(event.len())
     }
 
@@ -46,7 +48,27 @@ fn one_line(event: &[u8]) -> Cow<'_, [u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::process::Command;
+
     use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_written_does_not_end_the_program() {
+        const IS_CHILD: &str = "CORACLE_TEST_FULL_LOG";
+        const NAME: &str = "settings::log_line::tests::a_log_that_cannot_be_written_does_not_end_the_program";
+        if std::env::var_os(IS_CHILD).is_none() {
+            let full = File::options().write(true).open("/dev/full").expect("open");
+            let mut child = Command::new(std::env::current_exe().expect("this program"));
+            child.args(["--exact", NAME, "--nocapture"]).env(IS_CHILD, "1").stderr(full);
+            let output = child.output().expect("the child");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let log = tracing_subscriber::fmt().with_writer(|| LogLine).finish();
+        tracing::subscriber::with_default(log, || tracing::warn!("lost"));
+    }
 
     #[test]
     fn an_event_is_one_line_of_bounded_length() {

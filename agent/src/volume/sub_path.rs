@@ -236,11 +236,14 @@ fn no_links(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
 /// replace the directory meanwhile.
 fn without_umask<T: Send>(make: impl FnOnce() -> nix::Result<T> + Send) -> nix::Result<T> {
     std::thread::scope(|scope| {
-        let made = scope.spawn(|| {
+        let thread = std::thread::Builder::new().name("sub-path".to_owned());
+        let made = thread.spawn_scoped(scope, || {
             unshare(CloneFlags::CLONE_FS)?;
             umask(Mode::empty());
             make()
         });
+        // The kernel starts no thread above a limit of processes; the caller tries again.
+        let made = made.map_err(|_refused| Errno::EAGAIN)?;
         made.join().unwrap_or(Err(Errno::EAGAIN))
     })
 }

@@ -104,7 +104,9 @@ impl Auditor {
 
     /// Numbers of all events, of events that the webhook lost, and of events that the log lost.
     pub(crate) fn counts(&self) -> [u64; 3] {
-        [&self.events, &*self.lost, &self.lost_by_log].map(|count| count.load(Ordering::Relaxed))
+        let counts = [&self.events, &*self.lost, &self.lost_by_log];
+        let [events, lost, lost_by_log] = counts.map(|count| count.load(Ordering::Relaxed));
+        [events, lost, lost_by_log + self.log.as_ref().map_or(0, Log::lost)]
     }
 
     /// Sends an event to the backends. Waits while the queue of the log is full (slow disk).

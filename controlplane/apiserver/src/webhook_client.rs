@@ -249,7 +249,6 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use base64::{Engine as _, prelude::BASE64_STANDARD};
-    use rustls::client::ResolvesClientCert as _;
     use serde_json::json;
 
     use super::*;

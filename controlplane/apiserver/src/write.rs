@@ -270,11 +270,7 @@ async fn prepared(
     call.state.admission.mutate(&attributes, &mut new).await?;
     identity.check(kind, &new)?;
     if fingerprint(&new) != before {
-        // Admission may change only the part of the object that the request may change.
-        let managed_fields = new["metadata"]["managedFields"].clone();
-        drop_scheduling_group(call, &mut new, Some(old));
-        prepare(kind, part, old, &mut new);
-        put_managed_fields(&mut new, Some(managed_fields));
+        prepare_again(call, part, old, &mut new);
     }
     let allocating = match part {
         Part::Main => call.state.allocator.for_update(kind, &mut new, old).await?,
@@ -306,6 +302,14 @@ async fn prepared(
         _ => None,
     };
     Ok((new, Reservations { allocating, charged }))
+}
+
+/// Admission may change only the part of the object that the request may change.
+fn prepare_again(call: &Call, part: Part, old: &Value, new: &mut Value) {
+    let managed_fields = new["metadata"]["managedFields"].clone();
+    drop_scheduling_group(call, new, Some(old));
+    prepare(&call.kind, part, old, new);
+    put_managed_fields(new, Some(managed_fields));
 }
 
 /// Applies the defaults and the strategy of the updated part. All other parts stay as in the old object.

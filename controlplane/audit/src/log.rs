@@ -2,9 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -39,6 +40,8 @@ pub struct Log {
     memory: Arc<Semaphore>,
     /// KiB of memory for shortened lines.
     shortened: Arc<Semaphore>,
+    /// Number of lines that were not written.
+    lost: Arc<AtomicU64>,
 }
 
 /// Memory for one line.
@@ -58,6 +61,10 @@ struct Writer {
     options: LogOptions,
     file: Option<File>,
     bytes: u64,
+    /// The file's last line has no end: the disk was full, or the machine lost power.
+    is_torn: bool,
+    /// Number of lines that were not written.
+    lost: Arc<AtomicU64>,
     last_report: Option<SystemTime>,
 }
 
@@ -69,11 +76,12 @@ impl Log {
     /// # Errors
     /// The file cannot be opened for writing, or the thread cannot be started.
     pub fn open(options: LogOptions) -> io::Result<Self> {
-        let mut writer = Writer { options, file: None, bytes: 0, last_report: None };
+        let mut writer = Writer::new(options);
         if !writer.is_standard_output() {
             writer.open()?;
         }
         let (lines, mut queue) = mpsc::channel::<Message>(QUEUE_CAPACITY);
+        let log = Self { lost: writer.lost.clone(), ..Self::of(lines) };
         std::thread::Builder::new().name("audit-log".to_owned()).spawn(move || {
             while let Some(message) = queue.blocking_recv() {
                 match message {
@@ -82,12 +90,18 @@ impl Log {
                 }
             }
         })?;
-        Ok(Self::of(lines))
+        Ok(log)
+    }
+
+    /// Number of lines that could not be written.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     fn of(lines: mpsc::Sender<Message>) -> Self {
         let [memory, shortened] = [QUEUE_KIB, SHORTENED_KIB].map(|kib| Arc::new(Semaphore::new(kib)));
-        Self { lines, memory, shortened }
+        Self { lines, memory, shortened, lost: Arc::default() }
     }
 
     /// Queues a line. Waits while the queue is full, so that no event is lost.
@@ -132,6 +146,10 @@ fn kib(line: &str) -> u32 {
 // === impl Writer ===
 
 impl Writer {
+    fn new(options: LogOptions) -> Self {
+        Self { options, file: None, bytes: 0, is_torn: false, lost: Arc::default(), last_report: None }
+    }
+
     fn is_standard_output(&self) -> bool {
         self.options.path == Path::new("-")
     }
@@ -147,15 +165,22 @@ impl Writer {
         let metadata = file.metadata()?;
         check_owner(&metadata, nix::unistd::geteuid().as_raw())?;
         self.bytes = metadata.len();
+        self.is_torn = !ends_with_a_line(&self.options.path);
         self.file = Some(file);
         Ok(())
     }
 
     /// Appends a line. An error is logged at most once a minute, and the next line tries again.
     fn append(&mut self, line: &[u8]) {
-        let written =
-            if self.is_standard_output() { io::stdout().write_all(line) } else { self.append_to_file(line) };
-        let Err(error) = written else { return };
+        let (written, rotated) = if self.is_standard_output() {
+            (io::stdout().write_all(line), Ok(()))
+        } else {
+            self.append_to_file(line)
+        };
+        if written.is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        let Err(error) = written.and(rotated) else { return };
         let now = SystemTime::now();
         let is_quiet = |last: SystemTime| now.duration_since(last).is_ok_and(|past| past < MESSAGE_INTERVAL);
         if !self.last_report.is_some_and(is_quiet) {
@@ -164,17 +189,29 @@ impl Writer {
         }
     }
 
-    fn append_to_file(&mut self, line: &[u8]) -> io::Result<()> {
+    /// Returns the results of writing the line, and of starting a new file.
+    fn append_to_file(&mut self, line: &[u8]) -> (io::Result<()>, io::Result<()>) {
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
         let is_full = self.bytes > 0 && self.bytes.saturating_add(length) > self.options.max_bytes;
         // If no new file can be started, the old one grows: no event is lost.
         let rotated = if is_full { self.rotate() } else { Ok(()) };
+        let written = self.write(line);
+        self.bytes = self.bytes.saturating_add(length);
+        (written, rotated)
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
         if self.file.is_none() {
             self.open()?;
         }
         let Some(file) = &mut self.file else { return Ok(()) };
-        self.bytes = self.bytes.saturating_add(length);
-        file.write_all(line).and(rotated)
+        if self.is_torn {
+            // The incomplete event stays a line of its own.
+            file.write_all(b"\n")?;
+        }
+        let written = file.write_all(line);
+        self.is_torn = written.is_err() && !ends_with_a_line(&self.options.path);
+        written
     }
 
     /// Gives the file a name with the time, and removes old files beyond the limits.
@@ -215,6 +252,21 @@ impl Writer {
     }
 }
 
+/// Whether a file is empty or its last line is complete. A file that cannot be read, or is not a regular one, counts as
+/// complete.
+fn ends_with_a_line(path: &Path) -> bool {
+    let is_torn = || -> io::Result<bool> {
+        let length = fs::symlink_metadata(path)?.len();
+        if length == 0 {
+            return Ok(false);
+        }
+        let mut last = [0];
+        File::open(path)?.read_exact_at(&mut last, length - 1)?;
+        Ok(last != *b"\n")
+    };
+    !is_torn().unwrap_or_default()
+}
+
 /// Refuses a file of another user, who could read or change the events.
 fn check_owner(metadata: &fs::Metadata, own: u32) -> io::Result<()> {
     if metadata.is_file() && metadata.uid() != own {
@@ -249,7 +301,7 @@ mod tests {
     fn writer(directory: &Path, max_bytes: u64, max_backups: usize) -> Writer {
         let path = directory.join("audit.log");
         let options = LogOptions { path, max_bytes, max_backups, max_age: Duration::ZERO };
-        Writer { options, file: None, bytes: 0, last_report: None }
+        Writer::new(options)
     }
 
     fn names_in(directory: &Path) -> Vec<String> {
@@ -287,6 +339,31 @@ mod tests {
         }
         assert!(writer.last_report.is_some());
         assert_eq!(fs::read_to_string(&writer.options.path).unwrap(), "aaaaaa\nbbbbbb\ncccccc\n");
+    }
+
+    #[test]
+    fn an_incomplete_event_does_not_damage_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = writer(directory.path(), 1 << 20, 2);
+        // The disk was full in the middle of the second event.
+        fs::write(&writer.options.path, "{1}\n{2").unwrap();
+        for line in ["{3}\n", "{4}\n"] {
+            writer.append(line.as_bytes());
+        }
+        assert_eq!(fs::read_to_string(&writer.options.path).unwrap(), "{1}\n{2\n{3}\n{4}\n");
+        assert_eq!(writer.lost.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn events_that_cannot_be_written_are_counted() {
+        let path = PathBuf::from("/dev/full");
+        let options = LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
+        let log = Log::open(options).unwrap();
+        for _ in 0..3 {
+            log.write("{}\n".to_owned()).await;
+        }
+        log.flush().await;
+        assert_eq!(log.lost(), 3);
     }
 
     #[test]

@@ -64,7 +64,8 @@ impl Images {
     /// renamed into place when it is complete, and replaces an existing one.
     ///
     /// # Errors
-    /// If the image does not exist, a layer is damaged or cannot be rebuilt, or a file cannot be written.
+    /// If the image does not exist, a layer is damaged or cannot be rebuilt, or a file cannot be written. Also if the path
+    /// is a device or a link, such as `/dev/stdout`: the archive would replace it.
     pub async fn export(&self, name_or_id: &str, to: &Path) -> Result<(), Error> {
         // Keeps the image from being removed meanwhile.
         let held = self.hold(name_or_id)?;
@@ -93,6 +94,9 @@ impl Export {
         temporary.push(".new");
         let temporary = PathBuf::from(temporary);
         let cannot = |source| ExportError::Write { path: to.to_owned(), source };
+        if std::fs::symlink_metadata(to).is_ok_and(|found| !found.is_file()) {
+            return Err(cannot(io::Error::other("it exists and is not a regular file")));
+        }
         let written = create(&temporary).map_err(cannot).and_then(|file| {
             let mut archive = tar::Builder::new(BufWriter::with_capacity(1 << 20, file));
             self.fill(&mut archive, to)?;
@@ -295,6 +299,10 @@ mod tests {
         let pulled = images.pull(&registry.name("app:v1"), None, None).await.unwrap();
         let archive = root.path().join("app.tar");
         images.export(&registry.name("app:v1"), &archive).await.unwrap();
+        let link = root.path().join("stdout");
+        std::os::unix::fs::symlink("/proc/self/fd/1", &link).unwrap();
+        images.export(&pulled.id, &link).await.expect_err("the archive would replace the link");
+        assert!(link.is_symlink());
         let there = store(other.path()).await;
         let imported = there.import(&archive, None).await.unwrap();
         assert_eq!((&imported[0].id, &imported[0].tags), (&pulled.id, &pulled.tags));

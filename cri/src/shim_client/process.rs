@@ -1,6 +1,7 @@
 //! The process of a shim: starts it, watches it by a pidfd, and reaps it if it is a child of this process.
 #![allow(unsafe_code, reason = "waitid on a pidfd has no safe wrapper")]
 
+use std::ffi::OsStr;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -234,19 +235,29 @@ pub(super) async fn read_config(dir: &Path) -> Result<SandboxConfig, Error> {
 
 /// The processes with a directory's shim command line: the shim, and the processes that it forked for the pod.
 fn of_directory(dir: &Path) -> Vec<i32> {
+    all().filter(|pid| is_of_directory(*pid, dir)).collect()
+}
+
+/// The pids of all processes.
+pub(super) fn all() -> impl Iterator<Item = i32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| is_of_directory(*pid, dir)).collect()
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn is_of_directory(pid: i32, dir: &Path) -> bool {
     is_shim_of(&pidfd::command_line(pid), dir)
 }
 
-/// Whether a command line (of /proc), or its beginning, is `… shim --dir DIR`.
+/// Whether a command line (of /proc), or its beginning, is that of the shim of this directory.
 fn is_shim_of(line: &[u8], dir: &Path) -> bool {
+    shim_directory(line).is_some_and(|of| of == dir)
+}
+
+/// DIR of a command line (of /proc), or of its beginning: `… shim --dir DIR`.
+pub(super) fn shim_directory(line: &[u8]) -> Option<PathBuf> {
     let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-    matches!(words.as_slice(), [_, b"shim", b"--dir", of, ..] if *of == dir.as_os_str().as_bytes())
+    let [_, b"shim", b"--dir", of, ..] = words.as_slice() else { return None };
+    Some(PathBuf::from(OsStr::from_bytes(of)))
 }
 
 #[cfg(test)]

@@ -171,6 +171,19 @@ fn a_pod_waits_for_a_handler_that_the_runtime_does_not_have() {
 }
 
 #[test]
+fn a_pod_without_a_log_directory_gets_an_event_and_starts_later() {
+    with_cluster(|machine, cluster| {
+        let logs = machine.path("logs");
+        fs::remove_dir(&logs).unwrap();
+        fs::write(&logs, "not a directory").unwrap();
+        cluster.kubectl(&["run", "waits", "--image=busybox", "--command", "--", "sleep", "1000"]);
+        event(cluster, "FailedCreatePodSandBox", "Failed to create pod sandbox: cannot make ");
+        fs::remove_file(&logs).unwrap();
+        cluster.kubectl(&["wait", "pod/waits", "--for=condition=Ready", "--timeout=60s"]);
+    });
+}
+
+#[test]
 fn unauthenticated_and_unauthorized_requests_are_rejected() {
     with_cluster(|_, cluster| {
         let output = cluster.try_kubectl(&["get", "pods", "--as=jane"]);

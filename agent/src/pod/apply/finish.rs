@@ -1,7 +1,10 @@
 //! Release of an ended pod's resources.
 
+use std::collections::BTreeSet;
+
 use super::{ApplyError, Job, Report};
 use crate::pod::config::sandbox::log_dir_name;
+use crate::pod_logs;
 use crate::volume;
 
 impl Job {
@@ -34,8 +37,9 @@ impl Job {
             .map(|c| c.id.clone())
             .collect();
         errors.extend(self.remove_containers(orphans).await.err().unwrap_or_default());
+        // Before the pod's directory: after a crash it is the record of the pod, see `pod_logs`.
+        errors.extend(self.remove_logs().await.err());
         errors.extend(self.free().await);
-        errors.extend(self.remove_logs().err());
         if !errors.is_empty() {
             return Err(errors);
         }
@@ -62,8 +66,16 @@ impl Job {
         errors
     }
 
-    fn remove_logs(&self) -> Result<(), ApplyError> {
-        let path = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
-        coracle_tree::remove(&path).map_err(|source| ApplyError::File { verb: "remove", path, source })
+    async fn remove_logs(&self) -> Result<(), ApplyError> {
+        let dir = self.node.config.pod_log_dir.clone();
+        let path = dir.join(log_dir_name(&self.pod));
+        let removed = if self.pod.metadata.name.is_some() {
+            pod_logs::change(path.clone(), coracle_tree::remove).await
+        } else {
+            // A crash left only the uid, see `orphan`.
+            let uids = BTreeSet::from([self.uid.clone()]);
+            pod_logs::change(path.clone(), move |_| pod_logs::remove(&dir, &uids)).await
+        };
+        removed.map_err(|source| ApplyError::File { verb: "remove", path, source })
     }
 }

@@ -1,5 +1,6 @@
 //! Preparation of a pod: cgroup, volumes, first images and sandbox.
 
+use std::fs::DirBuilder;
 use std::time::Instant;
 
 use coracle_error_chain::chain;
@@ -14,6 +15,7 @@ use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
 use crate::pod::resize::is_unfinished;
 use crate::pod::state::{SANDBOX, Shape, VOLUMES};
+use crate::pod_logs;
 use crate::volume;
 
 impl Job {
@@ -110,14 +112,11 @@ impl Job {
                 self.mount().await;
             }
         };
-        let (ran, ()) = tokio::join!(self.run_sandbox(config), mounting);
-        ran
+        tokio::join!(self.run_sandbox(config), mounting);
+        Ok(())
     }
 
-    async fn run_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), Vec<ApplyError>> {
-        let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
-        std::fs::create_dir_all(&logs)
-            .map_err(|source| vec![ApplyError::File { verb: "make", path: logs, source }])?;
+    async fn run_sandbox(&self, config: cri::PodSandboxConfig) {
         let ran = self.request_sandbox(config).await;
         self.node.metrics.pod_started(ran.is_ok());
         if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
@@ -131,12 +130,15 @@ impl Job {
                 self.report(Report::NotPrepared(SANDBOX));
             }
         }
-        Ok(())
     }
 
-    /// Requests the sandbox with the handler of the pod's RuntimeClass. The error is a message for an event. If the
-    /// class does not exist, or the runtime does not have its handler, the pod stays Pending.
+    /// Makes the log directory and requests the sandbox with the handler of the pod's RuntimeClass. The error is a message
+    /// for an event. If the class does not exist, or the runtime does not have its handler, the pod stays Pending.
     async fn request_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), String> {
+        let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
+        let made =
+            pod_logs::change(logs.clone(), |logs| DirBuilder::new().recursive(true).create(logs)).await;
+        made.map_err(|error| format!("cannot make {}: {error}", logs.display()))?;
         let runtime_handler = self.runtime_handler().await?;
         let handler = runtime_handler.clone();
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };

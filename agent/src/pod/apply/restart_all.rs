@@ -9,6 +9,7 @@ use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::removed::RemovedContainers;
 use crate::pod::restart;
 use crate::pod::state::ObservedContainer;
+use crate::pod_logs;
 use crate::runtime::RuntimeError;
 
 /// Seconds from the stop signal to SIGKILL, as upstream: the pod's grace period and the preStop hooks do not count.
@@ -45,7 +46,7 @@ impl Job {
             result.map_err(|error| vec![self.runtime_error("RemoveContainer", id)(error)])?;
         }
         self.report(Report::AllRemoved);
-        self.remove_older_logs(&removed);
+        self.remove_older_logs(&removed).await;
         Ok(())
     }
 
@@ -59,10 +60,16 @@ impl Job {
     }
 
     /// Removes the logs of the removed containers, except those of the last attempts.
-    fn remove_older_logs(&self, removed: &RemovedContainers) {
-        let pod_logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
+    async fn remove_older_logs(&self, removed: &RemovedContainers) {
+        let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
         for (name, removed) in removed {
-            remove_logs_before(&pod_logs.join(name), removed.attempt.saturating_sub(1));
+            let last = removed.attempt.saturating_sub(1);
+            let remove = move |dir: &Path| {
+                remove_logs_before(dir, last);
+                Ok(())
+            };
+            // The removal of the pod removes what is left.
+            let _left = pod_logs::change(logs.join(name), remove).await;
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Stop of containers and pods: preStop, stop signal, grace period, SIGKILL.
 
+use std::path::Path;
 use std::time::Duration;
 
 use coracle_proto::cri;
@@ -10,6 +11,7 @@ use super::{ApplyError, Job, Report};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::hook;
 use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
+use crate::pod_logs;
 use crate::runtime::RuntimeError;
 
 /// Minimum grace period in seconds after the preStop hook, as in the kubelet.
@@ -140,7 +142,7 @@ impl Job {
     pub(super) async fn remove_containers(&mut self, ids: Vec<String>) -> Result<(), Vec<ApplyError>> {
         let mut errors = Vec::new();
         for id in ids {
-            self.remove_log(&id);
+            self.remove_log(&id).await;
             let request = cri::RemoveContainerRequest { container_id: id.clone() };
             if let Err(status) = self.node.runtime.remove_container(request).await {
                 errors.push(self.runtime_error("RemoveContainer", &id)(status));
@@ -150,16 +152,21 @@ impl Job {
     }
 
     /// Removes the log files of a removed container, with the rotated ones.
-    fn remove_log(&self, id: &str) {
+    async fn remove_log(&self, id: &str) {
         let Some(observed) = self.observed.containers.iter().find(|c| c.id == id) else { return };
-        let pod_logs = crate::pod::config::sandbox::log_dir_name(&self.pod);
-        let dir = self.node.config.pod_log_dir.join(pod_logs).join(&observed.name);
+        let of_pod = crate::pod::config::sandbox::log_dir_name(&self.pod);
+        let dir = self.node.config.pod_log_dir.join(of_pod).join(&observed.name);
         let prefix = format!("{}.log", observed.attempt);
-        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(&prefix) {
-                let _ = std::fs::remove_file(entry.path());
+        let remove = move |dir: &Path| {
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                    let _ = std::fs::remove_file(entry.path());
+                }
             }
-        }
+            Ok(())
+        };
+        // The removal of the pod removes what is left.
+        let _left = pod_logs::change(dir, remove).await;
     }
 
     pub(super) async fn remove_sandboxes(&mut self, ids: Vec<String>) -> Result<(), Vec<ApplyError>> {

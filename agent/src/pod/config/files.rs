@@ -57,18 +57,26 @@ pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
         return Ok(());
     }
     if let Some(dir) = path.parent() {
-        crate::volume::make_private(dir)?;
+        crate::volume::make_private(dir).map_err(cannot_write(dir))?;
     }
     overwrite(path, text.as_bytes(), 0o644)
 }
 
+/// Names the file in an error, which becomes the message of a container that does not start.
+fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
+}
+
 /// Writes a regular file in place, without following a symlink.
 fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    let mut options = fs::OpenOptions::new();
-    let mut file = bounded::checked(options.write(true).create(true).truncate(false).mode(mode), path)?;
-    file.set_len(0)?;
-    file.write_all(content)?;
-    file.set_permissions(fs::Permissions::from_mode(mode))
+    let write = || -> io::Result<()> {
+        let mut options = fs::OpenOptions::new();
+        let mut file = bounded::checked(options.write(true).create(true).truncate(false).mode(mode), path)?;
+        file.set_len(0)?;
+        file.write_all(content)?;
+        file.set_permissions(fs::Permissions::from_mode(mode))
+    };
+    write().map_err(cannot_write(path))
 }
 
 /// The node's hosts file, for pods with its network. Empty if it does not exist.
@@ -78,13 +86,15 @@ fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 pub(crate) fn node_hosts() -> io::Result<String> {
     match bounded::read_text(Path::new("/etc/hosts"), HOSTS_MAX) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        read => read,
+        read => read.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot read the node's hosts file: {error}"))
+        }),
     }
 }
 
 /// Creates the empty termination message file. It is writable for every user a container may run as.
 pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf> {
-    crate::volume::make_private(dir)?;
+    crate::volume::make_private(dir).map_err(cannot_write(dir))?;
     let path = dir.join(format!("{attempt}.message"));
     overwrite(&path, b"", 0o666)?;
     if let Some(old) = attempt.checked_sub(2) {
@@ -138,6 +148,15 @@ mod tests {
         let text = hosts(&["10.42.0.5".into()], "web", Some("sub.ns.svc.cluster.local"), &aliases);
         assert!(text.contains("\n10.42.0.5\tweb.sub.ns.svc.cluster.local\tweb\n"));
         assert!(text.ends_with("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n"));
+    }
+
+    #[test]
+    fn an_error_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc-hosts");
+        fs::create_dir(&path).unwrap();
+        let error = write_hosts(&path, "text").unwrap_err().to_string();
+        assert!(error.contains(&*path.to_string_lossy()), "{error}");
     }
 
     #[test]

@@ -118,7 +118,8 @@ impl Node<'_> {
             .with_context(context)?;
         let (send, ended) = oneshot::channel();
         // A thread, not a blocking task: the shutdown of the async runtime would wait for the task.
-        std::thread::spawn(move || drop(send.send(child.wait())));
+        let thread = std::thread::Builder::new().name("node-end".to_owned());
+        thread.spawn(move || drop(send.send(child.wait()))).with_context(context)?;
         Ok(Started { ended })
     }
 

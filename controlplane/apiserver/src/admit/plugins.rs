@@ -153,6 +153,8 @@ fn rows(configured: Configured) -> Vec<Row> {
 /// The name, whether it runs by default, the steps that it implements, and the implementation of each member.
 fn members(configured: Configured) -> Vec<(&'static str, bool, Steps, Box<dyn Admit>)> {
     use Steps::{Both, Mutate, Validate};
+    let mutating = webhook::MutatingWebhooks::new(configured.mutating_webhooks);
+    let validating = webhook::ValidatingWebhooks::new(configured.validating_webhooks);
     vec![
         ("AlwaysAdmit", false, Validate, Box::new(optional::AlwaysAdmit)),
         ("NamespaceAutoProvision", false, Mutate, Box::new(optional::NamespaceAutoProvision)),
@@ -195,19 +197,9 @@ fn members(configured: Configured) -> Vec<(&'static str, bool, Steps, Box<dyn Ad
         ("JobValidation", true, Validate, Box::new(pod_groups::JobValidation)),
         ("PodResizeValidator", true, Validate, Box::new(pod_resize::PodResize)),
         ("MutatingAdmissionPolicy", true, Mutate, Box::new(policy::MutatingPolicies::new())),
-        (
-            MUTATING_WEBHOOKS,
-            true,
-            Mutate,
-            Box::new(webhook::MutatingWebhooks::new(configured.mutating_webhooks)),
-        ),
+        (MUTATING_WEBHOOKS, true, Mutate, Box::new(mutating)),
         ("ValidatingAdmissionPolicy", true, Validate, Box::new(policy::ValidatingPolicies::new())),
-        (
-            VALIDATING_WEBHOOKS,
-            true,
-            Validate,
-            Box::new(webhook::ValidatingWebhooks::new(configured.validating_webhooks)),
-        ),
+        (VALIDATING_WEBHOOKS, true, Validate, Box::new(validating)),
         ("Initializers", false, Mutate, Box::<initializers::Initializers>::default()),
         ("", true, Validate, Box::new(device_admin_access::DeviceAdminAccess)),
         ("", true, Validate, Box::new(claim_status::ClaimStatus)),

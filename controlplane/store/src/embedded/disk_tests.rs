@@ -111,7 +111,11 @@ fn acknowledged_writes_stay_and_refused_writes_have_no_effect() {
             fill(&filler);
             match store.write(delete(&long(deleted), revisions[deleted])).await {
                 Ok(_) => (deleted, refused) = (deleted + 1, 0),
-                Err(Error::Disk { .. }) => {
+                Err(Error::Disk { detail }) => {
+                    assert!(
+                        !detail.contains("cannot write to its disk"),
+                        "the message is repeated: {detail}"
+                    );
                     refused += 1;
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }

@@ -1,6 +1,7 @@
 //! The bundle of a container: its spec, its process, its directories and the create call for the shim.
 
 use std::fs::Permissions;
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use coracle_proto::shim;
 use oci_spec::runtime::Spec;
 
 use super::service::ContainerService;
+use crate::blocking;
 use crate::container::mount_points;
 use crate::error::Error;
 use crate::namespaces;
@@ -54,9 +56,6 @@ impl ContainerService {
             std::os::unix::fs::chown(&upper, Some(uid), Some(gid))
                 .map_err(Error::file("set the owner of", &upper))?;
         }
-        if let Some(dir) = Path::new(&record.log_path).parent().filter(|dir| *dir != Path::new("")) {
-            make_dir(dir)?;
-        }
         write_json(&bundle.join("config.json"), spec)?;
         write_json(&bundle.join(PROCESS_FILE), spec.process())?;
         let images = self.image_volumes(&record.config, &bundle)?;
@@ -100,6 +99,14 @@ impl ContainerService {
     }
 }
 
+/// Creates the directory of a container's log. Logs may be on a file system of their own, which may not respond.
+pub(super) async fn make_log_dir(log_path: &Path) -> Result<(), Error> {
+    let Some(dir) = log_path.parent().filter(|dir| *dir != Path::new("")) else { return Ok(()) };
+    let dir = dir.to_owned();
+    let made = blocking::run(log_path, move |_abandoned| make_dir(&dir)).await;
+    made.map_err(|why| Error::Kernel { doing: "create the log directory", source: io::Error::other(why) })?
+}
+
 pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
 }
@@ -111,4 +118,29 @@ pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<
         source,
     })?;
     replace(path, &bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_log_directory_that_does_not_respond_blocks_no_other_work() {
+        let dir = tempfile::tempdir().expect("directory");
+        let log = dir.path().join("pod/c/0.log");
+        let (release, released) = mpsc::channel::<()>();
+        let blocked = blocking::run(&log, move |_abandoned| released.recv().is_ok());
+        let attempt = async {
+            let refused = make_log_dir(&log).await;
+            drop(release);
+            refused
+        };
+        let (_, refused) = tokio::join!(blocked, attempt);
+        assert!(refused.is_err(), "the attempt is not made beside one that blocks");
+        make_log_dir(&log).await.expect("made");
+        assert!(dir.path().join("pod/c").is_dir());
+        make_log_dir(Path::new("")).await.expect("a container without a log");
+    }
 }

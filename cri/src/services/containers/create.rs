@@ -1,12 +1,13 @@
 //! CreateContainer: record, spec, directories, process. A failure undoes all steps.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle_images::Image;
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::ContainerCreatedEvent;
 
+use super::bundle::make_log_dir;
 use super::check::{check, check_limits, check_privilege, seccomp_profile, security};
 use super::pid_namespace::ShimCreate;
 use super::service::ContainerService;
@@ -123,6 +124,7 @@ impl ContainerService {
         steps.done("record");
         self.machine.profiles.load_default_apparmor(&security(&record.config)).await?;
         let config = self.find_volumes(&record).await?;
+        make_log_dir(Path::new(&record.log_path)).await?;
         let mut spec = self.make_spec(pod, &record, &config, &image)?;
         self.relabel_volumes(sandbox, &record).await?;
         let _guard = self.transitions.hooks.nri.block_joins().await;

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use coracle_error_chain::chain;
+
 use super::{RETRY, Writer};
 use crate::{
     Error,
@@ -46,7 +48,10 @@ impl Writer<'_> {
                 self.shared.set_failure(None);
             }
             Err(error) => {
-                let detail = error.to_string();
+                let detail = match error {
+                    Error::Disk { detail } => detail,
+                    other => chain(&other),
+                };
                 tracing::debug!(error = detail, "the store cannot recover yet");
                 self.shared.set_failure(Some(detail.clone()));
                 self.failure = Some(Failure { detail, retry_at: Instant::now() + RETRY, undo: failure.undo });
