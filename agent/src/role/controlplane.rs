@@ -36,8 +36,8 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
     directories::prepare(&settings.dirs().state, &[directories::PLANE_STATE])?;
     let shutdown = super::until_signalled()?;
     let plane = start(&settings, shutdown.clone()).await?;
-    // A control plane without a node has no heartbeats.
-    let (_, heartbeats) = tokio::sync::watch::channel(());
+    let (beats, heartbeats) = tokio::sync::watch::channel(());
+    tokio::spawn(super::program_pages::beat_after_changes(plane.revisions(), beats));
     tokio::spawn(super::program_pages::release_when_idle(plane.revisions(), heartbeats));
     if let Some(name) = issue_node {
         let identity = plane.node_identity(&name, &[plane.address().ip()])?;

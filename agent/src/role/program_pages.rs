@@ -16,6 +16,8 @@ use libc::Elf64_Phdr as Header;
 const REST: Duration = Duration::from_secs(3);
 /// Time for the work of a heartbeat: the renewal of the lease, and the updates of status and network at the same time.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Time after which also the work has ended that the last change caused.
+const AFTER_CHANGES: Duration = Duration::from_secs(30);
 
 /// Releases the program's pages some time after the start.
 pub(super) async fn release_after_start() {
@@ -27,6 +29,15 @@ pub(super) async fn release_after_start() {
 /// store), and after each heartbeat of an idle node. An idle process has no timer between heartbeats.
 pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats: watch::Receiver<()>) {
     when_idle(changes, heartbeats, release_pages).await;
+}
+
+/// Heartbeats of a process without a node: one after each burst of changes. Work that the changes caused, such as that of the
+/// store, may end after the first release.
+pub(super) async fn beat_after_changes<T>(mut changes: watch::Receiver<T>, beats: watch::Sender<()>) {
+    while changes.changed().await.is_ok() {
+        while let Ok(Ok(())) = tokio::time::timeout(AFTER_CHANGES, changes.changed()).await {}
+        beats.send_replace(());
+    }
 }
 
 async fn when_idle<T>(
@@ -185,6 +196,23 @@ mod tests {
         assert!(releases.recv().await.is_some_and(|at| at >= HEARTBEAT / 2 + REST));
         drop((changes, heartbeats));
         assert!(waiting.await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_without_a_node_has_one_heartbeat_after_a_burst_of_changes() {
+        let (changes, changed) = watch::channel(());
+        let (beats, mut beat) = watch::channel(());
+        let beating = tokio::spawn(beat_after_changes(changed, beats));
+        let started = tokio::time::Instant::now();
+        for _ in 0..3 {
+            changes.send_replace(());
+            tokio::time::sleep(REST).await;
+        }
+        assert!(beat.changed().await.is_ok());
+        assert!(started.elapsed() >= REST * 2 + AFTER_CHANGES);
+        assert!(tokio::time::timeout(AFTER_CHANGES * 10, beat.changed()).await.is_err(), "it is idle");
+        drop(changes);
+        assert!(beating.await.is_ok());
     }
 
     #[test]

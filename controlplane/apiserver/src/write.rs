@@ -25,7 +25,7 @@ use coracle_kinds::{Resource, defaults, initializers, strategy, validate};
 use coracle_store::{Expect, Guard, Tier, Write};
 use serde_json::Value;
 
-use self::identity::{Identity, fingerprint};
+use self::identity::{Identity, fingerprint, keep, keep_identity};
 use crate::{
     admit::{Attributes, Operation},
     allocate::{Allocating, is_allocated},
@@ -333,44 +333,10 @@ fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
     kind.strategy().canonical(new);
 }
 
-/// Restores the fields that an update cannot change. A different uid is a conflict: the client means another object.
-fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<()> {
-    let uid = text(new, "uid");
-    if !uid.is_empty() && uid != text(old, "uid") {
-        let why = format!(
-            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-            text(old, "uid")
-        );
-        return Err(ApiError::conflict(kind, name, why));
-    }
-    let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else {
-        return Err(ApiError::bad_request("metadata must be given"));
-    };
-    metadata.remove("selfLink");
-    for field in ["uid", "creationTimestamp", "resourceVersion", "generation", "managedFields"] {
-        keep(metadata, field, &old["metadata"][field]);
-    }
-    // An update without these fields does not remove them: a deletion cannot be undone.
-    for field in ["deletionTimestamp", "deletionGracePeriodSeconds"] {
-        if metadata.get(field).is_none_or(Value::is_null) {
-            keep(metadata, field, &old["metadata"][field]);
-        }
-    }
-    Ok(())
-}
-
 /// Sets `managedFields` that are computed already; null removes them.
 fn put_managed_fields(object: &mut Value, entries: Option<Value>) {
     if let Some(metadata) = metadata_mut(object) {
         keep(metadata, "managedFields", &entries.unwrap_or_default());
-    }
-}
-
-fn keep(metadata: &mut serde_json::Map<String, Value>, field: &str, old: &Value) {
-    if old.is_null() {
-        metadata.remove(field);
-    } else {
-        metadata.insert(field.to_owned(), old.clone());
     }
 }
 

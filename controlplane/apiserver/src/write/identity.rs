@@ -1,4 +1,4 @@
-//! The fields that mutating admission must not change.
+//! The fields that an update and mutating admission must not change.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -8,6 +8,7 @@ use std::{
 use coracle_kinds::Resource;
 use serde_json::Value;
 
+use super::text;
 use crate::error::{ApiError, Result};
 
 /// The fields that identify an object for admission. A mutating webhook must not change them, because earlier plugins
@@ -40,6 +41,41 @@ impl Identity {
 pub(super) fn fingerprint(object: &Value) -> u64 {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEY.hash_one(object)
+}
+
+/// Restores the fields that an update cannot change. A different uid is a conflict: the client means another object.
+pub(super) fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<()> {
+    let uid = text(new, "uid");
+    if !uid.is_empty() && uid != text(old, "uid") {
+        let why = format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            text(old, "uid")
+        );
+        return Err(ApiError::conflict(kind, name, why));
+    }
+    let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return Err(ApiError::bad_request("metadata must be given"));
+    };
+    metadata.remove("selfLink");
+    for field in ["uid", "creationTimestamp", "resourceVersion", "generation", "managedFields"] {
+        keep(metadata, field, &old["metadata"][field]);
+    }
+    // An update without these fields does not remove them: a deletion cannot be undone.
+    for field in ["deletionTimestamp", "deletionGracePeriodSeconds"] {
+        if metadata.get(field).is_none_or(Value::is_null) {
+            keep(metadata, field, &old["metadata"][field]);
+        }
+    }
+    Ok(())
+}
+
+/// Sets a field of the metadata to its old value; null removes it.
+pub(super) fn keep(metadata: &mut serde_json::Map<String, Value>, field: &str, old: &Value) {
+    if old.is_null() {
+        metadata.remove(field);
+    } else {
+        metadata.insert(field.to_owned(), old.clone());
+    }
 }
 
 #[cfg(test)]
