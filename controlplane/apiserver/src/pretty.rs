@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, header};
-use http_body::{Body as _, Frame};
+use http_body::Frame;
 use http_body_util::BodyExt as _;
 
 use crate::{
