@@ -225,7 +225,7 @@ impl ServiceProxy {
     }
 }
 
-/// Whether the kernel has the changes of these services before another thread would begin with them.
+/// Whether a change of these services takes less time than the wake-up of another thread.
 fn is_short(services: &ServiceCache, proxy: &Proxy, changed: &BTreeSet<Key>) -> bool {
     let is_light = |key| {
         let state = services.state(key);
