@@ -5,15 +5,14 @@
 //! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate).
 
 mod admission;
+mod checks;
 mod cluster;
 mod peers;
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
-use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, mark_connections};
+use coracle_network_policy::{Enforcer, Error, Model, PodFacts};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
 use coracle_watch::Event;
@@ -28,6 +27,7 @@ use crate::pod::NodeContext;
 use crate::policy_gate::{self, GateEnd, Request};
 use crate::repair::RepairPause;
 use admission::Admitted;
+use checks::{Checks, SharedModel};
 use cluster::ClusterPolicies;
 use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
 
@@ -38,17 +38,14 @@ pub(crate) struct NetworkPolicies {
     table: String,
     requests: mpsc::UnboundedReceiver<Request>,
     restricted: policy_gate::Restricted,
-    model: Model,
+    model: SharedModel,
     admitted: Admitted,
     policies: Listing<Key>,
     cluster: ClusterPolicies,
     peers: Option<Peers>,
     /// While policies have nodes as peers.
     nodes: Option<Nodes>,
-    /// Whether conntrack entries have the mark. A later change may allow their connections.
-    has_forbidden: bool,
-    /// Whether the last check of connections failed.
-    check_failed: bool,
+    checks: Checks,
     /// Whether policies were received after the last record of the namespaces with policies.
     are_policies_new: bool,
 }
@@ -69,20 +66,20 @@ impl NetworkPolicies {
 
     fn with(client: &Client, recorder: Recorder, node_name: &str, table: &str, end: GateEnd) -> Self {
         let GateEnd { requests, restricted } = end;
+        let model = SharedModel::default();
         Self {
+            checks: Checks::new(model.clone()),
             cluster: ClusterPolicies::watch(client, recorder),
             client: client.clone(),
             node_name: node_name.to_owned(),
             table: table.to_owned(),
             requests,
             restricted,
-            model: Model::default(),
+            model,
             admitted: Admitted::default(),
             policies: Listing::default(),
             peers: None,
             nodes: None,
-            has_forbidden: false,
-            check_failed: false,
             are_policies_new: true,
         }
     }
@@ -112,9 +109,10 @@ impl NetworkPolicies {
                 Some(events) = next(namespaces) => self.apply_namespace_events(events),
                 Some(events) = next(nodes) => self.apply_node_events(events),
                 Some(news) = self.cluster.next() => {
-                    self.are_policies_new |= self.cluster.apply(news, &mut self.model);
+                    self.are_policies_new |= self.cluster.apply(news, &mut self.model.lock());
                 }
                 Some(request) = self.requests.recv() => self.serve(request),
+                () = self.checks.next() => {}
                 changed = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
                     if changed {
@@ -136,12 +134,12 @@ impl NetworkPolicies {
         }
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         self.record_restricted().await;
-        if self.model.is_empty() {
+        if self.model.lock().is_empty() {
             if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
                 Enforcer::open(&self.table)?.remove()?;
             }
             (self.peers, self.nodes) = (None, None);
-            self.model = Model::default();
+            *self.model.lock() = Model::default();
             self.admitted.answer(|_| true);
             return Ok(());
         }
@@ -149,7 +147,7 @@ impl NetworkPolicies {
             Some(peers) => peers,
             none => {
                 // Pods of this node are restricted before the list of all pods is complete.
-                self.admitted.facts().for_each(|facts| self.model.put_pod(facts));
+                self.admitted.facts().for_each(|facts| self.model.lock().put_pod(facts));
                 none.insert(Peers::watch(&self.client))
             }
         };
@@ -157,14 +155,14 @@ impl NetworkPolicies {
         if !self.follow_nodes() || !are_peers_complete {
             return Ok(());
         }
-        if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model)) {
+        if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model.lock())) {
             *table = None;
         }
         let effect = match table {
-            Some(table) => Some(table.enforcer.change(&mut self.model)?),
+            Some(table) => Some(table.enforcer.change(&mut self.model.lock())?),
             none => {
                 let enforcer = Enforcer::open(&self.table)?;
-                let mut enforcer = replace(enforcer, &mut self.model).await?;
+                let mut enforcer = replace(enforcer, self.model.clone()).await?;
                 // After the replacement, whose own notifications may exceed the buffer.
                 let monitor = Monitor::open().map_err(Error::Socket)?;
                 if enforcer.is_intact()? {
@@ -175,15 +173,8 @@ impl NetworkPolicies {
                 None
             }
         };
-        self.admitted.answer(|namespace| self.model.has_all_policies_of(namespace));
-        match effect {
-            Some(Effect::None) => {}
-            Some(Effect::Allows(_)) if !self.has_forbidden => {}
-            Some(Effect::Allows(addresses) | Effect::MayForbid(addresses)) if !self.check_failed => {
-                self.check_connections(Some(addresses)).await;
-            }
-            _ => self.check_connections(None).await,
-        }
+        self.admitted.answer(|namespace| self.model.lock().has_all_policies_of(namespace));
+        self.checks.begin(effect);
         Ok(())
     }
 
@@ -192,33 +183,9 @@ impl NetworkPolicies {
         if !std::mem::take(&mut self.are_policies_new) {
             return self.restricted.retry().await;
         }
-        let mut restricted = self.model.restricted_namespaces();
-        restricted.extend(self.model.is_tiered().then(|| policy_gate::EVERY_NAMESPACE.to_owned()));
+        let mut restricted = self.model.lock().restricted_namespaces();
+        restricted.extend(self.model.lock().is_tiered().then(|| policy_gate::EVERY_NAMESPACE.to_owned()));
         self.restricted.set(restricted).await;
-    }
-
-    /// Marks open connections of the addresses, or all, that the policies no longer allow. After a failure the next
-    /// change checks all.
-    async fn check_connections(&mut self, of: Option<BTreeSet<IpAddr>>) {
-        let is_complete = of.is_none();
-        match on_thread(&mut self.model, move |model| mark_connections(model, of.as_ref())).await {
-            Ok(counts) => {
-                self.check_failed = false;
-                self.has_forbidden = counts.forbidden > 0 || self.has_forbidden && !is_complete;
-                tracing::debug!(
-                    listed = counts.listed,
-                    forbidden = counts.forbidden,
-                    "checked open connections against the network policies"
-                );
-            }
-            Err(error) => {
-                (self.has_forbidden, self.check_failed) = (true, true);
-                tracing::warn!(
-                    error = chain(&error),
-                    "cannot check open connections against the network policies"
-                );
-            }
-        }
     }
 
     fn serve(&mut self, request: Request) {
@@ -226,33 +193,34 @@ impl NetworkPolicies {
             Request::Admit { facts, done } => {
                 let facts = self.admitted.add(facts, done);
                 if self.peers.is_some() {
-                    self.model.put_pod(facts);
+                    self.model.lock().put_pod(facts);
                 }
             }
             // Its object may exist for days, and another pod gets its address.
             Request::Release { uid } => {
                 self.admitted.remove(&uid);
-                self.model.remove_pod(&uid);
+                self.model.lock().remove_pod(&uid);
             }
         }
     }
 
     fn apply_policy_events(&mut self, events: Vec<Received<NetworkPolicy>>) {
+        let mut model = self.model.lock();
         for event in events.into_iter().filter_map(|event| received(event, "networkpolicies")) {
             self.are_policies_new = true;
             match event {
                 Event::Init => self.policies.listed.clear(),
                 Event::InitApply(policy) => {
                     self.policies.listed.insert(Key::of(&policy.metadata));
-                    self.model.put_policy(&policy);
+                    model.put_policy(&policy);
                 }
                 Event::InitDone => {
                     let listed = self.policies.complete();
-                    let absent = self.model.policies().filter(|key| !listed.contains(key)).cloned();
-                    absent.collect::<Vec<_>>().iter().for_each(|key| self.model.remove_policy(key));
+                    let absent = model.policies().filter(|key| !listed.contains(key)).cloned();
+                    absent.collect::<Vec<_>>().iter().for_each(|key| model.remove_policy(key));
                 }
-                Event::Apply(policy) => self.model.put_policy(&policy),
-                Event::Delete(policy) => self.model.remove_policy(&Key::of(&policy.metadata)),
+                Event::Apply(policy) => model.put_policy(&policy),
+                Event::Delete(policy) => model.remove_policy(&Key::of(&policy.metadata)),
             }
         }
     }
@@ -269,8 +237,9 @@ impl NetworkPolicies {
                 Event::InitDone => {
                     let listed = self.peers.as_mut().map(|peers| peers.listed_pods.complete());
                     let listed = listed.unwrap_or_default();
-                    let absent = self.model.pods().filter(|uid| !listed.contains(*uid)).cloned();
-                    absent.collect::<Vec<_>>().iter().for_each(|uid| self.remove_deleted_pod(uid));
+                    let is_absent = |uid: &&String| !listed.contains(*uid);
+                    let absent: Vec<_> = self.model.lock().pods().filter(is_absent).cloned().collect();
+                    absent.iter().for_each(|uid| self.remove_deleted_pod(uid));
                 }
                 Event::Apply(pod) => self.update_pod(&pod),
                 Event::Delete(pod) => self.remove_deleted_pod(&pod.metadata.uid.unwrap_or_default()),
@@ -290,44 +259,27 @@ impl NetworkPolicies {
         let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return };
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         if matches!(phase, Some("Succeeded" | "Failed")) && !self.admitted.has(&facts.uid) {
-            self.model.remove_pod(&facts.uid);
+            self.model.lock().remove_pod(&facts.uid);
             return;
         }
         self.admitted.correct(&mut facts);
-        self.model.put_pod(facts);
+        self.model.lock().put_pod(facts);
     }
 
     /// Removes a pod whose object was deleted. If its sandbox on this node still exists, the pod is kept until its
     /// release.
     fn remove_deleted_pod(&mut self, uid: &str) {
         if !self.admitted.has(uid) {
-            self.model.remove_pod(uid);
+            self.model.lock().remove_pod(uid);
         }
     }
 }
 
 /// Replaces the table on a thread that may block.
-async fn replace(mut enforcer: Enforcer, model: &mut Model) -> Result<Enforcer, Error> {
-    on_thread(model, move |model| enforcer.replace(model).map(|()| enforcer)).await
-}
-
-/// Calls a function with the model on a blocking thread.
-async fn on_thread<T: Send + 'static>(
-    model: &mut Model,
-    act: impl FnOnce(&mut Model) -> T + Send + 'static,
-) -> T {
-    let mut moved = std::mem::take(model);
-    let done = tokio::task::spawn_blocking(move || {
-        let result = act(&mut moved);
-        (result, moved)
-    });
-    match done.await {
-        Ok((result, moved)) => {
-            *model = moved;
-            result
-        }
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer, Error> {
+    let replace = move || enforcer.replace(&mut model.lock()).map(|()| enforcer);
+    let replaced = tokio::task::spawn_blocking(replace).await;
+    replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 /// Returns after a change by another process, or false when notifications are not available any more.
@@ -385,9 +337,9 @@ mod tests {
         let facts = PodFacts::of(&pod, "here").unwrap();
         policies.serve(Request::Admit { facts, done: tokio::sync::oneshot::channel().0 });
         policies.apply_pod_events(vec![Ok(Event::Apply(pod))]);
-        assert_eq!(policies.model.pods().count(), 1);
+        assert_eq!(policies.model.lock().pods().count(), 1);
         policies.serve(Request::Release { uid: "u".to_owned() });
-        assert_eq!(policies.model.pods().count(), 0, "its object still exists");
+        assert_eq!(policies.model.lock().pods().count(), 0, "its object still exists");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! services change, after a foreign change, and after a failed transaction. Any other change commits only its
 //! difference. Until the first list the table of the previous run stays as it is.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +13,15 @@ use std::time::Duration;
 use coracle_error_chain::chain;
 use coracle_nft::Monitor;
 use coracle_service_proxy::{Error, NodeView, Proxy, State};
+use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use ipnetwork::IpNetwork;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Service};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::config::ServiceProxyConfig;
-use crate::node_balancer::NodeBalancer;
+use crate::node_balancer::{NodeBalancer, is_checked};
 use crate::proxy_health::ProxyState;
 use crate::repair::RepairPause;
 use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
@@ -27,6 +29,10 @@ use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
 /// Pause after a failure; doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Maximum number of services whose change is committed without another thread.
+const SHORT_MAX: usize = 8;
+/// Maximum weight of a service whose change is committed without another thread, see [`weight`].
+const WEIGHT_MAX: usize = 512;
 /// Label of a node with its zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -137,6 +143,30 @@ impl ServiceProxy {
         }
     }
 
+    /// Applies changes of services.
+    async fn change(
+        &self,
+        services: &ServiceCache,
+        mut proxy: Proxy,
+        changed: BTreeSet<Key>,
+    ) -> Result<Proxy, Error> {
+        let is_short = is_short(services, &proxy, &changed);
+        let states = changed.into_iter().map(self.reader(services));
+        if !is_short {
+            return blocking(proxy, move |proxy| proxy.change(states)).await;
+        }
+        match proxy.change_table(states)? {
+            true => {
+                let delete = |proxy: &mut Proxy| {
+                    proxy.delete_stale_flows();
+                    Ok(())
+                };
+                blocking(proxy, delete).await
+            }
+            false => Ok(proxy),
+        }
+    }
+
     /// Replaces the table and applies changes, until it must be replaced again.
     async fn keep(
         &mut self,
@@ -168,9 +198,8 @@ impl ServiceProxy {
             tokio::select! {
                 changed = changes.next() => {
                     self.state.begin_change();
-                    let (read, triggers) = (self.reader(services), services.take_trigger_times());
-                    let applied = blocking(proxy, move |proxy| proxy.change(changed.into_iter().map(read)));
-                    match applied.await {
+                    let triggers = services.take_trigger_times();
+                    match self.change(services, proxy, changed).await {
                         Ok(applied) => {
                             proxy = applied;
                             self.state.end_change(&triggers);
@@ -194,6 +223,28 @@ impl ServiceProxy {
             }
         }
     }
+}
+
+/// Whether a change of these services takes less time than the wake-up of another thread.
+fn is_short(services: &ServiceCache, proxy: &Proxy, changed: &BTreeSet<Key>) -> bool {
+    let is_light = |key| {
+        let state = services.state(key);
+        // A check of a load balancer may list all sockets.
+        state.is_none_or(|(service, slices)| !is_checked(&service) && weight(&service, &slices) <= WEIGHT_MAX)
+    };
+    changed.len() <= SHORT_MAX && proxy.are_small(changed.iter()) && changed.iter().all(is_light)
+}
+
+/// Upper bound of the elements of a service in the table, with its targets.
+fn weight(service: &Service, slices: &[Arc<EndpointSlice>]) -> usize {
+    let Some(spec) = &service.spec else { return 0 };
+    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let length = |list: Option<&Vec<String>>| list.map_or(0, Vec::len);
+    let addresses = length(spec.external_ips.as_ref())
+        + length(spec.load_balancer_source_ranges.as_ref())
+        + balancer.and_then(|balancer| balancer.ingress.as_ref()).map_or(0, Vec::len);
+    let endpoints: usize = slices.iter().map(|slice| slice.endpoints.len() + slice.ports.len()).sum();
+    spec.ports.as_ref().map_or(0, Vec::len).saturating_mul(1 + addresses + endpoints)
 }
 
 /// Returns after a change of the Node object or of the ranges of services. Cancel safe: a change stays marked until it is
@@ -241,7 +292,30 @@ pub(crate) fn update_node(view: &mut NodeView, node: Option<&Node>) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn the_weight_of_a_service_grows_with_its_ports_addresses_and_endpoints() {
+        let service = |ports: usize, addresses: usize| -> Service {
+            let ports = vec![json!({"port": 80}); ports];
+            let spec = json!({"ports": ports, "externalIPs": vec!["192.0.2.1"; addresses]});
+            serde_json::from_value(json!({"spec": spec})).unwrap()
+        };
+        let slice = |endpoints: usize| -> Arc<EndpointSlice> {
+            let endpoints = vec![json!({"addresses": ["10.0.0.1"]}); endpoints];
+            let slice = json!({"metadata": {}, "addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 80}]});
+            Arc::new(serde_json::from_value(slice).unwrap())
+        };
+        assert_eq!(weight(&Service::default(), &[slice(9)]), 0, "no ports");
+        assert_eq!(weight(&service(2, 0), &[]), 2);
+        assert!(weight(&service(1, 0), &[slice(10)]) <= WEIGHT_MAX, "a usual service");
+        for large in [(service(100, 10), slice(0)), (service(1, 600), slice(0)), (service(1, 0), slice(600))]
+        {
+            assert!(weight(&large.0, &[large.1]) > WEIGHT_MAX);
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_change_of_the_node_is_seen_after_the_end_of_the_ranges() {

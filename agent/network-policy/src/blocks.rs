@@ -22,6 +22,11 @@ pub(crate) fn number(address: IpAddr) -> u128 {
     }
 }
 
+/// Whether the address is in a range of its family.
+pub(crate) fn is_within((first, last): Range, address: IpAddr) -> bool {
+    (first..=last).contains(&number(address))
+}
+
 /// The addresses of the blocks in one family, as ranges that neither overlap nor touch.
 pub(crate) fn ranges(blocks: &[Block], is_ipv4: bool) -> Vec<Range> {
     let of_family = blocks.iter().filter(|block| block.network.is_ipv4() == is_ipv4);

@@ -15,6 +15,7 @@
 //! through the chains: their number would be the product of the pods and policies of both tiers. Pods that no
 //! NetworkPolicy selects pass the group of their baseline policies at the end of `egress` and `ingress`.
 
+use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
 use coracle_nft::{
@@ -23,7 +24,7 @@ use coracle_nft::{
 };
 
 use crate::connections::FORBIDDEN;
-use crate::program::{Chain, Line, Lines, Ports, Program, RuleAction, Set};
+use crate::program::{Chain, Line, Lines, Peer, Ports, Program, RuleAction, Set};
 use crate::rules::{Direction, Tier};
 
 /// Tiers and directions of the base chains, in the order of their evaluation. The chain of a direction for the tier
@@ -162,15 +163,7 @@ fn make_set(transaction: &mut Transaction<'_>, set: Set) {
 
 /// The rule of a line of a chain.
 pub(crate) fn rule(line: &Line, chain: &Lines) -> Rule {
-    let mut rule = Rule::default();
-    if let Some(set) = line.peer {
-        let is_ipv4 = set.is_ipv4();
-        rule = match chain.direction {
-            Direction::Ingress => of_family(is_ipv4).source(is_ipv4, R0),
-            Direction::Egress => of_family(is_ipv4).destination(is_ipv4, R0),
-        };
-        rule = rule.in_set(&set_name(set));
-    }
+    let mut rule = line.peer.map_or_else(Rule::default, |peer| of_peer(peer, chain.direction));
     if let Some(ports) = &line.ports {
         rule = with_ports(rule, ports);
     }
@@ -183,28 +176,50 @@ pub(crate) fn rule(line: &Line, chain: &Lines) -> Rule {
     }
 }
 
+/// Matches packets of a peer: by their source for ingress, by their destination for egress.
+fn of_peer(peer: Peer, direction: Direction) -> Rule {
+    let address = |is_ipv4| match direction {
+        Direction::Ingress => of_family(is_ipv4).source(is_ipv4, R0),
+        Direction::Egress => of_family(is_ipv4).destination(is_ipv4, R0),
+    };
+    match peer {
+        Peer::In(set) => address(set.is_ipv4()).in_set(&set_name(set)),
+        Peer::Range((first, last), is_ipv4) => {
+            let unused = if is_ipv4 { 12 } else { 0 };
+            let octets = |bits: u128| bits.to_be_bytes().into_iter().skip(unused).collect::<Vec<u8>>();
+            match first == last {
+                true => address(is_ipv4).equal(R0, &octets(first)),
+                false => address(is_ipv4).between(R0, &octets(first), &octets(last)),
+            }
+        }
+    }
+}
+
 fn with_ports(rule: Rule, ports: &Ports) -> Rule {
     let of_protocol = |protocol: u8| rule.clone().meta(Meta::Transport, R0).equal(R0, &[protocol]);
+    let port_of = |protocol: u8| of_protocol(protocol).payload(Header::Transport, 2, 2, R0);
     match ports {
         Ports::Protocol(protocol) => of_protocol(*protocol),
         Ports::Range(protocol, first, last) => {
-            let rule = of_protocol(*protocol).payload(Header::Transport, 2, 2, R0);
-            rule.between(R0, &first.to_be_bytes(), &last.to_be_bytes())
+            port_of(*protocol).between(R0, &first.to_be_bytes(), &last.to_be_bytes())
         }
-        Ports::Single(all) => {
-            let elements = all
-                .iter()
-                .map(|(protocol, port)| Element::member(Key::default().protocol(*protocol).port(*port)));
-            let key = (concatenated(&[INET_PROTO, INET_SERVICE]), 8);
-            let set = AnonymousMap { key, value: None, elements: elements.collect() };
-            rule.protocol_and_port(R0).in_anonymous_set(set)
-        }
+        Ports::Single(all) => match all.first() {
+            // Without an anonymous set, which would be a set of the table, too.
+            Some((protocol, port)) if all.len() == 1 => port_of(*protocol).equal(R0, &port.to_be_bytes()),
+            _ => rule.protocol_and_port(R0).in_anonymous_set(set_of_ports(all)),
+        },
         Ports::Named(set) => {
             let is_ipv4 = set.is_ipv4();
             let rule = rule.family(if is_ipv4 { 2 } else { 10 }).destination(is_ipv4, R0);
             rule.protocol_and_port(R0 + registers(is_ipv4)).in_set(&set_name(*set))
         }
     }
+}
+
+fn set_of_ports(ports: &BTreeSet<(u8, u16)>) -> AnonymousMap {
+    let key = |(protocol, port): &(u8, u16)| Key::default().protocol(*protocol).port(*port);
+    let elements = ports.iter().map(|port| Element::member(key(port))).collect();
+    AnonymousMap { key: (concatenated(&[INET_PROTO, INET_SERVICE]), 8), value: None, elements }
 }
 
 fn of_family(is_ipv4: bool) -> Rule {

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use coracle_nft::{Flow, Key};
 
-use crate::blocks::number;
-use crate::program::{Chain, Line, Ports, Program, RuleAction, Set};
+use crate::blocks::is_within;
+use crate::program::{Chain, Line, Peer, Ports, Program, RuleAction, Set};
 use crate::rules::{Direction, Tier};
 
 /// The first packet of a connection as policies match it: with the translated destination and the client's own address.
@@ -69,15 +69,18 @@ impl Program {
 
     fn matches(&self, line: &Line, direction: Direction, packet: &Packet) -> bool {
         let peer = if direction == Direction::Ingress { packet.from } else { packet.to };
-        line.peer.is_none_or(|set| self.has_peer(set, peer))
+        line.peer.is_none_or(|wanted| self.is_peer(wanted, peer))
             && line.ports.as_ref().is_none_or(|ports| self.has_port(ports, packet))
     }
 
-    fn has_peer(&self, set: Set, peer: IpAddr) -> bool {
-        let is_within = |(first, last): &(u128, u128)| (*first..=*last).contains(&number(peer));
-        let is_in_range = || self.sets.get(&set).is_some_and(|ranges| ranges.iter().any(is_within));
+    fn is_peer(&self, wanted: Peer, peer: IpAddr) -> bool {
+        let set = match wanted {
+            Peer::In(set) => set,
+            Peer::Range(range, is_ipv4) => return is_ipv4 == peer.is_ipv4() && is_within(range, peer),
+        };
+        let ranges = || self.sets.get(&set).into_iter().flatten();
         let is_element = || self.element(&(set, Key::default().address(peer))).is_some();
-        set.is_ipv4() == peer.is_ipv4() && (is_element() || is_in_range())
+        set.is_ipv4() == peer.is_ipv4() && (is_element() || ranges().any(|range| is_within(*range, peer)))
     }
 
     fn has_port(&self, ports: &Ports, packet: &Packet) -> bool {

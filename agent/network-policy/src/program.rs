@@ -35,11 +35,20 @@ pub(crate) enum Chain {
     Ports(u64, Direction, usize),
 }
 
+/// Condition on the address of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// The address is in this set.
+    In(Set),
+    /// The address is in this range. The flag is true for IPv4. Needs no set: the kernel searches all sets of a table
+    /// by name, so that each set makes every transaction longer.
+    Range(Range, bool),
+}
+
 /// A rule of a chain. All parts must match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// The peer's address is in this set.
-    pub(crate) peer: Option<Set>,
+    pub(crate) peer: Option<Peer>,
     pub(crate) ports: Option<Ports>,
     pub(crate) then: RuleAction,
 }

@@ -19,6 +19,9 @@ use crate::program::{Affinity, AppliedProgram, ElementId, Entry, Map, Program, h
 /// Maximum clients of an endpoint in its session affinity set.
 const CLIENTS_MAX: u32 = 65_536;
 
+/// Maximum chains and elements of a service in [`Proxy::are_small`].
+const SMALL_MAX: usize = 64;
+
 /// A service and its slices. `None` if the service does not exist.
 pub type State = (Key, Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)>);
 
@@ -36,6 +39,8 @@ pub struct Proxy {
     claims: HashMap<ElementId, Vec<(Owner, Entry)>>,
     /// Whether the table in the kernel is unknown, so that it must be replaced.
     is_unknown: bool,
+    /// Ports whose conntrack entries may lead to former endpoints.
+    stale: Changed,
 }
 
 /// Changes of a transaction, in the order that the kernel requires.
@@ -68,6 +73,7 @@ impl Proxy {
             applied: HashMap::new(),
             claims: HashMap::new(),
             is_unknown: true,
+            stale: Changed::new(),
         })
     }
 
@@ -93,7 +99,14 @@ impl Proxy {
         listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
     }
 
-    /// Replaces the whole table in one transaction.
+    /// Whether the applied programs of these services are small: a change takes less time than the wake-up of a thread.
+    #[must_use]
+    pub fn are_small<'a>(&self, mut services: impl Iterator<Item = &'a Key>) -> bool {
+        let size = |(_, program): &(Owner, AppliedProgram)| program.chains.len() + program.elements.len();
+        services.all(|key| self.applied.get(key).is_none_or(|applied| size(applied) <= SMALL_MAX))
+    }
+
+    /// Replaces the whole table in one transaction, and deletes stale conntrack entries.
     ///
     /// # Errors
     /// When the kernel rejects the transaction; the table is unchanged then.
@@ -115,20 +128,45 @@ impl Proxy {
             // Clients keep their endpoints across restarts and repairs.
             transaction.add(&set, clients.get(&set).into_iter().flatten());
         }
-        self.commit(transaction, &flows)
+        self.commit(transaction, flows)?;
+        self.delete_stale_flows();
+        Ok(())
     }
 
-    /// Applies changed services in one transaction.
+    /// Applies changed services in one transaction, and deletes stale conntrack entries.
     ///
     /// # Errors
     /// When the kernel rejects the transaction; the table must be replaced then.
     pub fn change(&mut self, changed: impl IntoIterator<Item = State>) -> Result<(), Error> {
+        self.change_table(changed)?;
+        self.delete_stale_flows();
+        Ok(())
+    }
+
+    /// Applies changed services in one transaction. If the result is true, [`delete_stale_flows`](Self::delete_stale_flows)
+    /// must follow.
+    ///
+    /// # Errors
+    /// When the kernel rejects the transaction; the table must be replaced then.
+    pub fn change_table(&mut self, changed: impl IntoIterator<Item = State>) -> Result<bool, Error> {
         let difference = self.record(changed);
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
         self.is_unknown = true;
         let flows = self.write(&mut transaction, difference);
-        self.commit(transaction, &flows)
+        self.commit(transaction, flows)?;
+        Ok(!self.stale.is_empty())
+    }
+
+    /// Deletes conntrack entries that lead to former endpoints. Takes milliseconds if there may be some: the kernel goes
+    /// through all entries.
+    pub fn delete_stale_flows(&mut self) {
+        if let Err(error) = flows::delete_stale(&mut self.channel, &std::mem::take(&mut self.stale)) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot remove conntrack entries, datagrams may reach former endpoints until they expire"
+            );
+        }
     }
 
     /// Removes the table.
@@ -154,17 +192,12 @@ impl Proxy {
         commit_once(table, transaction)
     }
 
-    fn commit(&mut self, transaction: Transaction<'_>, flows: &Changed) -> Result<(), Error> {
+    fn commit(&mut self, transaction: Transaction<'_>, flows: Changed) -> Result<(), Error> {
         let committed = self.channel.commit(transaction.finish());
         committed.map_err(|source| Error::Commit { table: self.table.clone(), source })?;
         coracle_fault::point("services.committed");
         self.is_unknown = false;
-        if let Err(error) = flows::delete_stale(&mut self.channel, flows) {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "cannot remove conntrack entries, datagrams may reach former endpoints until they expire"
-            );
-        }
+        self.stale.extend(flows);
         Ok(())
     }
 

@@ -112,14 +112,15 @@ impl Peers {
 impl NetworkPolicies {
     pub(super) fn apply_namespace_events(&mut self, events: Vec<Received<Namespace>>) {
         let Some(peers) = &mut self.peers else { return };
+        let mut model = self.model.lock();
         for event in events.into_iter().filter_map(|event| received(event, "namespaces")) {
-            let known = self.model.namespaces().map(String::as_str);
+            let known = model.namespaces().map(String::as_str);
             for change in peers.listed_namespaces.changes(event, known) {
                 match change {
                     Change::Put(name, namespace) => {
-                        self.model.put_namespace(&name, namespace.metadata.labels.unwrap_or_default());
+                        model.put_namespace(&name, namespace.metadata.labels.unwrap_or_default());
                     }
-                    Change::Remove(name) => self.model.remove_namespace(&name),
+                    Change::Remove(name) => model.remove_namespace(&name),
                 }
             }
         }
@@ -127,11 +128,12 @@ impl NetworkPolicies {
 
     pub(super) fn apply_node_events(&mut self, events: Vec<Received<Node>>) {
         let Some(nodes) = &mut self.nodes else { return };
+        let mut model = self.model.lock();
         for event in events.into_iter().filter_map(|event| received(event, "nodes")) {
-            for change in nodes.listed.changes(event, self.model.nodes()) {
+            for change in nodes.listed.changes(event, model.nodes()) {
                 match change {
-                    Change::Put(_, node) => self.model.put_node(&node),
-                    Change::Remove(name) => self.model.remove_node(&name),
+                    Change::Put(_, node) => model.put_node(&node),
+                    Change::Remove(name) => model.remove_node(&name),
                 }
             }
         }
@@ -139,7 +141,8 @@ impl NetworkPolicies {
 
     /// Watches nodes while policies have them as peers. Returns whether all nodes that the policies need are known.
     pub(super) fn follow_nodes(&mut self) -> bool {
-        match (&self.nodes, self.model.needs_nodes()) {
+        let are_needed = self.model.lock().needs_nodes();
+        match (&self.nodes, are_needed) {
             (Some(nodes), true) => nodes.listed.is_complete,
             (None, true) => {
                 self.nodes = Some(Nodes { events: watch(&self.client), listed: Listing::default() });
@@ -148,8 +151,9 @@ impl NetworkPolicies {
             (None, false) => true,
             (Some(_), false) => {
                 self.nodes = None;
-                let names: Vec<String> = self.model.nodes().map(str::to_owned).collect();
-                names.iter().for_each(|name| self.model.remove_node(name));
+                let mut model = self.model.lock();
+                let names: Vec<String> = model.nodes().map(str::to_owned).collect();
+                names.iter().for_each(|name| model.remove_node(name));
                 true
             }
         }

@@ -8,13 +8,14 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::message::{
-    Attributes, BODY, Channel, NLMSG_ERROR, Request, attributes, errno_of, kind_of, messages,
+    Attributes, BODY, Channel, NLMSG_ERROR, Request, attributes, errno_of, kind_of, messages, number_of,
 };
 
 /// `NFNL_SUBSYS_CTNETLINK`, and its messages (`linux/netfilter/nfnetlink_conntrack.h`).
 const NEW: u16 = 0x100;
 const GET: u16 = 0x101;
 const DELETE: u16 = 0x102;
+const GET_STATS: u16 = 0x105;
 const NLMSG_DONE: u16 = 3;
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
@@ -53,12 +54,10 @@ pub struct Flow {
 /// Connections to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowSelector {
-    /// All connections of an address family.
-    Any {
-        /// Whether the family is IPv4.
-        is_ipv4: bool,
-    },
-    /// Connections whose client, or whose answering end, has the address. The kernel filters the list.
+    /// All connections, of both address families.
+    All,
+    /// Connections whose client, or whose answering end, has the address. The kernel filters the list, but goes through its
+    /// whole table: once for each end, and once more for IPv6.
     Of(IpAddr),
 }
 
@@ -97,11 +96,11 @@ pub fn delete_flows(
     for (question, only) in questions {
         channel.request_each(Request { kind: GET, flags: DUMP, family }, &question, |message| {
             error = error.take().or_else(|| error_of(message));
-            let Some((flow, named)) = flow_of(message) else { return };
+            let Some(flow) = flow_of(message) else { return };
             listed += 1;
             let is_asked = only.map_or_else(|| ports.contains(&flow.port), |port| port == flow.port);
             if is_asked && flow.protocol == protocol && stale(&flow) {
-                found.push(named);
+                found.extend(name_of(message));
             }
         })?;
     }
@@ -113,6 +112,20 @@ pub fn delete_flows(
         first = first.and(act(channel, DELETE, family, named));
     }
     first.map(|()| listed)
+}
+
+/// Number of connections that the kernel tracks in the network namespace. A connection counts before its first packet
+/// enters a filter.
+///
+/// # Errors
+/// When the kernel refuses the request.
+pub fn count_flows(channel: &mut Channel) -> io::Result<u32> {
+    const ENTRIES: u16 = 1;
+    let answer = channel.request(GET_STATS, 0, libc::AF_UNSPEC as u8, &Attributes::default())?;
+    if let Some(error) = messages(&answer).find_map(error_of) {
+        return Err(error);
+    }
+    number_of(&answer, ENTRIES).ok_or_else(|| io::Error::other("the kernel did not count the connections"))
 }
 
 /// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to keep
@@ -133,13 +146,14 @@ pub fn mark_flows(
         let request = Request { kind: GET, flags: DUMP, family };
         channel.request_each(request, &question.filter, |message| {
             error = error.take().or_else(|| error_of(message));
-            let Some((flow, named)) = flow_of(message) else { return };
+            let Some(flow) = flow_of(message) else { return };
             marked.listed += 1;
             // A kernel before 5.9 ignores the filter.
             let Some(is_set) = ends.include(&flow).then(|| wanted(&flow)).flatten() else { return };
             marked.with_bit += usize::from(is_set);
             if is_set != (flow.mark & bit != 0) {
-                changes.push((named, if is_set { bit } else { 0 }));
+                changes
+                    .extend(name_of(message).map(|named| (flow.from, named, if is_set { bit } else { 0 })));
             }
         })?;
         if question.is_probe && marked.listed > 0 {
@@ -150,9 +164,9 @@ pub fn mark_flows(
         return Err(error);
     }
     let mut first = Ok(());
-    for (named, value) in changes {
+    for (from, named, value) in changes {
         let change = named.bytes(MARK, &value.to_be_bytes()).bytes(MARK_MASK, &bit.to_be_bytes());
-        first = first.and(act(channel, NEW, family, &change));
+        first = first.and(act(channel, NEW, FlowSelector::Of(from).family(), &change));
     }
     first.map(|()| marked)
 }
@@ -180,16 +194,17 @@ fn by_source(address: IpAddr, (tuple, flags): (u16, u16)) -> Attributes {
 
 impl FlowSelector {
     fn family(self) -> u8 {
-        let is_ipv4 = match self {
-            Self::Any { is_ipv4 } => is_ipv4,
-            Self::Of(address) => address.is_ipv4(),
+        let family = match self {
+            Self::All => libc::AF_UNSPEC,
+            Self::Of(IpAddr::V4(_)) => libc::AF_INET,
+            Self::Of(IpAddr::V6(_)) => libc::AF_INET6,
         };
-        (if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 }) as u8
+        family as u8
     }
 
     fn include(self, flow: &Flow) -> bool {
         match self {
-            Self::Any { .. } => true,
+            Self::All => true,
             Self::Of(address) => flow.from == address || flow.answered_by == address,
         }
     }
@@ -242,9 +257,8 @@ fn error_of(message: &[u8]) -> Option<io::Error> {
     is_error.then(|| io::Error::from_raw_os_error(errno))
 }
 
-/// The entry in a message, with the attributes that identify it: id and zone distinguish it from another connection
-/// between the same ends.
-fn flow_of(message: &[u8]) -> Option<(Flow, Attributes)> {
+/// The entry in a message.
+fn flow_of(message: &[u8]) -> Option<Flow> {
     if kind_of(message) != NEW {
         return None;
     }
@@ -254,7 +268,7 @@ fn flow_of(message: &[u8]) -> Option<(Flow, Attributes)> {
     let number =
         |of: &[u8], kind| member(of, kind).and_then(|port| port.try_into().ok()).map(u16::from_be_bytes);
     let mark = member(body, MARK).and_then(|mark| mark.try_into().ok()).map(u32::from_be_bytes);
-    let flow = Flow {
+    Some(Flow {
         protocol: *member(transport, 1)?.first()?,
         from: address(original, 1)?,
         to: address(original, 2)?,
@@ -262,10 +276,16 @@ fn flow_of(message: &[u8]) -> Option<(Flow, Attributes)> {
         answered_by: address(reply, 1)?,
         answering_port: number(member(reply, 2)?, 2).unwrap_or_default(),
         mark: mark.unwrap_or_default(),
-    };
+    })
+}
+
+/// The attributes that identify the entry in a message: id and zone distinguish it from another connection between the
+/// same ends.
+fn name_of(message: &[u8]) -> Option<Attributes> {
+    let body = message.get(BODY..)?;
     let exactly = [ID, ZONE].into_iter().filter_map(|kind| Some((kind, member(body, kind)?)));
-    let named = Attributes::default().nested(ORIGINAL, original);
-    Some((flow, exactly.fold(named, |all, (kind, value)| all.bytes(kind, value))))
+    let named = Attributes::default().nested(ORIGINAL, member(body, ORIGINAL)?);
+    Some(exactly.fold(named, |all, (kind, value)| all.bytes(kind, value)))
 }
 
 /// An address of a tuple: 1 is the source and 2 the destination. Those of IPv6 follow.
@@ -312,7 +332,8 @@ mod tests {
         let thread = std::thread::spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
             let mut channel = Channel::open().unwrap();
-            let others = 500;
+            let (others, mut made) = (500, 0);
+            assert_eq!(count_flows(&mut channel).unwrap(), 0);
             for prefix in ["10.0", "fd00:"] {
                 let ip = |rest: String| -> IpAddr {
                     let text = if prefix == "10.0" {
@@ -351,9 +372,15 @@ mod tests {
                     MarkCounts { listed: listed(0), with_bit: 0 },
                     "an address without connections"
                 );
-                let all = FlowSelector::Any { is_ipv4: v4 };
-                let marked = mark_flows(&mut channel, all, 1, |flow| Some(flow.mark & 1 != 0)).unwrap();
-                assert_eq!(marked, MarkCounts { listed: others + 2, with_bit: 2 });
+                made += others + 2;
+                assert_eq!(count_flows(&mut channel).unwrap() as usize, made);
+                let keep = |flow: &Flow| (flow.from.is_ipv4() == v4).then_some(flow.mark & 1 != 0);
+                let marked = mark_flows(&mut channel, FlowSelector::All, 1, keep).unwrap();
+                assert_eq!(marked, MarkCounts { listed: made, with_bit: 2 }, "both families");
+                let clear = |flow: &Flow| (flow.from.is_ipv4() == v4).then_some(false);
+                mark_flows(&mut channel, FlowSelector::All, 1, clear).unwrap();
+                let marked = mark_flows(&mut channel, FlowSelector::All, 1, |flow| Some(flow.mark & 1 != 0));
+                assert_eq!(marked.unwrap().with_bit, 0, "the marks of {prefix} are cleared");
             }
         });
         thread.join().unwrap();

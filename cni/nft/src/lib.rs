@@ -24,7 +24,7 @@ pub use dump::{counted_packets, dynamic_elements};
 pub use element::{Element, Key, Value};
 pub use event::{Change, changes};
 pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule};
-pub use flow::{Flow, FlowSelector, MarkCounts, delete_flows, mark_flows};
+pub use flow::{Flow, FlowSelector, MarkCounts, count_flows, delete_flows, mark_flows};
 pub use interval::{Interval, intervals};
 pub use message::{
     Attributes, BODY, BRIDGE, Batch, Channel, INET, NLMSG_ERROR, Verb, attributes, errno_of, kind_of,

@@ -6,7 +6,7 @@ use super::selection::{Scope, Selection};
 use super::{DIRECTIONS, Model};
 use crate::blocks::ranges;
 use crate::facts::NODES;
-use crate::program::{Chain, Line, Lines, Ports, RuleAction, Set};
+use crate::program::{Chain, Line, Lines, Peer, Ports, RuleAction, Set};
 use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, Rule, Rules, Tier};
 
 /// The objects of a policy in the table.
@@ -92,24 +92,28 @@ impl Model {
         lines
     }
 
-    /// The sets of the rule's peers. `None` in the list: all peers.
-    fn peers(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Option<Set>> {
+    /// Conditions on the rule's peers. `None` in the list: all peers.
+    fn peers(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Option<Peer>> {
         let Some(peers) = &rule.peers else { return vec![None] };
-        let mut sets = Vec::new();
+        let mut conditions = Vec::new();
         for peer in &peers.pods {
             let number = self.selected(built, place, peer, None);
-            sets.extend([true, false].map(|is_ipv4| Some(Set::Addresses(number, is_ipv4))));
+            conditions.extend([true, false].map(|is_ipv4| Some(Peer::In(Set::Addresses(number, is_ipv4)))));
         }
         for is_ipv4 in [true, false] {
             let ranges = ranges(&peers.blocks, is_ipv4);
-            if !ranges.is_empty() {
-                let set = Set::Blocks(place.policy, place.direction, place.position, is_ipv4);
-                self.program.add_set(set, ranges);
-                built.sets.push(set);
-                sets.push(Some(set));
+            match ranges[..] {
+                [] => {}
+                [range] => conditions.push(Some(Peer::Range(range, is_ipv4))),
+                _ => {
+                    let set = Set::Blocks(place.policy, place.direction, place.position, is_ipv4);
+                    self.program.add_set(set, ranges);
+                    built.sets.push(set);
+                    conditions.push(Some(Peer::In(set)));
+                }
             }
         }
-        sets
+        conditions
     }
 
     /// Conditions on the ports of a rule. A named port is a port of the receiving pod: for ingress, of the pods

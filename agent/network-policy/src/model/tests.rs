@@ -14,7 +14,7 @@ use super::*;
 use crate::blocks::number;
 use crate::cluster_policy::ClusterPolicy;
 use crate::packet::Packet;
-use crate::program::{Changes, Element, Ports};
+use crate::program::{Changes, Element, Peer, Ports};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -71,7 +71,11 @@ impl Kernel {
                 Some(Ports::Named(set)) => Some(set),
                 _ => None,
             };
-            line.peer.iter().chain(&named).for_each(|set| assert!(self.sets.contains_key(set), "{set:?}"));
+            let peers = match line.peer {
+                Some(Peer::In(set)) => Some(set),
+                _ => None,
+            };
+            peers.iter().chain(&named).for_each(|set| assert!(self.sets.contains_key(set), "{set:?}"));
         }
     }
 
@@ -112,10 +116,13 @@ impl Kernel {
     fn matches(&self, line: &Line, direction: Direction, packet: Packet) -> bool {
         let Packet { from, to, protocol, port } = packet;
         let peer = if direction == Direction::Ingress { from } else { to };
-        let is_peer = line.peer.is_none_or(|set| {
-            let is_in_range = |(first, last): &(u128, u128)| (*first..=*last).contains(&number(peer));
-            set.is_ipv4() == peer.is_ipv4()
-                && (self.has(set, element(peer)) || self.sets[&set].iter().any(is_in_range))
+        let is_in_range = |(first, last): &(u128, u128)| (*first..=*last).contains(&number(peer));
+        let is_peer = line.peer.is_none_or(|wanted| match wanted {
+            Peer::In(set) => {
+                set.is_ipv4() == peer.is_ipv4()
+                    && (self.has(set, element(peer)) || self.sets[&set].iter().any(is_in_range))
+            }
+            Peer::Range(range, is_ipv4) => is_ipv4 == peer.is_ipv4() && is_in_range(&range),
         });
         is_peer
             && line.ports.as_ref().is_none_or(|ports| match ports {
@@ -656,6 +663,21 @@ fn a_change_of_one_pod_changes_its_elements_only() {
     assert_eq!(changes.addresses(), own.into_iter().collect(), "only connections of the new pod are checked");
     model.put_pod(PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap());
     assert!(model.program.changes().is_empty());
+}
+
+#[test]
+fn only_several_ranges_of_one_family_need_a_set() {
+    let mut model = Model::default();
+    model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
+    let mut sets_of = |blocks: &[&str]| {
+        let peers: Vec<_> = blocks.iter().map(|cidr| json!({"ipBlock": {"cidr": cidr}})).collect();
+        let rules = json!([{"from": peers, "ports": [{"port": 80}]}]);
+        model.put_policy(&policy("red", "p", json!({"podSelector": {}, "ingress": rules})));
+        model.program.sets.keys().filter(|set| matches!(set, Set::Blocks(..))).count()
+    };
+    assert_eq!(sets_of(&["10.0.0.0/8", "10.1.0.0/16", "fd00::/8"]), 0);
+    assert_eq!(sets_of(&["10.0.0.0/8", "192.0.2.1/32", "fd00::/8"]), 1);
+    assert_eq!(sets_of(&["10.0.0.0/8"]), 0, "the set of the previous version is removed");
 }
 
 #[test]

@@ -1,0 +1,193 @@
+//! Checks of open connections after changes of policies. A check runs on a thread of its own, so that later changes do not
+//! wait for it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_network_policy::{ConnectionCounts, Effect, Model, mark_connections};
+use coracle_nft::Channel;
+use tokio::task::JoinHandle;
+
+/// The policies and pods, which a check reads while they change. Each connection gets the verdict of one moment; the
+/// connections that a later change concerns are checked again after it.
+#[derive(Clone, Default)]
+pub(super) struct SharedModel(Arc<Mutex<Model>>);
+
+/// Connections to check.
+#[derive(Debug, PartialEq, Eq)]
+enum Due {
+    /// Those of these addresses.
+    Of(BTreeSet<IpAddr>),
+    All,
+}
+
+/// Result of a check.
+struct Outcome {
+    is_complete: bool,
+    /// The counts, and the channel for the next check.
+    marked: io::Result<(ConnectionCounts, Channel)>,
+}
+
+/// Marks open connections that the policies no longer allow. At most one check runs at a time.
+pub(super) struct Checks {
+    model: SharedModel,
+    /// Connections that changes concerned since the running check began.
+    due: Option<Due>,
+    running: Option<JoinHandle<Outcome>>,
+    /// The socket of the checks, while none runs.
+    channel: Option<Channel>,
+    /// Whether conntrack entries have the mark. A later change may allow their connections.
+    has_forbidden: bool,
+    /// Whether the last check failed.
+    has_failed: bool,
+}
+
+// === impl SharedModel ===
+
+impl SharedModel {
+    /// The model. A check needs it for each connection, so it must not be held for long.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Model> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Due ===
+
+impl Due {
+    fn and(self, other: Option<Self>) -> Self {
+        match (self, other) {
+            (Self::Of(addresses), None) => Self::Of(addresses),
+            (Self::Of(addresses), Some(Self::Of(others))) => Self::Of(&addresses | &others),
+            (Self::All, _) | (_, Some(Self::All)) => Self::All,
+        }
+    }
+
+    fn addresses(&self) -> Option<&BTreeSet<IpAddr>> {
+        match self {
+            Self::Of(addresses) => Some(addresses),
+            Self::All => None,
+        }
+    }
+}
+
+// === impl Checks ===
+
+impl Checks {
+    pub(super) fn new(model: SharedModel) -> Self {
+        Self { model, due: None, running: None, channel: None, has_forbidden: false, has_failed: false }
+    }
+
+    /// Checks connections after a change of the table. `None`: the table was replaced. After a failed check the next
+    /// change checks all connections.
+    pub(super) fn begin(&mut self, effect: Option<Effect>) {
+        // The running check may mark a connection that the change allows.
+        let may_be_forbidden = self.has_forbidden || self.running.is_some();
+        let due = match effect {
+            Some(Effect::None) => return,
+            Some(Effect::Allows(_)) if !may_be_forbidden => return,
+            Some(Effect::Allows(addresses) | Effect::MayForbid(addresses)) if !self.has_failed => {
+                Due::Of(addresses)
+            }
+            _ => Due::All,
+        };
+        self.due = Some(due.and(self.due.take()));
+        self.start();
+    }
+
+    /// Starts the next check, unless one runs.
+    fn start(&mut self) {
+        if self.running.is_some() {
+            return;
+        }
+        if let Some(due) = self.due.take() {
+            let (model, channel) = (self.model.clone(), self.channel.take());
+            self.running = Some(tokio::task::spawn_blocking(move || Outcome {
+                is_complete: due == Due::All,
+                marked: check(channel, &model, due.addresses()),
+            }));
+        }
+    }
+
+    /// Returns after the end of a check, and starts the next one. Waits forever if none runs. Cancel safe.
+    pub(super) async fn next(&mut self) {
+        let Some(running) = &mut self.running else { return std::future::pending().await };
+        let outcome = running.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        self.running = None;
+        self.end(outcome);
+        self.start();
+    }
+
+    fn end(&mut self, Outcome { is_complete, marked }: Outcome) {
+        match marked {
+            Ok((counts, channel)) => {
+                self.channel = Some(channel);
+                self.has_failed = false;
+                self.has_forbidden = counts.forbidden > 0 || self.has_forbidden && !is_complete;
+                tracing::debug!(
+                    listed = counts.listed,
+                    forbidden = counts.forbidden,
+                    "checked open connections against the network policies"
+                );
+            }
+            Err(error) => {
+                (self.has_forbidden, self.has_failed) = (true, true);
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot check open connections against the network policies"
+                );
+            }
+        }
+    }
+}
+
+/// Marks connections, see [`mark_connections`]. Opens the channel if there is none.
+fn check(
+    channel: Option<Channel>,
+    model: &SharedModel,
+    of: Option<&BTreeSet<IpAddr>>,
+) -> io::Result<(ConnectionCounts, Channel)> {
+    let mut channel = channel.map_or_else(Channel::open, Ok)?;
+    let counts = mark_connections(&mut channel, of, |flow| model.lock().allows(flow))?;
+    Ok((counts, channel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_of_all_changes_during_a_check_are_checked_after_it() {
+        let addresses = |numbers: &[u8]| -> BTreeSet<IpAddr> {
+            numbers.iter().map(|number| IpAddr::from([10, 42, 0, *number])).collect()
+        };
+        let test = async move {
+            let mut checks = Checks::new(SharedModel::default());
+            checks.begin(Some(Effect::None));
+            checks.begin(Some(Effect::Allows(addresses(&[1]))));
+            assert!(checks.running.is_none(), "no connection is forbidden");
+            checks.begin(Some(Effect::MayForbid(addresses(&[1]))));
+            assert!(checks.running.is_some() && checks.due.is_none());
+            checks.begin(Some(Effect::Allows(addresses(&[2]))));
+            checks.begin(Some(Effect::MayForbid(addresses(&[3]))));
+            assert_eq!(checks.due, Some(Due::Of(addresses(&[2, 3]))));
+            checks.next().await;
+            assert!(checks.running.is_some() && checks.due.is_none(), "the next check");
+            checks.begin(Some(Effect::MayForbid(addresses(&[4]))));
+            checks.begin(None);
+            checks.begin(Some(Effect::MayForbid(addresses(&[5]))));
+            assert_eq!(checks.due, Some(Due::All));
+            checks.next().await;
+            checks.next().await;
+            assert!(checks.running.is_none() && checks.channel.is_some() && !checks.has_failed);
+        };
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            // Its threads are in the network namespace of this thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(test);
+        });
+        thread.join().unwrap();
+    }
+}
