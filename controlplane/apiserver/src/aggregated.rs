@@ -8,6 +8,7 @@ use crate::{
     authn::User,
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
+    pretty::Forwarded,
     reply::{self, Reply},
     request::RequestInfo,
     state::State,
@@ -54,7 +55,9 @@ pub(crate) async fn run(
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), state.shutdown.clone());
     }
-    Ok(pass(answer))
+    let mut reply = pass(answer);
+    reply.extensions_mut().insert(Forwarded);
+    Ok(reply)
 }
 
 /// Whether a response is a redirect, which the client would follow with its credentials (CVE-2022-3172).

@@ -164,21 +164,7 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
 
 /// Writes the config map by which aggregated servers authenticate clients and this server, if an authority has changed.
 async fn extension_authentication(state: &Arc<State>) -> Result<()> {
-    let proxy = &state.front_proxy;
-    if proxy.authority.is_empty() {
-        return Ok(());
-    }
-    let data = json!({
-        "client-ca-file": proxy.client_authority,
-        "requestheader-allowed-names": "[\"front-proxy-client\"]",
-        "requestheader-client-ca-file": proxy.authority,
-        "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
-        "requestheader-group-headers": "[\"X-Remote-Group\"]",
-        "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
-        "requestheader-username-headers": "[\"X-Remote-User\"]",
-    });
-    let metadata = json!({"name": "extension-apiserver-authentication", "namespace": "kube-system"});
-    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+    let Some(map) = authentication_map(state) else { return Ok(()) };
     let kind = core("configmaps")?;
     if stored(state, kind, &map).is_some_and(|stored| stored["data"] == map["data"]) {
         return Ok(());
@@ -193,6 +179,33 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
         Ok(new)
     });
     written.await.map(|_| ())
+}
+
+/// Creates the config map of [`extension_authentication`] if it does not exist.
+async fn missing_extension_authentication(state: &Arc<State>) -> Result<()> {
+    match authentication_map(state) {
+        Some(map) => ensure(state, "configmaps", map).await,
+        None => Ok(()),
+    }
+}
+
+/// The config map with the authorities of this server. `None` without an authority of the front proxy.
+fn authentication_map(state: &State) -> Option<Value> {
+    let proxy = &state.front_proxy;
+    if proxy.authority.is_empty() {
+        return None;
+    }
+    let data = json!({
+        "client-ca-file": proxy.client_authority,
+        "requestheader-allowed-names": "[\"front-proxy-client\"]",
+        "requestheader-client-ca-file": proxy.authority,
+        "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
+        "requestheader-group-headers": "[\"X-Remote-Group\"]",
+        "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
+        "requestheader-username-headers": "[\"X-Remote-User\"]",
+    });
+    let metadata = json!({"name": "extension-apiserver-authentication", "namespace": "kube-system"});
+    Some(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}))
 }
 
 /// Creates the config map with the day since which the uses of legacy tokens are recorded. kube-controller-manager

@@ -24,6 +24,11 @@ const MAX_LEVELS: usize = 64;
 /// Starts of the header User-Agent of programs that show responses to people.
 const HUMAN_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
+/// Marks a response of an aggregated server. Its body is not changed: the server indents it itself, and it may be a stream
+/// in which white space separates documents.
+#[derive(Clone, Copy)]
+pub(crate) struct Forwarded;
+
 /// A JSON body that is indented part by part.
 struct Indented {
     body: Body,
@@ -69,8 +74,11 @@ pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
     }
 }
 
-/// Indents the body of a response, if it is JSON.
+/// Indents the body of a response, if it is JSON of this server.
 pub(crate) fn indented(mut reply: Reply) -> Reply {
+    if reply.extensions().get::<Forwarded>().is_some() {
+        return reply;
+    }
     let headers = reply.headers_mut();
     let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|media| media == "application/json");
     if !is_json || headers.contains_key(header::CONTENT_ENCODING) {
@@ -204,6 +212,14 @@ mod tests {
         assert_eq!(text_of(reply).await, expected);
         let plain = indented(reply::bytes(200, "text/plain", "{}"));
         assert_eq!(text_of(plain).await, "{}");
+    }
+
+    #[tokio::test]
+    async fn responses_of_aggregated_servers_are_not_changed() {
+        let lines = "{\"a\":[1]}\n{\"a\":[2]}\n";
+        let mut reply = reply::bytes(200, "application/json", lines);
+        reply.extensions_mut().insert(Forwarded);
+        assert_eq!(text_of(indented(reply)).await, lines);
     }
 
     #[tokio::test]

@@ -19,6 +19,9 @@ use crate::pod_security::template_path;
 
 /// Maximum number of warnings about one object.
 const MAX: usize = 100;
+/// Bytes of warnings about one object after which no further warning is kept. A warning has parts of the object, which
+/// may be very long. The API server sends fewer bytes.
+const MAX_BYTES: usize = 16 << 10;
 /// Maximum number of earlier elements of a list with which an element is compared.
 const MAX_COMPARED: usize = 100;
 
@@ -52,18 +55,22 @@ const MOUNTABLE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 
 /// The warnings about one object.
 #[derive(Default)]
-struct Found(Vec<String>);
+struct Found {
+    warnings: Vec<String>,
+    bytes: usize,
+}
 
 impl Found {
     fn add(&mut self, text: String) {
         if !self.is_full() {
-            self.0.push(text);
+            self.bytes += text.len();
+            self.warnings.push(text);
         }
     }
 
     /// Whether no further warning is kept.
     fn is_full(&self) -> bool {
-        self.0.len() >= MAX
+        self.warnings.len() >= MAX || self.bytes >= MAX_BYTES
     }
 
     /// Adds a warning about a field, if there is one.
@@ -78,7 +85,7 @@ impl Found {
 pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
     let mut found = Found::default();
     if !kind.is_built_in() {
-        return found.0;
+        return found.warnings;
     }
     match (&*kind.group, &*kind.kind) {
         // As upstream, an update of a pod has no warnings: programs make most of them.
@@ -103,7 +110,7 @@ pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
         ("storage.k8s.io", "CSIStorageCapacity") => volume::capacity(&mut found, new),
         _ => workload(&mut found, kind, new, old),
     }
-    found.0
+    found.warnings
 }
 
 /// The warnings about an object with a template of pods.

@@ -11,7 +11,7 @@ use std::{
 use coracle_kinds::{kind::by_resource, selector::FieldSelector};
 use futures::future::select_all;
 
-use super::{addresses, extension_authentication, namespaces, own_service};
+use super::{addresses, extension_authentication, missing_extension_authentication, namespaces, own_service};
 use crate::{
     cache::{Events, Scope, Watcher, prefix_of},
     error::{ApiError, Result},
@@ -70,10 +70,13 @@ async fn run(state: Weak<State>, mut watches: Vec<Events>) {
 async fn restore(state: &Arc<State>) -> Result<()> {
     namespaces(state).await?;
     own_service(state).await?;
-    // Servers that share a store write their addresses periodically. A server that stops must not register again.
-    if !state.store.is_shared() {
-        addresses::publish(state).await?;
+    // Servers that share a store write their addresses periodically. A server that stops must not register again. Their
+    // authorities may differ, for example while an authority is replaced one server after another. If each server
+    // restored its own ones, their writes would never end.
+    if state.store.is_shared() {
+        return missing_extension_authentication(state).await;
     }
+    addresses::publish(state).await?;
     extension_authentication(state).await
 }
 

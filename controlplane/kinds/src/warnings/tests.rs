@@ -232,3 +232,18 @@ fn an_object_with_many_elements_has_few_warnings() {
     let found = created("v1", "Pod", &json!({"metadata": {"name": "p"}, "spec": spec}));
     assert_eq!(found.len(), MAX);
 }
+
+#[test]
+fn an_object_with_long_names_has_short_warnings() {
+    let name = "x".repeat(10_000);
+    let paths: Vec<Value> = (0..200).map(|_| json!({"key": "a", "path": "x"})).collect();
+    let sources = json!([{"configMap": {"name": name, "items": paths}}]);
+    for volume in [
+        json!({"name": "v", "projected": {"sources": sources}}),
+        json!({"name": "v", "secret": {"secretName": name, "items": paths}}),
+    ] {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"volumes": [volume]}});
+        let bytes: usize = created("v1", "Pod", &pod).iter().map(String::len).sum();
+        assert!(bytes > 10_000 && bytes < MAX_BYTES + 30_000, "{bytes}");
+    }
+}

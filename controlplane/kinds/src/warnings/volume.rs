@@ -31,7 +31,19 @@ const REMOVED_PERSISTENT: [&str; 6] =
 /// A path in a volume, and the source that it comes from.
 struct FilePath<'a> {
     path: &'a str,
-    source: String,
+    source: Source<'a>,
+}
+
+/// A source of a projected volume. Each path refers to its source, because the name of a source may be very long.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// The only source of its volume. It is not shown.
+    Whole,
+    Named {
+        kind: &'static str,
+        name: &'a str,
+    },
+    Unnamed(&'static str),
 }
 
 /// Warns about the volumes of a pod.
@@ -129,42 +141,40 @@ fn overlaps(found: &mut Found, volume: &Value) {
             "" => "DownwardAPI".to_owned(),
             kind => format!("{kind} {:?}", text(&source[object])),
         };
-        compare(found, &format!("volume {name:?} ({what})"), &paths_of(source, ""));
+        compare(found, &format!("volume {name:?} ({what})"), &paths_of(source, Source::Whole));
     }
     let mut paths = Vec::new();
     for (_, source) in items(&volume["projected"]["sources"]) {
         if source.as_object().is_some_and(serde_json::Map::is_empty) {
             found.add(format!("volume {name:?} (Projected) has no sources provided"));
         }
-        let of = |field: &str, kind: &str| {
-            let what = format!("{kind} {:?}", text(&source[field]["name"]));
-            paths_of(&source[field], &what)
-        };
-        paths.extend(of("configMap", "ConfigMap"));
-        paths.extend(of("secret", "Secret"));
-        paths.extend(paths_of(&source["downwardAPI"], "DownwardAPI"));
+        for (field, kind) in [("configMap", "ConfigMap"), ("secret", "Secret")] {
+            let object = &source[field];
+            paths.extend(paths_of(object, Source::Named { kind, name: text(&object["name"]) }));
+        }
+        paths.extend(paths_of(&source["downwardAPI"], Source::Unnamed("DownwardAPI")));
         let token = text(&source["serviceAccountToken"]["path"]);
         if !token.is_empty() {
             paths.push(FilePath {
                 path: token.trim_end_matches('/'),
-                source: "ServiceAccountToken".to_owned(),
+                source: Source::Unnamed("ServiceAccountToken"),
             });
         }
     }
     compare(found, &format!("volume {name:?} (Projected)"), &paths);
 }
 
-fn paths_of<'a>(source: &'a Value, what: &str) -> Vec<FilePath<'a>> {
-    let paths = items(&source["items"]).map(|(_, item)| text(&item["path"]).trim_end_matches('/'));
-    paths.map(|path| FilePath { path, source: what.to_owned() }).collect()
+fn paths_of<'a>(object: &'a Value, source: Source<'a>) -> Vec<FilePath<'a>> {
+    let paths = items(&object["items"]).map(|(_, item)| text(&item["path"]).trim_end_matches('/'));
+    paths.map(|path| FilePath { path, source }).collect()
 }
 
 fn compare(found: &mut Found, volume: &str, paths: &[FilePath<'_>]) {
     for (index, path) in paths.iter().enumerate().filter(|(_, path)| !path.path.is_empty()) {
-        if found.is_full() {
-            return;
-        }
         for other in paths.iter().take(index.min(MAX_COMPARED)).filter(|other| path.overlaps(other)) {
+            if found.is_full() {
+                return;
+            }
             found.add(format!("{volume}: overlapping paths: {} with {}", path.shown(), other.shown()));
         }
     }
@@ -182,9 +192,10 @@ impl FilePath<'_> {
     }
 
     fn shown(&self) -> String {
-        match self.source.as_str() {
-            "" => format!("{:?}", self.path),
-            source => format!("{:?} ({source})", self.path),
+        match self.source {
+            Source::Whole => format!("{:?}", self.path),
+            Source::Named { kind, name } => format!("{:?} ({kind} {name:?})", self.path),
+            Source::Unnamed(kind) => format!("{:?} ({kind})", self.path),
         }
     }
 }

@@ -295,9 +295,11 @@ async fn a_webhook_converts_between_versions() {
 type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>;
 
 /// A store that does not list custom resources while it is broken.
-struct Breakable {
-    store: Embedded,
-    is_broken: Arc<AtomicBool>,
+pub(super) struct Breakable {
+    pub(super) store: Embedded,
+    pub(super) is_broken: Arc<AtomicBool>,
+    /// Whether the server assumes other servers on the store.
+    pub(super) is_shared: bool,
 }
 
 impl Store for Breakable {
@@ -334,7 +336,7 @@ impl Store for Breakable {
     }
 
     fn is_shared(&self) -> bool {
-        self.store.is_shared()
+        self.is_shared
     }
 
     fn is_current<'a>(&'a self, key: &'a str) -> Stored<'a, bool> {
@@ -351,7 +353,7 @@ async fn a_definition_whose_objects_cannot_be_loaded_is_served_later() {
     let directory = tempfile::tempdir().unwrap();
     let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
     let is_broken = Arc::new(AtomicBool::new(true));
-    let store = Breakable { store, is_broken: is_broken.clone() };
+    let store = Breakable { store, is_broken: is_broken.clone(), is_shared: false };
     let api = open_on(Arc::new(store), directory.path(), |_config| {}).await;
     let server = Fixture { api, directory };
     let created = server.post(DEFINITIONS, definition("foos", "Foo")).await;

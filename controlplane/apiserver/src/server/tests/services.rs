@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::*;
+use super::{custom_resources::Breakable, *};
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 
@@ -256,4 +256,32 @@ async fn the_service_of_the_server_comes_back() {
         .await;
     }
     assert_eq!(spec_of(&server, "kubernetes").await["clusterIP"], address);
+}
+
+#[tokio::test]
+async fn servers_on_one_store_do_not_restore_their_authorities_in_turn() {
+    const MAP: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let own_service = format!("{SERVICES}/kubernetes");
+    for (is_shared, expect) in [(false, "own"), (true, "other")] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+        let store = Breakable { store, is_broken: Arc::default(), is_shared };
+        let configure = |config: &mut ApiserverConfig| config.front_proxy.authority = "own".to_owned();
+        let server = Fixture { api: open_on(Arc::new(store), directory.path(), configure).await, directory };
+        let authority = async || server.get(MAP).await.body["data"]["requestheader-client-ca-file"].clone();
+        assert_eq!(authority().await, "own");
+        let changed = server.merge(MAP, json!({"data": {"requestheader-client-ca-file": "other"}})).await;
+        assert_eq!(changed.code, 200, "{}", changed.body);
+        // The service is restored before the config map. The second pass begins after the end of the first one.
+        for _ in 0..2 {
+            assert_eq!(server.delete(&own_service, json!({})).await.code, 200);
+            eventually_async("the service is created again", 20, async || {
+                server.get(&own_service).await.code == 200
+            })
+            .await;
+        }
+        assert_eq!(authority().await, expect);
+        assert_eq!(server.delete(MAP, json!({})).await.code, 200);
+        eventually_async("the config map is created again", 20, async || authority().await == "own").await;
+    }
 }
