@@ -42,15 +42,16 @@ impl Pending {
     }
 }
 
-/// Queues nodes with changed NoExecute taints, and nodes with such taints when a pod on them is added or changed.
+/// Queues nodes with changed NoExecute taints, also when they are deleted, and nodes with such taints when a pod on them is
+/// added or changed.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<Pending>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
-        let Some(node) = change.new else { return };
+        let Some(node) = change.latest() else { return };
         let taints = |node: &Arc<Node>| {
             node.taints().iter().filter(|taint| evicts(taint)).cloned().collect::<Vec<_>>()
         };
-        if taints(node) != change.old.map(taints).unwrap_or_default() {
+        if change.new.map(taints).unwrap_or_default() != change.old.map(taints).unwrap_or_default() {
             own.add(node.key());
         }
     });
@@ -66,11 +67,15 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<
 
 /// Evicts the pods of one node whose toleration has expired. Returns the time of the next expiry.
 pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) -> Result<Next, Error> {
-    let node = context.caches.nodes.get(&key).filter(|node| node.taints().iter().any(evicts));
-    let Some(node) = node else {
-        report_cancelled(context, pending.replace(&key, Pods::new()));
+    let Some(node) = context.caches.nodes.get(&key) else {
+        // The pods of a deleted node are deleted too, so nothing is cancelled.
+        drop(pending.replace(&key, Pods::new()));
         return Ok(Next::Wait);
     };
+    if !node.taints().iter().any(evicts) {
+        report_cancelled(context, pending.replace(&key, Pods::new()));
+        return Ok(Next::Wait);
+    }
     let pods = context.caches.pods.all().into_iter();
     let pods =
         pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name()) && !pod.is_being_deleted());
@@ -184,6 +189,31 @@ mod tests {
         put_node("6", json!([]));
         assert!(matches!(reconcile(&api.context, &pending, node.clone()).await, Ok(Next::Wait)));
         assert_eq!(names(), "");
+    }
+
+    /// Reconciles the queued nodes. The time is shorter than the tolerations.
+    async fn work(api: &TestApi, queue: &Queue<Key>, pending: &Pending) {
+        let work = queue.work("test", |key| reconcile(&api.context, pending, key));
+        assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deleted_node_has_no_pending_evictions() {
+        let api = TestApi::new(&[]);
+        let (caches, queue, pending) = (&api.context.caches, Arc::new(Queue::new()), Arc::default());
+        listen(&api.context, &queue, &pending);
+        let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"},
+            "spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}});
+        caches.nodes.written(serde_json::from_value(node).unwrap());
+        let tolerations = json!([{"operator": "Exists", "tolerationSeconds": 300}]);
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p", "resourceVersion": "2"},
+            "spec": {"nodeName": "a", "tolerations": tolerations}});
+        caches.pods.written(serde_json::from_value(pod).unwrap());
+        work(&api, &queue, &pending).await;
+        assert_eq!(pending.0.lock().unwrap().len(), 1);
+        caches.nodes.removed(&Key::new("", "a"), "a");
+        work(&api, &queue, &pending).await;
+        assert!(pending.0.lock().unwrap().is_empty());
     }
 
     #[test]
