@@ -72,7 +72,7 @@ impl Pending {
 }
 
 /// Queues nodes with changed NoExecute taints, also when they are deleted, and nodes with such taints when a pod on them is
-/// added or changed.
+/// added, or its eviction may change.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<Pending>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -86,12 +86,25 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<
     });
     let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
     context.caches.pods.on_change(move |change| {
+        // A reconcile reads all pods, and most changes of a pod are changes of its status.
+        if change.old.zip(change.new).is_some_and(|(old, new)| is_evicted_alike(old, new)) {
+            return;
+        }
         let node = change.new.and_then(|pod| pod.spec.node_name.as_deref());
         let node = node.and_then(|node| nodes.get(&Key::new("", node)));
         if let Some(node) = node.filter(|node| node.taints().iter().any(evicts)) {
             own.add(node.key());
         }
     });
+}
+
+/// Whether two states of a pod have the same eviction.
+fn is_evicted_alike(old: &Pod, new: &Pod) -> bool {
+    old.uid() == new.uid()
+        && old.spec.node_name == new.spec.node_name
+        && old.spec.tolerations == new.spec.tolerations
+        && old.bound_since() == new.bound_since()
+        && old.is_being_deleted() == new.is_being_deleted()
 }
 
 /// Evicts the pods of one node whose toleration has expired. Returns the time of the next expiry.
@@ -245,6 +258,31 @@ mod tests {
         caches.nodes.removed(&Key::new("", "a"), "a");
         work(&api, &queue, &pending).await;
         assert!(pending.0.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_queues_its_node_only_if_its_eviction_may_change() {
+        let api = TestApi::new(&[]);
+        let (caches, queue) = (&api.context.caches, Arc::new(Queue::new()));
+        let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"},
+            "spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}});
+        caches.nodes.written(serde_json::from_value(node).unwrap());
+        listen(&api.context, &queue, &Arc::default());
+        for (version, phase, seconds, expected) in
+            [("2", "Pending", 300, 1), ("3", "Running", 300, 0), ("4", "Running", 200, 1)]
+        {
+            let tolerations = json!([{"operator": "Exists", "tolerationSeconds": seconds}]);
+            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p", "resourceVersion": version},
+                "spec": {"nodeName": "a", "tolerations": tolerations}, "status": {"phase": phase}});
+            caches.pods.written(serde_json::from_value(pod).unwrap());
+            let queued = Mutex::new(0);
+            let work = queue.work("test", |_node: Key| {
+                *queued.lock().unwrap() += 1;
+                async { Ok(Next::Wait) }
+            });
+            assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
+            assert_eq!(queued.into_inner().unwrap(), expected, "version {version}");
+        }
     }
 
     #[test]
