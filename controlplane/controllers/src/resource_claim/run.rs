@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::plan::{self, Step};
 use crate::context::Context;
 use crate::error::{Error, is_namespace_terminating};
-use crate::object::{Key, ObjectExt, Pod, ResourceClaim};
+use crate::object::{Key, ObjectExt, Pod, ResourceClaim, controller_of};
 use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
 use crate::queueing::queue_pod_of_deleted;
@@ -33,14 +33,20 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let (own, pods) = (queue.clone(), context.caches.pods.clone());
     context.caches.resource_claims.on_change(move |change| {
-        // Once for each claim, so that no index is needed.
         let Some(claim) = change.new.filter(|claim| is_allocated(claim)) else { return };
-        if !change.old.is_some_and(is_allocated) {
-            let pods = pods.in_namespace(claim.namespace()).into_iter();
-            let pods = pods.filter(|pod| plan::may_lack_reservations(pod));
-            pods.filter(|pod| pod.claims().any(|name| name == claim.name()))
-                .for_each(|pod| own.add(pod.key()));
+        if change.old.is_some_and(is_allocated) {
+            return;
         }
+        // Other pods do not use a generated claim.
+        if let Some(owner) = controller_of(&claim.metadata).filter(|owner| owner.kind == "Pod") {
+            let pod = pods.get(&Key::new(claim.namespace(), &owner.name));
+            pod.filter(|pod| plan::may_lack_reservations(pod)).into_iter().for_each(|pod| own.add(pod.key()));
+            return;
+        }
+        // Once for each shared claim, so that no index is needed.
+        let pods = pods.in_namespace(claim.namespace()).into_iter();
+        let pods = pods.filter(|pod| plan::may_lack_reservations(pod));
+        pods.filter(|pod| pod.claims().any(|name| name == claim.name())).for_each(|pod| own.add(pod.key()));
     });
     queue_pod_of_deleted(&context.caches.resource_claims, queue);
 }
@@ -125,8 +131,41 @@ async fn read_template(client: &Client, namespace: &str, name: &str) -> Result<V
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
     use super::*;
     use crate::test_api::TestApi;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_allocated_claim_queues_the_pods_that_use_it() {
+        let api = TestApi::new(&[]);
+        let (caches, queue) = (&api.context.caches, Arc::new(Queue::new()));
+        for name in ["p", "q"] {
+            let metadata = json!({"name": name, "namespace": "n", "uid": name, "resourceVersion": "1"});
+            let claims = json!([{"name": "own", "resourceClaimName": "own"},
+                {"name": "shared", "resourceClaimName": "shared"}]);
+            let pod = json!({"metadata": metadata, "spec": {"nodeName": "a", "resourceClaims": claims}});
+            caches.pods.written(serde_json::from_value(pod).unwrap());
+        }
+        listen(&api.context, &queue);
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true});
+        for (name, owners, expected) in
+            [("own", json!([owner]), &["p"][..]), ("shared", json!([]), &["p", "q"][..])]
+        {
+            let metadata = json!({"name": name, "namespace": "n", "uid": name, "resourceVersion": "2",
+                "ownerReferences": owners});
+            let claim = json!({"metadata": metadata, "status": {"allocation": {"devices": {}}}});
+            caches.resource_claims.written(serde_json::from_value(claim).unwrap());
+            let queued = Mutex::new(Vec::new());
+            let work = queue.work("test", |key: Key| {
+                queued.lock().unwrap().push(key.name);
+                async { Ok(Next::Wait) }
+            });
+            assert!(tokio::time::timeout(Duration::from_secs(1), work).await.is_err());
+            assert_eq!(queued.into_inner().unwrap(), expected, "{name}");
+        }
+    }
 
     #[tokio::test]
     async fn a_claim_is_reserved_for_a_pod_that_was_created_with_a_node() {

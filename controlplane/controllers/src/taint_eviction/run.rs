@@ -1,9 +1,11 @@
 //! Evicts pods that do not, or no longer, tolerate a NoExecute taint of their node.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -23,39 +25,71 @@ const REASON: &str = "TaintManagerEviction";
 /// Pods by key, with their uids.
 type Pods = HashMap<Key, String>;
 
-/// The pods of each node whose eviction is due or has a time.
+/// The evictions of each node. A node without evictions has no entry.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Mutex<HashMap<Key, Pods>>);
+pub(crate) struct Pending(Mutex<HashMap<Key, Evictions>>);
+
+/// The evictions of one node.
+#[derive(Debug, Default)]
+struct Evictions {
+    /// The pods whose eviction is due or has a time.
+    pods: Pods,
+    /// The NoExecute taints, each with a time.
+    taints: Vec<Taint>,
+}
 
 // === impl Pending ===
 
 impl Pending {
-    /// Replaces the pods of a node. Returns those that are not evicted any more.
-    fn replace(&self, node: &Key, pods: Pods) -> Pods {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut left = all.remove(node).unwrap_or_default();
-        left.retain(|key, uid| pods.get(key) != Some(uid));
-        if !pods.is_empty() {
-            all.insert(node.clone(), pods);
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Evictions>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the evictions of a node. Returns the pods that are not evicted any more.
+    fn replace(&self, node: &Key, evictions: Evictions) -> Pods {
+        let mut all = self.lock();
+        let mut left = all.remove(node).unwrap_or_default().pods;
+        left.retain(|key, uid| evictions.pods.get(key) != Some(uid));
+        if !evictions.pods.is_empty() {
+            all.insert(node.clone(), evictions);
         }
         left
     }
+
+    /// The NoExecute taints among these of a node, each with a time. kube-apiserver does not set `timeAdded` of a taint
+    /// that a user adds. Such a taint has the time at which it was read first.
+    fn dated(&self, node: &Key, taints: &[Taint], now: Timestamp) -> Vec<Taint> {
+        let all = self.lock();
+        let known = all.get(node).map(|known| known.taints.as_slice()).unwrap_or_default();
+        let date = |taint: &Taint| {
+            let known = known.iter().find(|known| known.key == taint.key && known.value == taint.value);
+            let known = known.and_then(|known| known.time_added.clone());
+            let time = taint.time_added.clone().or(known).unwrap_or(Time(now));
+            Taint { time_added: Some(time), ..taint.clone() }
+        };
+        taints.iter().filter(|taint| evicts(taint)).map(date).collect()
+    }
 }
 
-/// Queues nodes with changed NoExecute taints, and nodes with such taints when a pod on them is added or changed.
+/// Queues nodes with changed NoExecute taints, also when they are deleted, and nodes with such taints when a pod on them is
+/// added, or its eviction may change.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<Pending>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
-        let Some(node) = change.new else { return };
+        let Some(node) = change.latest() else { return };
         let taints = |node: &Arc<Node>| {
             node.taints().iter().filter(|taint| evicts(taint)).cloned().collect::<Vec<_>>()
         };
-        if taints(node) != change.old.map(taints).unwrap_or_default() {
+        if change.new.map(taints).unwrap_or_default() != change.old.map(taints).unwrap_or_default() {
             own.add(node.key());
         }
     });
     let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
     context.caches.pods.on_change(move |change| {
+        // A reconcile reads all pods, and most changes of a pod are changes of its status.
+        if change.old.zip(change.new).is_some_and(|(old, new)| is_evicted_alike(old, new)) {
+            return;
+        }
         let node = change.new.and_then(|pod| pod.spec.node_name.as_deref());
         let node = node.and_then(|node| nodes.get(&Key::new("", node)));
         if let Some(node) = node.filter(|node| node.taints().iter().any(evicts)) {
@@ -64,20 +98,34 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<
     });
 }
 
+/// Whether two states of a pod have the same eviction.
+fn is_evicted_alike(old: &Pod, new: &Pod) -> bool {
+    old.uid() == new.uid()
+        && old.spec.node_name == new.spec.node_name
+        && old.spec.tolerations == new.spec.tolerations
+        && old.bound_since() == new.bound_since()
+        && old.is_being_deleted() == new.is_being_deleted()
+}
+
 /// Evicts the pods of one node whose toleration has expired. Returns the time of the next expiry.
 pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) -> Result<Next, Error> {
-    let node = context.caches.nodes.get(&key).filter(|node| node.taints().iter().any(evicts));
-    let Some(node) = node else {
-        report_cancelled(context, pending.replace(&key, Pods::new()));
+    let Some(node) = context.caches.nodes.get(&key) else {
+        // The pods of a deleted node are deleted too, so nothing is cancelled.
+        drop(pending.replace(&key, Evictions::default()));
         return Ok(Next::Wait);
     };
+    if !node.taints().iter().any(evicts) {
+        report_cancelled(context, pending.replace(&key, Evictions::default()));
+        return Ok(Next::Wait);
+    }
     let pods = context.caches.pods.all().into_iter();
     let pods =
         pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name()) && !pod.is_being_deleted());
     let (mut next, mut failed, mut due) = (None, None, Pods::new());
+    let taints = pending.dated(&key, node.taints(), Timestamp::now());
     for pod in pods {
         let now = Timestamp::now();
-        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, pod.bound_since(), now) else {
+        let Due::At(end) = plan::due(&taints, &pod.spec.tolerations, pod.bound_since(), now) else {
             continue;
         };
         due.insert(pod.key(), pod.uid().to_owned());
@@ -96,7 +144,7 @@ pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) ->
             }
         }
     }
-    report_cancelled(context, pending.replace(&key, due));
+    report_cancelled(context, pending.replace(&key, Evictions { pods: due, taints }));
     match failed {
         Some(error) => Err(error),
         None => Ok(next.map_or(Next::Wait, Next::After)),
@@ -167,7 +215,8 @@ mod tests {
         };
         let names = || {
             let pending = pending.0.lock().unwrap();
-            let mut names: Vec<_> = pending.values().flatten().map(|(key, _)| key.name.clone()).collect();
+            let mut names: Vec<_> =
+                pending.values().flat_map(|node| node.pods.keys()).map(|key| key.name.clone()).collect();
             names.sort();
             names.concat()
         };
@@ -186,16 +235,92 @@ mod tests {
         assert_eq!(names(), "");
     }
 
+    /// Reconciles the queued nodes. The time is shorter than the tolerations.
+    async fn work(api: &TestApi, queue: &Queue<Key>, pending: &Pending) {
+        let work = queue.work("test", |key| reconcile(&api.context, pending, key));
+        assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deleted_node_has_no_pending_evictions() {
+        let api = TestApi::new(&[]);
+        let (caches, queue, pending) = (&api.context.caches, Arc::new(Queue::new()), Arc::default());
+        listen(&api.context, &queue, &pending);
+        let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"},
+            "spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}});
+        caches.nodes.written(serde_json::from_value(node).unwrap());
+        let tolerations = json!([{"operator": "Exists", "tolerationSeconds": 300}]);
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p", "resourceVersion": "2"},
+            "spec": {"nodeName": "a", "tolerations": tolerations}});
+        caches.pods.written(serde_json::from_value(pod).unwrap());
+        work(&api, &queue, &pending).await;
+        assert_eq!(pending.0.lock().unwrap().len(), 1);
+        caches.nodes.removed(&Key::new("", "a"), "a");
+        work(&api, &queue, &pending).await;
+        assert!(pending.0.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_queues_its_node_only_if_its_eviction_may_change() {
+        let api = TestApi::new(&[]);
+        let (caches, queue) = (&api.context.caches, Arc::new(Queue::new()));
+        let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"},
+            "spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}});
+        caches.nodes.written(serde_json::from_value(node).unwrap());
+        listen(&api.context, &queue, &Arc::default());
+        for (version, phase, seconds, expected) in
+            [("2", "Pending", 300, 1), ("3", "Running", 300, 0), ("4", "Running", 200, 1)]
+        {
+            let tolerations = json!([{"operator": "Exists", "tolerationSeconds": seconds}]);
+            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p", "resourceVersion": version},
+                "spec": {"nodeName": "a", "tolerations": tolerations}, "status": {"phase": phase}});
+            caches.pods.written(serde_json::from_value(pod).unwrap());
+            let queued = Mutex::new(0);
+            let work = queue.work("test", |_node: Key| {
+                *queued.lock().unwrap() += 1;
+                async { Ok(Next::Wait) }
+            });
+            assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
+            assert_eq!(queued.into_inner().unwrap(), expected, "version {version}");
+        }
+    }
+
     #[test]
     fn a_pod_that_left_the_list_of_its_node_is_returned() {
         let (pending, node) = (Pending::default(), Key::new("", "a"));
         let pods = |pods: &[(&str, &str)]| -> Pods {
             pods.iter().map(|(name, uid)| (Key::new("n", name), (*uid).to_owned())).collect()
         };
-        assert!(pending.replace(&node, pods(&[("p", "1"), ("q", "2"), ("r", "3")])).is_empty());
-        let left = pending.replace(&node, pods(&[("p", "1"), ("q", "new")]));
+        let of = |pods: Pods| Evictions { pods, taints: Vec::new() };
+        assert!(pending.replace(&node, of(pods(&[("p", "1"), ("q", "2"), ("r", "3")]))).is_empty());
+        let left = pending.replace(&node, of(pods(&[("p", "1"), ("q", "new")])));
         assert_eq!(left, pods(&[("q", "2"), ("r", "3")]));
-        assert_eq!(pending.replace(&node, Pods::new()).len(), 2);
+        assert_eq!(pending.replace(&node, Evictions::default()).len(), 2);
         assert!(pending.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_taint_without_a_time_has_that_of_its_first_reading() {
+        let (pending, node) = (Pending::default(), Key::new("", "a"));
+        let at = |second: i64| Timestamp::from_second(second).unwrap();
+        let taint = |key: &str, effect: &str, time: Option<i64>| Taint {
+            key: key.to_owned(),
+            effect: effect.to_owned(),
+            time_added: time.map(|time| Time(at(time))),
+            ..Taint::default()
+        };
+        let times = |taints: &[Taint], now: i64| -> Vec<i64> {
+            let dated = pending.dated(&node, taints, at(now));
+            let times = dated.iter().map(|taint| taint.time_added.as_ref().unwrap().0.as_second()).collect();
+            let pods = Pods::from([(Key::new("n", "p"), "uid".to_owned())]);
+            assert_eq!(pending.replace(&node, Evictions { pods, taints: dated }).len(), 0);
+            times
+        };
+        let [first, second] = ["a", "b"].map(|key| taint(key, "NoExecute", None));
+        assert_eq!(times(&[first.clone(), taint("c", "NoSchedule", None)], 100), [100]);
+        assert_eq!(times(&[first.clone(), second], 200), [100, 200]);
+        assert_eq!(times(&[taint("a", "NoExecute", Some(50))], 300), [50]);
+        assert_eq!(pending.replace(&node, Evictions::default()).len(), 1);
+        assert_eq!(times(&[first], 400), [400], "it was away");
     }
 }

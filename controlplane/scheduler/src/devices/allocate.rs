@@ -30,9 +30,11 @@ const MAX_STEPS: usize = 20_000;
 /// Maximum work of the searches on all nodes in one attempt to schedule a pod, in units of the cost of CEL: a few
 /// seconds. The users of a namespace write the selectors and constraints of claims.
 const MAX_WORK: u64 = 100_000_000;
-/// The work that is allowed in addition for each further pod of a gang. A search on a thousand nodes with a few devices
-/// each needs less.
-const MAX_WORK_OF_FURTHER_POD: u64 = MAX_WORK / 100;
+/// The least work that is allowed in addition for each further pod of a gang. The most is [`MAX_WORK`].
+const WORK_OF_FURTHER_POD: u64 = MAX_WORK / 100;
+/// The work that is allowed for each device of each node, for a further pod. A plain search needs it on the nodes that it
+/// reads: a few selectors, and the try.
+const VISIT_WORK: u64 = 500;
 /// The work to read the attributes of a device for a selector, or to try a device.
 const DEVICE_WORK: u64 = 100;
 /// The work to check the taints and the capacity of a device.
@@ -129,15 +131,17 @@ struct Chosen<'a> {
 
 impl Default for Work {
     fn default() -> Self {
-        Self::of_pods(1)
+        Self::of_pods(1, 0)
     }
 }
 
 impl Work {
-    /// The work of an attempt for this number of pods.
-    pub(super) fn of_pods(pods: usize) -> Self {
-        let further = u64::try_from(pods.saturating_sub(1)).unwrap_or(u64::MAX);
-        let limit = MAX_WORK.saturating_add(further.saturating_mul(MAX_WORK_OF_FURTHER_POD));
+    /// The work of an attempt for this number of pods. `visits` is the number of devices, counted once for each node that
+    /// can use them.
+    pub(super) fn of_pods(pods: usize, visits: usize) -> Self {
+        let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        let of_one = number(visits).saturating_mul(VISIT_WORK).clamp(WORK_OF_FURTHER_POD, MAX_WORK);
+        let limit = MAX_WORK.saturating_add(number(pods.saturating_sub(1)).saturating_mul(of_one));
         Self { limit, done: AtomicU64::new(0), programs: Mutex::default() }
     }
 
@@ -545,13 +549,21 @@ mod tests {
     }
 
     #[test]
-    fn each_further_pod_of_a_gang_adds_little_to_the_limit() {
-        for (pods, limit) in [(0, MAX_WORK), (1, MAX_WORK), (101, 2 * MAX_WORK)] {
-            let work = Work::of_pods(pods);
+    fn each_further_pod_of_a_gang_adds_the_work_of_a_plain_search_to_the_limit() {
+        // The last but one: 56 devices on each of a thousand nodes.
+        for (pods, visits, limit) in [
+            (0, 0, MAX_WORK),
+            (1, 1_000_000, MAX_WORK),
+            (101, 0, 2 * MAX_WORK),
+            (101, 1, 2 * MAX_WORK),
+            (101, 56_000, MAX_WORK + 100 * 28_000_000),
+            (101, usize::MAX, 101 * MAX_WORK),
+        ] {
+            let work = Work::of_pods(pods, visits);
             work.add(limit);
-            assert!(!work.is_too_much(), "{pods}");
+            assert!(!work.is_too_much(), "{pods} {visits}");
             work.add(1);
-            assert!(work.is_too_much(), "{pods}");
+            assert!(work.is_too_much(), "{pods} {visits}");
         }
     }
 

@@ -7,9 +7,13 @@ use super::Devices;
 use super::allocate::Work;
 
 impl Devices {
-    /// Starts an attempt for this number of pods. Its searches share one limit until [`Self::end_attempt`].
-    pub(crate) fn start_attempt(&self, pods: usize) {
-        self.lock().attempt = Some(Arc::new(Work::of_pods(pods)));
+    /// Starts an attempt for this number of pods in a cluster with this number of nodes. Its searches share one limit until
+    /// [`Self::end_attempt`].
+    pub(crate) fn start_attempt(&self, pods: usize, nodes: usize) {
+        let mut state = self.lock();
+        // The limit for one pod does not depend on the devices.
+        let visits = if pods > 1 { state.slices.visits(nodes) } else { 0 };
+        state.attempt = Some(Arc::new(Work::of_pods(pods, visits)));
     }
 
     /// Ends the attempt.

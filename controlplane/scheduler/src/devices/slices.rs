@@ -91,6 +91,14 @@ impl Slices {
         }
     }
 
+    /// Number of devices that searches on all of this number of nodes visit at most.
+    pub(super) fn visits(&self, nodes: usize) -> usize {
+        let devices = |slice: &Slice| slice.spec.devices.len();
+        let of_nodes: usize = self.of_nodes.values().flat_map(BTreeMap::values).map(devices).sum();
+        let shared: usize = self.shared.values().map(devices).sum();
+        shared.saturating_mul(nodes).saturating_add(of_nodes)
+    }
+
     /// The slices that count for a node, by pool.
     ///
     /// A generation or a number of slices that another node publishes does not count. Slices of several nodes have
@@ -197,5 +205,21 @@ mod tests {
         slices.insert(of("counters", None, (1, 3)));
         assert_eq!(slices.pools_of("a")[&("d", "p")].len(), 2);
         assert_eq!(others(&slices, "a"), ["b"]);
+    }
+
+    #[test]
+    fn each_node_visits_its_own_devices_and_the_shared_ones() {
+        let of = |name: &str, node: Option<&str>, devices: usize| -> Slice {
+            let devices = vec![json!({"name": "d"}); devices];
+            let pool = json!({"name": name, "generation": 1, "resourceSliceCount": 1});
+            let spec = json!({"driver": "d", "nodeName": node, "pool": pool, "devices": devices});
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+        };
+        let mut slices = Slices::default();
+        assert_eq!(slices.visits(10), 0);
+        slices.insert(of("a", Some("a"), 3));
+        slices.insert(of("b", Some("b"), 4));
+        slices.insert(of("shared", None, 2));
+        assert_eq!(slices.visits(10), 3 + 4 + 20);
     }
 }

@@ -812,7 +812,7 @@ fn the_searches_of_an_attempt_share_one_limit_and_the_reservation_has_its_own() 
     let devices = devices();
     put(&devices, claim("one", exactly(json!({}))));
     let pod = pod("p", "one");
-    devices.start_attempt(1);
+    devices.start_attempt(1, 1);
     let claims = devices.of_pod(&pod).unwrap();
     assert_eq!(reason(&devices, &pod, "a"), "");
     claims.work.add(u64::MAX / 2);

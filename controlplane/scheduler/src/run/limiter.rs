@@ -104,7 +104,7 @@ impl Scheduler {
         if !pods.iter().any(|pod| devices.searches(pod)) {
             return None;
         }
-        devices.start_attempt(pods.len());
+        devices.start_attempt(pods.len(), self.snapshot.node_count());
         self.searches.start(pods)
     }
 
