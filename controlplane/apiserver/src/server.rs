@@ -382,7 +382,7 @@ impl Apiserver {
         if let Some(record) = &call.audit {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
-        let turn = if is_local { None } else { turn::of_large_request(&call, seats).await? };
+        let turn = if is_local { None } else { turn::of_large_request(&call, seats).await };
         let run = match call.resource.subresource.is_empty() {
             true => route::resource(&call, &method, upgrade),
             false => route::subresource(&call, &method, upgrade),
