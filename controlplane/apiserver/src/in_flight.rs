@@ -107,6 +107,7 @@ pub(crate) struct Permit {
 #[derive(Clone)]
 pub(crate) struct WatchPermit {
     _counted: Arc<CountedWatch>,
+    unread: Arc<UnreadEvents>,
 }
 
 struct CountedWatch {
@@ -183,15 +184,10 @@ impl InFlight {
             return Err(ApiError::too_many_requests());
         }
         own.count += 1;
+        let unread = own.unread.clone();
         drop(watches);
         let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
-        Ok(Some(WatchPermit { _counted: Arc::new(counted) }))
-    }
-
-    /// The unread events of a user with a watch. `None` for users without a limit.
-    pub(crate) fn unread_events(&self, user: &User) -> Option<Arc<UnreadEvents>> {
-        let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.get(requester(&user.name)).map(|own| own.unread.clone())
+        Ok(Some(WatchPermit { _counted: Arc::new(counted), unread }))
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -269,6 +265,15 @@ impl Drop for Permit {
                 counts.users.remove(&self.owner);
             }
         }
+    }
+}
+
+// === impl WatchPermit ===
+
+impl WatchPermit {
+    /// The unread events of all watches of the owner.
+    pub(crate) fn unread_events(&self) -> &Arc<UnreadEvents> {
+        &self.unread
     }
 }
 

@@ -71,12 +71,13 @@ enum Start {
     After(u64),
 }
 
-pub(crate) fn run(call: &Call) -> Result<Reply> {
+/// Starts a watch. `unread`: the unread events of its caller; `None` without a limit.
+pub(crate) fn run(call: &Call, unread: Option<Arc<UnreadEvents>>) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
     let start = start(call)?;
-    let (first, events) = match subscribe(call, scope, &start) {
+    let (first, events) = match subscribe(call, scope, &start, unread.clone()) {
         Ok(subscribed) => subscribed,
         Err(error) if error.is_expired() || error.is_future_revision() => {
             return Ok(ended_by(form(call)?, &error));
@@ -92,7 +93,6 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
     let reached = CancellationToken::new();
     let first_events = (!first.is_empty()).then(|| FirstEvents(reached.clone()));
-    let unread = call.state.in_flight.unread_events(&call.user);
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
     let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, unread, is_whole };
@@ -203,9 +203,13 @@ fn start(call: &Call) -> Result<Start> {
 }
 
 /// The first events, which are sent at once, and the channel of the later ones.
-fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Events)> {
+fn subscribe(
+    call: &Call,
+    scope: Scope,
+    start: &Start,
+    unread: Option<Arc<UnreadEvents>>,
+) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
-    let unread = call.state.in_flight.unread_events(&call.user);
     let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), unread);
     let collection = cache.of(&call.kind)?;
     let mut objects = collection.lock();
