@@ -194,10 +194,11 @@ impl Apiserver {
         }
         presented::remove_token(&mut parts.headers);
         let caller = identified?;
-        if info.verb == "watch"
-            && let Some(permit) = self.state.in_flight.watch(&caller)?
-        {
-            parts.extensions.insert(permit);
+        if info.verb == "watch" {
+            let nodes = self.state.cache.count("", "nodes");
+            if let Some(permit) = self.state.in_flight.watch(&caller, nodes)? {
+                parts.extensions.insert(permit);
+            }
         }
         Ok(caller)
     }
