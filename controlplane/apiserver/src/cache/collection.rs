@@ -435,8 +435,8 @@ impl Collection {
             if let Some(event) = watcher.scope.event(&self.kind, change)
                 && !watcher.send(event, change.revision)
             {
-                // The watcher is dropped. The client gets the queued events, at least one, and resumes after the last
-                // one.
+                // The watcher is dropped. The client gets the queued events and resumes after the last one. There is at
+                // least one, unless the owner has too many unread events.
                 return Ok(());
             }
         }
