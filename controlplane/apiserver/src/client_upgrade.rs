@@ -7,7 +7,7 @@ use http::Request;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::LongRunning;
+use crate::{metrics::LongRunning, unread_events::UnreadEvents};
 
 /// The client's connection after a response that switches protocols.
 pub(crate) struct ClientUpgrade {
@@ -25,6 +25,11 @@ impl ClientUpgrade {
     pub(crate) fn of<B>(request: &mut Request<B>) -> Self {
         let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
         Self { on: hyper::upgrade::on(request), permit, running: None }
+    }
+
+    /// The unread events of the caller of a watch, who may impersonate another user. `None` without a limit.
+    pub(crate) fn unread_events(&self) -> Option<Arc<UnreadEvents>> {
+        self.running.as_ref().and_then(LongRunning::unread_events)
     }
 
     /// Serves the connection in a task, until `serve` returns, the server shuts down, or the connection is evicted. `serve`

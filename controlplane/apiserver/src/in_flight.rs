@@ -29,6 +29,8 @@ const WRITE: usize = 1;
 /// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 10 kB, and each event of
 /// its collection some bytes more until the client reads it.
 const MAX_WATCHES: usize = 10_000;
+/// Maximum watches of such an owner for each node, if that is more: the pods of a DaemonSet use one service account.
+const MAX_WATCHES_PER_NODE: u64 = 20;
 /// Maximum bytes of all request bodies that are held in memory.
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
@@ -107,6 +109,7 @@ pub(crate) struct Permit {
 #[derive(Clone)]
 pub(crate) struct WatchPermit {
     _counted: Arc<CountedWatch>,
+    unread: Arc<UnreadEvents>,
 }
 
 struct CountedWatch {
@@ -171,27 +174,24 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many. `None` for users without a limit.
-    pub(crate) fn watch(&self, user: &User) -> Result<Option<WatchPermit>> {
+    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. `None` for users without a
+    /// limit.
+    pub(crate) fn watch(&self, user: &User, nodes: u64) -> Result<Option<WatchPermit>> {
         if user.is_in("system:masters") {
             return Ok(None);
         }
         let owner = requester(&user.name);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let own = watches.entry(owner.to_owned()).or_default();
-        if own.count >= MAX_WATCHES {
+        let of_nodes = usize::try_from(nodes.saturating_mul(MAX_WATCHES_PER_NODE)).unwrap_or(usize::MAX);
+        if own.count >= MAX_WATCHES.max(of_nodes) {
             return Err(ApiError::too_many_requests());
         }
         own.count += 1;
+        let unread = own.unread.clone();
         drop(watches);
         let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
-        Ok(Some(WatchPermit { _counted: Arc::new(counted) }))
-    }
-
-    /// The unread events of a user with a watch. `None` for users without a limit.
-    pub(crate) fn unread_events(&self, user: &User) -> Option<Arc<UnreadEvents>> {
-        let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.get(requester(&user.name)).map(|own| own.unread.clone())
+        Ok(Some(WatchPermit { _counted: Arc::new(counted), unread }))
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -269,6 +269,15 @@ impl Drop for Permit {
                 counts.users.remove(&self.owner);
             }
         }
+    }
+}
+
+// === impl WatchPermit ===
+
+impl WatchPermit {
+    /// The unread events of all watches of the owner.
+    pub(crate) fn unread_events(&self) -> &Arc<UnreadEvents> {
+        &self.unread
     }
 }
 
@@ -431,12 +440,13 @@ mod tests {
     fn the_watches_of_a_user_are_limited() {
         let limits = InFlight::new(MAX_IN_FLIGHT);
         let account = |name: &str| User::new(&format!("system:serviceaccount:ns:{name}"), &[]);
-        let held: Vec<_> = (0..MAX_WATCHES).map(|_| limits.watch(&account("a")).unwrap()).collect();
-        assert_eq!(limits.watch(&account("b")).err().unwrap().code, 429);
-        let clone = limits.watch(&User::new("eve", &[])).unwrap().clone();
-        assert!(limits.watch(&User::new("root", &["system:masters"])).unwrap().is_none());
+        let held: Vec<_> = (0..MAX_WATCHES).map(|_| limits.watch(&account("a"), 3).unwrap()).collect();
+        assert_eq!(limits.watch(&account("b"), 3).err().unwrap().code, 429);
+        assert!(limits.watch(&account("b"), 1000).is_ok(), "the accounts of a DaemonSet on many nodes");
+        let clone = limits.watch(&User::new("eve", &[]), 3).unwrap().clone();
+        assert!(limits.watch(&User::new("root", &["system:masters"]), 3).unwrap().is_none());
         drop(held);
-        drop(limits.watch(&account("b")).unwrap());
+        drop(limits.watch(&account("b"), 3).unwrap());
         assert_eq!(limits.watches.lock().unwrap().len(), 1, "a clone of a permit counts");
         drop(clone);
         assert!(limits.watches.lock().unwrap().is_empty());

@@ -21,7 +21,7 @@ use crate::{
     error::{ApiError, Result},
     flow_control::Seats,
     freshness, health,
-    in_flight::{self, BodyMemory},
+    in_flight::{self, BodyMemory, WatchPermit},
     metrics, pretty,
     registry::RegistryError,
     reply::{self, Reply},
@@ -99,13 +99,13 @@ impl Apiserver {
         let is_local = identity.is_some();
         let caller = match identity {
             Some(user) => Ok(user),
-            None => self.network_caller(&mut parts, &info).await,
+            None => self.network_caller(&mut parts).await,
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
         let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
-        let watch = parts.extensions.remove();
+        let (watch, refusal) = self.watch_permit(caller.as_ref().ok().filter(|_| !is_local), &info);
         let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted, watch));
         upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
@@ -123,10 +123,11 @@ impl Apiserver {
             is_local,
         };
         let answer = async {
-            match caller {
-                Ok(user) if is_local => self.answer_as(user, info, incoming).await,
-                Ok(user) => self.answer_network(user, info, incoming).await,
-                Err(error) => Ok(self.unauthenticated(&error)),
+            match (caller, refusal) {
+                (Ok(_), Some(error)) => Ok(terminated(&error)),
+                (Ok(user), None) if is_local => self.answer_as(user, info, incoming).await,
+                (Ok(user), None) => self.answer_network(user, info, incoming).await,
+                (Err(error), _) => Ok(self.unauthenticated(&error)),
             }
         };
         // Boxed: each layer around the large future of a request would hold a copy on the stack.
@@ -182,9 +183,21 @@ impl Apiserver {
         reply
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. A watch gets
-    /// a permit in its extensions, or is refused if its user has too many.
-    async fn network_caller(&self, parts: &mut http::request::Parts, info: &RequestInfo) -> Result<User> {
+    /// The permit of a watch, or the error if its user has too many. `caller`: `None` without one from the network.
+    fn watch_permit(
+        &self,
+        caller: Option<&User>,
+        info: &RequestInfo,
+    ) -> (Option<WatchPermit>, Option<ApiError>) {
+        let Some(caller) = caller.filter(|_| info.verb == "watch") else { return (None, None) };
+        match self.state.in_flight.watch(caller, self.state.cache.count("", "nodes")) {
+            Ok(permit) => (permit, None),
+            Err(error) => (None, Some(error)),
+        }
+    }
+
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
+    async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
         let identified = self.identify(parts).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
         match &identified {
@@ -193,13 +206,7 @@ impl Apiserver {
             Ok(_) => {}
         }
         presented::remove_token(&mut parts.headers);
-        let caller = identified?;
-        if info.verb == "watch"
-            && let Some(permit) = self.state.in_flight.watch(&caller)?
-        {
-            parts.extensions.insert(permit);
-        }
-        Ok(caller)
+        identified
     }
 
     /// Authenticates a request from the network.
@@ -382,7 +389,7 @@ impl Apiserver {
         if let Some(record) = &call.audit {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
-        let turn = if is_local { None } else { turn::of_large_request(&call, seats).await? };
+        let turn = if is_local { None } else { turn::of_large_request(&call, seats).await };
         let run = match call.resource.subresource.is_empty() {
             true => route::resource(&call, &method, upgrade),
             false => route::subresource(&call, &method, upgrade),

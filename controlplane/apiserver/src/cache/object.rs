@@ -109,6 +109,11 @@ impl Object {
         })
     }
 
+    /// The stored encoding, which all copies of the object share.
+    pub(super) fn stored(&self) -> &Bytes {
+        &self.stored
+    }
+
     /// The stored encoding, without resourceVersion.
     pub(super) fn encoded(&self) -> &[u8] {
         &self.stored

@@ -40,8 +40,10 @@ pub(crate) struct Watcher {
     pub(super) sent: u64,
     /// The watch begins after this revision, which may be in the future. Events up to it are not queued.
     pub(super) after: u64,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<Queued>,
     link: Arc<Link>,
+    /// The unread events of the watch's owner. `None` without a limit.
+    unread: Option<Arc<UnreadEvents>>,
     /// Cancelled when the collection removes the watcher.
     _cut: DropGuard,
 }
@@ -49,10 +51,16 @@ pub(crate) struct Watcher {
 /// The receiving half of a watch. Dropping it locks the collection and removes the watcher, so it must not be dropped
 /// while the caller holds that lock.
 pub(crate) struct Events {
-    pub(super) events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<Queued>,
     link: Arc<Link>,
     /// Cancelled when no more events will be queued.
     pub(crate) cut: CancellationToken,
+}
+
+/// An event in the queue of a watch. Its bytes count as unread until it is dropped.
+struct Queued {
+    event: Event,
+    unread: Option<Arc<UnreadEvents>>,
 }
 
 /// State that both halves share.
@@ -60,8 +68,6 @@ pub(crate) struct Events {
 struct Link {
     /// Bytes of the queued events.
     queued: AtomicUsize,
-    /// The unread events of the watch's owner. `None` without a limit.
-    unread: Option<Arc<UnreadEvents>>,
     /// Set when the collection adds the watcher.
     registration: OnceLock<Registration>,
 }
@@ -96,9 +102,9 @@ impl Watcher {
         unread: Option<Arc<UnreadEvents>>,
     ) -> (Self, Events) {
         let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
-        let (link, cut) = (Arc::new(Link { unread, ..Link::default() }), CancellationToken::new());
+        let (link, cut) = (Arc::<Link>::default(), CancellationToken::new());
         let received = Events { events: receiver, link: link.clone(), cut: cut.clone() };
-        (Self { scope, bookmarks, sent: 0, after: 0, events, link, _cut: cut.drop_guard() }, received)
+        (Self { scope, bookmarks, sent: 0, after: 0, events, link, unread, _cut: cut.drop_guard() }, received)
     }
 
     /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the owner has too many unread
@@ -108,10 +114,10 @@ impl Watcher {
             return true;
         }
         self.sent = revision;
-        let weight = event.weight();
-        let before = self.link.queued.fetch_add(weight, Ordering::Relaxed);
-        let is_within = self.link.unread.as_ref().is_none_or(|unread| unread.add(weight));
-        is_within && before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
+        let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
+        before <= MAX_QUEUED_BYTES
+            && Queued::new(event, self.unread.as_ref())
+                .is_some_and(|queued| self.events.try_send(queued).is_ok())
     }
 }
 
@@ -119,9 +125,19 @@ impl Watcher {
 
 impl Events {
     pub(crate) async fn recv(&mut self) -> Option<Event> {
-        let event = self.events.recv().await?;
-        self.link.remove(event.weight());
-        Some(event)
+        let queued = self.events.recv().await?;
+        Some(self.received(&queued))
+    }
+
+    #[cfg(test)]
+    pub(super) fn try_recv(&mut self) -> Result<Event, mpsc::error::TryRecvError> {
+        let queued = self.events.try_recv()?;
+        Ok(self.received(&queued))
+    }
+
+    fn received(&self, queued: &Queued) -> Event {
+        self.link.queued.fetch_sub(queued.event.weight(), Ordering::Relaxed);
+        queued.event.clone()
     }
 }
 
@@ -132,19 +148,24 @@ impl Drop for Events {
         {
             collection.lock().end_watch(place.number);
         }
-        // No more events are queued. Those that the client did not read count no longer.
-        self.link.remove(self.link.queued.load(Ordering::Relaxed));
     }
 }
 
-// === impl Link ===
+// === impl Queued ===
 
-impl Link {
-    /// Ends the count of queued bytes.
-    fn remove(&self, bytes: usize) {
-        self.queued.fetch_sub(bytes, Ordering::Relaxed);
-        if let Some(unread) = &self.unread {
-            unread.remove(bytes);
+impl Queued {
+    /// Counts the event as unread. `None` if its owner has too many unread events.
+    fn new(event: Event, unread: Option<&Arc<UnreadEvents>>) -> Option<Self> {
+        let counted = unread.zip(event.object());
+        let is_within = counted.is_none_or(|(unread, object)| unread.add(object.stored()));
+        is_within.then(|| Self { event, unread: unread.cloned() })
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        if let Some((unread, object)) = self.unread.as_ref().zip(self.event.object()) {
+            unread.remove(object.stored());
         }
     }
 }
@@ -152,12 +173,16 @@ impl Link {
 // === impl Event ===
 
 impl Event {
+    fn object(&self) -> Option<&Arc<Object>> {
+        match self {
+            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => Some(object),
+            Event::Bookmark(_) | Event::InitialEnd(_) => None,
+        }
+    }
+
     /// Bytes that the event may keep in memory.
     fn weight(&self) -> usize {
-        match self {
-            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json_len(),
-            Event::Bookmark(_) | Event::InitialEnd(_) => 0,
-        }
+        self.object().map_or(0, |object| object.json_len())
     }
 }
 
@@ -227,23 +252,42 @@ mod tests {
         let unread = Arc::<UnreadEvents>::default();
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let value = serde_json::json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
-        let object = Arc::new(Object::of(kind, "k".into(), 1, &value));
-        let watches = (0..30).map(|_| Watcher::counted(Scope::default(), false, Some(unread.clone())));
+        // Each watch is at another version.
+        let version = |revision: u64| Arc::new(Object::of(kind, "k".into(), revision, &value));
+        let watches = (0..10).map(|_| Watcher::counted(Scope::default(), false, Some(unread.clone())));
         let mut watches: Vec<_> = watches.collect();
+        let other = unread.hold(bytes::Bytes::from(vec![0_u8; 40 << 20])).unwrap();
         let mut send = |revision: u64| {
             let of_one = |(watcher, _): &mut (Watcher, Events)| {
-                watcher.send(Event::Modified(object.clone()), revision)
+                watcher.send(Event::Modified(version(revision)), revision)
             };
             watches.iter_mut().map(of_one).filter(|is_sent| *is_sent).count()
         };
-        assert_eq!([send(1), send(2)], [30, 30]);
-        assert!(send(3) < 10, "the limit of all watches is below the sum of their limits");
+        assert_eq!([send(1), send(2)], [10, 10]);
+        assert!(send(3) < 5, "the limit of all watches is below the sum of their limits");
         for (_, events) in &mut watches {
             events.recv().await.unwrap();
         }
+        drop((watches, other));
+        assert_eq!((unread.bytes(), Arc::strong_count(&unread)), (0, 1));
+    }
+
+    /// One service account may have watches on every node of a cluster.
+    #[test]
+    fn watches_of_an_owner_share_the_bytes_of_an_event() {
+        let unread = Arc::<UnreadEvents>::default();
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let value = serde_json::json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
+        let object = Arc::new(Object::of(kind, "k".into(), 1, &value));
+        let watches = (0..200).map(|_| Watcher::counted(Scope::default(), false, Some(unread.clone())));
+        let mut watches: Vec<_> = watches.collect();
+        for (watcher, _) in &mut watches {
+            assert!(watcher.send(Event::Modified(object.clone()), 1));
+            assert!(watcher.send(Event::Deleted(Arc::new(object.with_revision(2))), 2));
+        }
+        assert_eq!(unread.bytes(), object.stored_bytes());
         drop(watches);
-        assert!(unread.add(0) && Arc::strong_count(&unread) == 1);
-        assert_eq!(format!("{unread:?}"), "UnreadEvents(0)");
+        assert_eq!(unread.bytes(), 0);
     }
 
     #[test]

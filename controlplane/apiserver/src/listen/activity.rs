@@ -11,10 +11,7 @@ use bytes::Bytes;
 use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -144,8 +141,8 @@ impl Running {
             let over = ended.clone().drop_guard();
             let seats = limited.as_mut().and_then(ShortLived::take_seats);
             tokio::spawn(ended.run_until_cancelled_owned(async move {
-                if let Some(FirstEvents(sent)) = first
-                    && timeout(limit, sent.cancelled()).await.is_err()
+                if let Some(first) = first
+                    && !first.are_sent_within(limit).await
                 {
                     return stuck.cancel();
                 }
@@ -212,6 +209,7 @@ impl http_body::Body for Tracked {
 #[cfg(test)]
 mod tests {
     use http::Method;
+    use tokio::time::timeout;
 
     use super::*;
     use crate::{authn::User, cache::Cache, flow_control::FlowControl, reply::full, request::RequestInfo};
@@ -288,17 +286,20 @@ mod tests {
     async fn the_first_events_of_a_watch_must_be_read() {
         let activity = Arc::new(Activity::new(MINUTE));
         let watch = || {
-            let sent = CancellationToken::new();
+            let first = FirstEvents::default();
             let mut response = Response::new(full("x"));
             response.extensions_mut().insert(WatchEnd(CancellationToken::new()));
-            response.extensions_mut().insert(FirstEvents(sent.clone()));
-            (sent, activity.begin().until_sent(response))
+            response.extensions_mut().insert(first.clone());
+            (first, activity.begin().until_sent(response))
         };
-        let (sent, read) = watch();
-        sent.cancel();
-        assert!(timeout(MINUTE * 10, activity.response_timeout()).await.is_err());
-        let unread = watch();
-        activity.response_timeout().await;
+        let (first, read) = watch();
+        first.sent();
+        let is_closed = async |time: Duration| timeout(time, activity.response_timeout()).await.is_ok();
+        assert!(!is_closed(MINUTE * 10).await);
+        let (first, unread) = watch();
+        first.add_conversion(MINUTE);
+        assert!(!is_closed(MINUTE * 3 / 2).await, "the time of the conversion does not count");
+        assert!(is_closed(MINUTE).await);
         drop((read, unread));
     }
 

@@ -6,7 +6,7 @@ use coracle_kinds::Resource;
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
 
 use super::{Request, SLI_LABELS, buckets::INITIAL_EVENTS, counter, gauge, histogram, remove_resource};
-use crate::in_flight::WatchPermit;
+use crate::{in_flight::WatchPermit, unread_events::UnreadEvents};
 
 /// Metrics of serving.
 pub(crate) struct ServingMetrics {
@@ -25,7 +25,7 @@ pub(crate) struct Terminated;
 #[derive(Clone)]
 pub(crate) struct LongRunning {
     _counted: Arc<Counted>,
-    _watch: Option<WatchPermit>,
+    watch: Option<WatchPermit>,
 }
 
 struct Counted(IntGauge);
@@ -84,7 +84,7 @@ impl ServingMetrics {
     pub(crate) fn begin_long(&self, request: &Request, watch: Option<WatchPermit>) -> LongRunning {
         let gauge = self.long_running.with_label_values(&request.sli_labels());
         gauge.inc();
-        LongRunning { _counted: Arc::new(Counted(gauge)), _watch: watch }
+        LongRunning { _counted: Arc::new(Counted(gauge)), watch }
     }
 
     /// The durations of watches until their first objects are sent. `namespace` and `name` of the request; empty without
@@ -108,6 +108,15 @@ impl ServingMetrics {
     /// Counts a connection without a complete TLS handshake.
     pub(crate) fn failed_handshake(&self) {
         self.handshake_errors.with_label_values::<&str>(&[]).inc();
+    }
+}
+
+// === impl LongRunning ===
+
+impl LongRunning {
+    /// The unread events of the caller, if the request is a watch with a permit.
+    pub(crate) fn unread_events(&self) -> Option<Arc<UnreadEvents>> {
+        self.watch.as_ref().map(|permit| permit.unread_events().clone())
     }
 }
 

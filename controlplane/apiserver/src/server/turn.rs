@@ -18,7 +18,7 @@ use crate::{
     error::Result,
     flow_control::Seats,
     in_flight::{self, BodyMemory, Permit},
-    large_requests::Turn,
+    large_requests::{LargeRequests, Turn},
     media::Form,
     offload::MIN_OFFLOADED_BYTES,
     reply::Reply,
@@ -56,40 +56,44 @@ where
     if *method == Method::GET {
         return Ok(Bytes::new());
     }
-    without_seats(state, (user, info), seats, body::read(body, memory)).await?
-}
-
-/// Waits for something that needs no work of this server. After [`SLOW_CLIENT`] the request gives its seats back, and
-/// waits for seats again at the end.
-async fn without_seats<T>(
-    state: &State,
-    (user, info): (&User, &RequestInfo),
-    seats: &mut Option<Seats>,
-    wait: impl Future<Output = T>,
-) -> Result<T> {
-    let mut wait = std::pin::pin!(wait);
-    if let Ok(done) = timeout(SLOW_CLIENT, wait.as_mut()).await {
-        return Ok(done);
+    let mut read = std::pin::pin!(body::read(body, memory));
+    if let Ok(body) = timeout(SLOW_CLIENT, read.as_mut()).await {
+        return body;
     }
     let had_seats = seats.take().is_some();
-    let done = wait.await;
+    let body = read.await?;
     if had_seats {
         let arrived = Instant::now();
         let (_, granted) = state.flow_control.enter(user, info, &state.cache).await;
         waits::add(arrived.elapsed());
         *seats = granted?;
     }
-    Ok(done)
+    Ok(body)
 }
 
 /// Waits for the turn of a request with a large body or object. Other requests need none.
-pub(super) async fn of_large_request(call: &Call, seats: &mut Option<Seats>) -> Result<Option<Turn>> {
+pub(super) async fn of_large_request(call: &Call, seats: &mut Option<Seats>) -> Option<Turn> {
     let bytes = processed_bytes(call);
     if bytes <= MIN_OFFLOADED_BYTES {
-        return Ok(None);
+        return None;
     }
-    let wait = call.state.large_requests.enter(in_flight::requester(&call.user.name), bytes);
-    without_seats(&call.state, (&call.user, &call.info), seats, wait).await.map(Some)
+    let owner = in_flight::requester(&call.user.name);
+    Some(wait_for_turn(&call.state.large_requests, (owner, bytes), seats).await)
+}
+
+/// Waits for a turn. After [`SLOW_CLIENT`] the request gives its seats back. It needs none in its turn, which is a limit,
+/// too: while a turn waits for the seats of a level that others use up, the large requests of all levels would wait for it.
+async fn wait_for_turn(
+    large: &LargeRequests,
+    (owner, bytes): (&str, usize),
+    seats: &mut Option<Seats>,
+) -> Turn {
+    let mut wait = std::pin::pin!(large.enter(owner, bytes));
+    if let Ok(turn) = timeout(SLOW_CLIENT, wait.as_mut()).await {
+        return turn;
+    }
+    *seats = None;
+    wait.await
 }
 
 /// Bytes of the body and of the stored object that a request processes as trees. 0 for requests without a limit.
@@ -132,5 +136,32 @@ impl ShortLived {
     /// Takes the seats. The last copy that is dropped releases them.
     pub(crate) fn take_seats(&mut self) -> Option<Arc<Seats>> {
         self.seats.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cache::Cache, flow_control::FlowControl};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_does_not_wait_for_seats() {
+        let (control, cache) = (FlowControl::new(20, Duration::from_secs(60)), Cache::new(0));
+        let info = RequestInfo::parse(&Method::GET, &"/api/v1/namespaces/a/pods/b".parse().unwrap());
+        let enter = async |user: &str| control.enter(&User::new(user, &[]), &info, &cache).await.1;
+        let large = LargeRequests::default();
+        let mut quick = enter("eve").await.unwrap();
+        let first = wait_for_turn(&large, ("eve", 2 << 20), &mut quick).await;
+        assert!(quick.is_some(), "a request whose turn comes at once keeps its seats");
+        let mut seats = enter("eve").await.unwrap();
+        let mut waiting = Box::pin(wait_for_turn(&large, ("eve", 1 << 20), &mut seats));
+        assert!(timeout(SLOW_CLIENT * 2, waiting.as_mut()).await.is_err());
+        let mut taken = Vec::new();
+        while let Ok(others) = enter("bob").await {
+            taken.push(others);
+        }
+        drop(first);
+        timeout(SLOW_CLIENT, waiting).await.expect("the turn");
+        assert!(seats.is_none());
     }
 }

@@ -1,7 +1,10 @@
 //! GET with `watch=true`: a stream of events. Each line is one JSON object.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -18,6 +21,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use prometheus::Histogram;
 use rand::RngExt as _;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -37,6 +41,9 @@ use crate::{
 /// The media types of a watch, as upstream names them in an error.
 const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
+/// Maximum time of one conversion that the client gets in addition to read the first events. A client can stop reading
+/// during a conversion, which then seems to last longer.
+const MAX_CONVERSION: Duration = Duration::from_secs(1);
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
 
@@ -58,10 +65,15 @@ struct Writer {
 #[derive(Clone)]
 pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 
-/// Cancelled when the first events of a watch are sent. Until then the watch keeps all of these objects in memory, also
-/// those that have changed since.
-#[derive(Clone)]
-pub(crate) struct FirstEvents(pub(crate) CancellationToken);
+/// The first events of a watch. Until they are sent, the watch keeps all of these objects in memory, also those that have
+/// changed since.
+#[derive(Clone, Default)]
+pub(crate) struct FirstEvents {
+    /// Cancelled when they are sent.
+    sent: CancellationToken,
+    /// Microseconds that their conversion has taken, since the wait for them has added its time.
+    conversion: Arc<AtomicU64>,
+}
 
 /// The start of a watch.
 enum Start {
@@ -71,12 +83,13 @@ enum Start {
     After(u64),
 }
 
-pub(crate) fn run(call: &Call) -> Result<Reply> {
+/// Starts a watch. `unread`: the unread events of its caller; `None` without a limit.
+pub(crate) fn run(call: &Call, unread: Option<Arc<UnreadEvents>>) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
     let start = start(call)?;
-    let (first, events) = match subscribe(call, scope, &start) {
+    let (first, events) = match subscribe(call, scope, &start, unread.clone()) {
         Ok(subscribed) => subscribed,
         Err(error) if error.is_expired() || error.is_future_revision() => {
             return Ok(ended_by(form(call)?, &error));
@@ -90,15 +103,14 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let (metrics, path) = (&call.state.metrics.serving, &call.resource);
     let initial =
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
-    let reached = CancellationToken::new();
-    let first_events = (!first.is_empty()).then(|| FirstEvents(reached.clone()));
-    let unread = call.state.in_flight.unread_events(&call.user);
+    let first_events = FirstEvents::default();
+    let unsent = Some(first_events.clone()).filter(|_| !first.is_empty());
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
     let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, unread, is_whole };
     let lines = stream::iter(first)
-        .chain(stream::unfold((events, Some(reached)), following))
-        .then(move |event| converted(kind.clone(), event))
+        .chain(stream::unfold((events, Some(first_events.clone())), following))
+        .then(move |event| converted(kind.clone(), event, first_events.clone()))
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
                 (Some(transitions), Ok(event)) => transitions.event(event).map(Ok),
@@ -111,18 +123,18 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
     response.extensions_mut().insert(cut);
-    if let Some(first_events) = first_events {
-        response.extensions_mut().insert(first_events);
+    if let Some(unsent) = unsent {
+        response.extensions_mut().insert(unsent);
     }
     Ok(response)
 }
 
-/// The next event after the first ones. `reached` is cancelled at the first call.
+/// The next event after the first ones, which are sent at the first call.
 async fn following(
-    (mut events, reached): (Events, Option<CancellationToken>),
-) -> Option<(Event, (Events, Option<CancellationToken>))> {
-    if let Some(reached) = reached {
-        reached.cancel();
+    (mut events, first): (Events, Option<FirstEvents>),
+) -> Option<(Event, (Events, Option<FirstEvents>))> {
+    if let Some(first) = first {
+        first.sent();
     }
     Some((events.recv().await?, (events, None)))
 }
@@ -148,13 +160,16 @@ fn content_type(form: Form) -> HeaderValue {
 }
 
 /// The event in the version of the watch.
-async fn converted(kind: Arc<Resource>, event: Event) -> Result<Event> {
-    match event {
+async fn converted(kind: Arc<Resource>, event: Event, first: FirstEvents) -> Result<Event> {
+    let began = Instant::now();
+    let converted = match event {
         Event::Added(object) => convert::object(&kind, object).await.map(Event::Added),
         Event::Modified(object) => convert::object(&kind, object).await.map(Event::Modified),
         Event::Deleted(object) => convert::object(&kind, object).await.map(Event::Deleted),
         Event::Bookmark(_) | Event::InitialEnd(_) => Ok(event),
-    }
+    };
+    first.add_conversion(began.elapsed().min(MAX_CONVERSION));
+    converted
 }
 
 /// The pieces of an event. An error is the last event: the writer is `None` after it.
@@ -203,9 +218,13 @@ fn start(call: &Call) -> Result<Start> {
 }
 
 /// The first events, which are sent at once, and the channel of the later ones.
-fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Events)> {
+fn subscribe(
+    call: &Call,
+    scope: Scope,
+    start: &Start,
+    unread: Option<Arc<UnreadEvents>>,
+) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
-    let unread = call.state.in_flight.unread_events(&call.user);
     let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), unread);
     let collection = cache.of(&call.kind)?;
     let mut objects = collection.lock();
@@ -252,6 +271,34 @@ fn unasked_limit(min: Duration) -> Duration {
     match min.as_secs() {
         0 => Duration::MAX,
         seconds => min + Duration::from_secs(rand::rng().random_range(0..seconds)),
+    }
+}
+
+// === impl FirstEvents ===
+
+impl FirstEvents {
+    /// Records that the events are sent.
+    pub(crate) fn sent(&self) {
+        self.sent.cancel();
+    }
+
+    /// Adds the time of a conversion. The client does not have to read faster than a webhook converts the objects.
+    pub(crate) fn add_conversion(&self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.conversion.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// Waits until the events are sent. Returns false if they are not sent within `limit`, not counting the time of their
+    /// conversion.
+    pub(crate) async fn are_sent_within(&self, limit: Duration) -> bool {
+        let mut left = limit;
+        while !left.is_zero() {
+            if timeout(left, self.sent.cancelled()).await.is_ok() {
+                return true;
+            }
+            left = Duration::from_micros(self.conversion.swap(0, Ordering::Relaxed));
+        }
+        false
     }
 }
 
@@ -394,16 +441,18 @@ mod tests {
         assert_eq!((pieces.len(), whole.len()), (3, 1));
         assert!(pieces.concat() == whole[0], "the pieces are not the line");
         let mut held = vec![pieces];
+        let (kind, other) = (writer.kind.clone(), unread.hold(Bytes::from(vec![0_u8; 60 << 20])));
         let refused = loop {
-            match writer.event(&added) {
+            let version = Event::Added(Arc::new(Object::of(&kind, "k".into(), 7, &value)));
+            match writer.event(&version) {
                 Ok(pieces) => held.push(pieces),
                 Err(error) => break error,
             }
         };
-        assert_eq!((refused.code, held.len()), (429, 64));
-        drop(held);
+        assert_eq!((refused.code, held.len()), (429, 4));
+        drop((held, other));
         assert!(writer.event(&added).is_ok());
-        assert_eq!(format!("{unread:?}"), "UnreadEvents(0)");
+        assert_eq!(unread.bytes(), 0);
     }
 
     #[test]

@@ -141,3 +141,28 @@ async fn a_review_shows_the_credential() {
     let answer = server.post("/apis/authentication.k8s.io/v1/tokenreviews", other).await;
     assert_ne!(answer.body["status"]["authenticated"], true);
 }
+
+#[tokio::test]
+async fn the_unread_events_of_an_impersonated_user_count_for_the_caller() {
+    let server = Fixture::new().await;
+    let [caller, other] =
+        ["default:default", "other:other"].map(|name| format!("system:serviceaccount:{name}"));
+    let impersonates = json!({"verbs": ["impersonate"], "apiGroups": [""], "resources": ["serviceaccounts"]});
+    let watches = json!({"verbs": ["watch"], "apiGroups": [""], "resources": ["configmaps"]});
+    grant(&server, &caller, json!([impersonates])).await;
+    grant(&server, &other, json!([watches])).await;
+    let made =
+        server.post("/api/v1/namespaces/default/serviceaccounts/default/token", json!({"spec": {}})).await;
+    let token = made.body["status"]["token"].as_str().unwrap();
+    let request = Request::get("/api/v1/namespaces/default/configmaps?watch=1")
+        .header("authorization", format!("Bearer {token}"))
+        .header("impersonate-user", &other);
+    let watch = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await;
+    assert_eq!(watch.status(), 200);
+    let map = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(500_000)}});
+    assert_eq!(server.post("/api/v1/namespaces/default/configmaps", map).await.code, 201);
+    let permit = server.api.state.in_flight.watch(&User::new(&caller, &[]), 1).unwrap().unwrap();
+    let counts = async || !permit.unread_events().has_room((64 << 20) - 500_000);
+    eventually_async("the event counts", 10, counts).await;
+    drop(watch);
+}
