@@ -153,16 +153,19 @@ pub(super) async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
     }
 }
 
-/// Kills a process with the command line of the shim of a directory, and waits for its end.
-pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) {
-    let Ok(process) = Process::open(pid) else { return };
+/// Kills a process with the command line of the shim of a directory, and waits for its end. Returns whether the process
+/// had this command line.
+pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) -> bool {
+    let Ok(process) = Process::open(pid) else { return false };
     // The pid may have been reused before it was opened. From here on it is not reused.
-    if is_of_directory(pid, dir) {
-        tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
-        if timeout(timeouts.death, process.kill_and_reap()).await.is_err() {
-            tracing::warn!(pid, "a killed shim is in uninterruptible sleep");
-        }
+    if !is_of_directory(pid, dir) {
+        return false;
     }
+    tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
+    if timeout(timeouts.death, process.kill_and_reap()).await.is_err() {
+        tracing::warn!(pid, "a killed shim is in uninterruptible sleep");
+    }
+    true
 }
 
 fn spawn_blocking(

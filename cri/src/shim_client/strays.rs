@@ -24,7 +24,10 @@ pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeou
     };
     for (pid, dir) in strays {
         let descendants = tokio::task::spawn_blocking(move || descendants(pid)).await.unwrap_or_default();
-        process::kill_shim(pid, &dir, timeouts).await;
+        if !process::kill_shim(pid, &dir, timeouts).await {
+            // The shim has ended meanwhile, and another process may have its pid.
+            continue;
+        }
         for process in &descendants {
             // The first processes of most containers end with their shim, but not a program that has changed its user.
             // With the node's pid namespace, the others do not end with the first one.
@@ -66,24 +69,27 @@ fn has_same(pid: i32, dir: &Path) -> bool {
 
 /// The descendants of a process.
 fn descendants(pid: i32) -> Vec<OwnedFd> {
-    let (mut known, mut left, mut found) = (HashSet::from([pid]), vec![pid], Vec::new());
-    while let Some(parent) = left.pop() {
-        for (child, opened) in children(parent) {
-            if known.insert(child) {
-                left.push(child);
-                found.push(opened);
-            }
+    let Ok(first) = pidfd::open(pid) else { return Vec::new() };
+    let (mut known, mut left, mut found) = (HashSet::from([pid]), vec![(pid, first)], Vec::new());
+    while let Some((parent, process)) = left.pop() {
+        left.extend(children(parent, &process).into_iter().filter(|(child, _)| known.insert(*child)));
+        if parent != pid {
+            found.push(process);
         }
     }
     found
 }
 
-/// The children of a process.
-fn children(pid: i32) -> Vec<(i32, OwnedFd)> {
+/// The children of an opened process; none if it has ended.
+fn children(pid: i32, process: &OwnedFd) -> Vec<(i32, OwnedFd)> {
     let opened: Vec<(i32, OwnedFd)> =
         list(pid).into_iter().filter_map(|child| Some((child, pidfd::open(child).ok()?))).collect();
     // The number of a child that ended before it was opened may belong to another process.
     let still = list(pid);
+    if !pidfd::is_alive(process) {
+        // Its own number may belong to another process, too.
+        return Vec::new();
+    }
     opened.into_iter().filter(|(child, _)| still.contains(child)).collect()
 }
 
