@@ -151,8 +151,8 @@ impl Cgroups {
         let mut wanted = self.limits(pod);
         wanted.pids = self.shared.config.pod_pids_limit;
         let parent = CgroupParent(self.shared.tree.absolute(&path));
-        let exists = self.shared.tree.directories(&path).iter().any(|dir| dir.exists());
-        let operation = if exists { CgroupOperation::Update } else { CgroupOperation::Create };
+        let operation =
+            if self.shared.tree.exists(&path) { CgroupOperation::Update } else { CgroupOperation::Create };
         let ensured = self.run_blocking(move |tree| {
             tree.ensure(&path, &wanted)?;
             tree.limit_descendants(&path);
@@ -225,8 +225,17 @@ impl Cgroups {
     }
 
     async fn remove_once(&self, uid: &str) -> Result<(), CgroupError> {
-        let paths = CLASSES.map(|class| format!("{class}/pod{uid}"));
-        self.run_blocking(move |tree| paths.map(|path| tree.remove(&path)).into_iter().collect()).await
+        let paths = CLASSES.map(|class| format!("{class}/pod{uid}")).into_iter();
+        let existing: Vec<String> = paths.filter(|path| self.shared.tree.exists(path)).collect();
+        if existing.is_empty() {
+            return Ok(());
+        }
+        // The cgroups of ended containers are removed here, and root of a container can have made very many below them.
+        self.run_apart(move |tree| {
+            let results: Vec<_> = existing.iter().map(|path| tree.remove(path)).collect();
+            results.into_iter().collect()
+        })
+        .await
     }
 
     /// Runs calls of systemd outside the executor's threads.
@@ -237,6 +246,14 @@ impl Cgroups {
         if !self.shared.tree.is_systemds() {
             return call(&self.shared.tree);
         }
+        self.run_apart(call).await
+    }
+
+    /// Runs calls outside the executor's threads.
+    async fn run_apart(
+        &self,
+        call: impl FnOnce(&Tree) -> Result<(), CgroupError> + Send + 'static,
+    ) -> Result<(), CgroupError> {
         let shared = Arc::clone(&self.shared);
         let done = tokio::task::spawn_blocking(move || call(&shared.tree)).await;
         done.map_err(CgroupError::Interrupted)?

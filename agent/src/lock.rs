@@ -111,6 +111,12 @@ impl Lock {
             }
         }
     }
+
+    /// The time since a process last locked the run directory. `None` if that is not known: the clock was set back.
+    pub(crate) fn age(run_dir: &Path) -> Option<Duration> {
+        let locked = std::fs::metadata(run_dir.join("coracle.lock")).and_then(|found| found.modified());
+        locked.ok()?.elapsed().ok()
+    }
 }
 
 /// Waits for a process that is about to exit, until `until` at the latest. For another process it waits one interval.

@@ -231,6 +231,9 @@ impl Drop for Stock {
         end_cgroup(&self.cgroup);
         // The runtime's own cgroup, which is not below the kubelet's root. Removing it fails while another runtime uses it.
         for hierarchy in hierarchies() {
+            // In hierarchies without controllers, each pod has a cgroup of its own there.
+            let pods = fs::read_dir(hierarchy.join("coracle/shims")).into_iter().flatten().flatten();
+            pods.for_each(|pod| drop(fs::remove_dir(pod.path())));
             ["coracle/shims", "coracle"].iter().for_each(|group| drop(fs::remove_dir(hierarchy.join(group))));
         }
     }

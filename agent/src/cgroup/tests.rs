@@ -111,6 +111,25 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
     assert_eq!(scratch.leftovers(), Vec::<PathBuf>::new());
 }
 
+#[test]
+fn a_pod_is_removed_outside_the_executors_threads() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+    runtime.expect("runtime").block_on(async {
+        let scratch = Scratch::new("apart");
+        scratch.cgroups.ensure_pod(&pod("u6", json!({}))).await.expect("ensure");
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let blocks = tokio::task::spawn_blocking(move || released.recv().is_ok());
+        let mut removal = std::pin::pin!(scratch.cgroups.remove_pod("u6"));
+        // Without a free thread for blocking calls it cannot begin.
+        assert!(futures::poll!(removal.as_mut()).is_pending());
+        assert_eq!(scratch.cgroups.pods(), BTreeSet::from(["u6".to_owned()]));
+        drop(release);
+        removal.await.expect("remove");
+        assert!(scratch.cgroups.pods().is_empty());
+        assert!(!blocks.await.expect("the thread"));
+    });
+}
+
 #[tokio::test]
 async fn a_pod_with_exclusive_cpus_has_no_quota() {
     let scratch = Scratch::new("exclusive");

@@ -175,10 +175,15 @@ impl Tree {
         names
     }
 
+    /// Whether a hierarchy has the cgroup.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.directories(path).iter().any(|dir| dir.exists())
+    }
+
     /// Removes the cgroup with its children from every hierarchy, and continues after an error. Returns the first
     /// error.
     pub(crate) fn remove(&self, path: &str) -> Result<(), CgroupError> {
-        if self.is_systemds() && self.directories(path).iter().any(|dir| dir.exists()) {
+        if self.is_systemds() && self.exists(path) {
             let slice = self.slice(path);
             let stopped = Systemd::connect().and_then(|mut systemd| systemd.stop(&slice));
             stopped.map_err(|source| CgroupError::Slice { slice, source })?;

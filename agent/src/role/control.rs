@@ -51,7 +51,7 @@ pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic:
     loop {
         match endpoint.connect().await {
             Ok(channel) => return Ok(ImagesClient::new(channel)),
-            Err(_) if Instant::now() < end && Lock::holder(run_dir).is_some() => {
+            Err(_) if Instant::now() < end && is_starting(run_dir) => {
                 tokio::time::sleep(PAUSE).await;
             }
             Err(error) => {
@@ -60,6 +60,12 @@ pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic:
             }
         }
     }
+}
+
+/// Whether a node has just been started. A node with another container runtime (`--container-runtime-endpoint`) never
+/// serves the socket.
+fn is_starting(run_dir: &Path) -> bool {
+    Lock::holder(run_dir).is_some() && Lock::age(run_dir).is_none_or(|age| age < START)
 }
 
 /// An image in the messages of the socket.
@@ -153,5 +159,18 @@ mod tests {
         drop((client.expect("the node is reached"), listener.expect("the socket")));
         drop(lock);
         assert!(images(dir.path()).await.is_err(), "without a node there is no wait");
+    }
+
+    #[tokio::test]
+    async fn a_node_without_the_socket_is_not_waited_for_after_its_start() {
+        let dir = tempfile::tempdir().expect("directory");
+        let _lock = Lock::acquire(dir.path()).expect("lock");
+        assert!(is_starting(dir.path()));
+        let file = std::fs::File::options().write(true).open(dir.path().join("coracle.lock")).expect("open");
+        file.set_modified(std::time::SystemTime::now() - START).expect("an earlier start");
+        assert!(!is_starting(dir.path()));
+        assert!(images(dir.path()).await.is_err());
+        file.set_modified(std::time::SystemTime::now() + START).expect("the clock was set back");
+        assert!(is_starting(dir.path()));
     }
 }

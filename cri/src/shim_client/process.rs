@@ -149,15 +149,23 @@ pub(super) async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
     let wanted = dir.to_owned();
     let strays = tokio::task::spawn_blocking(move || of_directory(&wanted)).await;
     for pid in strays.unwrap_or_default() {
-        let Ok(process) = Process::open(pid) else { continue };
-        // The pid may have been reused before it was opened. From here on it is not reused.
-        if is_of_directory(pid, dir) {
-            tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
-            if timeout(timeouts.death, process.kill_and_reap()).await.is_err() {
-                tracing::warn!(pid, "a killed shim is in uninterruptible sleep");
-            }
-        }
+        kill_shim(pid, dir, timeouts).await;
     }
+}
+
+/// Kills a process with the command line of the shim of a directory, and waits for its end. Returns whether the process
+/// had this command line.
+pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) -> bool {
+    let Ok(process) = Process::open(pid) else { return false };
+    // The pid may have been reused before it was opened. From here on it is not reused.
+    if !is_of_directory(pid, dir) {
+        return false;
+    }
+    tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
+    if timeout(timeouts.death, process.kill_and_reap()).await.is_err() {
+        tracing::warn!(pid, "a killed shim is in uninterruptible sleep");
+    }
+    true
 }
 
 fn spawn_blocking(

@@ -1,10 +1,9 @@
 //! Shims whose sandbox has no directory any more, for example because the run directory was removed while the node was
 //! stopped. No client can reach them, and their pods are started again. Without this they would run forever.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -14,33 +13,50 @@ use super::process;
 use super::timeouts::Timeouts;
 use crate::pidfd;
 
-/// Kills the shims of directories in `parent` that are not among the known ones, with the first processes of their
-/// containers.
+/// Kills the shims of directories in `parent` that are not among the known ones, with the processes of their containers.
 pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeouts) {
     let wanted = parent.to_owned();
     let search = tokio::task::spawn_blocking(move || find(&wanted, &known));
     // A path of a foreign process may be on a file system that does not respond.
-    let Ok(Ok(strays)) = timeout(timeouts.death, search).await else { return };
-    for (dir, children) in strays {
-        process::kill_unreachable(&dir, timeouts).await;
-        for child in &children {
-            // Most end with their shim. A program that has changed its user does not.
-            let _ended = pidfd::send(child, libc::SIGKILL);
+    let Ok(Ok(strays)) = timeout(timeouts.death, search).await else {
+        tracing::warn!(dir = %parent.display(), "cannot search for shims whose directory was removed");
+        return;
+    };
+    for (pid, dir) in strays {
+        let descendants = tokio::task::spawn_blocking(move || descendants(pid)).await.unwrap_or_default();
+        if !process::kill_shim(pid, &dir, timeouts).await {
+            // The shim has ended meanwhile, and another process may have its pid.
+            continue;
+        }
+        for process in &descendants {
+            // The first processes of most containers end with their shim, but not a program that has changed its user.
+            // With the node's pid namespace, the others do not end with the first one.
+            let _ended = pidfd::send(process, libc::SIGKILL);
         }
     }
 }
 
-/// The directories of strays, with the children of their shims.
-fn find(parent: &Path, known: &HashSet<String>) -> BTreeMap<PathBuf, Vec<OwnedFd>> {
-    let mut strays: BTreeMap<PathBuf, Vec<OwnedFd>> = BTreeMap::new();
-    for pid in process::all() {
-        let Some(dir) = process::shim_directory(&pidfd::command_line(pid)) else { continue };
+/// The processes of strays, with their directories.
+fn find(parent: &Path, known: &HashSet<String>) -> Vec<(i32, PathBuf)> {
+    let stray = |pid| {
+        let dir = process::shim_directory(&pidfd::command_line(pid))?;
         let is_known = dir.file_name().and_then(OsStr::to_str).is_some_and(|name| known.contains(name));
-        if !is_known && dir.parent() == Some(parent) && has_same(pid, parent) {
-            strays.entry(dir).or_default().extend(children(pid));
-        }
-    }
-    strays
+        let is_stray = !is_known && dir.parent() == Some(parent) && is_of_node(pid) && has_same(pid, parent);
+        is_stray.then_some((pid, dir))
+    };
+    process::all().filter_map(stray).collect()
+}
+
+/// Whether a process has the user of the node and its user namespace, as shims have. Any process can have the command line
+/// of a shim.
+fn is_of_node(pid: i32) -> bool {
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    // The first number is the real user: that of a program with the set-user-id bit is the user who has started it.
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    let user = users.split_whitespace().next().and_then(|user| user.parse::<u32>().ok());
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
+    user == Some(nix::unistd::getuid().as_raw()) && namespace("self") == namespace(&pid.to_string())
 }
 
 /// Whether the process sees the same directory at this path. A node in a container may use the same paths.
@@ -51,18 +67,41 @@ fn has_same(pid: i32, dir: &Path) -> bool {
     identity(dir).is_some_and(|own| identity(&seen) == Some(own))
 }
 
-/// The children of a process.
-fn children(pid: i32) -> Vec<OwnedFd> {
-    let list = || -> HashSet<i32> {
-        let text = std::fs::read(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let words = text.split(|byte| *byte == b' ').map(OsStr::from_bytes);
-        words.filter_map(|word| word.to_str()?.parse().ok()).collect()
-    };
+/// The descendants of a process.
+fn descendants(pid: i32) -> Vec<OwnedFd> {
+    let Ok(first) = pidfd::open(pid) else { return Vec::new() };
+    let (mut known, mut left, mut found) = (HashSet::from([pid]), vec![(pid, first)], Vec::new());
+    while let Some((parent, process)) = left.pop() {
+        left.extend(children(parent, &process).into_iter().filter(|(child, _)| known.insert(*child)));
+        if parent != pid {
+            found.push(process);
+        }
+    }
+    found
+}
+
+/// The children of an opened process; none if it has ended.
+fn children(pid: i32, process: &OwnedFd) -> Vec<(i32, OwnedFd)> {
     let opened: Vec<(i32, OwnedFd)> =
-        list().into_iter().filter_map(|child| Some((child, pidfd::open(child).ok()?))).collect();
+        list(pid).into_iter().filter_map(|child| Some((child, pidfd::open(child).ok()?))).collect();
     // The number of a child that ended before it was opened may belong to another process.
-    let still = list();
-    opened.into_iter().filter(|(child, _)| still.contains(child)).map(|(_, opened)| opened).collect()
+    let still = list(pid);
+    if !pidfd::is_alive(process) {
+        // Its own number may belong to another process, too.
+        return Vec::new();
+    }
+    opened.into_iter().filter(|(child, _)| still.contains(child)).collect()
+}
+
+/// The pids of the children that the threads of a process have.
+fn list(pid: i32) -> HashSet<i32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut pids = HashSet::new();
+    for thread in threads {
+        let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        pids.extend(text.split_whitespace().filter_map(|word| word.parse::<i32>().ok()));
+    }
+    pids
 }
 
 #[cfg(test)]
@@ -72,38 +111,53 @@ mod tests {
 
     use super::*;
 
-    /// Starts a process with the command line of the shim of a directory, and a child of it.
-    fn start(place: &Path, dir: &Path) -> (Child, Vec<OwnedFd>) {
-        std::fs::write(place.join("shim"), "sleep 1000 & echo; wait").expect("script");
+    /// A command with the command line of the shim of a directory.
+    fn shim(place: &Path, dir: &Path) -> Command {
         let mut command = Command::new("sh");
         command.args(["shim", "--dir"]).arg(dir).current_dir(place).stdout(Stdio::piped());
+        command
+    }
+
+    /// Starts the command. Returns its descendants, too.
+    fn start(command: &mut Command) -> (Child, Vec<OwnedFd>) {
         let mut shim = command.spawn().expect("sh");
-        shim.stdout.take().expect("output").read_exact(&mut [0]).expect("it has a child");
-        let children = children(shim.id().cast_signed());
-        (shim, children)
+        shim.stdout.take().expect("output").read_exact(&mut [0]).expect("it has descendants");
+        let descendants = descendants(shim.id().cast_signed());
+        assert_eq!(descendants.len(), 2);
+        (shim, descendants)
     }
 
     #[tokio::test]
-    async fn a_shim_without_a_directory_is_killed_with_its_children() {
-        let place = tempfile::tempdir().expect("directory");
+    async fn a_shim_without_a_directory_is_killed_with_its_descendants() {
+        use std::os::unix::fs::PermissionsExt as _;
+        use std::os::unix::process::CommandExt as _;
+        // Any user can enter this directory.
+        let place = tempfile::tempdir_in("/dev/shm").expect("directory");
+        std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).expect("mode");
+        // It has a child, which has a child.
+        std::fs::write(place.path().join("shim"), "(sleep 1000 & echo; wait) & wait").expect("script");
         let parent = place.path().join("sandboxes");
         std::fs::create_dir(&parent).expect("directory");
-        let (mut stray, strays_children) = start(place.path(), &parent.join("lost"));
-        let (mut kept, kept_children) = start(place.path(), &parent.join("known"));
-        let (mut foreign, foreign_children) = start(place.path(), &place.path().join("other/lost"));
+        let (mut stray, strays_descendants) = start(&mut shim(place.path(), &parent.join("lost")));
+        let mut others = [
+            start(&mut shim(place.path(), &parent.join("known"))),
+            start(&mut shim(place.path(), &place.path().join("other/lost"))),
+            start(shim(place.path(), &parent.join("another-user")).uid(65534)),
+        ];
         kill(&parent, HashSet::from(["known".to_owned()]), Timeouts::default()).await;
         let _reaped_meanwhile = stray.wait();
-        let [child] = strays_children.as_slice() else { panic!("{strays_children:?}") };
-        while pidfd::is_alive(child) {
-            tokio::task::yield_now().await;
+        for process in &strays_descendants {
+            while pidfd::is_alive(process) {
+                tokio::task::yield_now().await;
+            }
         }
-        let others = [kept.try_wait(), foreign.try_wait()];
-        for shim in [&mut kept, &mut foreign] {
+        let running = others.each_mut().map(|(shim, _)| shim.try_wait().is_ok_and(|ended| ended.is_none()));
+        for (shim, descendants) in &mut others {
             shim.kill().and_then(|()| shim.wait()).expect("killed");
+            for process in descendants {
+                pidfd::send(process, libc::SIGKILL).expect("killed");
+            }
         }
-        for child in kept_children.iter().chain(&foreign_children) {
-            pidfd::send(child, libc::SIGKILL).expect("killed");
-        }
-        assert!(others.into_iter().all(|ended| ended.is_ok_and(|status| status.is_none())));
+        assert_eq!(running, [true; 3]);
     }
 }

@@ -56,6 +56,8 @@ pub fn remove(top: &Path) -> io::Result<()> {
     match unlinkat(CWD, top, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(error) if is_in_use(error) => {}
+        // On a read-only mount the kernel returns this before it looks for the directory.
+        Err(Errno::ROFS) if matches!(top.try_exists(), Ok(false)) => return Ok(()),
         Err(error) => return Err(error.into()),
     }
     match openat(CWD, top, DIRECTORY, Mode::empty()) {
@@ -155,6 +157,8 @@ fn is_in_use(error: Errno) -> bool {
 mod tests {
     use std::fs;
 
+    use nix::mount::{MsFlags, mount};
+
     use super::*;
     use crate::scratch::{deep, in_memory, with_few_resources};
 
@@ -205,6 +209,27 @@ mod tests {
         remove(&top).expect("nothing to remove");
         assert!(processes(&top).is_empty());
         thaw(&top).expect("nothing to thaw");
+    }
+
+    #[test]
+    fn an_absent_cgroup_of_a_read_only_mount_is_not_an_error() {
+        let place = in_memory();
+        fs::create_dir(place.path().join("made")).expect("make");
+        let (absent, made) = std::thread::scope(|scope| {
+            let apart = scope.spawn(|| {
+                // The mounts are those of this thread only.
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
+                let (none, at) = (None::<&str>, place.path());
+                mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
+                mount(Some(at), at, none, MsFlags::MS_BIND, none).expect("mount");
+                let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+                mount(none, at, none, read_only, none).expect("read-only");
+                (remove(&at.join("absent")), remove(&at.join("made")))
+            });
+            apart.join().expect("the thread")
+        });
+        absent.expect("nothing to remove");
+        assert_eq!(made.expect_err("read-only").kind(), io::ErrorKind::ReadOnlyFilesystem);
     }
 
     #[test]
