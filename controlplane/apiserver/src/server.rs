@@ -146,11 +146,10 @@ impl Apiserver {
             None => reply,
         };
         // The audit event has the response before indentation and compression.
-        let reply = if is_indented { pretty::indented(reply) } else { reply };
-        let reply = match is_compressed {
-            true => compression::compress_within(self.state.request_timeout, reply).await,
-            false => reply,
-        };
+        let mut reply = if is_indented { pretty::indented(reply) } else { reply };
+        if is_compressed {
+            reply = compression::compress_within(self.state.request_timeout, reply).await;
+        }
         let reply = reply::uncached(reply);
         if is_local { reply } else { self.for_network(reply, running) }
     }
