@@ -221,20 +221,18 @@ mod tests {
 
     #[test]
     fn a_failed_write_is_reported_unless_it_is_a_conflict() {
-        let of = |code| {
-            let status =
-                kube::core::Status { code, message: "no".to_owned(), ..kube::core::Status::default() };
-            let source = kube::Error::Api(Box::new(status));
+        let of = |reason| {
+            let source = kube::Error::Api(Box::new(kube::core::Status::failure("no", reason)));
             failure(&Key::new("n", "s"), &Error::Request { verb: "patch", object: String::new(), source })
         };
-        let event = of(500).unwrap();
+        let event = of("InternalError").unwrap();
         assert_eq!(event.reason, "FailedToUpdateEndpointSlices");
         assert!(
             event.message.starts_with("Error updating Endpoint Slices for Service n/s: "),
             "{}",
             event.message
         );
-        assert!(of(409).is_none());
+        assert!(of("Conflict").is_none());
     }
 
     #[tokio::test]
