@@ -12,7 +12,7 @@ use kube::client::ConfigExt;
 use measured::Measured;
 use tower::{BoxError, ServiceBuilder};
 
-use crate::node::KUBELET_VERSION;
+use crate::version::KUBELET_VERSION;
 
 /// Maximum time without an acknowledgement of sent data (TCP_USER_TIMEOUT).
 const UNANSWERED: Duration = Duration::from_secs(15);

@@ -58,6 +58,7 @@ mod service_health;
 mod service_proxy;
 pub mod source;
 mod topology;
+mod version;
 pub mod volume;
 
 mod run;

@@ -15,6 +15,7 @@ use super::config::{NodeConfig, NodeError};
 use super::eviction::{EvictionThresholds, Threshold};
 use crate::own_address;
 use crate::project_quota;
+use crate::version::KUBELET_VERSION;
 
 /// Properties of the node, read once at the start.
 #[derive(Clone, Debug)]
@@ -32,9 +33,6 @@ pub struct NodeFacts {
     /// Kernel, system and version.
     pub info: NodeSystemInfo,
 }
-
-/// The version of the kubelet that the agent corresponds to; its own version follows the plus.
-pub(crate) const KUBELET_VERSION: &str = concat!("v1.36.0+coracle.", env!("CARGO_PKG_VERSION"));
 
 // === impl NodeFacts ===
 

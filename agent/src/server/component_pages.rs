@@ -7,8 +7,8 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use jiff::Timestamp;
 
 use super::respond::{text, typed};
-use crate::node::KUBELET_VERSION;
 use crate::runtime::Body;
+use crate::version::KUBELET_VERSION;
 
 /// The name of the component, as upstream.
 const COMPONENT: &str = "kubelet";
