@@ -17,6 +17,7 @@ const REST: Duration = Duration::from_secs(3);
 /// Time for the work of a heartbeat: the renewal of the lease, and the updates of status and network at the same time.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Time after which also the work has ended that the last change caused.
+#[cfg(feature = "controlplane")]
 const AFTER_CHANGES: Duration = Duration::from_secs(30);
 
 /// Releases the program's pages some time after the start.
@@ -33,6 +34,7 @@ pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats
 
 /// Heartbeats of a process without a node: one after each burst of changes. Work that the changes caused, such as that of the
 /// store, may end after the first release.
+#[cfg(feature = "controlplane")]
 pub(super) async fn beat_after_changes<T>(mut changes: watch::Receiver<T>, beats: watch::Sender<()>) {
     while changes.changed().await.is_ok() {
         while let Ok(Ok(())) = tokio::time::timeout(AFTER_CHANGES, changes.changed()).await {}
@@ -198,6 +200,7 @@ mod tests {
         assert!(waiting.await.is_ok());
     }
 
+    #[cfg(feature = "controlplane")]
     #[tokio::test(start_paused = true)]
     async fn a_process_without_a_node_has_one_heartbeat_after_a_burst_of_changes() {
         let (changes, changed) = watch::channel(());
