@@ -1,7 +1,7 @@
 //! Rules for the documents: length of the README, links, paths. `agent/src/role/command_line/documents.rs` checks the
 //! flags and subcommands that they mention.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -202,6 +202,30 @@ fn paths_that_documents_name_exist() {
         }
     }
     assert!(wrong.is_empty(), "paths that do not exist:\n{}", wrong.join("\n"));
+}
+
+/// Scripts that other scripts call; documents name them, but users do not start them.
+const PARTS: [&str; 5] = ["critest-images", "cross", "kubelet", "rust-std", "vm"];
+
+#[test]
+fn scripts_that_documents_name_explain_themselves() {
+    let mut wrong = BTreeSet::new();
+    let mut count = 0;
+    for name in documents()
+        .iter()
+        .flat_map(Document::paths)
+        .filter_map(|path| path.strip_prefix("scripts/").map(str::to_owned))
+    {
+        let Ok(text) = fs::read_to_string(root().join("scripts").join(&name)) else { continue };
+        if text.starts_with("#!/bin/bash") && !PARTS.contains(&name.as_str()) {
+            count += 1;
+            if !text.contains("--help") {
+                wrong.insert(name);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "scripts that do not answer `--help`: {wrong:?}");
+    assert!(count > 20, "{count} scripts");
 }
 
 /// `integration/tests/cluster/documents.rs` runs the blocks.
