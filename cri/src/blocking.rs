@@ -2,7 +2,9 @@
 //! server responds, and no signal interrupts it.
 //!
 //! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a thread
-//! of its own and a timeout.
+//! that no other work waits for, and a timeout.
+
+mod threads;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -70,8 +72,8 @@ impl Drop for InProgress {
     }
 }
 
-/// Runs work that may block, on a thread of its own. At most one attempt per path runs at a time, so that repeated
-/// attempts leave at most one blocked thread.
+/// Runs work that may block, on a thread that does no other work meanwhile. At most one attempt per path runs at a time,
+/// so that repeated attempts leave at most one blocked thread.
 ///
 /// # Errors
 /// If the work takes longer than 30 seconds, an earlier attempt still runs, or no thread can be started.
@@ -96,7 +98,7 @@ async fn run_within<T: Send + 'static>(
         drop(in_progress);
         let _receiver_gone = done.send(result);
     };
-    std::thread::Builder::new().name("files".to_owned()).spawn(apart).map_err(Blocked::Thread)?;
+    threads::THREADS.run(apart).map_err(Blocked::Thread)?;
     match tokio::time::timeout(limit, result).await {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(_panicked)) => Err(Blocked::Thread(io::Error::other("the thread panicked"))),
