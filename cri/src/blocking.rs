@@ -4,16 +4,18 @@
 //! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a thread
 //! that no other work waits for, and a timeout.
 
-mod threads;
-
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use coracle_threads::Threads;
 use tokio::sync::oneshot;
+
+static THREADS: Threads = Threads::new("files");
 
 /// Maximum wait for the work.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -97,8 +99,9 @@ async fn run_within<T: Send + 'static>(
         let result = work(&abandoned);
         drop(in_progress);
         let _receiver_gone = done.send(result);
+        ControlFlow::Continue(())
     };
-    threads::THREADS.run(apart).map_err(Blocked::Thread)?;
+    THREADS.run(apart).map_err(Blocked::Thread)?;
     match tokio::time::timeout(limit, result).await {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(_panicked)) => Err(Blocked::Thread(io::Error::other("the thread panicked"))),
