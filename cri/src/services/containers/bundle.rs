@@ -62,7 +62,7 @@ impl ContainerService {
         let images = self.image_volumes(&record.config, &bundle)?;
         let mount_points = mount_points::layers(
             &self.config.root,
-            &image.layers,
+            self.image_files.run_link(image).as_deref(),
             spec.mounts().as_deref().unwrap_or_default(),
         );
         let dirs = BundleDirs { bundle, upper, work, rootfs, mount_points };
