@@ -2,9 +2,9 @@
 //!
 //! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
 //! written only when its content changed. One background task writes all due records as one batch (temporary files,
-//! their fsyncs and renames, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad` with
-//! a warning. Records of config maps, secrets, services, tokens and RuntimeClasses belong to pods ([`Checkpoint::own`]) and
-//! are removed with the last pod that needs them.
+//! their fsyncs and renames, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to
+//! `*.bad` with a warning. Records of config maps, secrets, services, tokens and RuntimeClasses belong to pods
+//! ([`Checkpoint::own`]) and are removed with the last pod that needs them.
 
 mod files;
 mod key;
