@@ -152,7 +152,7 @@ impl Cgroups {
         wanted.pids = self.shared.config.pod_pids_limit;
         let parent = CgroupParent(self.shared.tree.absolute(&path));
         let operation =
-            if self.shared.tree.exists(&path) { CgroupOperation::Update } else { CgroupOperation::Create };
+            if self.shared.tree.is_made(&path) { CgroupOperation::Update } else { CgroupOperation::Create };
         let ensured = self.run_blocking(move |tree| {
             tree.ensure(&path, &wanted)?;
             tree.limit_descendants(&path);

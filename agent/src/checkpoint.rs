@@ -1,10 +1,10 @@
 //! Checkpoint: the API objects that this node's pods need, on disk, so that pods start without the API server.
 //!
 //! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
-//! written only when its content changed. One background task writes all due records as one batch (temporary file,
-//! fsync, rename, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad` with
-//! a warning. Records of config maps, secrets, services, tokens and RuntimeClasses belong to pods ([`Checkpoint::own`]) and
-//! are removed with the last pod that needs them.
+//! written only when its content changed. One background task writes all due records as one batch (temporary files,
+//! their fsyncs and renames, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to
+//! `*.bad` with a warning. Records of config maps, secrets, services, tokens and RuntimeClasses belong to pods
+//! ([`Checkpoint::own`]) and are removed with the last pod that needs them.
 
 mod files;
 mod key;
@@ -28,6 +28,7 @@ pub(crate) use key::{Key, Kind};
 pub(crate) use references::{TOKEN_SECONDS, account, references, runtime_class, token_key};
 
 use crate::json_file;
+use files::NewRecord;
 use owners::Owners;
 
 /// Time during which writes are collected: a new pod changes again when its start is reported.
@@ -35,6 +36,8 @@ const COLLECT: Duration = Duration::from_millis(100);
 /// Pause after a batch that could not be written (disk full); doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Maximum number of records of a batch that are open at a time.
+const OPEN_RECORDS_MAX: usize = 64;
 /// Maximum time that a caller waits for its removal to reach the disk.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -316,25 +319,20 @@ impl Checkpoint {
     fn write<'a>(&self, batch: &'a [(Key, Arc<Change>)]) -> Vec<(&'a Key, &'a Arc<Change>)> {
         let mut done = Vec::with_capacity(batch.len());
         let mut error = None;
-        for (key, change) in batch {
-            let path = self.path(key);
-            let written = match &**change {
-                Change::Remove => files::remove(&path),
-                Change::Write { content, compare }
-                    if *compare && self.has_content(key.kind(), &path, content) =>
-                {
-                    Ok(())
+        for part in batch.chunks(OPEN_RECORDS_MAX) {
+            let mut new = Vec::with_capacity(part.len());
+            for (key, change) in part {
+                match self.begin(key, change) {
+                    Ok(None) => done.push((key, change)),
+                    Ok(Some(record)) => new.push((key, change, record)),
+                    Err(failure) => error = Some(failure),
                 }
-                Change::Write { content, .. } => self
-                    .shared
-                    .keys
-                    .seal(content, &context(key.kind(), &path))
-                    .map_err(io::Error::other)
-                    .and_then(|sealed| files::write(&path, &sealed)),
-            };
-            match written {
-                Ok(()) => done.push((key, change)),
-                Err(failure) => error = Some(failure),
+            }
+            for (key, change, record) in new {
+                match record.replace() {
+                    Ok(()) => done.push((key, change)),
+                    Err(failure) => error = Some(failure),
+                }
             }
         }
         let kinds: std::collections::BTreeSet<Kind> = done.iter().map(|(key, _)| key.kind()).collect();
@@ -349,6 +347,20 @@ impl Checkpoint {
             tracing::warn!(%error, records, "cannot write checkpoint records, retrying");
         }
         done
+    }
+
+    /// Begins a change. Returns the new record that is still to replace the former one.
+    fn begin(&self, key: &Key, change: &Change) -> io::Result<Option<NewRecord>> {
+        let path = self.path(key);
+        let (content, compare) = match change {
+            Change::Remove => return files::remove(&path).map(|()| None),
+            Change::Write { content, compare } => (content, *compare),
+        };
+        if compare && self.has_content(key.kind(), &path, content) {
+            return Ok(None);
+        }
+        let sealed = self.shared.keys.seal(content, &context(key.kind(), &path)).map_err(io::Error::other)?;
+        NewRecord::write(path, &sealed).map(Some)
     }
 
     /// Whether a file already has this content.

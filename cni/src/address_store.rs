@@ -62,9 +62,15 @@ impl Owner {
 impl Store {
     /// Makes the directory if it does not exist, and waits for the lock.
     pub(crate) fn open(dir: &Path) -> Result<Self, Error> {
-        fs::create_dir_all(dir).map_err(failed("create", dir))?;
         let path = dir.join("lock");
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = match open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(dir).map_err(failed("create", dir))?;
+                open()
+            }
+            opened => opened,
+        };
         let file = file.map_err(failed("open", &path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;

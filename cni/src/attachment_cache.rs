@@ -242,15 +242,21 @@ fn file(dir: &Path, id: &str) -> PathBuf {
 /// Writes a temporary file and renames it: a reader sees the whole record or none. A record that is kept across boots
 /// is synced.
 fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<()> {
-    // The directory may have been deleted.
-    fs::create_dir_all(dir)?;
-    replace(path, text, |temporary| {
+    let prepare = |temporary: &Path| -> std::io::Result<()> {
         if lasts {
             fs::File::open(temporary)?.sync_all()?;
         }
         coracle_fault::point("network.record-written");
         Ok(())
-    })?;
+    };
+    match replace(path, text, prepare) {
+        // The directory is absent before the first record, or was deleted.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            fs::create_dir_all(dir)?;
+            replace(path, text, prepare)?;
+        }
+        written => written?,
+    }
     if lasts { fs::File::open(dir)?.sync_all() } else { Ok(()) }
 }
 

@@ -159,7 +159,7 @@ impl Bridge<'_> {
     /// Connects the sandbox to the bridge, and completes the answer with the interfaces.
     async fn connect(&self, netns: &Netns, bridge: &Link, answer: &mut Answer) -> Result<(), Error> {
         self.must_filter(bridge)?;
-        let host_end = self.attach_pair(netns, bridge, answer).await?;
+        let mut host_end = self.attach_pair(netns, bridge, answer).await?;
         let inside = self.configure(netns, answer).await?;
         coracle_fault::point("bridge.configured");
         if let Some(guard) = self.host.guard.as_ref().filter(|_| self.conf.ours)
@@ -168,8 +168,8 @@ impl Bridge<'_> {
             let addresses = answer.ips.iter().map(|ip| ip.address.ip()).collect();
             guard.put(&host_end.name, Source { mac, addresses })?;
         }
-        // Read again, because its state changes when the interface inside is set up.
-        let host_end = self.host.links.get(&host_end.name).await?;
+        // Both ends have the same MTU.
+        host_end.mtu = inside.mtu;
         let gateway = self.set_up_gateway(bridge, answer).await?;
         if let Some(claim) = self.conf.claim(self.request, answer) {
             self.host.firewall.put(&claim)?;

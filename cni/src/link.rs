@@ -189,10 +189,11 @@ impl Links {
     }
 
     /// Makes a veth pair with one end here and the other inside the sandbox, so that its name cannot collide on the
-    /// host. Returns name and index of the host's end only. A query of a link that is up while its peer is down makes
-    /// the kernel stop its queues, which takes a grace period under a global lock.
+    /// host. Returns name, index and hardware address of the host's end only. A query of a link that is up while its
+    /// peer is down makes the kernel stop its queues, which takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
-        if let Err(error) = self.try_pair(pair, netns).await {
+        let host_mac = random_mac();
+        if let Err(error) = self.try_pair(pair, host_mac, netns).await {
             if !is_errno(&error, libc::EEXIST) {
                 return Err(failed("create veth", pair.host)(error));
             }
@@ -201,25 +202,33 @@ impl Links {
             }
             // The pair is left over from a crash after the kernel made it. Remove it and try once more.
             self.delete(pair.host).await?;
-            self.try_pair(pair, netns).await.map_err(|error| match is_errno(&error, libc::EEXIST) {
-                true => Error::InterfaceExists { name: pair.inside.to_owned() },
-                false => failed("create veth", pair.host)(error),
+            self.try_pair(pair, host_mac, netns).await.map_err(|error| {
+                match is_errno(&error, libc::EEXIST) {
+                    true => Error::InterfaceExists { name: pair.inside.to_owned() },
+                    false => failed("create veth", pair.host)(error),
+                }
             })?;
         }
         // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the
         // port. No frame can arrive before the peer is up.
         sysctl::no_ipv6(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
-        Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })
+        Ok(Link { index, name: pair.host.to_owned(), mac: host_mac.to_vec(), ..Link::default() })
     }
 
-    async fn try_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<(), rtnetlink::Error> {
+    async fn try_pair(
+        &self,
+        pair: &Pair<'_>,
+        host_mac: [u8; 6],
+        netns: &Netns,
+    ) -> Result<(), rtnetlink::Error> {
         let mut far = LinkMessageBuilder::<LinkUnspec>::default()
             .name(pair.inside)
             .address(pair.mac.to_vec())
             .setns_by_fd(netns.fd());
         let mut near = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
             .name(pair.host)
+            .address(host_mac.to_vec())
             .controller(pair.bridge)
             .up();
         // A pair uses one queue. By default it gets one for each processor, and their removal takes a grace period.

@@ -2,13 +2,19 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
+use coracle_threads::Threads;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
 use crate::error::Error;
+
+/// Threads of [`Netns::visit`].
+static VISITORS: Threads = Threads::new("netns");
 
 /// An open network namespace. It exists at least as long as this value.
 pub(crate) struct Netns {
@@ -55,7 +61,7 @@ impl Netns {
     }
 
     /// Runs `work` inside like [`run`](Self::run), without blocking the caller's thread. If the caller is dropped, the
-    /// work continues.
+    /// work continues. The thread serves only this function, and each work begins with its own namespace.
     pub(crate) async fn visit<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -63,13 +69,40 @@ impl Netns {
         let visited = async {
             let inside = Self { file: self.file.try_clone()?, path: PathBuf::new() };
             let (send, result) = tokio::sync::oneshot::channel();
-            std::thread::Builder::new().name("netns".to_owned()).spawn(move || {
+            VISITORS.run(move || {
+                let done = inside.enter().map(|()| work());
+                drop(inside);
+                let then = leave();
                 // The caller was dropped and needs no result.
-                drop(send.send(inside.enter().map(|()| work())));
+                drop(send.send(done));
+                then
             })?;
             result.await.unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
         };
         visited.await.map_err(|source| Error::Namespace { path: self.path.clone(), source })
+    }
+}
+
+/// Moves the calling thread to the namespace of the process, so that it does not keep the last one alive while it waits
+/// for work. `Break` if it cannot be moved: then the thread must end.
+fn leave() -> ControlFlow<()> {
+    static HOME: OnceLock<File> = OnceLock::new();
+    let home = || -> io::Result<()> {
+        let home = match HOME.get() {
+            Some(home) => home,
+            None => {
+                let opened = File::open("/proc/self/ns/net")?;
+                HOME.get_or_init(|| opened)
+            }
+        };
+        Ok(setns(home, CloneFlags::CLONE_NEWNET)?)
+    };
+    match home() {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) => {
+            tracing::debug!(%error, "a thread cannot leave a network namespace and ends");
+            ControlFlow::Break(())
+        }
     }
 }
 
@@ -94,6 +127,28 @@ mod tests {
     use nix::unistd::{Uid, setuid};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_thread_that_waits_is_in_the_namespace_of_the_process() {
+        let apart = std::thread::Builder::new().spawn(|| {
+            nix::sched::unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let path = Path::new("/proc/thread-self/ns/net");
+            (Netns::open(path).expect("a namespace"), id(path))
+        });
+        let (netns, own) = apart.expect("a thread").join().expect("a namespace");
+        // The first visit starts a thread. Later visits may use it again.
+        for _ in 0..3 {
+            let visited = netns.visit(|| id(Path::new("/proc/thread-self/ns/net"))).await;
+            assert_eq!(visited.expect("visited"), own);
+        }
+        let (send, left) = std::sync::mpsc::channel();
+        let started = VISITORS.run(move || {
+            let _test_gone = send.send(id(Path::new("/proc/thread-self/ns/net")));
+            ControlFlow::Continue(())
+        });
+        started.expect("a thread");
+        assert_eq!(left.recv().expect("the thread's namespace"), id(Path::new("/proc/self/ns/net")));
+    }
 
     /// Above a limit of processes the kernel refuses new threads. The node must survive that.
     #[test]

@@ -189,7 +189,9 @@ pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
 /// pods. It also implies that the port accepts no router advertisements. Must be called before packets can arrive. A
 /// kernel without IPv6 is not an error.
 pub(crate) fn no_ipv6(port: &str) -> Result<(), Error> {
-    unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6"), "1"))
+    let path = format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6");
+    // A new port usually has IPv6, so the setting is not read first. A write of the same value does nothing.
+    unless_absent(write(Path::new(&path), "1").or_else(|_| ensure(&path, "1")))
 }
 
 fn unless_absent(done: Result<(), Error>) -> Result<(), Error> {

@@ -217,6 +217,21 @@ fn asking(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attac
 }
 
 #[test]
+fn the_result_has_the_hosts_end_as_the_kernel_shows_it() {
+    on_a_node(async |node| {
+        let a = Sandbox::new();
+        node.network.add(&asking("aaaa", &a, &[], None)).await.unwrap();
+        let answer = node.network.answer("aaaa").unwrap();
+        let mut interfaces = answer["interfaces"].as_array().unwrap().iter();
+        let end = interfaces.find(|found| found["name"].as_str().unwrap().starts_with("veth")).unwrap();
+        let shown = run("ip", &["-o", "link", "show", end["name"].as_str().unwrap()]);
+        assert!(shown.contains(&format!("link/ether {} ", end["mac"].as_str().unwrap())), "{shown}");
+        assert!(shown.contains(&format!(" mtu {} ", end["mtu"])), "{shown}");
+        drop(a.stop);
+    });
+}
+
+#[test]
 fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
     on_a_node(async |node| {
         let (a, b) = (Sandbox::new(), Sandbox::new());

@@ -2,16 +2,20 @@
 //! server responds, and no signal interrupts it.
 //!
 //! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a thread
-//! of its own and a timeout.
+//! that no other work waits for, and a timeout.
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use coracle_threads::Threads;
 use tokio::sync::oneshot;
+
+static THREADS: Threads = Threads::new("files");
 
 /// Maximum wait for the work.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,8 +74,8 @@ impl Drop for InProgress {
     }
 }
 
-/// Runs work that may block, on a thread of its own. At most one attempt per path runs at a time, so that repeated
-/// attempts leave at most one blocked thread.
+/// Runs work that may block, on a thread that does no other work meanwhile. At most one attempt per path runs at a time,
+/// so that repeated attempts leave at most one blocked thread.
 ///
 /// # Errors
 /// If the work takes longer than 30 seconds, an earlier attempt still runs, or no thread can be started.
@@ -95,8 +99,9 @@ async fn run_within<T: Send + 'static>(
         let result = work(&abandoned);
         drop(in_progress);
         let _receiver_gone = done.send(result);
+        ControlFlow::Continue(())
     };
-    std::thread::Builder::new().name("files".to_owned()).spawn(apart).map_err(Blocked::Thread)?;
+    THREADS.run(apart).map_err(Blocked::Thread)?;
     match tokio::time::timeout(limit, result).await {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(_panicked)) => Err(Blocked::Thread(io::Error::other("the thread panicked"))),

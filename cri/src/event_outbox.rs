@@ -257,7 +257,7 @@ impl PendingEvents<'_> {
         self.outbox.changes.send_replace(());
         for transition in self.transitions {
             let status = Some(sandbox.status());
-            self.send_guard.send(&Item {
+            self.send_guard.send(Item {
                 number: transition.number,
                 event: self.outbox.event(transition, object_id.to_owned(), &sandbox.id, status),
                 removed: self.removed.clone(),

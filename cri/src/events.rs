@@ -174,20 +174,22 @@ impl SendGuard<'_> {
         *self.last
     }
 
-    pub(crate) fn send(&self, item: &Item) {
+    pub(crate) fn send(&self, item: Item) {
         let mut state = locked(&self.events.state);
         if state.ended.is_some() {
             return;
         }
-        self.events.delivered.keep(item);
-        let shared = Arc::new(item.clone());
+        self.events.delivered.keep(&item);
+        let shared = Arc::new(item);
         state.listeners.retain(|listener| listener.send(Arc::clone(&shared)));
         let room = state.room;
         match &mut state.early {
-            Some(early) if room.is_none_or(|room| early.len() < room) => early.push_back(item.clone()),
+            Some(early) if room.is_none_or(|room| early.len() < room) => {
+                early.push_back(Arc::unwrap_or_clone(shared));
+            }
             Some(_) => {
                 // No client subscribes to events on this node.
-                self.events.delivered.set_last(item.number);
+                self.events.delivered.set_last(shared.number);
                 state.early = None;
             }
             None => {}
@@ -228,7 +230,7 @@ mod tests {
         let mut send_guard = events.send_guard();
         let Some(number) = send_guard.number() else { return };
         let event = ContainerEventResponse { created_at, ..Default::default() };
-        send_guard.send(&Item { number, event, removed: None });
+        send_guard.send(Item { number, event, removed: None });
     }
 
     async fn all(
@@ -286,7 +288,7 @@ mod tests {
         let removed = dir.path().join("1.container");
         std::fs::write(&removed, "").expect("write");
         let number = events.send_guard().number().expect("a number");
-        events.send_guard().send(&Item { number, event: Default::default(), removed: Some(removed.clone()) });
+        events.send_guard().send(Item { number, event: Default::default(), removed: Some(removed.clone()) });
         (0..300).for_each(|number| send(&events, number));
         assert!(!events.wanted());
         // Dropped events are not replayed by the next start.
@@ -303,11 +305,7 @@ mod tests {
         let send = |file: &PathBuf| {
             std::fs::write(file, "").expect("write");
             let number = events.send_guard().number().expect("a number");
-            events.send_guard().send(&Item {
-                number,
-                event: Default::default(),
-                removed: Some(file.clone()),
-            });
+            events.send_guard().send(Item { number, event: Default::default(), removed: Some(file.clone()) });
         };
         removed[..2].iter().for_each(send);
         drop(leaves);

@@ -29,6 +29,7 @@ mod exit_recorder;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod host;
+mod image_files;
 mod known;
 mod list_stream;
 mod lock;

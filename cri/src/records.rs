@@ -255,11 +255,19 @@ impl Records {
     }
 
     pub(crate) fn write_sandbox(&self, record: &SandboxRecord) -> Result<(), Error> {
-        write(&self.sandbox_dir(&record.id), record)
+        let dir = self.sandbox_dir(&record.id);
+        if record.phase == SandboxPhase::Creating {
+            make_dir(&dir)?;
+        }
+        write(&dir, record)
     }
 
     pub(crate) fn write_container(&self, record: &ContainerRecord) -> Result<(), Error> {
-        write(&self.container_dir(&record.id), record)
+        let dir = self.container_dir(&record.id);
+        if record.phase == ContainerPhase::Creating {
+            make_dir(&dir)?;
+        }
+        write(&dir, record)
     }
 
     pub(crate) fn remove_sandbox(&self, id: &str) -> Result<(), Error> {
@@ -342,13 +350,18 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 
 fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
     let path = dir.join(FILE);
-    match write_at(&path, record) {
+    let bytes = encode(&path, record)?;
+    match replace(&path, &bytes) {
         Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => {
-            std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))?;
-            write_at(&path, record)
+            make_dir(dir)?;
+            replace(&path, &bytes)
         }
         other => other,
     }
+}
+
+fn make_dir(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
 }
 
 /// Directories in different parts of the disk, if ext4 supports it (chattr(1), `T`). A container's files stay in the
@@ -375,12 +388,15 @@ fn scattered(parts: PathBuf) -> Option<PathBuf> {
 }
 
 fn write_at<T: Serialize>(path: &Path, record: &T) -> Result<(), Error> {
-    let bytes = serde_json::to_vec(record).map_err(|source| Error::Format {
+    replace(path, &encode(path, record)?)
+}
+
+fn encode<T: Serialize>(path: &Path, record: &T) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(record).map_err(|source| Error::Format {
         doing: "encode",
         path: path.to_owned(),
         source,
-    })?;
-    replace(path, &bytes)
+    })
 }
 
 fn remove(dir: &Path) -> Result<(), Error> {

@@ -314,6 +314,7 @@ impl Components {
             machine: self.machine(),
             transitions: transitions.clone(),
             undo: undo.clone(),
+            image_files: Arc::default(),
             layer_removal: Arc::default(),
         }
     }

@@ -45,6 +45,16 @@ impl Accounts {
         Self { passwd: topmost(layers, "etc/passwd"), group: topmost(layers, "etc/group") }
     }
 
+    /// Whether a file is empty, because the image does not have it or it could not be read.
+    pub(crate) fn lacks_file(&self) -> bool {
+        self.passwd.is_empty() || self.group.is_empty()
+    }
+
+    /// Size of both files in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.passwd.len() + self.group.len()
+    }
+
     fn user(&self, matches: impl Fn(&str, u32) -> bool) -> Option<(String, u32, u32)> {
         self.passwd.lines().find_map(|line| {
             let mut fields = line.split(':');

@@ -34,6 +34,9 @@ const CPUSET_FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
 /// File of a v1 cgroup: with `1`, a new child cpuset has the values of its parent (cgroup_clone_children).
 const CLONE_CHILDREN: &str = "cgroup.clone_children";
 
+/// File of a v2 cgroup: the controllers that its children get.
+const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
+
 /// Version of the cgroup interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Version {
@@ -63,7 +66,7 @@ impl Version {
     /// Creates the cgroup `below` the mount point, with its parents. With v2, the parents give it all controllers.
     pub(super) fn create(self, controller: &str, mount: &Path, below: &str) -> io::Result<()> {
         if self == Self::V1 {
-            fs::create_dir_all(mount.join(below))?;
+            make_dir(&mount.join(below))?;
             if controller == "cpuset"
                 && let Err(error) = fill_cpusets(mount, below)
             {
@@ -71,18 +74,50 @@ impl Version {
             }
             return Ok(());
         }
-        let controllers = controllers_of_v2();
-        let mut dir = mount.to_owned();
-        for name in below.split('/') {
-            // The kernel refuses a controller that the parent does not have. Pods have no limits of that controller
-            // then.
-            for controller in &controllers {
-                let _refused = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
-            }
-            dir.push(name);
-            fs::create_dir_all(&dir)?;
-        }
-        Ok(())
+        create_on_v2(&controllers_of_v2(), mount, below)
+    }
+}
+
+/// Creates the cgroup with its parents, each of which gives these controllers to its children.
+fn create_on_v2(controllers: &[String], mount: &Path, below: &str) -> io::Result<()> {
+    let whole = mount.join(below);
+    // A cgroup gives only controllers that its own parent gives. So the other parents need not be read.
+    if whole.parent().is_some_and(|parent| gives_all(parent, controllers)) && make_dir(&whole).is_ok() {
+        return Ok(());
+    }
+    let mut dir = mount.to_owned();
+    for name in below.split('/') {
+        give_all(&dir, controllers);
+        dir.push(name);
+        make_dir(&dir)?;
+    }
+    Ok(())
+}
+
+/// Whether the children of a cgroup get all these controllers.
+fn gives_all(dir: &Path, controllers: &[String]) -> bool {
+    let Ok(given) = fs::read_to_string(dir.join(SUBTREE_CONTROL)) else { return false };
+    controllers.iter().all(|wanted| given.split_whitespace().any(|name| name == wanted))
+}
+
+/// Gives controllers to the children of a cgroup. One write of all costs the kernel as much as a write of one. The kernel
+/// refuses a controller that the cgroup does not have. Pods have no limits of that controller then.
+fn give_all(dir: &Path, controllers: &[String]) {
+    let file = dir.join(SUBTREE_CONTROL);
+    let each = || controllers.iter().map(|controller| format!("+{controller}"));
+    if fs::write(&file, each().collect::<Vec<_>>().join(" ")).is_err() {
+        each().for_each(|one| {
+            let _refused = fs::write(&file, one);
+        });
+    }
+}
+
+/// Creates a cgroup. Usually only the last component is missing.
+fn make_dir(dir: &Path) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(dir),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -161,6 +196,37 @@ mod tests {
         ];
         let expected = expected.map(|(name, mount)| (name.to_owned(), PathBuf::from(mount)));
         assert_eq!(mounts, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn parents_that_give_all_controllers_are_not_written_again() {
+        let mount = tempfile::tempdir().unwrap();
+        let given = |below: &str| {
+            let text = fs::read_to_string(mount.path().join(below).join(SUBTREE_CONTROL)).ok()?;
+            Some(text.trim().to_owned())
+        };
+        let all = ["cpu", "memory"].map(str::to_owned);
+        create_on_v2(&all, mount.path(), "kubepods/pod1").unwrap();
+        assert!(mount.path().join("kubepods/pod1").is_dir());
+        assert_eq!(
+            ["", "kubepods", "kubepods/pod1"].map(given),
+            [Some("+cpu +memory".to_owned()), Some("+cpu +memory".to_owned()), None]
+        );
+        // As the kernel shows them.
+        let parent = mount.path().join("kubepods").join(SUBTREE_CONTROL);
+        fs::write(&parent, "cpuset cpu memory\n").unwrap();
+        fs::remove_file(mount.path().join(SUBTREE_CONTROL)).unwrap();
+        for below in ["kubepods/pod2", "kubepods/pod2"] {
+            create_on_v2(&all, mount.path(), below).unwrap();
+        }
+        assert!(mount.path().join("kubepods/pod2").is_dir());
+        assert_eq!(given(""), None, "the parents above are not touched");
+        fs::write(&parent, "cpu\n").unwrap();
+        create_on_v2(&all, mount.path(), "kubepods/pod3").unwrap();
+        assert_eq!(
+            ["", "kubepods"].map(|below| given(below).is_some_and(|text| text.contains("+memory"))),
+            [true, true]
+        );
     }
 
     #[test]

@@ -180,6 +180,11 @@ impl Tree {
         self.directories(path).iter().any(|dir| dir.exists())
     }
 
+    /// Whether the first hierarchy has the cgroup. An interrupted creation may have left it out of the others.
+    pub(crate) fn is_made(&self, path: &str) -> bool {
+        self.mounts.values().next().is_some_and(|mount| mount.join(self.below(path)).exists())
+    }
+
     /// Removes the cgroup with its children from every hierarchy, and continues after an error. Returns the first
     /// error.
     pub(crate) fn remove(&self, path: &str) -> Result<(), CgroupError> {

@@ -1,8 +1,9 @@
 //! Writes of limits to a cgroup's files, only if they differ.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use super::error::CgroupError;
@@ -30,12 +31,19 @@ pub(crate) fn has_limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: 
         })
 }
 
-/// Writes a value to a file of a cgroup. A file that the kernel does not have is skipped.
+/// Writes a value to a file of a cgroup, unless it has this value. A file that the kernel does not have is skipped.
 pub(super) fn write_file(path: &Path, value: &str) -> Result<(), CgroupError> {
-    if fs::read_to_string(path).is_ok_and(|text| text.trim() == value) {
-        return Ok(());
-    }
-    match fs::write(path, value) {
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+        // Longer than all values. The position stays at the start.
+        let mut start = [0; 64];
+        let length = file.read_at(&mut start, 0).unwrap_or(0);
+        if start.get(..length).is_some_and(|held| held.trim_ascii() == value.as_bytes()) {
+            return Ok(());
+        }
+        file.write_all(value.as_bytes())
+    };
+    match write() {
         // A kernel without the bandwidth controller has the cgroup without this file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::debug!(path = %path.display(), "the kernel does not support this limit");

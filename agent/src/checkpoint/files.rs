@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
 use crate::bounded::{self, is_damage};
 
 /// Extension of a complete record.
@@ -27,24 +29,49 @@ pub(super) fn remove_temporary(dir: &Path) {
     }
 }
 
-/// Replaces a record. It is durable after [`sync_dir`].
-pub(super) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    let written = write_new(&temporary, content).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // On a full disk the incomplete file would occupy the space that other writes need.
-        let _ = fs::remove_file(&temporary);
-    } else {
-        let _ = fs::remove_file(path.with_extension("bad"));
-    }
-    written
+/// A record under a temporary name. All records of a batch are written before the first one is replaced: then they
+/// are in one transaction of the file system's journal, and the first fsync commits it.
+pub(super) struct NewRecord {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
 }
 
-fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
-    let _ = fs::remove_file(path);
+// === impl NewRecord ===
+
+impl NewRecord {
+    /// Writes the content, and starts its transfer to the disk.
+    pub(super) fn write(path: PathBuf, content: &[u8]) -> io::Result<Self> {
+        let temporary = path.with_extension("tmp");
+        let _ = fs::remove_file(&temporary);
+        let file = write_new(&temporary, content).inspect_err(|_| remove_incomplete(&temporary))?;
+        // On failure, the fsync waits for the whole transfer.
+        let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        Ok(Self { file, temporary, path })
+    }
+
+    /// Replaces the record. It is durable after [`sync_dir`].
+    pub(super) fn replace(self) -> io::Result<()> {
+        let Self { file, temporary, path } = self;
+        let replaced = file.sync_data().and_then(|()| fs::rename(&temporary, &path));
+        if replaced.is_err() {
+            remove_incomplete(&temporary);
+        } else {
+            let _ = fs::remove_file(path.with_extension("bad"));
+        }
+        replaced
+    }
+}
+
+fn write_new(path: &Path, content: &[u8]) -> io::Result<File> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(content)?;
-    file.sync_data()
+    Ok(file)
+}
+
+/// On a full disk an incomplete file would occupy the space that other writes need.
+fn remove_incomplete(temporary: &Path) {
+    let _ = fs::remove_file(temporary);
 }
 
 /// Makes writes and removals in a directory durable.

@@ -101,6 +101,27 @@ fn records_are_removed_with_their_last_pod_and_unowned_ones_at_the_next_start() 
     assert!(all_files(dir.path()).is_empty());
 }
 
+#[test]
+fn a_large_batch_is_written_whole_except_for_the_records_that_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = open(dir.path());
+    let keys: Vec<Key> = (0..2 * OPEN_RECORDS_MAX + 2).map(|uid| Key::pod(&uid.to_string())).collect();
+    for key in &keys {
+        checkpoint.put(key.clone(), &1);
+    }
+    let blocked = checkpoint.path(&keys[7]).with_extension("tmp");
+    fs::create_dir(&blocked).unwrap();
+    assert!(checkpoint.flush(), "one record failed");
+    let due: Vec<Key> = checkpoint.state().due.keys().cloned().collect();
+    assert_eq!(due, [keys[7].clone()]);
+    let mut files = all_files(dir.path());
+    files.retain(|path| path.extension().is_some_and(|found| found == "tmp"));
+    assert_eq!(files, [blocked.clone()]);
+    fs::remove_dir(&blocked).unwrap();
+    assert!(!checkpoint.flush());
+    assert_eq!(open(dir.path()).all::<i32>(Kind::Pod), vec![1; keys.len()]);
+}
+
 /// A checkpoint that is opened again. It has the record of a secret of the pod `u`.
 fn reopened_with_a_secret(dir: &Path) -> (Checkpoint, Key) {
     let secret = Key::secret("ns", "s");

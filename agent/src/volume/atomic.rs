@@ -116,8 +116,9 @@ fn swap(volume: &Path, name: &str) -> Result<(), SetUpError> {
 fn link(volume: &Path, tops: &BTreeSet<&str>) -> Result<(), SetUpError> {
     for top in tops {
         let at = volume.join(top);
-        if !at.is_symlink() {
-            symlink(Path::new(DATA).join(top), &at).map_err(SetUpError::io("create the link", &at))?;
+        match symlink(Path::new(DATA).join(top), &at) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && at.is_symlink() => {}
+            made => made.map_err(SetUpError::io("create the link", &at))?,
         }
     }
     Ok(())

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use oci_spec::runtime::Mount;
 
 use crate::error::Error;
-use crate::user;
 
 /// Parents before children.
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
@@ -33,19 +32,19 @@ const BELOW_VAR_RUN: [&str; 6] = [
     "var/run/secrets/kubernetes.io/serviceaccount",
 ];
 
-/// The layers for a container with an image of these layers, the topmost first, and with these mounts. `root` is the runtime's
-/// root directory.
+/// The layers for a container with these mounts. `root` is the runtime's root directory, `run_link` the target of the link
+/// `/var/run` of the container's image.
 ///
 /// A mount point that is not in these layers is made in the container's own layer.
-pub(crate) fn layers(root: &Path, image: &[PathBuf], mounts: &[Mount]) -> Vec<PathBuf> {
+pub(crate) fn layers(root: &Path, run_link: Option<&str>, mounts: &[Mount]) -> Vec<PathBuf> {
     let has_token = mounts.iter().any(|mount| mount.destination() == Path::new(TOKEN));
-    let token = has_token.then(|| token_layer(root, image)).flatten();
+    let token = has_token.then(|| token_layer(root, run_link)).flatten();
     token.into_iter().chain([layer(root)]).collect()
 }
 
 /// The layer with the mount point of a token. None if `/var/run` is a link to another directory than `/run`.
-fn token_layer(root: &Path, image: &[PathBuf]) -> Option<PathBuf> {
-    match user::link_target(image, "var/run").as_deref() {
+fn token_layer(root: &Path, run_link: Option<&str>) -> Option<PathBuf> {
+    match run_link {
         None => Some(below_var_run(root)),
         Some("/run" | "../run") => Some(below_run(root)),
         Some(_) => None,
@@ -89,6 +88,7 @@ fn allow(path: &Path, mode: u32) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::user;
 
     #[test]
     fn a_token_gets_its_mount_point_where_the_image_has_its_directory() {
@@ -106,14 +106,17 @@ mod tests {
             layer
         };
         let plain = image("plain", None);
-        let found = |image: &[PathBuf]| layers(root, image, &[mount("/data"), mount(TOKEN)]);
+        let found = |image: &[PathBuf]| {
+            let run_link = user::link_target(image, "var/run");
+            layers(root, run_link.as_deref(), &[mount("/data"), mount(TOKEN)])
+        };
         assert_eq!(found(std::slice::from_ref(&plain)), [below_var_run(root), layer(root)]);
         for (name, target) in [("absolute", "/run"), ("relative", "../run")] {
             let linked = image(name, Some(target));
             assert_eq!(found(&[plain.clone(), linked]), [below_run(root), layer(root)]);
         }
         assert_eq!(found(&[image("other", Some("/tmp"))]), [layer(root)]);
-        assert_eq!(layers(root, &[plain], &[mount("/data")]), [layer(root)]);
+        assert_eq!(layers(root, None, &[mount("/data")]), [layer(root)]);
         assert!(below_var_run(root).join(TOKEN.trim_start_matches('/')).is_dir());
         assert!(below_run(root).join("run/secrets/kubernetes.io/serviceaccount").is_dir());
     }

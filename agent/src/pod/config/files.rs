@@ -72,9 +72,16 @@ fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let write = || -> io::Result<()> {
         let mut options = fs::OpenOptions::new();
         let mut file = bounded::checked(options.write(true).create(true).truncate(false).mode(mode), path)?;
-        file.set_len(0)?;
+        let found = file.metadata()?;
+        // After a truncation ext4 writes the file to the disk when it is closed. A new file needs none.
+        if found.len() > 0 {
+            file.set_len(0)?;
+        }
         file.write_all(content)?;
-        file.set_permissions(fs::Permissions::from_mode(mode))
+        match found.permissions().mode() & 0o7777 {
+            same if same == mode => Ok(()),
+            _ => file.set_permissions(fs::Permissions::from_mode(mode)),
+        }
     };
     write().map_err(cannot_write(path))
 }
@@ -173,6 +180,20 @@ mod tests {
         assert!(write_hosts(&link, "right").is_err());
         assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
         assert_eq!((message(&link), log_tail(&link)), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn a_file_gets_its_whole_content_and_its_mode_whatever_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        for (content, wanted) in [("long content", 0o644), ("short", 0o666), ("", 0o600), ("again", 0o644)] {
+            overwrite(&path, content.as_bytes(), wanted).unwrap();
+            assert_eq!((fs::read_to_string(&path).unwrap().as_str(), mode()), (content, wanted));
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+        overwrite(&path, b"x", 0o644).unwrap();
+        assert_eq!(mode(), 0o644);
     }
 
     #[test]

@@ -65,9 +65,10 @@ pub(super) fn fill(
         return Ok(());
     }
     let requested = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
+    let mut last = None;
     for device in &merged(requested, mounts) {
         let made = match nodes {
-            Nodes::Made => make(root, device),
+            Nodes::Made => make(root, device, &mut last),
             Nodes::Bound => bind(root, device),
         };
         made.map_err(|source| DeviceError::Node { path: device.path().clone(), source })?;
@@ -108,8 +109,15 @@ fn merged(requested: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
     all
 }
 
-fn make(root: BorrowedFd<'_>, device: &LinuxDevice) -> io::Result<()> {
-    let (directory, name) = place::parent(root, device.path())?;
+/// Makes a device node. `last` has the directory of the last node, which is opened once for all nodes in it.
+fn make(root: BorrowedFd<'_>, device: &LinuxDevice, last: &mut Option<(PathBuf, OwnedFd)>) -> io::Result<()> {
+    let name = device.path().file_name().ok_or(ErrorKind::InvalidInput)?;
+    let above = device.path().parent().unwrap_or(Path::new("/"));
+    let directory = match last.take().filter(|(path, _)| path == above) {
+        Some((_, directory)) => directory,
+        None => place::make_directories(root, above)?,
+    };
+    let (_, directory) = last.insert((above.to_owned(), directory));
     let kind = match device.typ() {
         LinuxDeviceType::B => SFlag::S_IFBLK,
         LinuxDeviceType::P => SFlag::S_IFIFO,
@@ -119,11 +127,11 @@ fn make(root: BorrowedFd<'_>, device: &LinuxDevice) -> io::Result<()> {
     let numbers = makedev(number(device.major())?, number(device.minor())?);
     // The caller's umask is 0.
     let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
-    mknodat(&directory, name, kind, mode, numbers)?;
+    mknodat(&*directory, name, kind, mode, numbers)?;
     let (uid, gid) = (device.uid().unwrap_or(0), device.gid().unwrap_or(0));
     if (uid, gid) != (0, 0) {
         let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-        fchownat(&directory, name, owner.0, owner.1, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        fchownat(&*directory, name, owner.0, owner.1, AtFlags::AT_SYMLINK_NOFOLLOW)?;
     }
     Ok(())
 }

@@ -202,6 +202,11 @@ impl Hierarchy {
     fn make_limited(&self, path: &str) -> Result<PathBuf, CgroupError> {
         if self.is_unified() {
             let whole = self.at(path);
+            if let Some(parent) = whole.parent().filter(|parent| has_all(parent, &self.mount)) {
+                // The parents above have given it all controllers.
+                enable_controllers(parent);
+                return self.make(path);
+            }
             let parents = whole.parent().into_iter().flat_map(Path::ancestors);
             let mut parents: Vec<&Path> =
                 parents.take_while(|parent| parent.starts_with(&self.mount)).collect();
@@ -219,15 +224,32 @@ impl Hierarchy {
     }
 }
 
-/// Enables all controllers for children. Failures are ignored here: the limit that needs the controller
-/// reports it.
+/// Enables all controllers for children, with one write if possible. Failures are ignored here: the limit that needs the
+/// controller reports it.
 fn enable_controllers(cgroup: &Path) {
-    let read = |name: &str| fs::read_to_string(cgroup.join(name)).unwrap_or_default();
-    let (has, gives) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+    let file = cgroup.join("cgroup.subtree_control");
+    let (has, gives) = (controllers(cgroup), fs::read_to_string(&file).unwrap_or_default());
     let gives: Vec<&str> = gives.split_whitespace().collect();
-    for controller in has.split_whitespace().filter(|controller| !gives.contains(controller)) {
-        let _ = put(&cgroup.join("cgroup.subtree_control"), &format!("+{controller}"));
+    let missing = has.split_whitespace().filter(|controller| !gives.contains(controller));
+    let missing: Vec<String> = missing.map(|controller| format!("+{controller}")).collect();
+    if !missing.is_empty() && put(&file, &missing.join(" ")).is_err() {
+        // The kernel refuses one of them.
+        for controller in missing {
+            let _ = put(&file, &controller);
+        }
     }
+}
+
+/// The controllers of a v2 cgroup. Empty if it does not exist.
+fn controllers(cgroup: &Path) -> String {
+    fs::read_to_string(cgroup.join("cgroup.controllers")).unwrap_or_default()
+}
+
+/// Whether a cgroup exists and has all controllers of the root.
+fn has_all(cgroup: &Path, root: &Path) -> bool {
+    let (of_root, has) = (controllers(root), controllers(cgroup));
+    !of_root.trim().is_empty()
+        && of_root.split_whitespace().all(|name| has.split_whitespace().any(|h| h == name))
 }
 
 fn resources(spec: &Spec) -> Option<&LinuxResources> {
@@ -380,6 +402,30 @@ mod tests {
         }
         attached.unwrap();
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+
+    #[test]
+    fn parents_of_a_cgroup_with_all_controllers_are_not_touched() {
+        let mount = std::env::temp_dir().join(format!("coracle-controllers-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&mount);
+        let file = |at: &str, name: &str| mount.join(at).join(format!("cgroup.{name}"));
+        for at in ["", "pods", "pods/pod1"] {
+            fs::create_dir_all(mount.join(at)).unwrap();
+            fs::write(file(at, "controllers"), "cpu memory\n").unwrap();
+            fs::write(file(at, "subtree_control"), "").unwrap();
+        }
+        let unified = Hierarchy::new(mount.to_str().unwrap(), "");
+        let given =
+            || ["", "pods", "pods/pod1"].map(|at| fs::read_to_string(file(at, "subtree_control")).unwrap());
+        unified.make_limited("/pods/pod1/c1").unwrap();
+        assert!(mount.join("pods/pod1/c1").is_dir());
+        assert_eq!(given(), ["", "", "+cpu +memory"]);
+        // A parent has not given them yet.
+        fs::write(file("pods/pod1", "controllers"), "cpu\n").unwrap();
+        unified.make_limited("/pods/pod1/c2").unwrap();
+        assert!(mount.join("pods/pod1/c2").is_dir());
+        assert_eq!(given()[..2], ["+cpu +memory", "+cpu +memory"]);
+        fs::remove_dir_all(&mount).unwrap();
     }
 
     #[test]

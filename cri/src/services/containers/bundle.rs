@@ -18,6 +18,7 @@ use crate::records::{ContainerRecord, replace};
 use crate::sandbox::Sandbox;
 use crate::sandbox::user_namespace::Mapping;
 use crate::services::process_file::PROCESS_FILE;
+use crate::shim_client::file::write_private;
 
 /// The directories of a container.
 struct BundleDirs {
@@ -56,12 +57,12 @@ impl ContainerService {
             std::os::unix::fs::chown(&upper, Some(uid), Some(gid))
                 .map_err(Error::file("set the owner of", &upper))?;
         }
-        write_json(&bundle.join("config.json"), spec)?;
-        write_json(&bundle.join(PROCESS_FILE), spec.process())?;
+        write_new_json(&bundle.join("config.json"), spec)?;
+        write_new_json(&bundle.join(PROCESS_FILE), spec.process())?;
         let images = self.image_volumes(&record.config, &bundle)?;
         let mount_points = mount_points::layers(
             &self.config.root,
-            &image.layers,
+            self.image_files.run_link(image).as_deref(),
             spec.mounts().as_deref().unwrap_or_default(),
         );
         let dirs = BundleDirs { bundle, upper, work, rootfs, mount_points };
@@ -111,13 +112,23 @@ pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
 }
 
+/// Replaces a file: a reader sees the old or the new contents.
 pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {
-    let bytes = serde_json::to_vec(value).map_err(|source| Error::Format {
+    replace(path, &encode(path, value)?)
+}
+
+/// Writes a file of a container that is being created. Nothing reads it before the creation is complete, and a start after a
+/// crash removes the whole directory. So the file is written in place, which takes a third of the system calls fewer.
+fn write_new_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {
+    write_private(path, &encode(path, value)?).map_err(Error::file("write", path))
+}
+
+fn encode<T: serde::Serialize>(path: &Path, value: &T) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(value).map_err(|source| Error::Format {
         doing: "encode",
         path: path.to_owned(),
         source,
-    })?;
-    replace(path, &bytes)
+    })
 }
 
 #[cfg(test)]
@@ -125,6 +136,15 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn a_new_file_of_a_container_is_private() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("config.json");
+        write_new_json(&path, &"a secret").expect("written");
+        assert_eq!(std::fs::read_to_string(&path).expect("file"), r#""a secret""#);
+        assert_eq!(path.metadata().expect("file").permissions().mode() & 0o7777, 0o600);
+    }
 
     #[tokio::test]
     async fn a_log_directory_that_does_not_respond_blocks_no_other_work() {

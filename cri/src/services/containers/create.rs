@@ -26,7 +26,6 @@ use crate::services::images::image_error;
 use crate::services::new_id;
 use crate::steps::Steps;
 use crate::undo::{Step, Undo};
-use crate::user::Accounts;
 
 /// The checkpoint that a restored container comes from.
 #[derive(Debug, Clone)]
@@ -219,9 +218,8 @@ impl ContainerService {
         image: &Image,
     ) -> Result<ContainerRecord, Error> {
         let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-        let user = Accounts::read(&image.layers)
-            .resolve(security, image.user())
-            .map_err(|why| Error::invalid("user", why))?;
+        let accounts = self.image_files.accounts(image);
+        let user = accounts.resolve(security, image.user()).map_err(|why| Error::invalid("user", why))?;
         let options = security.and_then(|security| security.namespace_options.as_ref());
         Mapping::of_container(&namespaces::options(sandbox.config()), options)
             .and_then(|mapping| mapping.map_or(Ok(()), |mapping| mapping.check_ids(user.uid, &user.groups)))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use coracle_images::Images;
 
 use crate::config::RuntimeConfig;
+use crate::image_files::ImageFiles;
 use crate::services::shared::{Machine, Objects, Transitions};
 use crate::undo::UndoContext;
 
@@ -17,6 +18,7 @@ pub(crate) struct ContainerService {
     pub(crate) machine: Machine,
     pub(crate) transitions: Transitions,
     pub(crate) undo: Arc<UndoContext>,
+    pub(crate) image_files: Arc<ImageFiles>,
     /// Writable layers are removed one at a time.
     pub(crate) layer_removal: Arc<tokio::sync::Mutex<()>>,
 }

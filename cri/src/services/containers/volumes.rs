@@ -1,10 +1,12 @@
 //! Sources of a container's volumes: directories of the node, and images.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use coracle_images::ImageHold;
 use coracle_proto::{cri, shim};
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::fstat;
 
 use super::bundle::make_dir;
 use super::service::ContainerService;
@@ -107,16 +109,87 @@ fn resolve_sources(
             continue;
         }
         let path = Path::new(&mount.host_path);
-        if !path.exists() && !abandoned.is_set() {
-            make_dir(path)?;
-        }
-        let real = path.canonicalize().map_err(Error::file("find volume", path))?;
+        let real = match found_without_links(path) {
+            Some(real) => real,
+            None => {
+                if !path.exists() && !abandoned.is_set() {
+                    make_dir(path)?;
+                }
+                path.canonicalize().map_err(Error::file("find volume", path))?
+            }
+        };
         mount.host_path = real.to_string_lossy().into_owned();
     }
     Ok(())
 }
 
+/// The canonical form of a path in which the kernel finds no symbolic link. None for other paths, also if the file does not
+/// exist, or its file system returns an error. Most sources are paths without links, and [`Path::canonicalize`] takes a
+/// system call for each component.
+fn found_without_links(path: &Path) -> Option<PathBuf> {
+    let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+    if !path.is_absolute() || !path.components().all(is_plain) {
+        return None;
+    }
+    let how =
+        OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    // Before Linux 5.6 there is no openat2.
+    let found = openat2(AT_FDCWD, path, how).ok()?;
+    // The server of a network file system must respond here. The shim has no timeout for it.
+    fstat(&found).ok()?;
+    Some(path.components().collect())
+}
+
 /// Placeholder source path of an image volume in the spec. Nothing exists there.
 fn image_source(bundle: &Path, at: usize) -> PathBuf {
     bundle.join("images").join(at.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// The sources that a container gets for these ones.
+    fn resolved(sources: &[&Path]) -> Vec<PathBuf> {
+        let mount = |source: &&Path| cri::Mount {
+            host_path: source.to_string_lossy().into_owned(),
+            ..cri::Mount::default()
+        };
+        let mut config =
+            cri::ContainerConfig { mounts: sources.iter().map(mount).collect(), ..Default::default() };
+        resolve_sources(&mut config, Path::new("/bundle"), &Abandoned::default()).expect("resolved");
+        config.mounts.into_iter().map(|mount| mount.host_path.into()).collect()
+    }
+
+    #[test]
+    fn sources_are_resolved_as_by_realpath() {
+        let dir = tempfile::tempdir().expect("directory");
+        let dir = dir.path().canonicalize().expect("path");
+        std::fs::create_dir(dir.join("a")).expect("directory");
+        std::fs::write(dir.join("a/file"), "").expect("file");
+        symlink("a", dir.join("to-a")).expect("link");
+        symlink("file", dir.join("a/to-file")).expect("link");
+        for name in ["a", "a/", "a//file", "a/./file", "a/../a/file", "to-a", "to-a/file", "a/to-file"] {
+            let path = dir.join(name);
+            assert_eq!(resolved(&[&path]), [path.canonicalize().expect("path")], "{name}");
+        }
+        let (file, link) = (dir.join("a/file"), dir.join("a/to-file"));
+        assert_eq!(found_without_links(&file), Some(file));
+        assert_eq!(found_without_links(&link), None);
+        assert_eq!(found_without_links(Path::new("relative")), None);
+        assert_eq!(found_without_links(&dir.join("absent")), None);
+    }
+
+    #[test]
+    fn an_absent_source_is_made_as_a_directory() {
+        let dir = tempfile::tempdir().expect("directory");
+        let dir = dir.path().canonicalize().expect("path");
+        symlink("a", dir.join("to-a")).expect("link");
+        std::fs::create_dir(dir.join("a")).expect("directory");
+        let absent = dir.join("to-a/b/c");
+        assert_eq!(resolved(&[&absent]), [dir.join("a/b/c")]);
+        assert!(dir.join("a/b/c").is_dir());
+    }
 }
