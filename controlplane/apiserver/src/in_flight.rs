@@ -15,7 +15,7 @@ use crate::{
     authn::User,
     error::{ApiError, Result},
     request::{BACKUP_PATH, RequestInfo, is_probe},
-    unread_events::UnreadEvents,
+    unread_bytes::{Reader, UnreadBytes},
 };
 
 /// Default maximum duration of a request that is not long-running, and of the sending of its response, as upstream.
@@ -56,8 +56,9 @@ pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
     of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
-    /// The watches by owner.
-    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
+    /// The number of watches by owner.
+    watches: Arc<Mutex<HashMap<String, usize>>>,
+    unread: Arc<UnreadBytes>,
     bodies: SharedCapacity,
     responses: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
@@ -109,19 +110,12 @@ pub(crate) struct Permit {
 #[derive(Clone)]
 pub(crate) struct WatchPermit {
     _counted: Arc<CountedWatch>,
-    unread: Arc<UnreadEvents>,
+    reader: Arc<Reader>,
 }
 
 struct CountedWatch {
-    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
+    watches: Arc<Mutex<HashMap<String, usize>>>,
     owner: String,
-}
-
-/// The watches of one owner.
-#[derive(Default)]
-struct OwnWatches {
-    count: usize,
-    unread: Arc<UnreadEvents>,
 }
 
 /// Memory for the body of one request or response. Dropping it releases the memory.
@@ -149,8 +143,17 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
-        let (counts, watches, streams) = (Arc::default(), Arc::default(), Arc::default());
-        Self { of_user, of_all: [usize::MAX; 2], counts, watches, bodies, responses, streams, max_proxied }
+        Self {
+            of_user,
+            of_all: [usize::MAX; 2],
+            counts: Arc::default(),
+            watches: Arc::default(),
+            unread: Arc::default(),
+            bodies,
+            responses,
+            streams: Arc::default(),
+            max_proxied,
+        }
     }
 
     /// Counts a request, or refuses it if its user has too many. `None` for exempt requests.
@@ -182,16 +185,21 @@ impl InFlight {
         }
         let owner = requester(&user.name);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = watches.entry(owner.to_owned()).or_default();
+        let count = watches.entry(owner.to_owned()).or_default();
         let of_nodes = usize::try_from(nodes.saturating_mul(MAX_WATCHES_PER_NODE)).unwrap_or(usize::MAX);
-        if own.count >= MAX_WATCHES.max(of_nodes) {
+        if *count >= MAX_WATCHES.max(of_nodes) {
             return Err(ApiError::too_many_requests());
         }
-        own.count += 1;
-        let unread = own.unread.clone();
+        *count += 1;
         drop(watches);
         let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
-        Ok(Some(WatchPermit { _counted: Arc::new(counted), unread }))
+        Ok(Some(WatchPermit { _counted: Arc::new(counted), reader: self.unread.reader(owner) }))
+    }
+
+    /// The reader of a response to a user. `None` for users without a limit.
+    pub(crate) fn reader(&self, user: &User) -> Option<Arc<Reader>> {
+        let is_limited = !user.is_in("system:masters");
+        is_limited.then(|| self.unread.reader(requester(&user.name)))
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -275,9 +283,9 @@ impl Drop for Permit {
 // === impl WatchPermit ===
 
 impl WatchPermit {
-    /// The unread events of all watches of the owner.
-    pub(crate) fn unread_events(&self) -> &Arc<UnreadEvents> {
-        &self.unread
+    /// The reader of the watch.
+    pub(crate) fn reader(&self) -> &Arc<Reader> {
+        &self.reader
     }
 }
 
@@ -286,9 +294,9 @@ impl WatchPermit {
 impl Drop for CountedWatch {
     fn drop(&mut self) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = watches.get_mut(&self.owner) {
-            own.count -= 1;
-            if own.count == 0 {
+        if let Some(count) = watches.get_mut(&self.owner) {
+            *count -= 1;
+            if *count == 0 {
                 watches.remove(&self.owner);
             }
         }

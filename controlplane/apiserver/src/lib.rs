@@ -83,7 +83,7 @@ mod sub;
 mod target;
 #[cfg(test)]
 mod test_tls;
-mod unread_events;
+mod unread_bytes;
 mod usage;
 mod usage_history;
 mod usage_samples;

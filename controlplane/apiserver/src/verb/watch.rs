@@ -33,7 +33,7 @@ use crate::{
     offload,
     reply::{Reply, full, status_text},
     request::parse_revision,
-    unread_events::{MIN_HELD_BYTES, UnreadEvents},
+    unread_bytes::{MIN_HELD_BYTES, Reader},
     verb::{list, list_options, version_fields, version_fields::Transitions},
     web_socket,
 };
@@ -55,8 +55,8 @@ struct Writer {
     /// Start of the watch, and the histogram of the durations until the initial events are sent. `None` without initial
     /// events, and after they are sent.
     initial: Option<(Instant, Histogram)>,
-    /// The unread events of the user. `None` without a limit.
-    unread: Option<Arc<UnreadEvents>>,
+    /// The reader of the watch. `None` without a limit.
+    reader: Option<Arc<Reader>>,
     /// Whether each event must be in one piece.
     is_whole: bool,
 }
@@ -83,13 +83,13 @@ enum Start {
     After(u64),
 }
 
-/// Starts a watch. `unread`: the unread events of its caller; `None` without a limit.
-pub(crate) fn run(call: &Call, unread: Option<Arc<UnreadEvents>>) -> Result<Reply> {
+/// Starts a watch. `reader`: its reader; `None` without a limit.
+pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
     let start = start(call)?;
-    let (first, events) = match subscribe(call, scope, &start, unread.clone()) {
+    let (first, events) = match subscribe(call, scope, &start, reader.clone()) {
         Ok(subscribed) => subscribed,
         Err(error) if error.is_expired() || error.is_future_revision() => {
             return Ok(ended_by(form(call)?, &error));
@@ -107,7 +107,7 @@ pub(crate) fn run(call: &Call, unread: Option<Arc<UnreadEvents>>) -> Result<Repl
     let unsent = Some(first_events.clone()).filter(|_| !first.is_empty());
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
-    let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, unread, is_whole };
+    let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
         .then(move |event| converted(kind.clone(), event, first_events.clone()))
@@ -222,10 +222,10 @@ fn subscribe(
     call: &Call,
     scope: Scope,
     start: &Start,
-    unread: Option<Arc<UnreadEvents>>,
+    reader: Option<Arc<Reader>>,
 ) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
-    let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), unread);
+    let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), reader);
     let collection = cache.of(&call.kind)?;
     let mut objects = collection.lock();
     if objects.is_closed() {
@@ -337,18 +337,14 @@ impl Writer {
             let line = line(name, object.json_len(), |text| object.push_json(text));
             return Ok(vec![self.held(line)?]);
         }
-        // Do not render for a watch that will end.
-        if self.unread.as_ref().is_some_and(|unread| !unread.has_room(object.json_len())) {
-            return Err(ApiError::too_many_requests());
-        }
         let line = offload::run(object.is_large(), || self.rendered_change(name, object));
         Ok(vec![self.held(line)?])
     }
 
-    /// Counts a large piece until it is sent. An error if the user has too many unread events.
+    /// Counts a large piece until it is sent. An error if the reader has lost to other owners of unread bytes.
     fn held(&self, piece: Bytes) -> Result<Bytes> {
-        match &self.unread {
-            Some(unread) => unread.hold(piece).ok_or_else(ApiError::too_many_requests),
+        match &self.reader {
+            Some(reader) => reader.hold(piece).ok_or_else(ApiError::too_many_requests),
             None => Ok(piece),
         }
     }
@@ -424,16 +420,18 @@ mod tests {
     use coracle_kinds::kind::by_kind;
 
     use super::*;
+    use crate::unread_bytes::UnreadBytes;
 
-    fn plain_writer(is_whole: bool, unread: Option<Arc<UnreadEvents>>) -> Writer {
+    fn plain_writer(is_whole: bool, reader: Option<Arc<Reader>>) -> Writer {
         let kind = by_kind("v1", "ConfigMap").unwrap().clone();
-        Writer { kind, form: Form::Plain, headers_written: false, initial: None, unread, is_whole }
+        Writer { kind, form: Form::Plain, headers_written: false, initial: None, reader, is_whole }
     }
 
     #[test]
     fn a_large_object_is_sent_without_a_copy_and_counts_until_then() {
-        let unread = Arc::<UnreadEvents>::default();
-        let mut writer = plain_writer(false, Some(unread.clone()));
+        let unread = Arc::<UnreadBytes>::default();
+        let reader = unread.reader("eve");
+        let mut writer = plain_writer(false, Some(reader.clone()));
         let value = json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
         let added = Event::Added(Arc::new(Object::of(&writer.kind, "k".into(), 7, &value)));
         let pieces = writer.event(&added).unwrap();
@@ -441,7 +439,8 @@ mod tests {
         assert_eq!((pieces.len(), whole.len()), (3, 1));
         assert!(pieces.concat() == whole[0], "the pieces are not the line");
         let mut held = vec![pieces];
-        let (kind, other) = (writer.kind.clone(), unread.hold(Bytes::from(vec![0_u8; 60 << 20])));
+        let (kind, large) = (writer.kind.clone(), || Bytes::from(vec![0_u8; 30 << 20]));
+        let others = [reader.hold(large()), reader.hold(large())];
         let refused = loop {
             let version = Event::Added(Arc::new(Object::of(&kind, "k".into(), 7, &value)));
             match writer.event(&version) {
@@ -449,8 +448,8 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!((refused.code, held.len()), (429, 4));
-        drop((held, other));
+        assert_eq!((refused.code, held.len()), (429, 3));
+        drop((held, others));
         assert!(writer.event(&added).is_ok());
         assert_eq!(unread.bytes(), 0);
     }
