@@ -176,8 +176,8 @@ impl Event {
         }
     }
 
-    /// Bytes that the event may keep in memory.
-    fn weight(&self) -> usize {
+    /// Bytes of the event, which it may keep in memory.
+    pub(crate) fn weight(&self) -> usize {
         self.object().map_or(0, |object| object.json_len())
     }
 }

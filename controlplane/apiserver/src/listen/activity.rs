@@ -368,6 +368,21 @@ mod tests {
         assert_eq!(unread.bytes(), 0);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_gets_time_for_each_mebibyte_of_the_first_events() {
+        let activity = Arc::new(Activity::new(MINUTE));
+        let (first, mut response) = (FirstEvents::default(), Response::new(full("x")));
+        response.extensions_mut().insert(WatchEnd(CancellationToken::new()));
+        response.extensions_mut().insert(first.clone());
+        let response = activity.begin().until_sent(response);
+        for _ in 0..20 {
+            first.add_reading(1 << 20);
+            assert!(timeout(MINUTE / 4, activity.response_timeout()).await.is_err());
+        }
+        timeout(MINUTE * 2, activity.response_timeout()).await.expect("the client reads no more");
+        drop(response);
+    }
+
     #[tokio::test]
     async fn a_long_body_is_sent_in_pieces_and_its_request_runs_until_the_last() {
         let activity = Arc::new(Activity::new(MINUTE));

@@ -44,6 +44,9 @@ const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kuber
 /// Maximum time of one conversion that the client gets in addition to read the first events. A client can stop reading
 /// during a conversion, which then seems to last longer.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
+/// Microseconds that the client gets in addition for each byte of the first events that it reads: 16.7 s for each MiB, so
+/// half a megabit per second is fast enough. A client that stops reading gets no more time.
+const MICROS_PER_BYTE: u64 = 16;
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
 
@@ -71,8 +74,8 @@ pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 pub(crate) struct FirstEvents {
     /// Cancelled when they are sent.
     sent: CancellationToken,
-    /// Microseconds that their conversion has taken, since the wait for them has added its time.
-    conversion: Arc<AtomicU64>,
+    /// Microseconds that the client gets in addition, since the wait for the events has added them.
+    additional: Arc<AtomicU64>,
 }
 
 /// The start of a watch.
@@ -162,6 +165,7 @@ fn content_type(form: Form) -> HeaderValue {
 /// The event in the version of the watch.
 async fn converted(kind: Arc<Resource>, event: Event, first: FirstEvents) -> Result<Event> {
     let began = Instant::now();
+    first.add_reading(event.weight());
     let converted = match event {
         Event::Added(object) => convert::object(&kind, object).await.map(Event::Added),
         Event::Modified(object) => convert::object(&kind, object).await.map(Event::Modified),
@@ -284,19 +288,28 @@ impl FirstEvents {
 
     /// Adds the time of a conversion. The client does not have to read faster than a webhook converts the objects.
     pub(crate) fn add_conversion(&self, time: Duration) {
-        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.conversion.fetch_add(micros, Ordering::Relaxed);
+        self.add_micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Waits until the events are sent. Returns false if they are not sent within `limit`, not counting the time of their
-    /// conversion.
+    /// Adds the time to read the next event of this length. A client on a slow link needs more than the limit for all
+    /// events.
+    pub(crate) fn add_reading(&self, bytes: usize) {
+        self.add_micros((bytes as u64).saturating_mul(MICROS_PER_BYTE));
+    }
+
+    fn add_micros(&self, micros: u64) {
+        self.additional.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// Waits until the events are sent. Returns false if they are not sent within `limit`, not counting the additional time
+    /// for their conversion and length.
     pub(crate) async fn are_sent_within(&self, limit: Duration) -> bool {
         let mut left = limit;
         while !left.is_zero() {
             if timeout(left, self.sent.cancelled()).await.is_ok() {
                 return true;
             }
-            left = Duration::from_micros(self.conversion.swap(0, Ordering::Relaxed));
+            left = Duration::from_micros(self.additional.swap(0, Ordering::Relaxed));
         }
         false
     }
