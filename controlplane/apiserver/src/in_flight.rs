@@ -35,6 +35,13 @@ const MAX_WATCHES_PER_NODE: u64 = 20;
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
+/// Maximum bytes of all copies of objects in another version, for lists.
+const MAX_COPIES_BYTES: usize = 64 << 20;
+/// Maximum bytes of such copies that count for one list: the part of one owner. A list with more is served only while no
+/// other list has copies.
+const MAX_LIST_COPIES_BYTES: usize = MAX_COPIES_BYTES / (PER_FREE_BYTE + 1) * PER_FREE_BYTE;
+/// Maximum bytes of the copies of a list that do not count.
+const SMALL_COPIES_BYTES: usize = 256 << 10;
 /// Maximum memory of one owner, as a multiple of the free memory. One owner gets at most three quarters.
 const PER_FREE_BYTE: usize = 3;
 /// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number from
@@ -61,6 +68,7 @@ pub(crate) struct InFlight {
     unread: Arc<UnreadBytes>,
     bodies: SharedCapacity,
     responses: SharedCapacity,
+    copies: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
@@ -141,7 +149,8 @@ impl InFlight {
     /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
-        let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedCapacity::new);
+        let [bodies, responses, copies] =
+            [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         Self {
             of_user,
@@ -151,6 +160,7 @@ impl InFlight {
             unread: Arc::default(),
             bodies,
             responses,
+            copies,
             streams: Arc::default(),
             max_proxied,
         }
@@ -239,6 +249,17 @@ impl InFlight {
         }
         let (streams, node, owner) = (self.streams.clone(), node.to_owned(), owner.to_owned());
         Ok(StreamPermit { _stream: Some(OwnedStream { streams, node, owner }) })
+    }
+
+    /// Reserves memory for the copies of a list's objects in another version, or refuses the list.
+    pub(crate) fn copies(&self, user: &str, bytes: usize) -> Result<BodyMemory> {
+        if bytes <= SMALL_COPIES_BYTES {
+            return Ok(BodyMemory::default());
+        }
+        let shared = Some((self.copies.clone(), owner(user).to_owned()));
+        let mut memory = BodyMemory { shared, bytes: 0 };
+        memory.grow(bytes.min(MAX_LIST_COPIES_BYTES))?;
+        Ok(memory)
     }
 
     /// Memory for the response of a webhook on a host. It is separate from the memory of clients, so that hostile
@@ -494,6 +515,27 @@ mod tests {
         assert!(limits.proxied(&User::new("root", &["system:masters"])).is_ok());
         drop((eve, bob));
         assert!(limits.streams.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn copies_of_one_owner_leave_memory_for_others_and_a_larger_list_is_served_alone() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let fill = |user: &str| -> Vec<BodyMemory> {
+            std::iter::from_fn(|| limits.copies(user, 4 << 20).ok()).collect()
+        };
+        let account = |name: &str| format!("system:serviceaccount:ns:{name}");
+        let of_first = fill(&account("a"));
+        assert_eq!((of_first.len(), fill(&account("b")).len()), (12, 0));
+        let of_bob = fill("bob");
+        assert_eq!(of_bob.len(), 3);
+        assert_eq!(limits.copies("bob", 1 << 30).err().map(|error| error.code), Some(429));
+        assert!(limits.copies("bob", SMALL_COPIES_BYTES).is_ok());
+        drop((of_first, of_bob));
+        let alone = limits.copies("bob", 1 << 30).unwrap();
+        assert!(limits.copies("eve", 1 << 30).is_err());
+        assert!(limits.copies("eve", 4 << 20).is_ok());
+        drop(alone);
+        assert!(limits.copies.lock().owners.is_empty());
     }
 
     #[test]
