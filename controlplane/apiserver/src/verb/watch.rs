@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cache::{Event, Events, Object, Scope, Watcher},
+    cache::{Event, Events, Object, RenderedEvents, Scope, Watcher},
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -62,6 +62,8 @@ struct Writer {
     reader: Option<Arc<Reader>>,
     /// Whether each event must be in one piece.
     is_whole: bool,
+    /// The events that watches of the server share.
+    shared: Arc<RenderedEvents>,
 }
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
@@ -110,7 +112,9 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let unsent = Some(first_events.clone()).filter(|_| !first.is_empty());
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
-    let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole };
+    let shared = call.state.cache.rendered.clone();
+    let writer =
+        Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole, shared };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
         .then(move |event| converted(kind.clone(), event, first_events.clone()))
@@ -339,7 +343,7 @@ impl Writer {
     }
 
     /// The pieces of a change. A large object that is sent as it is stored is not copied.
-    fn change(&mut self, name: &str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
+    fn change(&mut self, name: &'static str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
         let is_plain = matches!(self.form, Form::Plain | Form::Discovery);
         if is_plain && !self.is_whole && object.json_len() >= MIN_HELD_BYTES {
             let (start, rest) = object.json_parts();
@@ -350,7 +354,11 @@ impl Writer {
             let line = line(name, object.json_len(), |text| object.push_json(text));
             return Ok(vec![self.held(line)?]);
         }
-        let line = offload::run(object.is_large(), || self.rendered_change(name, object));
+        let line = match self.form {
+            // Its rows have ages, and the first table of a watch has headers.
+            Form::Table(_) => self.rendered_change(name, object),
+            form => self.shared.clone().get(object, name, form, || self.rendered_change(name, object)),
+        };
         Ok(vec![self.held(line)?])
     }
 
@@ -364,6 +372,10 @@ impl Writer {
 
     /// A change of an object that is not sent as it is stored.
     fn rendered_change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
+        offload::run(object.is_large(), || self.rendered(name, object))
+    }
+
+    fn rendered(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
         let rendered = match self.form {
             Form::Plain | Form::Discovery => {
                 return line(name, object.json_len(), |text| object.push_json(text));
@@ -433,11 +445,12 @@ mod tests {
     use coracle_kinds::kind::by_kind;
 
     use super::*;
-    use crate::unread_bytes::UnreadBytes;
+    use crate::{cache::parses, unread_bytes::UnreadBytes};
 
     fn plain_writer(is_whole: bool, reader: Option<Arc<Reader>>) -> Writer {
         let kind = by_kind("v1", "ConfigMap").unwrap().clone();
-        Writer { kind, form: Form::Plain, headers_written: false, initial: None, reader, is_whole }
+        let (form, shared) = (Form::Plain, Arc::default());
+        Writer { kind, form, headers_written: false, initial: None, reader, is_whole, shared }
     }
 
     #[test]
@@ -465,6 +478,24 @@ mod tests {
         drop((held, others));
         assert!(writer.event(&added).is_ok());
         assert_eq!(unread.bytes(), 0);
+    }
+
+    #[test]
+    fn an_event_is_encoded_once_for_all_watches_with_the_same_form() {
+        let mut writers: Vec<Writer> = (0..10).map(|_| plain_writer(false, None)).collect();
+        let shared = writers[0].shared.clone();
+        let value = json!({"metadata": {"name": "n"}});
+        let object = Arc::new(Object::of(&writers[0].kind, "k".into(), 7, &value));
+        for form in [Form::Protobuf, Form::PartialProtobuf(MetaVersion::V1), Form::Partial(MetaVersion::V1)] {
+            let before = parses::so_far();
+            let mut lines = Vec::new();
+            for writer in &mut writers {
+                (writer.form, writer.shared) = (form, shared.clone());
+                lines.push(writer.event(&Event::Modified(object.clone())).unwrap().concat());
+            }
+            lines.dedup();
+            assert_eq!((lines.len(), parses::so_far() - before), (1, 1));
+        }
     }
 
     #[test]
