@@ -151,7 +151,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         let (found, revision) = match token.rv {
             0 => (objects.candidates(scope), newest),
             _ if token.is_expired(now()) => return Err(ApiError::expired_list(token.inconsistent()?)),
-            rv => match objects.under_at(&scope.prefix, rv) {
+            rv => match objects.under_at(&scope.prefix, &token.start, rv) {
                 Ok(found) => (found, rv),
                 Err(_expired) => return Err(ApiError::expired_list(token.inconsistent()?)),
             },
@@ -162,7 +162,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     match parse_revision(query.get("resourceVersion"))? {
         Some(asked) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
         Some(asked) if is_exact(query) => {
-            return Ok((objects.under_at(&scope.prefix, asked)?, asked));
+            return Ok((objects.under_at(&scope.prefix, "", asked)?, asked));
         }
         _ => {}
     }
