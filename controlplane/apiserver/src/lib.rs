@@ -42,6 +42,7 @@ mod compression;
 mod config;
 mod controllers;
 mod convert;
+mod counted_body;
 mod custom_resources;
 mod deadline;
 mod documents;

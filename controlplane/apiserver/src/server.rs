@@ -17,7 +17,7 @@ use crate::{
     backup,
     call::Call,
     client_upgrade::ClientUpgrade,
-    compression, deadline, documents,
+    compression, counted_body, deadline, documents,
     error::{ApiError, Result},
     flow_control::Seats,
     freshness, health,
@@ -279,6 +279,7 @@ impl Apiserver {
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
         reply.extensions_mut().insert(limits.with_permit(permit));
         if let Some(reader) = reader {
+            reply = reply.map(|body| counted_body::counted(body, reader.clone()));
             reply.extensions_mut().insert(reader);
         }
         Ok(reply)

@@ -152,6 +152,16 @@ impl Reader {
         self.add(&bytes).then(|| Bytes::from_owner(HeldBytes { bytes, reader: self.clone() }))
     }
 
+    /// As [`Self::hold`], for a frame of a response that only this response has, as a rendered table. A stored object that
+    /// is sent as it is takes no memory of its own.
+    pub(crate) fn hold_frame(self: &Arc<Self>, frame: Bytes) -> std::io::Result<Bytes> {
+        if !frame.is_unique() {
+            return Ok(frame);
+        }
+        let refused = || std::io::Error::other("cannot send the response: too many bytes are not read yet");
+        self.hold(frame).ok_or_else(refused)
+    }
+
     /// Cancelled when the connection must be closed, because others need the memory.
     pub(crate) fn lost(&self) -> CancellationToken {
         self.lost.clone()

@@ -47,7 +47,7 @@ struct Tracked {
     body: Body,
     /// The rest of a frame that is longer than a piece.
     rest: Bytes,
-    /// Counts the frames that only this response has. `None` for watches, which count them earlier, and without a limit.
+    /// Counts compressed frames; other layers count theirs earlier. `None` for watches, and without a limit.
     reader: Option<Arc<Reader>>,
     _running: Running,
     _ended: Option<DropGuard>,
@@ -186,19 +186,6 @@ impl Drop for Running {
 
 // === impl Tracked ===
 
-impl Tracked {
-    /// Counts a frame until it is sent, if only this response has it, as a rendered table. A stored object that is sent as
-    /// it is takes no memory of its own.
-    fn held(&self, frame: Bytes) -> Result<Bytes, std::io::Error> {
-        match self.reader.as_ref().filter(|_| frame.is_unique()) {
-            Some(reader) => reader.hold(frame).ok_or_else(|| {
-                std::io::Error::other("cannot send the response: too many bytes are not read yet")
-            }),
-            None => Ok(frame),
-        }
-    }
-}
-
 impl http_body::Body for Tracked {
     type Data = Bytes;
     type Error = std::io::Error;
@@ -211,7 +198,10 @@ impl http_body::Body for Tracked {
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
-                        let held = self.held(data)?;
+                        let held = match &self.reader {
+                            Some(reader) => reader.hold_frame(data)?,
+                            None => data,
+                        };
                         self.rest = held;
                     }
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
