@@ -1,7 +1,7 @@
 //! The resources and host ports that a pod requests.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use coracle_values::pod_resources::{
     ContainerResources, PodResources, Resources, StatusResources, is_resize_infeasible,
@@ -22,13 +22,25 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
+/// The host ports that a pod wants, by number and protocol. A node may have very many ports in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WantedPorts(HashMap<i32, HashMap<String, Addresses>>);
+
+/// The addresses of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Addresses {
+    /// Whether the port is wanted on all addresses.
+    all: bool,
+    single: HashSet<String>,
+}
+
 /// The requests of a pod that filters and scores compare with each node. They are computed once for each pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodRequirements {
     pub(crate) requests: Resources,
     /// The requests in scores.
     pub(crate) assumed: Resources,
-    pub(crate) ports: Vec<HostPort>,
+    pub(crate) ports: WantedPorts,
     /// Whether the end of a container may restart all of them.
     pub(crate) restarts_all: bool,
     /// Requested extended resources that device classes provide, on nodes without a device plugin for them.
@@ -40,7 +52,7 @@ impl PodRequirements {
         Self {
             requests: of_pod(pod),
             assumed: assumed_of_pod(pod),
-            ports: host_ports(&pod.spec),
+            ports: WantedPorts::of(host_ports(&pod.spec)),
             restarts_all: restarts_all(&pod.spec),
             of_classes: BTreeSet::new(),
         }
@@ -194,12 +206,36 @@ fn ports(container: &Container, host_network: Option<bool>) -> Vec<HostPort> {
 }
 
 impl HostPort {
-    /// Whether the two ports cannot be used on one node.
-    pub(crate) fn conflicts(&self, other: &Self) -> bool {
-        let all = |port: &Self| port.address == "0.0.0.0" || port.address == "::";
-        self.port == other.port
-            && self.protocol == other.protocol
-            && (all(self) || all(other) || self.address == other.address)
+    fn is_on_all_addresses(&self) -> bool {
+        self.address == "0.0.0.0" || self.address == "::"
+    }
+}
+
+impl WantedPorts {
+    pub(crate) fn of(ports: Vec<HostPort>) -> Self {
+        let mut wanted = HashMap::<i32, HashMap<String, Addresses>>::new();
+        for port in ports {
+            let is_on_all = port.is_on_all_addresses();
+            let addresses = wanted.entry(port.port).or_default().entry(port.protocol).or_default();
+            if is_on_all {
+                addresses.all = true;
+            } else {
+                addresses.single.insert(port.address);
+            }
+        }
+        Self(wanted)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether one of the ports cannot be used on a node with this one.
+    pub(crate) fn conflict(&self, used: &HostPort) -> bool {
+        let addresses = self.0.get(&used.port).and_then(|protocols| protocols.get(&used.protocol));
+        addresses.is_some_and(|addresses| {
+            addresses.all || used.is_on_all_addresses() || addresses.single.contains(&used.address)
+        })
     }
 }
 
@@ -239,8 +275,25 @@ mod tests {
     #[test]
     fn a_port_on_all_addresses_conflicts_with_the_same_port_on_one() {
         let port = |address: &str, port| HostPort { address: address.into(), protocol: "TCP".into(), port };
-        assert!(port("0.0.0.0", 80).conflicts(&port("10.0.0.1", 80)));
-        assert!(!port("10.0.0.2", 80).conflicts(&port("10.0.0.1", 80)));
-        assert!(!port("0.0.0.0", 80).conflicts(&port("0.0.0.0", 81)));
+        let conflict = |one: HostPort, other: HostPort| WantedPorts::of(vec![one]).conflict(&other);
+        assert!(conflict(port("0.0.0.0", 80), port("10.0.0.1", 80)));
+        assert!(conflict(port("10.0.0.1", 80), port("::", 80)));
+        assert!(conflict(port("10.0.0.1", 80), port("10.0.0.1", 80)));
+        assert!(!conflict(port("10.0.0.2", 80), port("10.0.0.1", 80)));
+        assert!(!conflict(port("0.0.0.0", 80), port("0.0.0.0", 81)));
+        let udp = HostPort { protocol: "UDP".into(), ..port("0.0.0.0", 80) };
+        assert!(!conflict(port("0.0.0.0", 80), udp));
+    }
+
+    #[test]
+    fn very_many_host_ports_on_single_addresses_are_compared_in_linear_time() {
+        // A comparison of each pair would take minutes.
+        let port = |number: u32| {
+            let address = std::net::Ipv4Addr::from(number).to_string();
+            HostPort { address, protocol: "TCP".into(), port: 80 }
+        };
+        let wanted = WantedPorts::of((1..=100_000).map(port).collect());
+        assert!((200_000..300_000).all(|number| !wanted.conflict(&port(number))));
+        assert!(wanted.conflict(&port(100_000)));
     }
 }
