@@ -152,13 +152,16 @@ fn sum<'a>(
 ) -> Resources {
     let (spec, status) = (&pod.spec, &pod.status);
     let is_infeasible = is_resize_infeasible(status.conditions.as_ref(), pod.metadata.generation);
-    let mut read = |container: &'a Container, statuses: &'a [ContainerStatus]| {
-        let mut found = resources(container, statuses, is_infeasible);
+    let mut read = |container: &'a Container, statuses: &HashMap<&'a str, &'a ContainerStatus>| {
+        let own = statuses.get(container.name.as_str()).copied();
+        let mut found = resources(container, own, is_infeasible);
         found.resources = listed.next().flatten();
         found
     };
-    let containers = spec.containers.iter().map(|c| read(c, &status.container_statuses)).collect();
-    let init_containers = inits(spec).map(|c| read(c, &status.init_container_statuses)).collect();
+    let (of_containers, of_inits) =
+        (by_name(&status.container_statuses), by_name(&status.init_container_statuses));
+    let containers = spec.containers.iter().map(|c| read(c, &of_containers)).collect();
+    let init_containers = inits(spec).map(|c| read(c, &of_inits)).collect();
     let allocated = status.allocated_resources.as_ref();
     let pod_status =
         status.resources.as_ref().map(|actual| StatusResources { actual, allocated, is_infeasible });
@@ -166,12 +169,20 @@ fn sum<'a>(
         .requests()
 }
 
+/// The statuses by the names of their containers. Of several with one name, the first is used.
+fn by_name(statuses: &[ContainerStatus]) -> HashMap<&str, &ContainerStatus> {
+    let mut named = HashMap::with_capacity(statuses.len());
+    for status in statuses {
+        named.entry(status.name.as_str()).or_insert(status);
+    }
+    named
+}
+
 fn resources<'a>(
     container: &'a Container,
-    statuses: &'a [ContainerStatus],
+    status: Option<&'a ContainerStatus>,
     is_infeasible: bool,
 ) -> ContainerResources<'a> {
-    let status = statuses.iter().find(|status| status.name == container.name);
     let status = status.and_then(|status| {
         let allocated = status.allocated_resources.as_ref();
         Some(StatusResources { actual: status.resources.as_ref()?, allocated, is_infeasible })
@@ -283,6 +294,20 @@ mod tests {
         assert!(!conflict(port("0.0.0.0", 80), port("0.0.0.0", 81)));
         let udp = HostPort { protocol: "UDP".into(), ..port("0.0.0.0", 80) };
         assert!(!conflict(port("0.0.0.0", 80), udp));
+    }
+
+    #[test]
+    fn the_statuses_of_very_many_containers_are_found_in_linear_time() {
+        // A search through all statuses for each container would take minutes.
+        let named = |at: usize| serde_json::json!({"name": format!("c{at}")});
+        let requests = serde_json::json!({"requests": {"cpu": "1m"}});
+        let all: Vec<_> = (0..100_000).map(named).collect();
+        let mut pod = crate::fixture::pod("p", serde_json::json!({"containers": all.clone()}));
+        for container in &mut pod.spec.containers {
+            container.resources = serde_json::from_value(requests.clone()).unwrap();
+        }
+        pod.status.container_statuses = serde_json::from_value(all.into()).unwrap();
+        assert_eq!(of_pod(&pod).cpu_millis, 100_000);
     }
 
     #[test]
