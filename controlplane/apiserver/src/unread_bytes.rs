@@ -71,6 +71,9 @@ struct Holding {
     has_lost: bool,
 }
 
+/// The memory of a list counts until this is dropped. Short lists do not count.
+pub(crate) struct HeldList(Option<(Identity, Arc<Reader>)>);
+
 /// Bytes that count until they are sent.
 struct HeldBytes {
     bytes: Bytes,
@@ -81,8 +84,8 @@ fn identity(bytes: &Bytes) -> Identity {
     (bytes.as_ptr().addr(), bytes.len())
 }
 
-fn counted(bytes: &Bytes) -> usize {
-    bytes.len().min(MAX_COUNTED_BYTES)
+fn counted((_, length): Identity) -> usize {
+    length.min(MAX_COUNTED_BYTES)
 }
 
 /// Removes a reference. Returns whether it was the last one.
@@ -122,13 +125,17 @@ impl Reader {
     /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, the owner with the most
     /// bytes loses a reader. Returns false if it is this one, or if this one has lost before; the bytes do not count then.
     pub(crate) fn add(&self, bytes: &Bytes) -> bool {
+        self.count(identity(bytes))
+    }
+
+    fn count(&self, identity: Identity) -> bool {
         let mut unread = self.all.lock();
-        if self.lost.is_cancelled() || !unread.add(self, bytes) {
+        if self.lost.is_cancelled() || !unread.add(self, identity) {
             return false;
         }
         let Some((number, loser)) = unread.loser() else { return true };
         if number == self.number {
-            unread.remove(self, bytes);
+            unread.remove(self, identity);
             return false;
         }
         loser.has_lost = true;
@@ -141,7 +148,17 @@ impl Reader {
 
     /// Ends the count of bytes that were added.
     pub(crate) fn remove(&self, bytes: &Bytes) {
-        self.all.lock().remove(self, bytes);
+        self.all.lock().remove(self, identity(bytes));
+    }
+
+    /// Counts the memory of a list, without what its elements refer to. The list must exist at this address until the
+    /// result is dropped. Returns `None` where [`Self::add`] returns false.
+    pub(crate) fn hold_list<T>(self: &Arc<Self>, list: &[T]) -> Option<HeldList> {
+        let identity = (list.as_ptr().addr(), size_of_val(list));
+        if identity.1 < MIN_HELD_BYTES {
+            return Some(HeldList(None));
+        }
+        self.count(identity).then(|| HeldList(Some((identity, self.clone()))))
     }
 
     /// Counts large bytes until they are dropped. Returns `None` where [`Self::add`] returns false.
@@ -178,8 +195,8 @@ impl Reader {
 
 impl Unread {
     /// Counts bytes of a reader. Returns false if it has lost.
-    fn add(&mut self, reader: &Reader, bytes: &Bytes) -> bool {
-        let (identity, counted) = (identity(bytes), counted(bytes));
+    fn add(&mut self, reader: &Reader, identity: Identity) -> bool {
+        let counted = counted(identity);
         let owner = self.owners.entry(reader.owner.clone()).or_default();
         let new = || Holding { bytes: 0, references: 0, lost: reader.lost.clone(), has_lost: false };
         let holding = owner.readers.entry(reader.number).or_insert_with(new);
@@ -201,8 +218,8 @@ impl Unread {
         true
     }
 
-    fn remove(&mut self, reader: &Reader, bytes: &Bytes) {
-        let (identity, counted) = (identity(bytes), counted(bytes));
+    fn remove(&mut self, reader: &Reader, identity: Identity) {
+        let counted = counted(identity);
         let Some(owner) = self.owners.get_mut(&reader.owner) else { return };
         let Some(holding) = owner.readers.get_mut(&reader.number) else { return };
         holding.bytes -= counted;
@@ -244,6 +261,16 @@ impl Owner {
     fn remaining(&self) -> usize {
         let lost = self.readers.values().filter(|holding| holding.has_lost);
         self.bytes.saturating_sub(lost.map(|holding| holding.bytes).sum())
+    }
+}
+
+// === impl HeldList ===
+
+impl Drop for HeldList {
+    fn drop(&mut self) {
+        if let Some((identity, reader)) = &self.0 {
+            reader.all.lock().remove(reader, *identity);
+        }
     }
 }
 
@@ -315,6 +342,18 @@ mod tests {
         drop((of_eve, of_ann, first, second));
         let unread = unread.lock();
         assert!(unread.bytes == 0 && unread.ending == 0 && unread.owners.is_empty());
+    }
+
+    #[test]
+    fn the_memory_of_a_list_counts_until_it_is_dropped() {
+        let unread = Arc::<UnreadBytes>::default();
+        let (reader, list) = (unread.reader("eve"), vec![0_u64; 2 << 20]);
+        let held: Vec<HeldList> = list.chunks(1 << 17).map_while(|chunk| reader.hold_list(chunk)).collect();
+        assert_eq!((held.len(), unread.bytes()), (16, 16 << 20));
+        assert!(reader.hold_list(&list[1..100]).is_some());
+        assert_eq!(unread.bytes(), 16 << 20, "a short list");
+        drop(held);
+        assert!(unread.lock().owners.is_empty());
     }
 
     #[test]

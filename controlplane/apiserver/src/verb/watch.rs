@@ -80,6 +80,13 @@ pub(crate) struct FirstEvents {
     additional: Arc<AtomicU64>,
 }
 
+/// The objects that a watch sends first, and the revision of the marker after them.
+#[derive(Default)]
+struct Initial {
+    objects: Vec<Arc<Object>>,
+    end: Option<u64>,
+}
+
 /// The start of a watch.
 enum Start {
     /// With all existing objects, as ADDED.
@@ -109,7 +116,8 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let initial =
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
     let first_events = FirstEvents::default();
-    let unsent = Some(first_events.clone()).filter(|_| !first.is_empty());
+    let unsent = Some(first_events.clone()).filter(|_| !first.objects.is_empty() || first.end.is_some());
+    let first = initial_events(first, reader.as_ref())?;
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
     let shared = call.state.cache.rendered.clone();
@@ -134,6 +142,20 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         response.extensions_mut().insert(unsent);
     }
     Ok(response)
+}
+
+/// The first events. The list of their objects counts as unread until the last one is sent.
+fn initial_events(
+    first: Initial,
+    reader: Option<&Arc<Reader>>,
+) -> Result<impl Iterator<Item = Event> + use<>> {
+    let held = reader.map(|reader| reader.hold_list(&first.objects).ok_or_else(ApiError::too_many_requests));
+    let held = held.transpose()?;
+    let added = first.objects.into_iter().map(move |object| {
+        let _counted = &held;
+        Event::Added(object)
+    });
+    Ok(added.chain(first.end.map(Event::InitialEnd)))
 }
 
 /// The next event after the first ones, which are sent at the first call.
@@ -231,7 +253,7 @@ fn subscribe(
     scope: Scope,
     start: &Start,
     reader: Option<Arc<Reader>>,
-) -> Result<(Vec<Event>, Events)> {
+) -> Result<(Initial, Events)> {
     let cache = &call.state.cache;
     let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), reader);
     let collection = cache.of(&call.kind)?;
@@ -240,7 +262,7 @@ fn subscribe(
         return Err(ApiError::no_resource());
     }
     let newest = cache.revision().max(objects.newest());
-    let mut first = Vec::new();
+    let mut first = Initial::default();
     match start {
         Start::Now { end_marker } => {
             if let Some(asked) = parse_revision(call.info.query.get("resourceVersion"))?
@@ -248,10 +270,8 @@ fn subscribe(
             {
                 return Err(ApiError::future_revision(asked, newest));
             }
-            first.extend(objects.watch_from_now(watcher, newest).into_iter().map(Event::Added));
-            if *end_marker {
-                first.push(Event::InitialEnd(newest));
-            }
+            first.objects = objects.watch_from_now(watcher, newest);
+            first.end = end_marker.then_some(newest);
         }
         Start::After(u64::MAX) => objects.watch_after(watcher, newest)?,
         Start::After(revision) => objects.watch_after(watcher, *revision)?,
@@ -477,6 +497,25 @@ mod tests {
         assert_eq!((refused.code, held.len()), (429, 3));
         drop((held, others));
         assert!(writer.event(&added).is_ok());
+        assert_eq!(unread.bytes(), 0);
+    }
+
+    #[test]
+    fn the_list_of_the_first_objects_counts_until_the_last() {
+        let unread = Arc::<UnreadBytes>::default();
+        let reader = unread.reader("eve");
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let object = Arc::new(Object::of(kind, "k".into(), 7, &json!({"metadata": {"name": "n"}})));
+        let first = || Initial { objects: vec![object.clone(); 2000], end: Some(7) };
+        let mut events = initial_events(first(), Some(&reader)).unwrap();
+        assert_eq!(unread.bytes(), 2000 * size_of::<usize>());
+        assert_eq!(events.by_ref().count(), 2001);
+        assert_eq!(unread.bytes(), 0);
+        let others = [(); 7].map(|()| unread.reader("eve").hold(Bytes::from(vec![0_u8; 9 << 20])).unwrap());
+        // Above the limit the largest response loses first.
+        let many = (0..100).map(|_| initial_events(first(), Some(&unread.reader("eve"))));
+        let many = many.collect::<Result<Vec<_>>>().unwrap();
+        drop((others, many));
         assert_eq!(unread.bytes(), 0);
     }
 
