@@ -10,6 +10,7 @@ mod ledger;
 mod object;
 mod progress;
 mod references;
+mod rendered_events;
 mod watchers;
 
 use std::{
@@ -36,6 +37,7 @@ pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
 use progress::Progress;
 pub(crate) use references::{ReferenceKind, References};
+pub(crate) use rendered_events::RenderedEvents;
 pub(crate) use watchers::{Event, Events, Watcher};
 
 /// Store key of the guard for service addresses and ports: each write that allocates some also updates it. It contains
@@ -57,6 +59,8 @@ pub(crate) struct Cache {
     bursts: Notify,
     /// The usage of quotas by the objects. Lock order: before a collection.
     pub(crate) quotas: Ledger,
+    /// Events that watches share.
+    pub(crate) rendered: Arc<RenderedEvents>,
 }
 
 /// The collection of one resource.
@@ -100,6 +104,7 @@ impl Cache {
             resyncs: AtomicU64::new(0),
             bursts: Notify::new(),
             quotas: Ledger::default(),
+            rendered: Arc::default(),
         }
     }
 

@@ -7,7 +7,7 @@ use http::Request;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use tokio_util::sync::CancellationToken;
 
-use crate::{metrics::LongRunning, unread_events::UnreadEvents};
+use crate::{metrics::LongRunning, unread_bytes::Reader};
 
 /// The client's connection after a response that switches protocols.
 pub(crate) struct ClientUpgrade {
@@ -27,13 +27,13 @@ impl ClientUpgrade {
         Self { on: hyper::upgrade::on(request), permit, running: None }
     }
 
-    /// The unread events of the caller of a watch, who may impersonate another user. `None` without a limit.
-    pub(crate) fn unread_events(&self) -> Option<Arc<UnreadEvents>> {
-        self.running.as_ref().and_then(LongRunning::unread_events)
+    /// The reader of a watch. Its owner is the caller, who may impersonate another user. `None` without a limit.
+    pub(crate) fn reader(&self) -> Option<Arc<Reader>> {
+        self.running.as_ref().and_then(LongRunning::reader)
     }
 
-    /// Serves the connection in a task, until `serve` returns, the server shuts down, or the connection is evicted. `serve`
-    /// can be cancelled at any time.
+    /// Serves the connection in a task, until `serve` returns, the server shuts down, the connection is evicted, or its
+    /// watch has lost to other owners of unread bytes. `serve` can be cancelled at any time.
     pub(crate) fn serve<F>(
         self,
         shutdown: CancellationToken,
@@ -42,6 +42,7 @@ impl ClientUpgrade {
         F: Future<Output = ()> + Send + 'static,
     {
         tokio::spawn(async move {
+            let lost = self.reader().map(|reader| reader.lost());
             let Self { on, permit, running: _running } = self;
             let connection = match on.await {
                 Ok(connection) => connection,
@@ -53,11 +54,18 @@ impl ClientUpgrade {
                     None => std::future::pending().await,
                 }
             };
+            let lost = async {
+                match &lost {
+                    Some(lost) => lost.cancelled().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 // All arms may be dropped: this closes the connection.
                 () = serve(connection) => {}
                 () = shutdown.cancelled() => {}
                 () = evicted => {}
+                () = lost => {}
             }
         });
     }

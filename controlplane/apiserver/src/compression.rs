@@ -19,6 +19,7 @@ use http_body_util::BodyExt as _;
 
 use crate::{
     error::ApiError,
+    offload,
     reply::{self, Body, Reply},
     request::RequestInfo,
 };
@@ -150,7 +151,9 @@ impl http_body::Body for Compressed {
             let text = match next {
                 Some(Ok(frame)) => {
                     if let Some(data) = frame.data_ref() {
-                        encoder.write_all(data)?;
+                        // A large object takes tens of milliseconds.
+                        let is_large = data.len() > offload::MIN_OFFLOADED_BYTES;
+                        offload::run(is_large, || encoder.write_all(data))?;
                     }
                     let text = std::mem::take(encoder.get_mut());
                     self.encoder = Some(encoder);

@@ -3,14 +3,13 @@
 //! An object that is already in the requested version is not copied. Every other object is parsed and converted. The
 //! copies of a list stay in memory until its response is sent, so all lists share a limit on the bytes of their copies.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use coracle_kinds::{
     Resource,
     resource::{ConversionError, Convert},
 };
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     cache::Object,
@@ -18,30 +17,13 @@ use crate::{
     offload,
 };
 
-/// Maximum KiB of all converted copies. A list that needs more is served only while no other list has copies.
-const MAX_COPIES_KIB: usize = 64 << 10;
-/// Maximum bytes of copies that need no reservation.
-const SMALL_COPY_BYTES: usize = 256 << 10;
 /// Bytes of JSON text that are converted at a time. The parsed tree takes about ten times the memory of its text.
 const PART_BYTES: usize = 4 << 20;
 
-/// A reservation of memory for the copies of a list. Dropping it releases the memory.
-pub(crate) type CopyMemory = Option<OwnedSemaphorePermit>;
-
-/// Reserves memory for the converted copies of a list's objects.
-pub(crate) fn copies(to: &Resource, objects: &[Arc<Object>]) -> Result<CopyMemory> {
-    static MEMORY: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MAX_COPIES_KIB)));
-    let copied = objects.iter().filter(|object| object.api_version() != to.api_version());
-    take(&MEMORY, copied.map(|object| object.json_len()).sum())
-}
-
-fn take(memory: &Arc<Semaphore>, bytes: usize) -> Result<CopyMemory> {
-    if bytes <= SMALL_COPY_BYTES {
-        return Ok(None);
-    }
-    let wanted = u32::try_from((bytes >> 10).min(MAX_COPIES_KIB)).unwrap_or(u32::MAX);
-    let taken = memory.clone().try_acquire_many_owned(wanted);
-    taken.map(Some).map_err(|_exhausted| ApiError::too_many_requests())
+/// Bytes of the objects that a list must copy, because they are in another version than `to`.
+pub(crate) fn copied_bytes<'a>(to: &Resource, objects: impl IntoIterator<Item = &'a Arc<Object>>) -> usize {
+    let copied = objects.into_iter().filter(|object| object.api_version() != to.api_version());
+    copied.map(|object| object.json_len()).sum()
 }
 
 /// The object in the version of `to`.
@@ -150,18 +132,6 @@ mod tests {
         assert_eq!(part("v2", &all, 0), (vec![0, 1, 2, 3], 4));
         assert_eq!(part("v2", &all, 8), (vec![8, 9], 10));
         assert_eq!(part("v1", &all, 0), (Vec::new(), 10));
-    }
-
-    #[test]
-    fn copies_share_a_bounded_memory_and_a_larger_list_is_served_alone() {
-        let memory = Arc::new(Semaphore::new(MAX_COPIES_KIB));
-        let held: Vec<_> = (0..4).map(|_| take(&memory, 16 << 20).unwrap()).collect();
-        assert_eq!(take(&memory, 1 << 20).unwrap_err().code, 429);
-        assert!(take(&memory, SMALL_COPY_BYTES).unwrap().is_none());
-        drop(held);
-        let alone = take(&memory, 1 << 30).unwrap();
-        assert_eq!(take(&memory, 1 << 20).unwrap_err().code, 429);
-        drop(alone);
-        assert_eq!(memory.available_permits(), MAX_COPIES_KIB);
+        assert_eq!(copied_bytes(kind, &all), 0, "no object is in another version");
     }
 }

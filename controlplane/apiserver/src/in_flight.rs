@@ -15,7 +15,7 @@ use crate::{
     authn::User,
     error::{ApiError, Result},
     request::{BACKUP_PATH, RequestInfo, is_probe},
-    unread_events::UnreadEvents,
+    unread_bytes::{Reader, UnreadBytes},
 };
 
 /// Default maximum duration of a request that is not long-running, and of the sending of its response, as upstream.
@@ -35,6 +35,13 @@ const MAX_WATCHES_PER_NODE: u64 = 20;
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
+/// Maximum bytes of all copies of objects in another version, for lists.
+const MAX_COPIES_BYTES: usize = 64 << 20;
+/// Maximum bytes of such copies that count for one list: the part of one owner. A list with more is served only while no
+/// other list has copies.
+const MAX_LIST_COPIES_BYTES: usize = MAX_COPIES_BYTES / (PER_FREE_BYTE + 1) * PER_FREE_BYTE;
+/// Maximum bytes of the copies of a list that do not count.
+const SMALL_COPIES_BYTES: usize = 256 << 10;
 /// Maximum memory of one owner, as a multiple of the free memory. One owner gets at most three quarters.
 const PER_FREE_BYTE: usize = 3;
 /// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number from
@@ -56,10 +63,12 @@ pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
     of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
-    /// The watches by owner.
-    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
+    /// The number of watches by owner.
+    watches: Arc<Mutex<HashMap<String, usize>>>,
+    unread: Arc<UnreadBytes>,
     bodies: SharedCapacity,
     responses: SharedCapacity,
+    copies: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
@@ -109,19 +118,12 @@ pub(crate) struct Permit {
 #[derive(Clone)]
 pub(crate) struct WatchPermit {
     _counted: Arc<CountedWatch>,
-    unread: Arc<UnreadEvents>,
+    reader: Arc<Reader>,
 }
 
 struct CountedWatch {
-    watches: Arc<Mutex<HashMap<String, OwnWatches>>>,
+    watches: Arc<Mutex<HashMap<String, usize>>>,
     owner: String,
-}
-
-/// The watches of one owner.
-#[derive(Default)]
-struct OwnWatches {
-    count: usize,
-    unread: Arc<UnreadEvents>,
 }
 
 /// Memory for the body of one request or response. Dropping it releases the memory.
@@ -147,10 +149,21 @@ impl InFlight {
     /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
-        let [bodies, responses] = [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES].map(SharedCapacity::new);
+        let [bodies, responses, copies] =
+            [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
-        let (counts, watches, streams) = (Arc::default(), Arc::default(), Arc::default());
-        Self { of_user, of_all: [usize::MAX; 2], counts, watches, bodies, responses, streams, max_proxied }
+        Self {
+            of_user,
+            of_all: [usize::MAX; 2],
+            counts: Arc::default(),
+            watches: Arc::default(),
+            unread: Arc::default(),
+            bodies,
+            responses,
+            copies,
+            streams: Arc::default(),
+            max_proxied,
+        }
     }
 
     /// Counts a request, or refuses it if its user has too many. `None` for exempt requests.
@@ -182,16 +195,21 @@ impl InFlight {
         }
         let owner = requester(&user.name);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = watches.entry(owner.to_owned()).or_default();
+        let count = watches.entry(owner.to_owned()).or_default();
         let of_nodes = usize::try_from(nodes.saturating_mul(MAX_WATCHES_PER_NODE)).unwrap_or(usize::MAX);
-        if own.count >= MAX_WATCHES.max(of_nodes) {
+        if *count >= MAX_WATCHES.max(of_nodes) {
             return Err(ApiError::too_many_requests());
         }
-        own.count += 1;
-        let unread = own.unread.clone();
+        *count += 1;
         drop(watches);
         let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
-        Ok(Some(WatchPermit { _counted: Arc::new(counted), unread }))
+        Ok(Some(WatchPermit { _counted: Arc::new(counted), reader: self.unread.reader(owner) }))
+    }
+
+    /// The reader of a response to a user. `None` for users without a limit.
+    pub(crate) fn reader(&self, user: &User) -> Option<Arc<Reader>> {
+        let is_limited = !user.is_in("system:masters");
+        is_limited.then(|| self.unread.reader(requester(&user.name)))
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -231,6 +249,17 @@ impl InFlight {
         }
         let (streams, node, owner) = (self.streams.clone(), node.to_owned(), owner.to_owned());
         Ok(StreamPermit { _stream: Some(OwnedStream { streams, node, owner }) })
+    }
+
+    /// Reserves memory for the copies of a list's objects in another version, or refuses the list.
+    pub(crate) fn copies(&self, user: &str, bytes: usize) -> Result<BodyMemory> {
+        if bytes <= SMALL_COPIES_BYTES {
+            return Ok(BodyMemory::default());
+        }
+        let shared = Some((self.copies.clone(), owner(user).to_owned()));
+        let mut memory = BodyMemory { shared, bytes: 0 };
+        memory.grow(bytes.min(MAX_LIST_COPIES_BYTES))?;
+        Ok(memory)
     }
 
     /// Memory for the response of a webhook on a host. It is separate from the memory of clients, so that hostile
@@ -275,9 +304,9 @@ impl Drop for Permit {
 // === impl WatchPermit ===
 
 impl WatchPermit {
-    /// The unread events of all watches of the owner.
-    pub(crate) fn unread_events(&self) -> &Arc<UnreadEvents> {
-        &self.unread
+    /// The reader of the watch.
+    pub(crate) fn reader(&self) -> &Arc<Reader> {
+        &self.reader
     }
 }
 
@@ -286,9 +315,9 @@ impl WatchPermit {
 impl Drop for CountedWatch {
     fn drop(&mut self) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = watches.get_mut(&self.owner) {
-            own.count -= 1;
-            if own.count == 0 {
+        if let Some(count) = watches.get_mut(&self.owner) {
+            *count -= 1;
+            if *count == 0 {
                 watches.remove(&self.owner);
             }
         }
@@ -486,6 +515,27 @@ mod tests {
         assert!(limits.proxied(&User::new("root", &["system:masters"])).is_ok());
         drop((eve, bob));
         assert!(limits.streams.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn copies_of_one_owner_leave_memory_for_others_and_a_larger_list_is_served_alone() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let fill = |user: &str| -> Vec<BodyMemory> {
+            std::iter::from_fn(|| limits.copies(user, 4 << 20).ok()).collect()
+        };
+        let account = |name: &str| format!("system:serviceaccount:ns:{name}");
+        let of_first = fill(&account("a"));
+        assert_eq!((of_first.len(), fill(&account("b")).len()), (12, 0));
+        let of_bob = fill("bob");
+        assert_eq!(of_bob.len(), 3);
+        assert_eq!(limits.copies("bob", 1 << 30).err().map(|error| error.code), Some(429));
+        assert!(limits.copies("bob", SMALL_COPIES_BYTES).is_ok());
+        drop((of_first, of_bob));
+        let alone = limits.copies("bob", 1 << 30).unwrap();
+        assert!(limits.copies("eve", 1 << 30).is_err());
+        assert!(limits.copies("eve", 4 << 20).is_ok());
+        drop(alone);
+        assert!(limits.copies.lock().owners.is_empty());
     }
 
     #[test]

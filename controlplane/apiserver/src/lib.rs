@@ -42,6 +42,7 @@ mod compression;
 mod config;
 mod controllers;
 mod convert;
+mod counted_body;
 mod custom_resources;
 mod deadline;
 mod documents;
@@ -83,7 +84,7 @@ mod sub;
 mod target;
 #[cfg(test)]
 mod test_tls;
-mod unread_events;
+mod unread_bytes;
 mod usage;
 mod usage_history;
 mod usage_samples;

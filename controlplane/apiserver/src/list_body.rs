@@ -15,7 +15,7 @@ use coracle_kinds::{Resource, table};
 use http_body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
-use crate::{cache::Object, convert::CopyMemory, media::Form, offload};
+use crate::{cache::Object, in_flight::BodyMemory, media::Form, offload};
 
 /// Minimum bytes of a chunk. Objects of this size are sent without a copy.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
@@ -35,7 +35,7 @@ pub(crate) struct ListBody {
     /// Remaining bytes, if known.
     left: Option<u64>,
     /// Reserved memory of the converted objects.
-    _copies: CopyMemory,
+    _copies: BodyMemory,
 }
 
 impl ListBody {
@@ -63,12 +63,12 @@ impl ListBody {
             is_first: true,
             is_ended: false,
             left,
-            _copies: None,
+            _copies: BodyMemory::default(),
         }
     }
 
     /// Holds a memory reservation until the list is sent.
-    pub(crate) fn holding(self, copies: CopyMemory) -> Self {
+    pub(crate) fn holding(self, copies: BodyMemory) -> Self {
         Self { _copies: copies, ..self }
     }
 

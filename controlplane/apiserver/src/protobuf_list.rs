@@ -16,7 +16,7 @@ use coracle_kinds::{Resource, protobuf::encode};
 use http_body::{Body, Frame, SizeHint};
 use serde_json::Value;
 
-use crate::{cache::Object, convert::CopyMemory, media::Form, offload};
+use crate::{cache::Object, in_flight::BodyMemory, media::Form, offload};
 
 /// Minimum bytes of a chunk but the last.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
@@ -33,7 +33,7 @@ pub(crate) struct ProtobufList {
     /// Remaining bytes.
     left: u64,
     /// Reserved memory of the converted objects.
-    _copies: CopyMemory,
+    _copies: BodyMemory,
 }
 
 /// The form of the items.
@@ -92,11 +92,11 @@ impl ProtobufList {
         let mut bytes = encode::envelope_head(&api_version, list_kind, length);
         bytes.extend_from_slice(&head);
         let left = (bytes.len() - head.len() + length) as u64;
-        Self { items, bytes, objects: sized.into_iter(), left, _copies: None }
+        Self { items, bytes, objects: sized.into_iter(), left, _copies: BodyMemory::default() }
     }
 
     /// Keeps a reservation of memory until the list is sent.
-    pub(crate) fn holding(self, copies: CopyMemory) -> Self {
+    pub(crate) fn holding(self, copies: BodyMemory) -> Self {
         Self { _copies: copies, ..self }
     }
 

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use crate::{
     cache::Object,
-    convert::CopyMemory,
     error::{ApiError, Result},
+    in_flight::BodyMemory,
     list_body::ListBody,
     media::{self, Form},
     offload,
@@ -166,7 +166,7 @@ pub(crate) fn table_of<'a>(
 pub(crate) async fn list(
     form: Form,
     kind: Arc<Resource>,
-    (objects, copies): (Vec<Arc<Object>>, CopyMemory),
+    (objects, copies): (Vec<Arc<Object>>, BodyMemory),
     meta: Value,
 ) -> Reply {
     let (body, media) = match form {

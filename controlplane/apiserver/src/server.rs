@@ -17,7 +17,7 @@ use crate::{
     backup,
     call::Call,
     client_upgrade::ClientUpgrade,
-    compression, deadline, documents,
+    compression, counted_body, deadline, documents,
     error::{ApiError, Result},
     flow_control::Seats,
     freshness, health,
@@ -268,6 +268,7 @@ impl Apiserver {
             return self.answer_as(caller, info, incoming).await;
         }
         let limit = deadline::of_request(&info.query, state.request_timeout)?;
+        let reader = state.in_flight.reader(&caller);
         let answer = self.answer_as(caller, info, incoming);
         let mut reply = tokio::time::timeout(limit, answer)
             .await
@@ -277,6 +278,10 @@ impl Apiserver {
             .unwrap_or_else(|error| reply::failure(&error));
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
         reply.extensions_mut().insert(limits.with_permit(permit));
+        if let Some(reader) = reader {
+            reply = reply.map(|body| counted_body::counted(body, reader.clone()));
+            reply.extensions_mut().insert(reader);
+        }
         Ok(reply)
     }
 

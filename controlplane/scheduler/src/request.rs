@@ -1,7 +1,7 @@
 //! The resources and host ports that a pod requests.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use coracle_values::pod_resources::{
     ContainerResources, PodResources, Resources, StatusResources, is_resize_infeasible,
@@ -22,13 +22,25 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
+/// The host ports that a pod wants, by number and protocol. A node may have very many ports in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WantedPorts(HashMap<i32, HashMap<String, Addresses>>);
+
+/// The addresses of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Addresses {
+    /// Whether the port is wanted on all addresses.
+    all: bool,
+    single: HashSet<String>,
+}
+
 /// The requests of a pod that filters and scores compare with each node. They are computed once for each pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodRequirements {
     pub(crate) requests: Resources,
     /// The requests in scores.
     pub(crate) assumed: Resources,
-    pub(crate) ports: Vec<HostPort>,
+    pub(crate) ports: WantedPorts,
     /// Whether the end of a container may restart all of them.
     pub(crate) restarts_all: bool,
     /// Requested extended resources that device classes provide, on nodes without a device plugin for them.
@@ -40,7 +52,7 @@ impl PodRequirements {
         Self {
             requests: of_pod(pod),
             assumed: assumed_of_pod(pod),
-            ports: host_ports(&pod.spec),
+            ports: WantedPorts::of(host_ports(&pod.spec)),
             restarts_all: restarts_all(&pod.spec),
             of_classes: BTreeSet::new(),
         }
@@ -140,13 +152,16 @@ fn sum<'a>(
 ) -> Resources {
     let (spec, status) = (&pod.spec, &pod.status);
     let is_infeasible = is_resize_infeasible(status.conditions.as_ref(), pod.metadata.generation);
-    let mut read = |container: &'a Container, statuses: &'a [ContainerStatus]| {
-        let mut found = resources(container, statuses, is_infeasible);
+    let mut read = |container: &'a Container, statuses: &HashMap<&'a str, &'a ContainerStatus>| {
+        let own = statuses.get(container.name.as_str()).copied();
+        let mut found = resources(container, own, is_infeasible);
         found.resources = listed.next().flatten();
         found
     };
-    let containers = spec.containers.iter().map(|c| read(c, &status.container_statuses)).collect();
-    let init_containers = inits(spec).map(|c| read(c, &status.init_container_statuses)).collect();
+    let (of_containers, of_inits) =
+        (by_name(&status.container_statuses), by_name(&status.init_container_statuses));
+    let containers = spec.containers.iter().map(|c| read(c, &of_containers)).collect();
+    let init_containers = inits(spec).map(|c| read(c, &of_inits)).collect();
     let allocated = status.allocated_resources.as_ref();
     let pod_status =
         status.resources.as_ref().map(|actual| StatusResources { actual, allocated, is_infeasible });
@@ -154,12 +169,20 @@ fn sum<'a>(
         .requests()
 }
 
+/// The statuses by the names of their containers. Of several with one name, the first is used.
+fn by_name(statuses: &[ContainerStatus]) -> HashMap<&str, &ContainerStatus> {
+    let mut named = HashMap::with_capacity(statuses.len());
+    for status in statuses {
+        named.entry(status.name.as_str()).or_insert(status);
+    }
+    named
+}
+
 fn resources<'a>(
     container: &'a Container,
-    statuses: &'a [ContainerStatus],
+    status: Option<&'a ContainerStatus>,
     is_infeasible: bool,
 ) -> ContainerResources<'a> {
-    let status = statuses.iter().find(|status| status.name == container.name);
     let status = status.and_then(|status| {
         let allocated = status.allocated_resources.as_ref();
         Some(StatusResources { actual: status.resources.as_ref()?, allocated, is_infeasible })
@@ -194,12 +217,36 @@ fn ports(container: &Container, host_network: Option<bool>) -> Vec<HostPort> {
 }
 
 impl HostPort {
-    /// Whether the two ports cannot be used on one node.
-    pub(crate) fn conflicts(&self, other: &Self) -> bool {
-        let all = |port: &Self| port.address == "0.0.0.0" || port.address == "::";
-        self.port == other.port
-            && self.protocol == other.protocol
-            && (all(self) || all(other) || self.address == other.address)
+    fn is_on_all_addresses(&self) -> bool {
+        self.address == "0.0.0.0" || self.address == "::"
+    }
+}
+
+impl WantedPorts {
+    pub(crate) fn of(ports: Vec<HostPort>) -> Self {
+        let mut wanted = HashMap::<i32, HashMap<String, Addresses>>::new();
+        for port in ports {
+            let is_on_all = port.is_on_all_addresses();
+            let addresses = wanted.entry(port.port).or_default().entry(port.protocol).or_default();
+            if is_on_all {
+                addresses.all = true;
+            } else {
+                addresses.single.insert(port.address);
+            }
+        }
+        Self(wanted)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether one of the ports cannot be used on a node with this one.
+    pub(crate) fn conflict(&self, used: &HostPort) -> bool {
+        let addresses = self.0.get(&used.port).and_then(|protocols| protocols.get(&used.protocol));
+        addresses.is_some_and(|addresses| {
+            addresses.all || used.is_on_all_addresses() || addresses.single.contains(&used.address)
+        })
     }
 }
 
@@ -239,8 +286,39 @@ mod tests {
     #[test]
     fn a_port_on_all_addresses_conflicts_with_the_same_port_on_one() {
         let port = |address: &str, port| HostPort { address: address.into(), protocol: "TCP".into(), port };
-        assert!(port("0.0.0.0", 80).conflicts(&port("10.0.0.1", 80)));
-        assert!(!port("10.0.0.2", 80).conflicts(&port("10.0.0.1", 80)));
-        assert!(!port("0.0.0.0", 80).conflicts(&port("0.0.0.0", 81)));
+        let conflict = |one: HostPort, other: HostPort| WantedPorts::of(vec![one]).conflict(&other);
+        assert!(conflict(port("0.0.0.0", 80), port("10.0.0.1", 80)));
+        assert!(conflict(port("10.0.0.1", 80), port("::", 80)));
+        assert!(conflict(port("10.0.0.1", 80), port("10.0.0.1", 80)));
+        assert!(!conflict(port("10.0.0.2", 80), port("10.0.0.1", 80)));
+        assert!(!conflict(port("0.0.0.0", 80), port("0.0.0.0", 81)));
+        let udp = HostPort { protocol: "UDP".into(), ..port("0.0.0.0", 80) };
+        assert!(!conflict(port("0.0.0.0", 80), udp));
+    }
+
+    #[test]
+    fn the_statuses_of_very_many_containers_are_found_in_linear_time() {
+        // A search through all statuses for each container would take minutes.
+        let named = |at: usize| serde_json::json!({"name": format!("c{at}")});
+        let requests = serde_json::json!({"requests": {"cpu": "1m"}});
+        let all: Vec<_> = (0..100_000).map(named).collect();
+        let mut pod = crate::fixture::pod("p", serde_json::json!({"containers": all.clone()}));
+        for container in &mut pod.spec.containers {
+            container.resources = serde_json::from_value(requests.clone()).unwrap();
+        }
+        pod.status.container_statuses = serde_json::from_value(all.into()).unwrap();
+        assert_eq!(of_pod(&pod).cpu_millis, 100_000);
+    }
+
+    #[test]
+    fn very_many_host_ports_on_single_addresses_are_compared_in_linear_time() {
+        // A comparison of each pair would take minutes.
+        let port = |number: u32| {
+            let address = std::net::Ipv4Addr::from(number).to_string();
+            HostPort { address, protocol: "TCP".into(), port: 80 }
+        };
+        let wanted = WantedPorts::of((1..=100_000).map(port).collect());
+        assert!((200_000..300_000).all(|number| !wanted.conflict(&port(number))));
+        assert!(wanted.conflict(&port(100_000)));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     cell::LazyCell,
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -373,7 +373,12 @@ impl Collection {
 
     /// The objects under a prefix, in key order.
     pub(crate) fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Object>> {
-        let from = (std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded);
+        self.under_from(prefix, prefix)
+    }
+
+    /// The objects under a prefix, in key order, from the key `start` on.
+    fn under_from<'a>(&'a self, prefix: &'a str, start: &'a str) -> impl Iterator<Item = &'a Arc<Object>> {
+        let from = (std::ops::Bound::Included(prefix.max(start)), std::ops::Bound::Unbounded);
         self.objects
             .range::<str, _>(from)
             .take_while(move |(key, _)| key.starts_with(prefix))
@@ -407,21 +412,25 @@ impl Collection {
         Some(self.changes.range(at..).cloned().collect())
     }
 
-    /// The objects under a prefix as they were at a revision.
-    pub(crate) fn under_at(&self, prefix: &str, revision: u64) -> Result<Vec<Arc<Object>>> {
+    /// The objects under a prefix as they were at a revision, in key order, from the key `start` on.
+    pub(crate) fn under_at(&self, prefix: &str, start: &str, revision: u64) -> Result<Vec<Arc<Object>>> {
         if revision < self.compacted {
             return Err(too_old(revision, self.compacted));
         }
-        let mut objects: BTreeMap<Arc<str>, Arc<Object>> =
-            self.under(prefix).map(|object| (object.key.clone(), object.clone())).collect();
         let later = self.changes.iter().rev().take_while(|change| change.revision > revision);
-        for change in later.filter(|change| change.new.key.starts_with(prefix)) {
-            match &change.old {
-                Some(old) => objects.insert(old.key.clone(), old.clone()),
-                None => objects.remove(&change.new.key),
-            };
+        // The former states of the objects that have changed since. Of several changes the oldest counts.
+        let mut former: HashMap<&str, Option<&Arc<Object>>> = HashMap::new();
+        for change in later.filter(|change| change.new.key.starts_with(prefix) && *change.new.key >= *start) {
+            former.insert(&*change.new.key, change.old.as_ref());
         }
-        Ok(objects.into_values().collect())
+        let is_unchanged = |object: &&Arc<Object>| !former.contains_key(&*object.key);
+        let mut objects: Vec<Arc<Object>> =
+            self.under_from(prefix, start).filter(is_unchanged).cloned().collect();
+        if !former.is_empty() {
+            objects.extend(former.into_values().flatten().cloned());
+            objects.sort_by(|one, other| one.key.cmp(&other.key));
+        }
+        Ok(objects)
     }
 
     /// Registers a watcher. It gets the changes after `revision`. As upstream, that revision may be in the future,
@@ -580,6 +589,37 @@ mod tests {
         assert!(events.try_recv().is_err(), "events up to the revision are not sent");
         commit(4);
         assert!(matches!(events.try_recv(), Ok(Event::Modified(object)) if object.revision == 4));
+    }
+
+    #[test]
+    fn a_page_of_an_earlier_revision_has_the_former_objects_from_its_start() {
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
+        let commit = |revision: u64, name: &str, exists: bool| {
+            let object = json!({"metadata": {"name": name, "namespace": "ns"}});
+            let value = exists.then(|| encode(kind, &object));
+            let key = key_of(kind, "ns", name).into();
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        };
+        for (revision, name) in [(1, "a"), (2, "b"), (3, "c"), (4, "d")] {
+            commit(revision, name, true);
+        }
+        commit(5, "b", false);
+        commit(6, "c", true);
+        commit(7, "c", true);
+        commit(8, "e", true);
+        commit(9, "b", true);
+        let shared = cache.of(kind).unwrap();
+        let states = |start: &str, revision: u64| {
+            let found = shared.lock().under_at(&prefix_of(kind, "ns"), start, revision).unwrap();
+            let states = found.iter().map(|object| format!("{}{}", object.name(), object.revision));
+            states.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(states("", 4), "a1 b2 c3 d4");
+        assert_eq!(states("", 6), "a1 c6 d4");
+        assert_eq!(states("", 9), "a1 b9 c7 d4 e8");
+        let start = key_of(kind, "ns", "c");
+        assert_eq!((states(&start, 4), states(&start, 9)), ("c3 d4".to_owned(), "c7 d4 e8".to_owned()));
+        assert_eq!(states(&prefix_of(kind, "other"), 9), "");
     }
 
     #[test]

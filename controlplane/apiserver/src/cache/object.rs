@@ -139,7 +139,8 @@ impl Object {
 
     /// The length of [`Self::json`] in bytes.
     pub(crate) fn json_len(&self) -> usize {
-        self.stored.len() + self.stamp().len()
+        let digits = self.revision.checked_ilog10().map_or(1, |log| log as usize + 1);
+        self.stored.len() + EMPTY_STAMP.len() + digits + usize::from(!self.is_stamp_alone())
     }
 
     /// Appends the whole object as JSON.
@@ -169,12 +170,19 @@ impl Object {
 
     /// The resourceVersion as the first field of the metadata.
     fn stamp(&self) -> String {
-        let is_alone = self.stored.get(self.fields_at) == Some(&b'}');
-        format!("\"resourceVersion\":\"{}\"{}", self.revision, if is_alone { "" } else { "," })
+        let end = if self.is_stamp_alone() { "" } else { "," };
+        format!("\"resourceVersion\":\"{}\"{end}", self.revision)
+    }
+
+    /// Whether the metadata has no other field.
+    fn is_stamp_alone(&self) -> bool {
+        self.stored.get(self.fields_at) == Some(&b'}')
     }
 }
 
 const METADATA: &str = "\"metadata\":{";
+/// The resourceVersion without its digits and the comma.
+const EMPTY_STAMP: &str = "\"resourceVersion\":\"\"";
 const API_VERSION: &str = "{\"apiVersion\":\"";
 /// Maximum offset of the metadata: apiVersion and kind are names of at most 253 and 63 letters.
 const MAX_HEAD: usize = 1024;
@@ -247,5 +255,26 @@ pub(crate) mod parses {
 
     pub(crate) fn so_far() -> usize {
         COUNT.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_length_is_that_of_the_text() {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        for revision in [0, 1, 9, 10, 99, 100, u64::MAX] {
+            for object in [json!({}), json!({"metadata": {"name": "n"}, "data": {"a": "b"}})] {
+                let object = Object::of(kind, "k".into(), revision, &object);
+                let text = object.json();
+                assert_eq!(object.json_len(), text.len(), "{text:?}");
+                assert_eq!(object.value()["metadata"]["resourceVersion"], revision.to_string());
+            }
+        }
     }
 }

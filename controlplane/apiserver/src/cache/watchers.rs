@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Object, Scope, Shared};
-use crate::unread_events::UnreadEvents;
+use crate::unread_bytes::Reader;
 
 /// Maximum number of queued events of a watcher. A slower watcher is disconnected and can resume.
 const MAX_QUEUED_EVENTS: usize = 4096;
@@ -42,8 +42,8 @@ pub(crate) struct Watcher {
     pub(super) after: u64,
     events: mpsc::Sender<Queued>,
     link: Arc<Link>,
-    /// The unread events of the watch's owner. `None` without a limit.
-    unread: Option<Arc<UnreadEvents>>,
+    /// The reader of the watch. `None` without a limit.
+    reader: Option<Arc<Reader>>,
     /// Cancelled when the collection removes the watcher.
     _cut: DropGuard,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Events {
 /// An event in the queue of a watch. Its bytes count as unread until it is dropped.
 struct Queued {
     event: Event,
-    unread: Option<Arc<UnreadEvents>>,
+    reader: Option<Arc<Reader>>,
 }
 
 /// State that both halves share.
@@ -90,25 +90,21 @@ pub(super) struct Watchers {
 // === impl Watcher ===
 
 impl Watcher {
-    /// A watch without a limit for its owner.
+    /// A watch without a limit on its unread bytes.
     pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
         Self::counted(scope, bookmarks, None)
     }
 
-    /// A watch whose queued events count as unread events of its owner.
-    pub(crate) fn counted(
-        scope: Scope,
-        bookmarks: bool,
-        unread: Option<Arc<UnreadEvents>>,
-    ) -> (Self, Events) {
+    /// A watch whose queued events count as unread bytes of its reader.
+    pub(crate) fn counted(scope: Scope, bookmarks: bool, reader: Option<Arc<Reader>>) -> (Self, Events) {
         let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (link, cut) = (Arc::<Link>::default(), CancellationToken::new());
         let received = Events { events: receiver, link: link.clone(), cut: cut.clone() };
-        (Self { scope, bookmarks, sent: 0, after: 0, events, link, unread, _cut: cut.drop_guard() }, received)
+        (Self { scope, bookmarks, sent: 0, after: 0, events, link, reader, _cut: cut.drop_guard() }, received)
     }
 
-    /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the owner has too many unread
-    /// events: the collection then removes the watcher.
+    /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the reader has lost to other
+    /// owners of unread bytes: the collection then removes the watcher.
     pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
         if revision <= self.after {
             return true;
@@ -116,7 +112,7 @@ impl Watcher {
         self.sent = revision;
         let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
         before <= MAX_QUEUED_BYTES
-            && Queued::new(event, self.unread.as_ref())
+            && Queued::new(event, self.reader.as_ref())
                 .is_some_and(|queued| self.events.try_send(queued).is_ok())
     }
 }
@@ -154,18 +150,18 @@ impl Drop for Events {
 // === impl Queued ===
 
 impl Queued {
-    /// Counts the event as unread. `None` if its owner has too many unread events.
-    fn new(event: Event, unread: Option<&Arc<UnreadEvents>>) -> Option<Self> {
-        let counted = unread.zip(event.object());
-        let is_within = counted.is_none_or(|(unread, object)| unread.add(object.stored()));
-        is_within.then(|| Self { event, unread: unread.cloned() })
+    /// Counts the event as unread. `None` if its reader has lost to other owners of unread bytes.
+    fn new(event: Event, reader: Option<&Arc<Reader>>) -> Option<Self> {
+        let counted = reader.zip(event.object());
+        let is_within = counted.is_none_or(|(reader, object)| reader.add(object.stored()));
+        is_within.then(|| Self { event, reader: reader.cloned() })
     }
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        if let Some((unread, object)) = self.unread.as_ref().zip(self.event.object()) {
-            unread.remove(object.stored());
+        if let Some((reader, object)) = self.reader.as_ref().zip(self.event.object()) {
+            reader.remove(object.stored());
         }
     }
 }
@@ -180,8 +176,8 @@ impl Event {
         }
     }
 
-    /// Bytes that the event may keep in memory.
-    fn weight(&self) -> usize {
+    /// Bytes of the event, which it may keep in memory.
+    pub(crate) fn weight(&self) -> usize {
         self.object().map_or(0, |object| object.json_len())
     }
 }
@@ -225,7 +221,7 @@ mod tests {
     use coracle_kinds::kind::by_kind;
 
     use super::*;
-    use crate::cache::Cache;
+    use crate::{cache::Cache, unread_bytes::UnreadBytes};
 
     #[tokio::test]
     async fn a_watch_ends_with_either_of_its_ends() {
@@ -249,14 +245,15 @@ mod tests {
 
     #[tokio::test]
     async fn the_unread_events_of_an_owner_are_limited() {
-        let unread = Arc::<UnreadEvents>::default();
+        let unread = Arc::<UnreadBytes>::default();
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let value = serde_json::json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
         // Each watch is at another version.
         let version = |revision: u64| Arc::new(Object::of(kind, "k".into(), revision, &value));
-        let watches = (0..10).map(|_| Watcher::counted(Scope::default(), false, Some(unread.clone())));
+        let watches = (0..10).map(|_| Watcher::counted(Scope::default(), false, Some(unread.reader("eve"))));
         let mut watches: Vec<_> = watches.collect();
-        let other = unread.hold(bytes::Bytes::from(vec![0_u8; 40 << 20])).unwrap();
+        let large = || bytes::Bytes::from(vec![0_u8; 1 << 20]);
+        let others: Vec<_> = (0..40).map(|_| unread.reader("eve").hold(large()).unwrap()).collect();
         let mut send = |revision: u64| {
             let of_one = |(watcher, _): &mut (Watcher, Events)| {
                 watcher.send(Event::Modified(version(revision)), revision)
@@ -268,18 +265,18 @@ mod tests {
         for (_, events) in &mut watches {
             events.recv().await.unwrap();
         }
-        drop((watches, other));
+        drop((watches, others));
         assert_eq!((unread.bytes(), Arc::strong_count(&unread)), (0, 1));
     }
 
     /// One service account may have watches on every node of a cluster.
     #[test]
     fn watches_of_an_owner_share_the_bytes_of_an_event() {
-        let unread = Arc::<UnreadEvents>::default();
+        let unread = Arc::<UnreadBytes>::default();
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let value = serde_json::json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
         let object = Arc::new(Object::of(kind, "k".into(), 1, &value));
-        let watches = (0..200).map(|_| Watcher::counted(Scope::default(), false, Some(unread.clone())));
+        let watches = (0..200).map(|_| Watcher::counted(Scope::default(), false, Some(unread.reader("eve"))));
         let mut watches: Vec<_> = watches.collect();
         for (watcher, _) in &mut watches {
             assert!(watcher.send(Event::Modified(object.clone()), 1));

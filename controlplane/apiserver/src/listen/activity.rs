@@ -18,6 +18,7 @@ use crate::{
     metrics::LongRunning,
     reply::Body,
     server::{SLOW_CLIENT, ShortLived},
+    unread_bytes::Reader,
     verb::watch::{FirstEvents, WatchEnd},
 };
 
@@ -46,6 +47,8 @@ struct Tracked {
     body: Body,
     /// The rest of a frame that is longer than a piece.
     rest: Bytes,
+    /// Counts compressed frames; other layers count theirs earlier. `None` for watches, and without a limit.
+    reader: Option<Arc<Reader>>,
     _running: Running,
     _ended: Option<DropGuard>,
     _limited: Option<ShortLived>,
@@ -119,12 +122,16 @@ impl Activity {
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
     /// short-lived response, and of the first events of a watch and the last ones after its end; the connection is closed
-    /// after it. A response that the client reads slowly gives its seats back earlier.
+    /// after it. A response that the client reads slowly gives its seats back earlier. The connection is also closed if
+    /// the response has lost to other owners of unread bytes.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
         let cut = response.extensions_mut().remove::<WatchEnd>();
         let first = response.extensions_mut().remove::<FirstEvents>();
+        let reader = response.extensions_mut().remove::<Arc<Reader>>();
+        let lost = long.as_ref().and_then(LongRunning::reader).or_else(|| reader.clone());
+        let lost = lost.map(|reader| reader.lost());
         let begins = match (&limited, cut) {
             _ if response.body().is_end_stream() => None,
             (_, Some(WatchEnd(cut))) => Some(cut),
@@ -140,23 +147,32 @@ impl Running {
             let limit = self.activity.response_limit;
             let over = ended.clone().drop_guard();
             let seats = limited.as_mut().and_then(ShortLived::take_seats);
-            tokio::spawn(ended.run_until_cancelled_owned(async move {
+            let late = async move {
                 if let Some(first) = first
                     && !first.are_sent_within(limit).await
                 {
-                    return stuck.cancel();
+                    return;
                 }
                 begins.cancelled().await;
                 sleep(limit.min(SLOW_CLIENT)).await;
                 drop(seats);
                 sleep(limit.saturating_sub(SLOW_CLIENT)).await;
+            };
+            tokio::spawn(ended.run_until_cancelled_owned(async move {
+                match lost {
+                    // The connection will be closed: the rest of the wait is not needed.
+                    Some(lost) => {
+                        let _late = lost.run_until_cancelled_owned(late).await;
+                    }
+                    None => late.await,
+                }
                 stuck.cancel();
             }));
             over
         });
         response.map(|body| {
             let rest = Bytes::new();
-            Tracked { body, rest, _running: self, _ended: ended, _limited: limited, _long: long }
+            Tracked { body, rest, reader, _running: self, _ended: ended, _limited: limited, _long: long }
                 .boxed_unsync()
         })
     }
@@ -181,7 +197,13 @@ impl http_body::Body for Tracked {
         if self.rest.is_empty() {
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.rest = data,
+                    Ok(data) => {
+                        let held = match &self.reader {
+                            Some(reader) => reader.hold_frame(data)?,
+                            None => data,
+                        };
+                        self.rest = held;
+                    }
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
                 end => return Poll::Ready(end),
@@ -212,7 +234,10 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{authn::User, cache::Cache, flow_control::FlowControl, reply::full, request::RequestInfo};
+    use crate::{
+        authn::User, cache::Cache, flow_control::FlowControl, reply::full, request::RequestInfo,
+        unread_bytes::UnreadBytes,
+    };
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -301,6 +326,51 @@ mod tests {
         assert!(!is_closed(MINUTE * 3 / 2).await, "the time of the conversion does not count");
         assert!(is_closed(MINUTE).await);
         drop((read, unread));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unread_copies_of_all_responses_have_a_limit() {
+        let unread = Arc::<UnreadBytes>::default();
+        let response = |owner: &str, frame: Bytes| {
+            let mut response = Response::new(full(frame));
+            response.extensions_mut().insert(ShortLived::default());
+            response.extensions_mut().insert(unread.reader(owner));
+            let activity = Arc::new(Activity::new(MINUTE));
+            (activity.clone(), activity.begin().until_sent(response).into_body())
+        };
+        let copy = || Bytes::from(vec![0_u8; 10 << 20]);
+        let mut of_eve: Vec<_> = (0..6).map(|_| response("eve", copy())).collect();
+        for (_, body) in &mut of_eve {
+            body.frame().await.unwrap().unwrap();
+        }
+        let stored = copy();
+        let (_shared, mut body) = response("eve", stored.clone());
+        body.frame().await.unwrap().unwrap();
+        assert_eq!(unread.bytes(), 60 << 20, "a stored object takes no further memory");
+        let (_failed, mut body) = response("eve", copy());
+        assert!(body.frame().await.unwrap().is_err());
+        let (activity, mut body) = response("bob", copy());
+        assert!(body.frame().await.unwrap().is_ok());
+        let newest = &of_eve.last().unwrap().0;
+        timeout(MINUTE / 2, newest.response_timeout()).await.expect("the connection is closed");
+        assert!(timeout(MINUTE / 2, activity.response_timeout()).await.is_err());
+        drop((of_eve, body));
+        assert_eq!(unread.bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_gets_time_for_each_mebibyte_of_the_first_events() {
+        let activity = Arc::new(Activity::new(MINUTE));
+        let (first, mut response) = (FirstEvents::default(), Response::new(full("x")));
+        response.extensions_mut().insert(WatchEnd(CancellationToken::new()));
+        response.extensions_mut().insert(first.clone());
+        let response = activity.begin().until_sent(response);
+        for _ in 0..20 {
+            first.add_reading(1 << 20);
+            assert!(timeout(MINUTE / 4, activity.response_timeout()).await.is_err());
+        }
+        timeout(MINUTE * 2, activity.response_timeout()).await.expect("the client reads no more");
+        drop(response);
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@ use coracle_kinds::Resource;
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
 
 use super::{Request, SLI_LABELS, buckets::INITIAL_EVENTS, counter, gauge, histogram, remove_resource};
-use crate::{in_flight::WatchPermit, unread_events::UnreadEvents};
+use crate::{in_flight::WatchPermit, unread_bytes::Reader};
 
 /// Metrics of serving.
 pub(crate) struct ServingMetrics {
@@ -114,9 +114,9 @@ impl ServingMetrics {
 // === impl LongRunning ===
 
 impl LongRunning {
-    /// The unread events of the caller, if the request is a watch with a permit.
-    pub(crate) fn unread_events(&self) -> Option<Arc<UnreadEvents>> {
-        self.watch.as_ref().map(|permit| permit.unread_events().clone())
+    /// The reader of the response, if the request is a watch with a permit.
+    pub(crate) fn reader(&self) -> Option<Arc<Reader>> {
+        self.watch.as_ref().map(|permit| permit.reader().clone())
     }
 }
 

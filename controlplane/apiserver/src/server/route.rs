@@ -71,7 +71,7 @@ async fn run_verb(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Resul
         "get" => verb::get::run(call).await,
         "list" => verb::list::run(call).await,
         "watch" if web_socket::is_upgrade(&call.headers) => verb::watch_socket::run(call, upgrade),
-        "watch" => verb::watch::run(call, upgrade.unread_events()),
+        "watch" => verb::watch::run(call, upgrade.reader()),
         "create" if call.resource.name.is_empty() => verb::create::run(call).await,
         "update" if !call.resource.name.is_empty() => verb::update::run(call, Part::Main).await,
         "patch" if !call.resource.name.is_empty() => verb::patch::run(call, Part::Main).await,

@@ -21,10 +21,19 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let fields = version_fields::take(&call.kind, &mut scope);
     let options = delete::options(call)?;
     let mut objects = list::chosen(call, &scope)?;
-    if let Some(fields) = fields {
-        objects = version_fields::select(&call.kind, &fields, objects).await?;
-    }
     let limit = call.info.query.page_limit();
+    // Reserved before the first deletion.
+    let memory = match fields {
+        Some(fields) => {
+            let memory = list::copies(call, &objects)?;
+            objects = version_fields::select(&call.kind, &fields, objects).await?;
+            memory
+        }
+        None => {
+            let selected = objects.iter().filter(|object| scope.selects(&call.kind, object));
+            list::copies(call, selected.take(limit))?
+        }
+    };
     let (mut touched, mut chosen, mut next) = (Vec::new(), 0, None);
     for object in objects {
         if !scope.selects(&call.kind, &object) {
@@ -49,5 +58,5 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if let Some(next) = next {
         meta["continue"] = next.into();
     }
-    Ok(reply::list(call.form()?, call.kind.clone(), (touched, None), meta).await)
+    Ok(reply::list(call.form()?, call.kind.clone(), (touched, memory), meta).await)
 }

@@ -14,6 +14,7 @@ use crate::{
     call::Call,
     convert,
     error::{ApiError, Result},
+    in_flight::BodyMemory,
     media::Form,
     reply::{self, Reply},
     request::{Query, parse_revision},
@@ -41,8 +42,10 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let earlier = token(call)?;
     let issued = earlier.as_ref().filter(|token| token.rv != 0).map_or_else(now, |token| token.issued);
     let (mut objects, revision) = snapshot(call, &scope, earlier)?;
+    let (is_converted, mut memory) = (fields.is_some(), BodyMemory::default());
     if let Some(fields) = fields {
         objects.retain(|object| scope.selects(&call.kind, object));
+        memory = copies(call, &objects)?;
         objects = version_fields::select(&call.kind, &fields, objects).await?;
     }
     let limit = call.info.query.page_limit();
@@ -63,13 +66,24 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
         page.push(object);
     }
-    let copies = convert::copies(&call.kind, &page)?;
+    if !is_converted {
+        memory = copies(call, &page)?;
+    }
     let mut page = convert::objects(&call.kind, page).await?;
     let form = call.form()?;
     if matches!(form, Form::Table(_)) && call.kind.is("flowcontrol.apiserver.k8s.io", "FlowSchema") {
         sort_by_precedence(&mut page);
     }
-    Ok(reply::list(form, call.kind.clone(), (page, copies), meta).await)
+    Ok(reply::list(form, call.kind.clone(), (page, memory), meta).await)
+}
+
+/// Reserves memory for the copies of objects in the version of the call.
+pub(crate) fn copies<'a>(
+    call: &Call,
+    objects: impl IntoIterator<Item = &'a Arc<Object>>,
+) -> Result<BodyMemory> {
+    let bytes = convert::copied_bytes(&call.kind, objects);
+    call.state.in_flight.copies(&call.user.name, bytes)
 }
 
 /// Sorts flow schemas by the order in which requests are compared with them. Source: `printFlowSchemaList`.
@@ -137,7 +151,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         let (found, revision) = match token.rv {
             0 => (objects.candidates(scope), newest),
             _ if token.is_expired(now()) => return Err(ApiError::expired_list(token.inconsistent()?)),
-            rv => match objects.under_at(&scope.prefix, rv) {
+            rv => match objects.under_at(&scope.prefix, &token.start, rv) {
                 Ok(found) => (found, rv),
                 Err(_expired) => return Err(ApiError::expired_list(token.inconsistent()?)),
             },
@@ -148,7 +162,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     match parse_revision(query.get("resourceVersion"))? {
         Some(asked) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
         Some(asked) if is_exact(query) => {
-            return Ok((objects.under_at(&scope.prefix, asked)?, asked));
+            return Ok((objects.under_at(&scope.prefix, "", asked)?, asked));
         }
         _ => {}
     }

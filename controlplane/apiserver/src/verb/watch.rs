@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cache::{Event, Events, Object, Scope, Watcher},
+    cache::{Event, Events, Object, RenderedEvents, Scope, Watcher},
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -33,7 +33,7 @@ use crate::{
     offload,
     reply::{Reply, full, status_text},
     request::parse_revision,
-    unread_events::{MIN_HELD_BYTES, UnreadEvents},
+    unread_bytes::{MIN_HELD_BYTES, Reader},
     verb::{list, list_options, version_fields, version_fields::Transitions},
     web_socket,
 };
@@ -44,6 +44,9 @@ const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kuber
 /// Maximum time of one conversion that the client gets in addition to read the first events. A client can stop reading
 /// during a conversion, which then seems to last longer.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
+/// Microseconds that the client gets in addition for each byte of the first events that it reads: 16.7 s for each MiB, so
+/// half a megabit per second is fast enough. A client that stops reading gets no more time.
+const MICROS_PER_BYTE: u64 = 16;
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
 
@@ -55,10 +58,12 @@ struct Writer {
     /// Start of the watch, and the histogram of the durations until the initial events are sent. `None` without initial
     /// events, and after they are sent.
     initial: Option<(Instant, Histogram)>,
-    /// The unread events of the user. `None` without a limit.
-    unread: Option<Arc<UnreadEvents>>,
+    /// The reader of the watch. `None` without a limit.
+    reader: Option<Arc<Reader>>,
     /// Whether each event must be in one piece.
     is_whole: bool,
+    /// The events that watches of the server share.
+    shared: Arc<RenderedEvents>,
 }
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
@@ -71,8 +76,15 @@ pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 pub(crate) struct FirstEvents {
     /// Cancelled when they are sent.
     sent: CancellationToken,
-    /// Microseconds that their conversion has taken, since the wait for them has added its time.
-    conversion: Arc<AtomicU64>,
+    /// Microseconds that the client gets in addition, since the wait for the events has added them.
+    additional: Arc<AtomicU64>,
+}
+
+/// The objects that a watch sends first, and the revision of the marker after them.
+#[derive(Default)]
+struct Initial {
+    objects: Vec<Arc<Object>>,
+    end: Option<u64>,
 }
 
 /// The start of a watch.
@@ -83,13 +95,13 @@ enum Start {
     After(u64),
 }
 
-/// Starts a watch. `unread`: the unread events of its caller; `None` without a limit.
-pub(crate) fn run(call: &Call, unread: Option<Arc<UnreadEvents>>) -> Result<Reply> {
+/// Starts a watch. `reader`: its reader; `None` without a limit.
+pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
     let start = start(call)?;
-    let (first, events) = match subscribe(call, scope, &start, unread.clone()) {
+    let (first, events) = match subscribe(call, scope, &start, reader.clone()) {
         Ok(subscribed) => subscribed,
         Err(error) if error.is_expired() || error.is_future_revision() => {
             return Ok(ended_by(form(call)?, &error));
@@ -104,10 +116,13 @@ pub(crate) fn run(call: &Call, unread: Option<Arc<UnreadEvents>>) -> Result<Repl
     let initial =
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
     let first_events = FirstEvents::default();
-    let unsent = Some(first_events.clone()).filter(|_| !first.is_empty());
+    let unsent = Some(first_events.clone()).filter(|_| !first.objects.is_empty() || first.end.is_some());
+    let first = initial_events(first, reader.as_ref())?;
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
-    let writer = Writer { kind: call.kind.clone(), form, headers_written: false, initial, unread, is_whole };
+    let shared = call.state.cache.rendered.clone();
+    let writer =
+        Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole, shared };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
         .then(move |event| converted(kind.clone(), event, first_events.clone()))
@@ -127,6 +142,20 @@ pub(crate) fn run(call: &Call, unread: Option<Arc<UnreadEvents>>) -> Result<Repl
         response.extensions_mut().insert(unsent);
     }
     Ok(response)
+}
+
+/// The first events. The list of their objects counts as unread until the last one is sent.
+fn initial_events(
+    first: Initial,
+    reader: Option<&Arc<Reader>>,
+) -> Result<impl Iterator<Item = Event> + use<>> {
+    let held = reader.map(|reader| reader.hold_list(&first.objects).ok_or_else(ApiError::too_many_requests));
+    let held = held.transpose()?;
+    let added = first.objects.into_iter().map(move |object| {
+        let _counted = &held;
+        Event::Added(object)
+    });
+    Ok(added.chain(first.end.map(Event::InitialEnd)))
 }
 
 /// The next event after the first ones, which are sent at the first call.
@@ -162,6 +191,7 @@ fn content_type(form: Form) -> HeaderValue {
 /// The event in the version of the watch.
 async fn converted(kind: Arc<Resource>, event: Event, first: FirstEvents) -> Result<Event> {
     let began = Instant::now();
+    first.add_reading(event.weight());
     let converted = match event {
         Event::Added(object) => convert::object(&kind, object).await.map(Event::Added),
         Event::Modified(object) => convert::object(&kind, object).await.map(Event::Modified),
@@ -222,17 +252,17 @@ fn subscribe(
     call: &Call,
     scope: Scope,
     start: &Start,
-    unread: Option<Arc<UnreadEvents>>,
-) -> Result<(Vec<Event>, Events)> {
+    reader: Option<Arc<Reader>>,
+) -> Result<(Initial, Events)> {
     let cache = &call.state.cache;
-    let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), unread);
+    let (watcher, events) = Watcher::counted(scope, call.info.query.flag("allowWatchBookmarks"), reader);
     let collection = cache.of(&call.kind)?;
     let mut objects = collection.lock();
     if objects.is_closed() {
         return Err(ApiError::no_resource());
     }
     let newest = cache.revision().max(objects.newest());
-    let mut first = Vec::new();
+    let mut first = Initial::default();
     match start {
         Start::Now { end_marker } => {
             if let Some(asked) = parse_revision(call.info.query.get("resourceVersion"))?
@@ -240,10 +270,8 @@ fn subscribe(
             {
                 return Err(ApiError::future_revision(asked, newest));
             }
-            first.extend(objects.watch_from_now(watcher, newest).into_iter().map(Event::Added));
-            if *end_marker {
-                first.push(Event::InitialEnd(newest));
-            }
+            first.objects = objects.watch_from_now(watcher, newest);
+            first.end = end_marker.then_some(newest);
         }
         Start::After(u64::MAX) => objects.watch_after(watcher, newest)?,
         Start::After(revision) => objects.watch_after(watcher, *revision)?,
@@ -284,19 +312,28 @@ impl FirstEvents {
 
     /// Adds the time of a conversion. The client does not have to read faster than a webhook converts the objects.
     pub(crate) fn add_conversion(&self, time: Duration) {
-        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.conversion.fetch_add(micros, Ordering::Relaxed);
+        self.add_micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Waits until the events are sent. Returns false if they are not sent within `limit`, not counting the time of their
-    /// conversion.
+    /// Adds the time to read the next event of this length. A client on a slow link needs more than the limit for all
+    /// events.
+    pub(crate) fn add_reading(&self, bytes: usize) {
+        self.add_micros((bytes as u64).saturating_mul(MICROS_PER_BYTE));
+    }
+
+    fn add_micros(&self, micros: u64) {
+        self.additional.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// Waits until the events are sent. Returns false if they are not sent within `limit`, not counting the additional time
+    /// for their conversion and length.
     pub(crate) async fn are_sent_within(&self, limit: Duration) -> bool {
         let mut left = limit;
         while !left.is_zero() {
             if timeout(left, self.sent.cancelled()).await.is_ok() {
                 return true;
             }
-            left = Duration::from_micros(self.conversion.swap(0, Ordering::Relaxed));
+            left = Duration::from_micros(self.additional.swap(0, Ordering::Relaxed));
         }
         false
     }
@@ -326,7 +363,7 @@ impl Writer {
     }
 
     /// The pieces of a change. A large object that is sent as it is stored is not copied.
-    fn change(&mut self, name: &str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
+    fn change(&mut self, name: &'static str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
         let is_plain = matches!(self.form, Form::Plain | Form::Discovery);
         if is_plain && !self.is_whole && object.json_len() >= MIN_HELD_BYTES {
             let (start, rest) = object.json_parts();
@@ -337,24 +374,28 @@ impl Writer {
             let line = line(name, object.json_len(), |text| object.push_json(text));
             return Ok(vec![self.held(line)?]);
         }
-        // Do not render for a watch that will end.
-        if self.unread.as_ref().is_some_and(|unread| !unread.has_room(object.json_len())) {
-            return Err(ApiError::too_many_requests());
-        }
-        let line = offload::run(object.is_large(), || self.rendered_change(name, object));
+        let line = match self.form {
+            // Its rows have ages, and the first table of a watch has headers.
+            Form::Table(_) => self.rendered_change(name, object),
+            form => self.shared.clone().get(object, name, form, || self.rendered_change(name, object)),
+        };
         Ok(vec![self.held(line)?])
     }
 
-    /// Counts a large piece until it is sent. An error if the user has too many unread events.
+    /// Counts a large piece until it is sent. An error if the reader has lost to other owners of unread bytes.
     fn held(&self, piece: Bytes) -> Result<Bytes> {
-        match &self.unread {
-            Some(unread) => unread.hold(piece).ok_or_else(ApiError::too_many_requests),
+        match &self.reader {
+            Some(reader) => reader.hold(piece).ok_or_else(ApiError::too_many_requests),
             None => Ok(piece),
         }
     }
 
     /// A change of an object that is not sent as it is stored.
     fn rendered_change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
+        offload::run(object.is_large(), || self.rendered(name, object))
+    }
+
+    fn rendered(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
         let rendered = match self.form {
             Form::Plain | Form::Discovery => {
                 return line(name, object.json_len(), |text| object.push_json(text));
@@ -424,16 +465,19 @@ mod tests {
     use coracle_kinds::kind::by_kind;
 
     use super::*;
+    use crate::{cache::parses, unread_bytes::UnreadBytes};
 
-    fn plain_writer(is_whole: bool, unread: Option<Arc<UnreadEvents>>) -> Writer {
+    fn plain_writer(is_whole: bool, reader: Option<Arc<Reader>>) -> Writer {
         let kind = by_kind("v1", "ConfigMap").unwrap().clone();
-        Writer { kind, form: Form::Plain, headers_written: false, initial: None, unread, is_whole }
+        let (form, shared) = (Form::Plain, Arc::default());
+        Writer { kind, form, headers_written: false, initial: None, reader, is_whole, shared }
     }
 
     #[test]
     fn a_large_object_is_sent_without_a_copy_and_counts_until_then() {
-        let unread = Arc::<UnreadEvents>::default();
-        let mut writer = plain_writer(false, Some(unread.clone()));
+        let unread = Arc::<UnreadBytes>::default();
+        let reader = unread.reader("eve");
+        let mut writer = plain_writer(false, Some(reader.clone()));
         let value = json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
         let added = Event::Added(Arc::new(Object::of(&writer.kind, "k".into(), 7, &value)));
         let pieces = writer.event(&added).unwrap();
@@ -441,7 +485,8 @@ mod tests {
         assert_eq!((pieces.len(), whole.len()), (3, 1));
         assert!(pieces.concat() == whole[0], "the pieces are not the line");
         let mut held = vec![pieces];
-        let (kind, other) = (writer.kind.clone(), unread.hold(Bytes::from(vec![0_u8; 60 << 20])));
+        let (kind, large) = (writer.kind.clone(), || Bytes::from(vec![0_u8; 30 << 20]));
+        let others = [reader.hold(large()), reader.hold(large())];
         let refused = loop {
             let version = Event::Added(Arc::new(Object::of(&kind, "k".into(), 7, &value)));
             match writer.event(&version) {
@@ -449,10 +494,47 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!((refused.code, held.len()), (429, 4));
-        drop((held, other));
+        assert_eq!((refused.code, held.len()), (429, 3));
+        drop((held, others));
         assert!(writer.event(&added).is_ok());
         assert_eq!(unread.bytes(), 0);
+    }
+
+    #[test]
+    fn the_list_of_the_first_objects_counts_until_the_last() {
+        let unread = Arc::<UnreadBytes>::default();
+        let reader = unread.reader("eve");
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let object = Arc::new(Object::of(kind, "k".into(), 7, &json!({"metadata": {"name": "n"}})));
+        let first = || Initial { objects: vec![object.clone(); 2000], end: Some(7) };
+        let mut events = initial_events(first(), Some(&reader)).unwrap();
+        assert_eq!(unread.bytes(), 2000 * size_of::<usize>());
+        assert_eq!(events.by_ref().count(), 2001);
+        assert_eq!(unread.bytes(), 0);
+        let others = [(); 7].map(|()| unread.reader("eve").hold(Bytes::from(vec![0_u8; 9 << 20])).unwrap());
+        // Above the limit the largest response loses first.
+        let many = (0..100).map(|_| initial_events(first(), Some(&unread.reader("eve"))));
+        let many = many.collect::<Result<Vec<_>>>().unwrap();
+        drop((others, many));
+        assert_eq!(unread.bytes(), 0);
+    }
+
+    #[test]
+    fn an_event_is_encoded_once_for_all_watches_with_the_same_form() {
+        let mut writers: Vec<Writer> = (0..10).map(|_| plain_writer(false, None)).collect();
+        let shared = writers[0].shared.clone();
+        let value = json!({"metadata": {"name": "n"}});
+        let object = Arc::new(Object::of(&writers[0].kind, "k".into(), 7, &value));
+        for form in [Form::Protobuf, Form::PartialProtobuf(MetaVersion::V1), Form::Partial(MetaVersion::V1)] {
+            let before = parses::so_far();
+            let mut lines = Vec::new();
+            for writer in &mut writers {
+                (writer.form, writer.shared) = (form, shared.clone());
+                lines.push(writer.event(&Event::Modified(object.clone())).unwrap().concat());
+            }
+            lines.dedup();
+            assert_eq!((lines.len(), parses::so_far() - before), (1, 1));
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(crate) fn run(call: &Call, client: ClientUpgrade) -> Result<Reply> {
         _ => return Err(ApiError::bad_request("a watch over a WebSocket may offer one protocol only")),
     };
     let reply = socket_body::switch(socket_body::accept_key(&call.headers)?, protocol)?;
-    let events = watch::run(call, client.unread_events())?.into_body();
+    let events = watch::run(call, client.reader())?.into_body();
     let (shutdown, limit) = (call.state.shutdown.clone(), call.state.request_timeout);
     // Cancelling the copy loses no event: the client resumes the watch after the last event.
     client.serve(shutdown, move |connection| socket_body::copy(connection, events, message, limit));

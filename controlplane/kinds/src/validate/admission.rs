@@ -1,5 +1,7 @@
 //! Webhook configurations. Source: `pkg/apis/admissionregistration/validation/validation.go`.
 
+use std::collections::HashSet;
+
 use coracle_admission_policies::{Expressions, MAX_CONDITIONS, ResultType};
 use coracle_values::names;
 use serde_json::Value;
@@ -22,7 +24,7 @@ pub(crate) fn mutating(causes: &mut Causes, object: &Value, old: Option<&Value>)
 }
 
 fn webhooks(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    let mut names = Vec::new();
+    let mut names = HashSet::new();
     for (index, hook) in items(&object["webhooks"]) {
         let path = Path::root("webhooks").index(index);
         webhook(causes, &path, hook);
@@ -31,10 +33,9 @@ fn webhooks(causes: &mut Causes, object: &Value, old: Option<&Value>) {
             match_conditions(causes, &path.field("matchConditions"), &hook["matchConditions"], false);
         }
         let name = text(&hook["name"]);
-        if !name.is_empty() && names.contains(&name) {
+        if !names.insert(name) && !name.is_empty() {
             causes.duplicate(&path.field("name"), &hook["name"]);
         }
-        names.push(name);
     }
 }
 
@@ -100,16 +101,17 @@ pub(super) fn match_conditions(causes: &mut Causes, path: &Path, conditions: &Va
 
 /// Checks that wildcards make other entries superfluous only where upstream allows it.
 fn resources(causes: &mut Causes, path: &Path, list: &Value) {
-    let all: Vec<&str> = items(list).map(|(_, one)| text(one)).collect();
-    if all.len() > 1 && all.contains(&"*/*") {
+    let all: HashSet<&str> = items(list).map(|(_, one)| text(one)).collect();
+    if all.contains("*/*") && items(list).count() > 1 {
         causes.invalid(path, list, "if '*/*' is present, must not specify other resources");
     }
-    for (index, one) in all.iter().enumerate() {
+    for (index, one) in items(list) {
+        let one = text(one);
         let (resource, sub) = one.split_once('/').unwrap_or((one, ""));
         let place = path.index(index);
-        let has = |wanted: String| all.contains(&wanted.as_str());
-        if *one == "*/*" || sub.is_empty() {
-            if *one != "*/*" && *one != "*" && all.contains(&"*") {
+        let has = |wanted: String| all.contains(wanted.as_str());
+        if one == "*/*" || sub.is_empty() {
+            if one != "*/*" && one != "*" && all.contains("*") {
                 let detail = "if '*' is present, must not specify other resources without subresources";
                 causes.invalid(path, list, detail);
             }
@@ -117,11 +119,11 @@ fn resources(causes: &mut Causes, path: &Path, list: &Value) {
         }
         if sub != "*" && has(format!("{resource}/*")) {
             let detail = format!("if '{resource}/*' is present, must not specify {one}");
-            causes.invalid(&place, &(*one).into(), &detail);
+            causes.invalid(&place, &one.into(), &detail);
         }
         if resource != "*" && has(format!("*/{sub}")) {
             let detail = format!("if '*/{sub}' is present, must not specify {one}");
-            causes.invalid(&place, &(*one).into(), &detail);
+            causes.invalid(&place, &one.into(), &detail);
         }
     }
 }
@@ -218,14 +220,13 @@ fn service(causes: &mut Causes, path: &Path, service: &Value) {
 }
 
 fn review_versions(causes: &mut Causes, path: &Path, versions: &Value) {
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for (index, version) in items(versions) {
         let name = text(version);
-        if seen.contains(&name) {
+        if !seen.insert(name) {
             causes.invalid(&path.index(index), version, "duplicate version");
             continue;
         }
-        seen.push(name);
         causes.format(&path.index(index), name, format::dns1035_label(name));
     }
     if seen.is_empty() {
@@ -256,5 +257,23 @@ mod tests {
         assert_eq!(problems("1"), [relative, "Invalid value: \"1\": segment[0] may not be empty"]);
         assert_eq!(problems("-a").len(), 1, "upstream checks the text behind the first character");
         assert_eq!(problems("a.b").len(), 2);
+    }
+
+    #[test]
+    fn long_lists_of_webhooks_are_checked_in_linear_time() {
+        // A comparison of each element with all earlier ones would take hours.
+        let many = |text: &str| (0..300_000).map(|at| format!("{text}{at}").into()).collect::<Vec<Value>>();
+        let mut causes = Causes::default();
+        resources(&mut causes, &Path::root("resources"), &many("a/").into());
+        review_versions(
+            &mut causes,
+            &Path::root("versions"),
+            &[vec!["v1".into()], many("v")].concat().into(),
+        );
+        assert_eq!(causes.into_list().len(), 1, "only v1 is a duplicate");
+        let mut causes = Causes::default();
+        resources(&mut causes, &Path::root("r"), &json!(["a/*", "a/b", "*/c", "d/c", "e", "*"]));
+        let problems: Vec<String> = causes.into_list().into_iter().map(|cause| cause.message).collect();
+        assert_eq!(problems.len(), 3, "{problems:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! Admission policies and their bindings. Source: `pkg/apis/admissionregistration/validation/validation.go`.
 
+use std::collections::HashSet;
+
 use coracle_admission_policies::{Expressions, MAX_EXPRESSIONS, ResultType};
 use coracle_values::names;
 use serde_json::Value;
@@ -79,17 +81,16 @@ pub(crate) fn validating_binding(causes: &mut Causes, object: &Value, _old: Opti
     binding(causes, object);
     let (path, actions) =
         (Path::root("spec").field("validationActions"), &object["spec"]["validationActions"]);
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for (index, action) in items(actions) {
         if !ACTIONS.contains(&text(action)) {
             causes.unsupported(&path.index(index), action, ACTIONS);
         }
-        if seen.contains(&text(action)) {
+        if !seen.insert(text(action)) {
             causes.duplicate(&path.index(index), action);
         }
-        seen.push(text(action));
     }
-    if seen.contains(&"Deny") && seen.contains(&"Warn") {
+    if seen.contains("Deny") && seen.contains("Warn") {
         let detail = "must not contain both Deny and Warn (repeating the same validation failure information in the API \
                       response and headers serves no purpose)";
         causes.invalid(&path, actions, detail);
@@ -282,13 +283,12 @@ fn match_resources(causes: &mut Causes, path: &Path, resources: &Value) {
     for list in ["resourceRules", "excludeResourceRules"] {
         for (index, one) in items(&resources[list]) {
             let place = path.field(list).index(index);
-            let mut seen = Vec::new();
+            let mut seen = HashSet::new();
             for (index, name) in items(&one["resourceNames"]) {
                 path_segment(causes, &place.field("resourceNames").index(index), name);
-                if seen.contains(&name) {
+                if !seen.insert(name) {
                     causes.duplicate(&place.field("resourceNames").index(index), name);
                 }
-                seen.push(name);
             }
             rule(causes, &place, one);
         }

@@ -1,5 +1,7 @@
 //! Flow schemas and priority levels. Source: `pkg/apis/flowcontrol/validation/validation.go`.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
@@ -279,16 +281,15 @@ fn entropy_bits(queues: i64, hand: i64) -> f64 {
 /// Checks the status of a flow schema or priority level.
 pub(super) fn status(causes: &mut Causes, status: &Value) {
     let path = Path::root("status").field("conditions");
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for (index, condition) in items(&status["conditions"]) {
         let (here, kind) = (path.index(index).field("type"), text(&condition["type"]));
         if kind.is_empty() {
             causes.required(&here, "");
         }
-        if seen.contains(&kind) {
+        if !seen.insert(kind) {
             causes.duplicate(&here, &condition["type"]);
         }
-        seen.push(kind);
     }
 }
 

@@ -1,11 +1,11 @@
 //! Filter NodePorts: a host port of a node can be used by only one pod.
 
 use super::Refusal;
-use crate::request::HostPort;
+use crate::request::WantedPorts;
 use crate::snapshot::Candidate;
 
-pub(crate) fn refuse(wanted: &[HostPort], node: Candidate<'_>) -> Vec<Refusal> {
-    if wanted.iter().any(|port| node.info.ports().any(|used| used.conflicts(port))) {
+pub(crate) fn refuse(wanted: &WantedPorts, node: Candidate<'_>) -> Vec<Refusal> {
+    if !wanted.is_empty() && node.info.ports().any(|used| wanted.conflict(used)) {
         return vec!["node(s) didn't have free ports for the requested pod ports".to_owned()];
     }
     Vec::new()
@@ -26,7 +26,7 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
         snapshot.place(&pod("first", 8080), "a");
         let node = snapshot.candidates().next().unwrap();
-        assert_eq!(refuse(&host_ports(&pod("second", 8080).spec), node).len(), 1);
-        assert!(refuse(&host_ports(&pod("second", 8081).spec), node).is_empty());
+        assert_eq!(refuse(&WantedPorts::of(host_ports(&pod("second", 8080).spec)), node).len(), 1);
+        assert!(refuse(&WantedPorts::of(host_ports(&pod("second", 8081).spec)), node).is_empty());
     }
 }

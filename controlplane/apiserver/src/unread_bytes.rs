@@ -1,0 +1,367 @@
+//! Memory of events and responses that clients have not read yet.
+//!
+//! A client that does not read keeps the queued events of its watch in memory, and the piece of the response that is being
+//! sent. Each watch has a limit, but a user can have thousands of them, and users can be many. So all users share a limit.
+//! Above it, the owner with the most unread bytes loses a response first: the one with the most bytes.
+//!
+//! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
+
+/// Maximum unread bytes of all owners.
+const MAX_BYTES: usize = 64 << 20;
+/// Maximum bytes that one piece counts. A larger piece is thus possible for one response at a time.
+const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
+/// Minimum bytes of a piece that counts while it is being sent.
+pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
+
+/// Address and length. Only bytes in memory at the same time can be compared.
+type Identity = (usize, usize);
+
+/// The unread bytes of all owners. An owner is a user, or all service accounts of a namespace.
+#[derive(Default)]
+pub(crate) struct UnreadBytes {
+    unread: Mutex<Unread>,
+    next_reader: AtomicU64,
+}
+
+/// A response that a client reads. It counts from its first unread bytes to the last.
+pub(crate) struct Reader {
+    all: Arc<UnreadBytes>,
+    owner: Arc<str>,
+    number: u64,
+    /// Cancelled when the connection must be closed.
+    lost: CancellationToken,
+}
+
+#[derive(Default)]
+struct Unread {
+    /// Number of bytes. Shared bytes count once.
+    bytes: usize,
+    /// Number of owners with references to bytes.
+    owners_of: HashMap<Identity, usize>,
+    owners: HashMap<Arc<str>, Owner>,
+    /// Bytes of readers that have lost and still hold them.
+    ending: usize,
+}
+
+#[derive(Default)]
+struct Owner {
+    /// Number of bytes. Bytes that readers of this owner share count once.
+    bytes: usize,
+    /// Number of references to bytes.
+    references: HashMap<Identity, usize>,
+    readers: HashMap<u64, Holding>,
+}
+
+/// The unread bytes of one reader.
+struct Holding {
+    bytes: usize,
+    references: usize,
+    lost: CancellationToken,
+    has_lost: bool,
+}
+
+/// The memory of a list counts until this is dropped. Short lists do not count.
+pub(crate) struct HeldList(Option<(Identity, Arc<Reader>)>);
+
+/// Bytes that count until they are sent.
+struct HeldBytes {
+    bytes: Bytes,
+    reader: Arc<Reader>,
+}
+
+fn identity(bytes: &Bytes) -> Identity {
+    (bytes.as_ptr().addr(), bytes.len())
+}
+
+fn counted((_, length): Identity) -> usize {
+    length.min(MAX_COUNTED_BYTES)
+}
+
+/// Removes a reference. Returns whether it was the last one.
+fn dereference(references: &mut HashMap<Identity, usize>, of: Identity) -> bool {
+    let Entry::Occupied(mut found) = references.entry(of) else { return false };
+    *found.get_mut() -= 1;
+    let is_last = *found.get() == 0;
+    if is_last {
+        found.remove();
+    }
+    is_last
+}
+
+// === impl UnreadBytes ===
+
+impl UnreadBytes {
+    /// A reader of an owner.
+    pub(crate) fn reader(self: &Arc<Self>, owner: &str) -> Arc<Reader> {
+        let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Reader { all: self.clone(), owner: owner.into(), number, lost: CancellationToken::new() })
+    }
+
+    /// Number of bytes that count now.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Unread> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, the owner with the most
+    /// bytes loses a reader. Returns false if it is this one, or if this one has lost before; the bytes do not count then.
+    pub(crate) fn add(&self, bytes: &Bytes) -> bool {
+        self.count(identity(bytes))
+    }
+
+    fn count(&self, identity: Identity) -> bool {
+        let mut unread = self.all.lock();
+        if self.lost.is_cancelled() || !unread.add(self, identity) {
+            return false;
+        }
+        let Some((number, loser)) = unread.loser() else { return true };
+        if number == self.number {
+            unread.remove(self, identity);
+            return false;
+        }
+        loser.has_lost = true;
+        let (ending, lost) = (loser.bytes, loser.lost.clone());
+        unread.ending += ending;
+        drop(unread);
+        lost.cancel();
+        true
+    }
+
+    /// Ends the count of bytes that were added.
+    pub(crate) fn remove(&self, bytes: &Bytes) {
+        self.all.lock().remove(self, identity(bytes));
+    }
+
+    /// Counts the memory of a list, without what its elements refer to. The list must exist at this address until the
+    /// result is dropped. Returns `None` where [`Self::add`] returns false.
+    pub(crate) fn hold_list<T>(self: &Arc<Self>, list: &[T]) -> Option<HeldList> {
+        let identity = (list.as_ptr().addr(), size_of_val(list));
+        if identity.1 < MIN_HELD_BYTES {
+            return Some(HeldList(None));
+        }
+        self.count(identity).then(|| HeldList(Some((identity, self.clone()))))
+    }
+
+    /// Counts large bytes until they are dropped. Returns `None` where [`Self::add`] returns false.
+    pub(crate) fn hold(self: &Arc<Self>, bytes: Bytes) -> Option<Bytes> {
+        if bytes.len() < MIN_HELD_BYTES {
+            return Some(bytes);
+        }
+        self.add(&bytes).then(|| Bytes::from_owner(HeldBytes { bytes, reader: self.clone() }))
+    }
+
+    /// As [`Self::hold`], for a frame of a response that only this response has, as a rendered table. A stored object that
+    /// is sent as it is takes no memory of its own.
+    pub(crate) fn hold_frame(self: &Arc<Self>, frame: Bytes) -> std::io::Result<Bytes> {
+        if !frame.is_unique() {
+            return Ok(frame);
+        }
+        let refused = || std::io::Error::other("cannot send the response: too many bytes are not read yet");
+        self.hold(frame).ok_or_else(refused)
+    }
+
+    /// Cancelled when the connection must be closed, because others need the memory.
+    pub(crate) fn lost(&self) -> CancellationToken {
+        self.lost.clone()
+    }
+
+    /// Number of bytes that count for the owner now.
+    #[cfg(test)]
+    pub(crate) fn bytes_of_owner(&self) -> usize {
+        self.all.lock().owners.get(&self.owner).map_or(0, |owner| owner.bytes)
+    }
+}
+
+// === impl Unread ===
+
+impl Unread {
+    /// Counts bytes of a reader. Returns false if it has lost.
+    fn add(&mut self, reader: &Reader, identity: Identity) -> bool {
+        let counted = counted(identity);
+        let owner = self.owners.entry(reader.owner.clone()).or_default();
+        let new = || Holding { bytes: 0, references: 0, lost: reader.lost.clone(), has_lost: false };
+        let holding = owner.readers.entry(reader.number).or_insert_with(new);
+        if holding.has_lost {
+            return false;
+        }
+        holding.bytes += counted;
+        holding.references += 1;
+        let references = owner.references.entry(identity).or_default();
+        *references += 1;
+        if *references == 1 {
+            owner.bytes += counted;
+            let owners = self.owners_of.entry(identity).or_default();
+            *owners += 1;
+            if *owners == 1 {
+                self.bytes += counted;
+            }
+        }
+        true
+    }
+
+    fn remove(&mut self, reader: &Reader, identity: Identity) {
+        let counted = counted(identity);
+        let Some(owner) = self.owners.get_mut(&reader.owner) else { return };
+        let Some(holding) = owner.readers.get_mut(&reader.number) else { return };
+        holding.bytes -= counted;
+        holding.references -= 1;
+        if holding.has_lost {
+            self.ending -= counted;
+        }
+        if holding.references == 0 {
+            owner.readers.remove(&reader.number);
+        }
+        if dereference(&mut owner.references, identity) {
+            owner.bytes -= counted;
+            if dereference(&mut self.owners_of, identity) {
+                self.bytes -= counted;
+            }
+        }
+        if owner.readers.is_empty() {
+            self.owners.remove(&reader.owner);
+        }
+    }
+
+    /// The reader with the most bytes of the owner with the most bytes; of equal ones the newest. Readers that have lost
+    /// do not count. `None` within the limit.
+    fn loser(&mut self) -> Option<(u64, &mut Holding)> {
+        if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
+            return None;
+        }
+        let owner = self.owners.values_mut().max_by_key(|owner| owner.remaining())?;
+        let remaining = owner.readers.iter_mut().filter(|(_, holding)| !holding.has_lost);
+        let most = remaining.max_by_key(|(number, holding)| (holding.bytes, **number));
+        most.map(|(number, holding)| (*number, holding))
+    }
+}
+
+// === impl Owner ===
+
+impl Owner {
+    /// Bytes without those of readers that have lost.
+    fn remaining(&self) -> usize {
+        let lost = self.readers.values().filter(|holding| holding.has_lost);
+        self.bytes.saturating_sub(lost.map(|holding| holding.bytes).sum())
+    }
+}
+
+// === impl HeldList ===
+
+impl Drop for HeldList {
+    fn drop(&mut self) {
+        if let Some((identity, reader)) = &self.0 {
+            reader.all.lock().remove(reader, *identity);
+        }
+    }
+}
+
+// === impl HeldBytes ===
+
+impl AsRef<[u8]> for HeldBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.reader.remove(&self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn large(mebibytes: usize) -> Bytes {
+        Bytes::from(vec![0_u8; mebibytes << 20])
+    }
+
+    #[test]
+    fn large_bytes_count_until_they_are_dropped() {
+        let unread = Arc::<UnreadBytes>::default();
+        let reader = unread.reader("eve");
+        let mut held: Vec<Bytes> = std::iter::from_fn(|| reader.hold(large(1))).collect();
+        assert_eq!(held.len(), 64);
+        assert!(reader.hold(Bytes::from_static(b"small")).is_some());
+        let last = held.pop().map(|bytes| bytes.slice(1..));
+        assert!(reader.hold(large(1)).is_none(), "a part keeps all bytes in memory");
+        held.pop();
+        assert!(reader.hold(large(1)).is_some_and(|bytes| bytes == large(1)));
+        drop((held, last));
+        assert!(unread.bytes() == 0 && unread.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn shared_bytes_count_once() {
+        let (unread, large) = (Arc::<UnreadBytes>::default(), large(1));
+        let hold =
+            |number: usize| unread.reader(&format!("node-{}", number % 10)).hold(large.clone()).unwrap();
+        let mut held: Vec<Bytes> = (0..1000).map(hold).collect();
+        assert_eq!(unread.bytes(), 1 << 20);
+        held.truncate(1);
+        assert_eq!(unread.bytes(), 1 << 20);
+        drop(held);
+        let unread = unread.lock();
+        assert!(unread.bytes == 0 && unread.owners.is_empty() && unread.owners_of.is_empty());
+    }
+
+    #[test]
+    fn the_owner_with_the_most_bytes_loses_the_largest_response_first() {
+        let unread = Arc::<UnreadBytes>::default();
+        let [small, largest, ann, bob] = ["eve", "eve", "ann", "bob"].map(|owner| unread.reader(owner));
+        let of_eve = [small.hold(large(10)).unwrap(), largest.hold(large(20)).unwrap()];
+        // A single response of another owner is larger.
+        let of_ann = ann.hold(large(25)).unwrap();
+        let has_lost = |reader: &Arc<Reader>| reader.lost().is_cancelled();
+        let first = bob.hold(large(10)).unwrap();
+        assert_eq!([&small, &largest, &ann, &bob].map(has_lost), [false, true, false, false]);
+        assert!(largest.hold(large(1)).is_none());
+        let second = bob.hold(large(15)).unwrap();
+        assert_eq!([&small, &ann, &bob].map(has_lost), [false; 3], "the bytes of a loser are released soon");
+        assert!(bob.hold(large(30)).is_none(), "now this owner has the most");
+        drop((of_eve, of_ann, first, second));
+        let unread = unread.lock();
+        assert!(unread.bytes == 0 && unread.ending == 0 && unread.owners.is_empty());
+    }
+
+    #[test]
+    fn the_memory_of_a_list_counts_until_it_is_dropped() {
+        let unread = Arc::<UnreadBytes>::default();
+        let (reader, list) = (unread.reader("eve"), vec![0_u64; 2 << 20]);
+        let held: Vec<HeldList> = list.chunks(1 << 17).map_while(|chunk| reader.hold_list(chunk)).collect();
+        assert_eq!((held.len(), unread.bytes()), (16, 16 << 20));
+        assert!(reader.hold_list(&list[1..100]).is_some());
+        assert_eq!(unread.bytes(), 16 << 20, "a short list");
+        drop(held);
+        assert!(unread.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn a_response_larger_than_the_limit_is_possible() {
+        let reader = Arc::<UnreadBytes>::default().reader("eve");
+        let held = reader.hold(large(70)).unwrap();
+        assert!(reader.hold(large(1)).is_some());
+        drop(held);
+        assert_eq!(reader.bytes_of_owner(), 0);
+    }
+}
