@@ -6,6 +6,7 @@
 
 mod allocated;
 mod collection;
+mod fields;
 mod ledger;
 mod object;
 mod progress;
@@ -30,10 +31,11 @@ pub(crate) use allocated::Allocated;
 #[cfg(test)]
 pub(crate) use collection::RECENT;
 pub(crate) use collection::{Change, Collection, Scope};
+pub(crate) use fields::Fields;
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
 pub(crate) use object::parses;
-pub(crate) use object::{Object, encode, key_of, prefix_of};
+pub(crate) use object::{Object, encode, encode_fields, key_of, prefix_of};
 use progress::Progress;
 pub(crate) use references::{ReferenceKind, References};
 pub(crate) use watchers::{Event, Events, Watcher};
