@@ -82,7 +82,11 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
         let allocating = call.state.allocator.for_create(kind, &mut object).await?;
         call.state.admission.validate_before(&attributes, &object).await?;
         match commit_named(call, &mut object, generate, &allocating).await {
-            Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
+            Err(Failed::Allocated) => {
+                if let Some(requested) = &requested {
+                    object.clone_from(requested);
+                }
+            }
             Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
             Err(Failed::Other(error)) => return Err(error),
             Ok(stored) => return initialization::finish(call, stored, waiting).await,
@@ -358,7 +362,7 @@ pub(crate) fn is_finished(object: &Value) -> bool {
 pub(crate) enum Failed {
     /// Another write changed the entry first. The cache contains that write.
     Conflict,
-    /// Another server allocated addresses or ports meanwhile. The cache contains them.
+    /// Another server allocated addresses or ports, or used quotas of the namespace meanwhile. The cache contains them.
     Allocated,
     Other(ApiError),
 }
@@ -368,6 +372,14 @@ pub(crate) enum Failed {
 struct Reservations {
     allocating: Allocating,
     charged: QuotaLock,
+}
+
+impl Reservations {
+    /// The guard of the commit. Services have that of their addresses, which also protects their quotas.
+    fn guard(&self) -> Option<Guard> {
+        let allocating = self.allocating.as_ref().map(|permit| permit.guard());
+        allocating.or_else(|| self.charged.as_ref()?.guard.clone())
+    }
 }
 
 /// Commits a write, then releases its reservations.
@@ -382,7 +394,7 @@ async fn commit_held(
         return commit(&call.state, &call.kind, key, expect, object).await;
     }
     let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
-    let expect = Expected { entry: expect, guard: reserved.allocating.as_ref().map(|permit| permit.guard()) };
+    let expect = Expected { entry: expect, guard: reserved.guard() };
     // If the caller disconnects, its future is dropped, and this task continues: the reservations are held until the
     // store has finished the write.
     let task = tokio::spawn(async move {
