@@ -41,7 +41,9 @@ pub(crate) async fn charge(
     if !plugins.charges_quota || namespace.is_empty() {
         return Ok(None);
     }
-    let is_checked = !plugins.limited.is_empty() || call.state.cache.quotas.lock().has(namespace);
+    // Other objects do not wait for the commits of those that use a quota: events, for example.
+    let is_tracked = || call.state.cache.quotas.lock().track(namespace, &call.kind);
+    let is_checked = !plugins.limited.is_empty() || is_tracked();
     if !is_checked || !is_charged(&call.kind, object, old) {
         return Ok(None);
     }

@@ -55,9 +55,9 @@ impl Ledger {
 // === impl Accounts ===
 
 impl Accounts {
-    /// Whether a namespace has quotas.
-    pub(crate) fn has(&self, namespace: &str) -> bool {
-        self.namespaces.contains_key(namespace)
+    /// Whether objects of the kind can use a quota of the namespace.
+    pub(crate) fn track(&self, namespace: &str, kind: &Resource) -> bool {
+        self.accounts(namespace).any(|account| account.quota.tracks(kind))
     }
 
     /// The accounts of a namespace, by the name of the quota.

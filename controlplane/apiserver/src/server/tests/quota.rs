@@ -72,6 +72,15 @@ async fn creators_on_two_servers_do_not_exceed_a_quota() {
 }
 
 #[tokio::test]
+async fn an_object_that_no_quota_counts_does_not_wait_for_others() {
+    let server = Fixture::new().await;
+    server.quota("q", json!({"hard": {"pods": "1"}})).await;
+    let _commit = server.api.state.quota_locks.lock("default").await;
+    let map = server.post(MAPS, json!({"metadata": {"name": "m"}}));
+    assert_eq!(tokio::time::timeout(Duration::from_secs(20), map).await.unwrap().code, 201);
+}
+
+#[tokio::test]
 async fn pods_are_charged_for_their_requests_in_their_scope() {
     let server = Fixture::new().await;
     server.quota("all", json!({"hard": {"requests.cpu": "1", "pods": "5"}})).await;
