@@ -40,6 +40,13 @@ impl<'a> Fields<'a> {
         self.0.is_empty()
     }
 
+    /// Whether all fields but this one have equal texts.
+    pub(crate) fn equal_except(&self, other: &Self, name: &str) -> bool {
+        let others = |fields: &Self| fields.0.len() - usize::from(fields.0.contains_key(name));
+        others(self) == others(other)
+            && self.0.iter().all(|(key, text)| key == name || other.0.get(key) == Some(text))
+    }
+
     /// Sets a field.
     pub(crate) fn set(&mut self, name: &str, value: &Value) {
         self.0.insert(name.to_owned(), Cow::Owned(value.to_string()));
@@ -101,6 +108,9 @@ mod tests {
         assert!(fields.object("none").is_some_and(|empty| empty.is_empty()));
         assert!(fields.object("absent").is_some_and(|empty| empty.is_empty()));
         assert_eq!(Fields::default().json(), "{}");
+        let same = Fields::parse(r#"{"a":1,"b":2,"none":null}"#).unwrap();
+        assert!(fields.equal_except(&same, "b") && same.equal_except(&fields, "b"));
+        assert!(!fields.equal_except(&same, "a") && !same.equal_except(&fields, "a"));
         for text in ["", "[]", "{", "{\"a\":}"] {
             assert!(Fields::parse(text).is_none(), "{text}");
         }
