@@ -1,7 +1,7 @@
 //! The cgroup tree of the node's pods: QoS classes, pod cgroups, limits, removal.
 //!
 //! ```text
-//! <root>/kubepods                      weight of the whole node
+//! <root>/kubepods                      weight of the whole node, limits of all pods together
 //! <root>/kubepods/pod<uid>             guaranteed pods
 //! <root>/kubepods/burstable/pod<uid>   weight: the sum of the CPU requests of burstable pods
 //! <root>/kubepods/besteffort/pod<uid>  minimum weight
@@ -53,6 +53,8 @@ pub struct CgroupConfig {
     pub driver: CgroupDriver,
     /// Millicores of the node: the weight of `kubepods`.
     pub cpu_millis: i64,
+    /// Maximum bytes of memory of all pods together. 0: no limit is set.
+    pub memory: i64,
     /// Maximum processes of one pod. None: no limit.
     pub pod_pids_limit: Option<i64>,
 }
@@ -112,19 +114,30 @@ impl Cgroups {
         self.shared.tree.limits_swap()
     }
 
-    /// Creates `kubepods` and the QoS classes with their weights.
+    /// Creates `kubepods` and the QoS classes with their weights, and limits all pods together.
     pub fn ensure_qos(&self) -> Result<(), CgroupError> {
         let Shared { config, tree, .. } = &*self.shared;
         let shares = Some(cpu::shares(config.cpu_millis));
         let node = Limits { shares, pids: pids_of_all_pods(), ..Limits::default() };
         tree.ensure("kubepods", &node)?;
         tree.inherit_cpusets("kubepods");
+        self.limit_memory();
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
             tree.ensure(class, &Limits { shares: Some(cpu::MIN_SHARES), ..Limits::default() })?;
             // Also if an earlier version created the cgroup.
             tree.inherit_cpusets(class);
         }
         Ok(())
+    }
+
+    /// Limits the memory of all pods together, as a kubelet does, so that pods cannot use the reserved memory. A failure
+    /// is logged: v1 refuses a limit below the memory that pods use already. It is set at a later start then.
+    fn limit_memory(&self) {
+        let Shared { config, tree, .. } = &*self.shared;
+        let memory = Some(config.memory).filter(|bytes| *bytes > 0);
+        if let Err(error) = tree.ensure("kubepods", &Limits { memory, ..Limits::default() }) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot limit the memory of all pods");
+        }
     }
 
     /// Sets the weight of the burstable class from the millicores that its pods request. To be called when the set of

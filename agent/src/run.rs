@@ -339,6 +339,7 @@ impl NodeServices {
             root: config.cgroup_root.clone(),
             driver: config.cgroup_driver,
             cpu_millis: facts.cpu_millis(),
+            memory: facts.memory_of_pods,
             pod_pids_limit: config.pod_pids_limit,
         };
         let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;

@@ -21,6 +21,7 @@ impl Scratch {
             root: root.clone(),
             driver: CgroupDriver::Cgroupfs,
             cpu_millis: 2000,
+            memory: 512 << 20,
             pod_pids_limit: Some(100),
         };
         Scratch { cgroups: Cgroups::open(config).expect("root and a mounted cgroup hierarchy"), root }
@@ -90,6 +91,9 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
     let all = pids_of_all_pods().expect("the machine's limits").to_string();
     assert_eq!(scratch.read(&format!("{}/kubepods", scratch.root), "pids/pids.max", "pids.max"), all);
     assert_eq!(nine_tenths(32_768), 29_492);
+    let of_all = format!("{}/kubepods", scratch.root);
+    let memory = scratch.read(&of_all, "memory/memory.limit_in_bytes", "memory.max");
+    assert_eq!(memory, (512 << 20).to_string());
 
     scratch.cgroups.update_qos(resources::pod_requests(&pod).cpu_millis).expect("weigh");
     let class = format!("{}/kubepods/burstable", scratch.root);

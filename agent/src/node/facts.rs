@@ -28,6 +28,8 @@ pub struct NodeFacts {
     pub capacity: BTreeMap<String, Quantity>,
     /// Resources for pods.
     pub allocatable: BTreeMap<String, Quantity>,
+    /// Maximum bytes of memory of all pods together: that of the node without huge pages and reserved memory.
+    pub memory_of_pods: i64,
     /// Size of the file system with the local volumes, in KiB. None: it does not enforce sizes of volumes.
     pub local_volume_kib: Option<u64>,
     /// Kernel, system and version.
@@ -62,6 +64,7 @@ pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let meminfo = read("/proc/meminfo")?;
     let capacity = capacity(config, &meminfo)?;
     let held_back = eviction_reserve(&capacity, &config.eviction);
+    let memory_of_pods = memory_of_pods(&capacity, &config.reserved)?;
     let allocatable = allocatable(&capacity, &config.reserved, &held_back)?;
     let ips = if config.ips.is_empty() { own_address::find() } else { config.ips.clone() };
     Ok(NodeFacts {
@@ -69,6 +72,7 @@ pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
         ips,
         capacity,
         allocatable,
+        memory_of_pods,
         local_volume_kib: limited_kib(&config.local_volume_dir),
         info: info(config, &meminfo),
     })
@@ -181,6 +185,15 @@ fn allocatable(
     Ok(left)
 }
 
+/// Memory that all pods together can use. As upstream, the threshold of evictions is not subtracted: pods may use that
+/// memory, too, and are evicted then. Source: `getNodeAllocatableAbsolute` of the kubelet's container manager.
+fn memory_of_pods(
+    capacity: &BTreeMap<String, Quantity>,
+    reserved: &[BTreeMap<String, String>],
+) -> Result<i64, NodeError> {
+    Ok(allocatable(capacity, reserved, &[])?.get("memory").map_or(0, value_of))
+}
+
 fn minus(name: &str, from: &Quantity, amount: i64) -> Quantity {
     let from = if name == "cpu" { millis_of(from) } else { value_of(from) };
     let left = from.saturating_sub(amount).max(0);
@@ -272,6 +285,8 @@ mod tests {
                 allocatable(&capacity, &[], &eviction_reserve(&capacity, &eviction)).expect("allocatable");
             left.into_values().map(|quantity| quantity.0).collect::<Vec<_>>()
         };
+        let reserved = BTreeMap::from([("memory".to_owned(), "24Mi".to_owned())]);
+        assert_eq!(memory_of_pods(&capacity, &[reserved]).expect("memory"), 1000 << 20);
         assert_eq!(left(10), ["2", "900Ki", "946176Ki", "110"]);
         assert_eq!(left(0), ["2", "1001Ki", "946176Ki", "110"]);
     }

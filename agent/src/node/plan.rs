@@ -375,6 +375,7 @@ mod tests {
             ips: vec!["192.0.2.1".parse().expect("address")],
             allocatable: capacity.clone(),
             capacity,
+            memory_of_pods: 0,
             local_volume_kib: Some(1000),
             info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
         }

@@ -36,6 +36,7 @@ pub(super) fn facts() -> NodeFacts {
         ips: Vec::new(),
         capacity: capacity.map(|(name, value)| (name.to_owned(), Quantity(value.to_owned()))).into(),
         allocatable: BTreeMap::new(),
+        memory_of_pods: 0,
         local_volume_kib: None,
         info: NodeSystemInfo {
             boot_id: "b".to_owned(),

@@ -69,6 +69,7 @@ impl Parser<'_> {
                 Support::Port => self.listen.1 = text(value),
                 Support::Taints => self.taints(path, value),
                 Support::ReservedMemory => self.reserved_memory(path, value),
+                Support::FailCgroupV1 => self.fail_cgroup_v1(path, value, has_cgroup_v1()),
                 Support::Only(allowed) => self.only(path, value, allowed),
             };
         }
@@ -115,6 +116,20 @@ impl Parser<'_> {
                 allowed => format!("the only value is {}", allowed.join(" or ")),
             };
             self.problem(path, &format!("this field is not supported; {default}"));
+        }
+    }
+
+    /// Refuses a machine with cgroup v1 if the value is true.
+    fn fail_cgroup_v1(&mut self, path: &str, value: &Value, is_v1: bool) {
+        match value {
+            Value::Bool(true) if is_v1 => {
+                self.problem(
+                    path,
+                    "this machine has cgroup v1; boot it with cgroup v2, or set the field to false",
+                );
+            }
+            Value::Bool(_) => {}
+            _ => self.problem(path, "expected true or false"),
         }
     }
 
@@ -166,6 +181,11 @@ impl Parser<'_> {
         let value = FileValue::Single(format!("{address}:{port}"));
         self.file.insert(NODE, "kubelet-listen", value, format!("{} address and port", self.place));
     }
+}
+
+/// Whether the machine has the hierarchies of cgroup v1, alone or beside v2.
+fn has_cgroup_v1() -> bool {
+    !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
 /// A value that the kubelet replaces by the default if the field is not a pointer.
@@ -227,6 +247,11 @@ pub(super) fn reference() -> Reference {
             Support::Address | Support::Port => "kubelet-listen",
             Support::Taints => "register-with-taints",
             Support::ReservedMemory => "reserved-memory",
+            Support::FailCgroupV1 => {
+                let values = "unset, `false`, `true` on a machine with cgroup v2".to_owned();
+                reference.without_effect.push((field.path, values));
+                continue;
+            }
             Support::Only(allowed) => {
                 let values: Vec<_> = allowed.iter().map(|value| format!("`{value}`")).collect();
                 let unset = if values.is_empty() {

@@ -165,6 +165,7 @@ impl Machine {
             ips: Vec::new(),
             capacity: BTreeMap::new(),
             allocatable: BTreeMap::new(),
+            memory_of_pods: 0,
             local_volume_kib: None,
             info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
         };

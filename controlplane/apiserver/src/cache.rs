@@ -6,6 +6,7 @@
 
 mod allocated;
 mod collection;
+mod fields;
 mod ledger;
 mod object;
 mod progress;
@@ -23,7 +24,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use coracle_kinds::{Resource, kind::built_in};
-use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
+use coracle_store::{Commit, Entry, Event as Stored, Expect, Guard, Page, Range, Store, Watch};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::error::{ApiError, Result};
@@ -31,10 +32,11 @@ pub(crate) use allocated::Allocated;
 #[cfg(test)]
 pub(crate) use collection::RECENT;
 pub(crate) use collection::{Change, Collection, Scope};
+pub(crate) use fields::Fields;
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
 pub(crate) use object::parses;
-pub(crate) use object::{Object, encode, key_of, prefix_of};
+pub(crate) use object::{Object, encode, encode_fields, key_of, prefix_of};
 use progress::Progress;
 pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
@@ -43,6 +45,11 @@ pub(crate) use watchers::{Event, Events, Watcher};
 /// Store key of the guard for service addresses and ports: each write that allocates some also updates it. It contains
 /// no `/`, so no object has this key.
 pub(crate) const ALLOCATIONS: &str = "allocations";
+/// Number of guards of quotas, which all namespaces share. Changing it requires that all servers are replaced at once.
+pub(crate) const QUOTA_GUARDS: usize = 64;
+/// Store keys of the guards of quotas, without their number: with several servers, each write that increases the use of a
+/// quota also updates one. They contain no `/`, so no object has such a key.
+const QUOTA_GUARD: &str = "quotas-";
 
 /// Collections by group and resource name.
 type Collections = HashMap<Box<str>, HashMap<Box<str>, Arc<Shared>>>;
@@ -53,6 +60,8 @@ pub(crate) struct Cache {
     revision: Progress,
     /// Revision of [`ALLOCATIONS`]; 0 if it does not exist. The collections contain all allocations up to it.
     allocations: AtomicU64,
+    /// Revisions of the guards of quotas; 0 if they do not exist. The accounts contain all uses up to them.
+    quota_guards: [AtomicU64; QUOTA_GUARDS],
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
     /// Notified by changes above the usual limits of a history.
@@ -101,6 +110,7 @@ impl Cache {
             collections: ArcSwap::from_pointee(collections),
             revision,
             allocations: AtomicU64::new(0),
+            quota_guards: std::array::from_fn(|_| AtomicU64::new(0)),
             resyncs: AtomicU64::new(0),
             bursts: Notify::new(),
             quotas: Ledger::default(),
@@ -242,9 +252,19 @@ impl Cache {
     }
 
     fn note_guard(&self, key: &str, revision: u64) {
+        let number = key.strip_prefix(QUOTA_GUARD).and_then(|number| number.parse::<usize>().ok());
         if key == ALLOCATIONS {
             self.allocations.store(revision, Ordering::Release);
+        } else if let Some(guard) = number.and_then(|number| self.quota_guards.get(number)) {
+            guard.store(revision, Ordering::Release);
         }
+    }
+
+    /// The guard of quotas with this number, below [`QUOTA_GUARDS`], at its known revision.
+    pub(crate) fn quota_guard(&self, number: usize) -> Guard {
+        let known = self.quota_guards.get(number).map_or(0, |guard| guard.load(Ordering::Acquire));
+        let expect = if known == 0 { Expect::Absent } else { Expect::Revision(known) };
+        Guard { key: format!("{QUOTA_GUARD}{number}").into(), expect }
     }
 
     /// Revision of [`ALLOCATIONS`]; 0 if it does not exist.
@@ -366,6 +386,11 @@ mod tests {
         assert_eq!((cache.revision(), cache.allocations()), (1, 0));
         cache.apply(&commit(ALLOCATIONS, false));
         assert_eq!((cache.revision(), cache.allocations()), (2, 2));
+        assert_eq!(cache.quota_guard(5).expect, Expect::Absent);
+        cache.apply(&commit("quotas-5", false));
+        cache.apply(&commit("quotas-64", false));
+        let guard = cache.quota_guard(5);
+        assert_eq!((&*guard.key, guard.expect), ("quotas-5", Expect::Revision(2)));
     }
 
     #[tokio::test]

@@ -9,6 +9,10 @@
 //! A request that increases the use of a quota holds the lock of its namespace from the check to the commit. A commit
 //! returns after the cache and its ledger contain the object. The ledger is therefore exact while the lock is held, and
 //! concurrent requests cannot exceed a quota.
+//!
+//! Several servers on one store also use guards: the commit of such a request updates an entry of the namespace, and fails
+//! if another server has updated it since the check. Then the request is checked again. Services have a guard already, for
+//! their addresses. Objects in memory, such as leases, have none.
 
 use coracle_kinds::{
     Resource,
@@ -18,10 +22,11 @@ use coracle_kinds::{
 use serde_json::Value;
 
 use crate::{
+    allocate::is_allocated,
     call::Call,
     error::{ApiError, Result},
     part::Part,
-    quota_locks::QuotaLock,
+    quota_locks::{QuotaLock, QuotaPermit, slot},
 };
 
 /// Checks a create, or an update of the given part, against the quotas of the namespace. `name` is used in errors.
@@ -36,13 +41,22 @@ pub(crate) async fn charge(
     if !plugins.charges_quota || namespace.is_empty() {
         return Ok(None);
     }
-    let is_checked = !plugins.limited.is_empty() || call.state.cache.quotas.lock().has(namespace);
+    // Other objects do not wait for the commits of those that use a quota: events, for example.
+    let is_tracked = || call.state.cache.quotas.lock().track(namespace, &call.kind);
+    let is_checked = !plugins.limited.is_empty() || is_tracked();
     if !is_checked || !is_charged(&call.kind, object, old) {
         return Ok(None);
     }
-    let guard = call.state.quota_locks.lock(namespace).await;
+    let lock = call.state.quota_locks.lock(namespace).await;
+    // The guard is read before the accounts, which contain all uses up to its revision.
+    let guard = needs_guard(call).then(|| call.state.cache.quota_guard(slot(namespace)));
     let uses = check(call, name, object, old.map(|(old, _)| old))?;
-    Ok((uses && !call.dry_run()?).then_some(guard))
+    Ok((uses && !call.dry_run()?).then_some(QuotaPermit::new(lock, guard)))
+}
+
+/// Whether other servers may write objects of this kind at the same time, and no other guard prevents it.
+fn needs_guard(call: &Call) -> bool {
+    call.state.store.is_shared() && !call.kind.stored_as().volatile && !is_allocated(&call.kind)
 }
 
 /// Whether a request can change the use of a quota. `old` is set for updates: the old object and the updated part.

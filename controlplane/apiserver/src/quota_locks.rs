@@ -1,20 +1,33 @@
 //! Locks of namespaces with quotas. A request holds one from its check to its commit.
 
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
-};
+use std::sync::Arc;
 
+use coracle_store::Guard;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// Number of locks that the namespaces share.
-const LOCK_COUNT: usize = 64;
+use crate::cache::QUOTA_GUARDS;
 
 /// Locks, selected by a hash of the namespace.
-pub(crate) struct Locks([Arc<Mutex<()>>; LOCK_COUNT]);
+pub(crate) struct Locks([Arc<Mutex<()>>; QUOTA_GUARDS]);
 
-/// The lock of the namespace, if the request uses a quota.
-pub(crate) type QuotaLock = Option<OwnedMutexGuard<()>>;
+/// The permit to use the quotas of a namespace: the lock within this server, and the guard against other servers.
+pub(crate) struct QuotaPermit {
+    _lock: OwnedMutexGuard<()>,
+    /// The commit fails if another server has used quotas of the namespace meanwhile. `None` if there are no other
+    /// servers.
+    pub(crate) guard: Option<Guard>,
+}
+
+/// The permit, if the request uses a quota.
+pub(crate) type QuotaLock = Option<QuotaPermit>;
+
+// === impl QuotaPermit ===
+
+impl QuotaPermit {
+    pub(crate) fn new(lock: OwnedMutexGuard<()>, guard: Option<Guard>) -> Self {
+        Self { _lock: lock, guard }
+    }
+}
 
 // === impl Locks ===
 
@@ -26,9 +39,25 @@ impl Default for Locks {
 
 impl Locks {
     pub(crate) async fn lock(&self, namespace: &str) -> OwnedMutexGuard<()> {
-        let mut hasher = DefaultHasher::new();
-        namespace.hash(&mut hasher);
-        let index = usize::try_from(hasher.finish() % LOCK_COUNT as u64).unwrap_or(0);
-        self.0[index].clone().lock_owned().await
+        self.0[slot(namespace)].clone().lock_owned().await
+    }
+}
+
+/// The number of the lock and of the guard that a namespace shares with others. It is the same in all versions of the
+/// server: FNV-1a.
+pub(crate) fn slot(namespace: &str) -> usize {
+    let hash = namespace.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    usize::try_from(hash % QUOTA_GUARDS as u64).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slot_of_a_namespace_never_changes() {
+        assert_eq!((slot(""), slot("a"), slot("foobar")), (0x25, 0x0c, 0x28));
     }
 }

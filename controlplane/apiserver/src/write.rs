@@ -15,6 +15,7 @@
 //! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
 //! | initialize | `initialization`: a create waits for the initializers of its object, if there are any |
 
+mod encoded;
 mod identity;
 pub(crate) mod initialization;
 mod limits;
@@ -22,10 +23,12 @@ mod limits;
 use std::sync::Arc;
 
 use coracle_kinds::{Resource, defaults, initializers, strategy, validate};
-use coracle_store::{Expect, Guard, Tier, Write};
+use coracle_store::{Expect, Guard};
 use serde_json::Value;
 
+use self::encoded::commit_encoded;
 use self::identity::{Identity, fingerprint, keep, keep_identity};
+pub(crate) use self::{encoded::update_encoded, identity::check_uid};
 use crate::{
     admit::{Attributes, Operation},
     allocate::{Allocating, is_allocated},
@@ -79,7 +82,11 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
         let allocating = call.state.allocator.for_create(kind, &mut object).await?;
         call.state.admission.validate_before(&attributes, &object).await?;
         match commit_named(call, &mut object, generate, &allocating).await {
-            Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
+            Err(Failed::Allocated) => {
+                if let Some(requested) = &requested {
+                    object.clone_from(requested);
+                }
+            }
             Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
             Err(Failed::Other(error)) => return Err(error),
             Ok(stored) => return initialization::finish(call, stored, waiting).await,
@@ -355,7 +362,7 @@ pub(crate) fn is_finished(object: &Value) -> bool {
 pub(crate) enum Failed {
     /// Another write changed the entry first. The cache contains that write.
     Conflict,
-    /// Another server allocated addresses or ports meanwhile. The cache contains them.
+    /// Another server allocated addresses or ports, or used quotas of the namespace meanwhile. The cache contains them.
     Allocated,
     Other(ApiError),
 }
@@ -365,6 +372,14 @@ pub(crate) enum Failed {
 struct Reservations {
     allocating: Allocating,
     charged: QuotaLock,
+}
+
+impl Reservations {
+    /// The guard of the commit. Services have that of their addresses, which also protects their quotas.
+    fn guard(&self) -> Option<Guard> {
+        let allocating = self.allocating.as_ref().map(|permit| permit.guard());
+        allocating.or_else(|| self.charged.as_ref()?.guard.clone())
+    }
 }
 
 /// Commits a write, then releases its reservations.
@@ -379,7 +394,7 @@ async fn commit_held(
         return commit(&call.state, &call.kind, key, expect, object).await;
     }
     let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
-    let expect = Expected { entry: expect, guard: reserved.allocating.as_ref().map(|permit| permit.guard()) };
+    let expect = Expected { entry: expect, guard: reserved.guard() };
     // If the caller disconnects, its future is dropped, and this task continues: the reservations are held until the
     // store has finished the write.
     let task = tokio::spawn(async move {
@@ -391,7 +406,7 @@ async fn commit_held(
 }
 
 /// The object in its stored version, encoded.
-async fn encoded(kind: &Resource, object: &Value) -> Result<bytes::Bytes> {
+async fn stored_encoding(kind: &Resource, object: &Value) -> Result<bytes::Bytes> {
     if kind.is_storage_version() {
         return Ok(encode(kind, object));
     }
@@ -419,44 +434,22 @@ pub(crate) async fn commit(
     expect: impl Into<Expected>,
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
-    let Expected { entry: expect, guard } = expect.into();
-    let stored_kind = kind.stored_as();
-    // Only events have a time to live.
-    let ttl = (stored_kind.ttl_seconds > 0).then_some(state.event_lifetime);
-    let tier = if stored_kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
-    let key: Arc<str> = key.into();
+    let (key, expected): (Arc<str>, Expected) = (key.into(), expect.into());
     let value = match object {
-        Some(object) => Some(encoded(kind, object).await.map_err(Failed::Other)?),
+        Some(object) => Some(stored_encoding(kind, object).await.map_err(Failed::Other)?),
         None => None,
     };
-    if let Some(bytes) = &value {
-        limits::check(bytes).map_err(Failed::Other)?;
+    let revision = commit_encoded(state, kind, &key, expected, value.clone()).await?;
+    if !kind.is_storage_version() {
+        return Ok(object.map(|object| Arc::new(Object::of(kind, key, revision, object))));
     }
-    let stored = value.clone();
-    match state.store.write(Write { key: key.clone(), expect, value, tier, guard }).await {
-        Ok(revision) => {
-            state.cache.reach(revision).await.map_err(Failed::Other)?;
-            if !kind.is_storage_version() {
-                return Ok(object.map(|object| Arc::new(Object::of(kind, key, revision, object))));
-            }
-            Ok(stored.map(|bytes| {
-                // Shares the object of the cache, unless a later write has replaced it there.
-                let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
-                cached
-                    .filter(|cached| cached.revision == revision)
-                    .unwrap_or_else(|| Arc::new(Object::stamped(key, revision, bytes)))
-            }))
-        }
-        Err(coracle_store::Error::Conflict { at, .. }) => {
-            state.cache.reach(at).await.map_err(Failed::Other)?;
-            Err(Failed::Conflict)
-        }
-        Err(coracle_store::Error::Guard { at }) => {
-            state.cache.reach(at).await.map_err(Failed::Other)?;
-            Err(Failed::Allocated)
-        }
-        Err(error) => Err(Failed::Other(error.into())),
-    }
+    Ok(value.map(|bytes| {
+        // Shares the object of the cache, unless a later write has replaced it there.
+        let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
+        cached
+            .filter(|cached| cached.revision == revision)
+            .unwrap_or_else(|| Arc::new(Object::stamped(key, revision, bytes)))
+    }))
 }
 
 /// Checks the resourceVersion of the client against the object. An empty one and "0" match every object.

@@ -23,6 +23,8 @@ pub(super) enum Support {
     Taints,
     /// An array of reservations, for the setting `reserved-memory`.
     ReservedMemory,
+    /// `true` refuses a machine with cgroup v1.
+    FailCgroupV1,
     /// It has no effect, and may only be unset or have one of these values.
     Only(&'static [&'static str]),
 }
@@ -173,6 +175,6 @@ pub(super) const FIELDS: &[KubeletField] = &[
     pointer("localStorageCapacityIsolation", Support::Only(&["true"])),
     value("containerRuntimeEndpoint", Support::Only(&["unix:///run/containerd/containerd.sock"])),
     value("imageServiceEndpoint", Support::Only(&[])),
-    pointer("failCgroupV1", Support::Only(&["false"])),
+    pointer("failCgroupV1", Support::FailCgroupV1),
     pointer("userNamespaces.idsPerPod", Support::Only(&["65536"])),
 ];

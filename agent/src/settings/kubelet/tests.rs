@@ -117,6 +117,21 @@ fn fields_without_effect_and_unknown_fields_are_named() {
 }
 
 #[test]
+fn a_machine_with_cgroup_v1_is_refused_if_the_file_demands_it() {
+    let problems = |value: bool, is_v1: bool| {
+        let mut parser = Parser { place: "k.yaml", file: File::default(), listen: (None, None) };
+        parser.fail_cgroup_v1("failCgroupV1", &Value::Bool(value), is_v1);
+        parser.file.problems
+    };
+    assert!(problems(false, true).is_empty() && problems(true, false).is_empty());
+    let refused = problems(true, true).concat();
+    assert!(refused.contains("k.yaml failCgroupV1: this machine has cgroup v1"), "{refused}");
+    assert_eq!(load("failCgroupV1: true").is_ok(), !has_cgroup_v1());
+    let error = load("failCgroupV1: 1").err().unwrap();
+    assert!(error.contains("k.yaml failCgroupV1: expected true or false"), "{error}");
+}
+
+#[test]
 fn other_files_are_refused() {
     assert!(
         parse("kind: Pod\napiVersion: v1", "k.yaml")

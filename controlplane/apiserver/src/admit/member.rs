@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Admission, Admit, Attributes, Operation};
 use crate::{error::Result, metrics::Step};
 
-/// The steps that a member implements. Its calls in another step do nothing and are not counted.
+/// The steps that a member implements. It is not called in another step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Steps {
     Mutate,
@@ -51,7 +51,10 @@ impl Member {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let call = self.counts(Steps::Mutate).then(|| TimedCall::begin(Step::Admit, attributes));
+        if !self.implements(Steps::Mutate) {
+            return Ok(());
+        }
+        let call = self.is_counted().then(|| TimedCall::begin(Step::Admit, attributes));
         let result = self.plugin.mutate(admission, attributes, object).await;
         if let Some(call) = call {
             self.count(&call, admission, result.is_err());
@@ -66,7 +69,10 @@ impl Member {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let call = self.counts(Steps::Validate).then(|| TimedCall::begin(Step::Validate, attributes));
+        if !self.implements(Steps::Validate) {
+            return Ok(());
+        }
+        let call = self.is_counted().then(|| TimedCall::begin(Step::Validate, attributes));
         let result = self.plugin.validate(admission, attributes, object).await;
         if let Some(call) = call {
             self.count(&call, admission, result.is_err());
@@ -74,9 +80,14 @@ impl Member {
         result
     }
 
-    /// Whether calls in this step are counted.
-    fn counts(&self, step: Steps) -> bool {
-        !self.name.is_empty() && (self.steps == step || self.steps == Steps::Both)
+    /// Whether the member implements this step. The call of another step would only allocate a future for each member.
+    fn implements(&self, step: Steps) -> bool {
+        self.steps == step || self.steps == Steps::Both
+    }
+
+    /// Whether the calls are counted.
+    fn is_counted(&self) -> bool {
+        !self.name.is_empty()
     }
 
     /// Records the duration of a call that ends now.

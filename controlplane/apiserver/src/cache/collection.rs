@@ -102,7 +102,7 @@ impl Scope {
     }
 
     /// The node, if the scope selects the pods of one node.
-    fn node(&self) -> Option<&str> {
+    pub(super) fn node(&self) -> Option<&str> {
         self.fields.exact(NODE)
     }
 
@@ -285,15 +285,16 @@ impl Collection {
             true => self.allocated.remove(&change.new.key),
             false => self.allocated.set(&self.kind, change.old.as_deref(), &change.new),
         }
-        let (kind, is_of_pods) = (&self.kind, self.has_references());
-        let nodes = LazyCell::new(|| change.nodes(kind));
-        self.watchers.retain(|watcher| {
-            // Each node watches its pods. Skip the selection for all nodes that a change does not concern.
-            let node = watcher.scope.node().filter(|_| is_of_pods);
-            let is_elsewhere = node.is_some_and(|node| !nodes.contains(&node));
-            let event = if is_elsewhere { None } else { watcher.scope.event(kind, &change) };
+        let kind = &self.kind;
+        let send = |watcher: &mut Watcher| {
+            let event = watcher.scope.event(kind, &change);
             event.is_none_or(|event| watcher.send(event, change.revision))
-        });
+        };
+        // Each node watches its pods.
+        match self.watchers.select_nodes() {
+            true => self.watchers.retain_of(change.nodes(kind), send),
+            false => self.watchers.retain(send),
+        }
         self.record_change(change.clone());
         Some(change)
     }
@@ -449,7 +450,7 @@ impl Collection {
                 return Ok(());
             }
         }
-        self.watchers.add(watcher);
+        self.watchers.add(watcher, self.has_references());
         Ok(())
     }
 
@@ -458,7 +459,7 @@ impl Collection {
         let mut initial = self.candidates(&watcher.scope);
         initial.retain(|object| watcher.scope.selects(&self.kind, object));
         watcher.sent = revision;
-        self.watchers.add(watcher);
+        self.watchers.add(watcher, self.has_references());
         initial
     }
 }

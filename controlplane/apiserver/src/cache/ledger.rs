@@ -13,7 +13,7 @@ use coracle_kinds::{
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::cache::{Cache, Change, Object, prefix_of};
+use crate::cache::{Cache, Change, Fields, Object, prefix_of};
 
 /// The accounts of all quotas.
 #[derive(Default)]
@@ -55,9 +55,9 @@ impl Ledger {
 // === impl Accounts ===
 
 impl Accounts {
-    /// Whether a namespace has quotas.
-    pub(crate) fn has(&self, namespace: &str) -> bool {
-        self.namespaces.contains_key(namespace)
+    /// Whether objects of the kind can use a quota of the namespace.
+    pub(crate) fn track(&self, namespace: &str, kind: &Resource) -> bool {
+        self.accounts(namespace).any(|account| account.quota.tracks(kind))
     }
 
     /// The accounts of a namespace, by the name of the quota.
@@ -113,7 +113,8 @@ impl Accounts {
         }
         let Some((namespace, name)) = namespace_and_name(&change.new) else { return };
         let is_quota = kind.is("", "ResourceQuota");
-        if let Some(accounts) = self.namespaces.get_mut(namespace) {
+        let is_same = || kind.is("", "Pod") && !change.deleted && has_same_use(change) == Some(true);
+        if let Some(accounts) = self.namespaces.get_mut(namespace).filter(|_| !is_same()) {
             let used = accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind));
             let changed: Vec<String> = used
                 .filter_map(|(name, account)| account.apply(kind, change).then(|| name.clone()))
@@ -173,6 +174,23 @@ impl Account {
     }
 }
 
+/// Whether a change of a pod cannot change its usage: a binding, or a change of the metadata or of conditions. Such pods
+/// are not parsed. Usage reads no conditions but those of a resize, and the metadata only together with them. `None` for a
+/// new pod.
+fn has_same_use(change: &Change) -> Option<bool> {
+    let (old, new) = (change.old.as_deref()?.fields()?, change.new.fields()?);
+    let (old_spec, new_spec) = (old.object("spec")?, new.object("spec")?);
+    let (old_status, new_status) = (old.object("status")?, new.object("status")?);
+    let is_resized = |fields: &Fields<'_>| {
+        fields.text("conditions").is_some_and(|conditions| conditions.contains("PodResize"))
+    };
+    let is_same = old_spec.equal_except(&new_spec, "nodeName")
+        && old_status.equal_except(&new_status, "conditions")
+        && !is_resized(&old_status)
+        && !is_resized(&new_status);
+    Some(is_same)
+}
+
 /// The usage of a quota by all objects of the namespace.
 fn count(cache: &Cache, namespace: &str, quota: &Quota) -> Usage {
     let mut used = Usage::new();
@@ -198,4 +216,42 @@ fn namespace_and_name(object: &Object) -> Option<(&str, &str)> {
     let mut parts = object.key.rsplit('/');
     let name = parts.next()?;
     Some((parts.next()?, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+    use coracle_store::Commit;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cache::{encode, key_of, parses};
+
+    #[test]
+    fn a_binding_is_counted_without_parsing_the_pod() {
+        let cache = Cache::new(1);
+        let apply = |name: &str, revision: u64, object: Value| {
+            let kind = by_kind("v1", name).unwrap();
+            let key = key_of(kind, "ns", object["metadata"]["name"].as_str().unwrap()).into();
+            let value = Some(encode(kind, &object));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        };
+        let used = || cache.quotas.lock().account("ns", "q").and_then(|one| one.used.get("pods").copied());
+        apply("ResourceQuota", 2, json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "5"}}}));
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]},
+            "status": {"phase": "Pending"}});
+        apply("Pod", 3, pod.clone());
+        assert_eq!(used(), Some(1000));
+        let before = parses::so_far();
+        pod["spec"]["nodeName"] = "n".into();
+        pod["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "True"}]);
+        apply("Pod", 4, pod.clone());
+        assert_eq!((used(), parses::so_far()), (Some(1000), before));
+        pod["status"]["phase"] = "Succeeded".into();
+        apply("Pod", 5, pod.clone());
+        assert_eq!((used(), parses::so_far()), (Some(0), before + 2));
+        pod["status"]["conditions"] = json!([{"type": "PodResizePending", "status": "True"}]);
+        apply("Pod", 6, pod);
+        assert_eq!(parses::so_far(), before + 4);
+    }
 }

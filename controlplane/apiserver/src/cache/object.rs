@@ -14,6 +14,7 @@ use coracle_kinds::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
+use super::fields::Fields;
 use crate::offload::MIN_OFFLOADED_BYTES;
 
 /// An object at one commit.
@@ -83,6 +84,11 @@ impl Object {
     /// The fields at these paths, without resourceVersion. The parser skips the other fields.
     pub(crate) fn part(&self, paths: &[&[&str]]) -> Value {
         part(std::str::from_utf8(&self.stored).unwrap_or_default(), paths)
+    }
+
+    /// The fields of the object, without resourceVersion. `None` if the stored bytes are no JSON object.
+    pub(crate) fn fields(&self) -> Option<Fields<'_>> {
+        Fields::parse(std::str::from_utf8(&self.stored).ok()?)
     }
 
     /// Whether work on the object must run outside of the async workers.
@@ -216,6 +222,26 @@ pub(crate) fn encode(kind: &Resource, object: &Value) -> Bytes {
     }
     text.push(b'}');
     // A growing vector reserves up to twice its length, and the cache keeps these bytes.
+    text.shrink_to_fit();
+    text.into()
+}
+
+/// Encodes an object from all of its fields, in the format of [`encode`]. The metadata must have no resourceVersion.
+pub(crate) fn encode_fields(kind: &Resource, fields: &Fields<'_>) -> Bytes {
+    let mut text = Vec::with_capacity(USUAL_OBJECT_BYTES);
+    text.extend_from_slice(head(kind).as_bytes());
+    // The head contains the opening brace of the metadata.
+    let metadata = fields.text("metadata").and_then(|text| text.strip_prefix('{')).unwrap_or("}");
+    text.extend_from_slice(metadata.as_bytes());
+    let others = fields.iter().filter(|(name, _)| !matches!(*name, "apiVersion" | "kind" | "metadata"));
+    for (name, value) in others {
+        text.push(b',');
+        // Writing to memory does not fail.
+        let _ = serde_json::to_writer(&mut text, name);
+        text.push(b':');
+        text.extend_from_slice(value.as_bytes());
+    }
+    text.push(b'}');
     text.shrink_to_fit();
     text.into()
 }

@@ -2,7 +2,7 @@
 //! collection removes the watcher.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -82,9 +82,20 @@ struct Registration {
 #[derive(Default)]
 pub(super) struct Watchers {
     /// By number, in the order of their start.
-    running: BTreeMap<u64, Watcher>,
+    running: BTreeMap<u64, Running>,
+    /// Numbers of the watchers that select the pods of one node, by node.
+    of_nodes: HashMap<Box<str>, BTreeSet<u64>>,
+    /// Numbers of the other watchers.
+    others: BTreeSet<u64>,
     next: u64,
     collection: Weak<Shared>,
+}
+
+/// A watcher in a collection.
+struct Running {
+    watcher: Watcher,
+    /// The node, if the watcher selects the pods of one node.
+    node: Option<Box<str>>,
 }
 
 // === impl Watcher ===
@@ -190,25 +201,66 @@ impl Watchers {
         Self { collection, ..Self::default() }
     }
 
-    pub(super) fn add(&mut self, watcher: Watcher) {
+    /// Adds a watcher of a collection of pods, or of another one.
+    pub(super) fn add(&mut self, watcher: Watcher, is_of_pods: bool) {
         let place = Registration { collection: self.collection.clone(), number: self.next };
         // A watcher is added to one collection only, so the value is not set yet.
         let _added = watcher.link.registration.set(place);
-        self.running.insert(self.next, watcher);
+        let node: Option<Box<str>> = watcher.scope.node().filter(|_| is_of_pods).map(Into::into);
+        match &node {
+            Some(node) => self.of_nodes.entry(node.clone()).or_default().insert(self.next),
+            None => self.others.insert(self.next),
+        };
+        self.running.insert(self.next, Running { watcher, node });
         self.next += 1;
     }
 
     pub(super) fn remove(&mut self, number: u64) {
-        self.running.remove(&number);
+        let Some(Running { node, .. }) = self.running.remove(&number) else { return };
+        let Some(node) = node else {
+            self.others.remove(&number);
+            return;
+        };
+        if let Some(numbers) = self.of_nodes.get_mut(&node) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.of_nodes.remove(&node);
+            }
+        }
     }
 
     /// Removes the watchers for which `keep` returns false.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Watcher) -> bool) {
-        self.running.retain(|_, watcher| keep(watcher));
+        let all = self.running.iter_mut();
+        let gone: Vec<u64> =
+            all.filter_map(|(number, one)| (!keep(&mut one.watcher)).then_some(*number)).collect();
+        gone.into_iter().for_each(|number| self.remove(number));
+    }
+
+    /// Whether a watcher selects the pods of one node.
+    pub(super) fn select_nodes(&self) -> bool {
+        !self.of_nodes.is_empty()
+    }
+
+    /// As [`Watchers::retain`], except the watchers of the pods of other nodes, which are not visited.
+    pub(super) fn retain_of(&mut self, [new, old]: [&str; 2], mut keep: impl FnMut(&mut Watcher) -> bool) {
+        let mut numbers: Vec<u64> = self.others.iter().copied().collect();
+        numbers.extend(self.of_nodes.get(new).into_iter().flatten());
+        if old != new {
+            numbers.extend(self.of_nodes.get(old).into_iter().flatten());
+        }
+        for number in numbers {
+            let is_kept = self.running.get_mut(&number).is_none_or(|one| keep(&mut one.watcher));
+            if !is_kept {
+                self.remove(number);
+            }
+        }
     }
 
     pub(super) fn clear(&mut self) {
         self.running.clear();
+        self.of_nodes.clear();
+        self.others.clear();
     }
 
     pub(super) fn len(&self) -> usize {
@@ -218,10 +270,40 @@ impl Watchers {
 
 #[cfg(test)]
 mod tests {
-    use coracle_kinds::kind::by_kind;
+    use coracle_kinds::{kind::by_kind, selector::FieldSelector};
 
     use super::*;
     use crate::{cache::Cache, unread_bytes::UnreadBytes};
+
+    #[test]
+    fn a_change_of_a_pod_visits_no_watchers_of_other_nodes() {
+        let (kind, mut watchers) = (by_kind("v1", "Pod").unwrap(), Watchers::default());
+        let add = |text: &str| {
+            let fields = FieldSelector::parse(kind, text).unwrap();
+            let (watcher, events) = Watcher::new(Scope { fields, ..Scope::default() }, false);
+            watchers.add(watcher, true);
+            events
+        };
+        let _events = ["spec.nodeName=a", "spec.nodeName=b", "spec.nodeName=", "spec.nodeName!=a"].map(add);
+        let visited = |watchers: &mut Watchers, nodes: [&str; 2]| {
+            let mut count = 0;
+            watchers.retain_of(nodes, |_watcher| {
+                count += 1;
+                true
+            });
+            count
+        };
+        assert_eq!(visited(&mut watchers, ["a", "a"]), 2);
+        assert_eq!(visited(&mut watchers, ["a", ""]), 3);
+        assert_eq!(visited(&mut watchers, ["c", "b"]), 2);
+        watchers.retain_of(["b", "b"], |watcher| watcher.scope.node().is_none());
+        assert_eq!((watchers.len(), visited(&mut watchers, ["b", "b"])), (3, 1));
+        watchers.retain(|watcher| watcher.scope.node() != Some("a"));
+        watchers.remove(2);
+        assert_eq!((watchers.len(), watchers.select_nodes()), (1, false));
+        watchers.clear();
+        assert_eq!(visited(&mut watchers, ["a", "b"]), 0);
+    }
 
     #[tokio::test]
     async fn a_watch_ends_with_either_of_its_ends() {

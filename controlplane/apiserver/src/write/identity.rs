@@ -43,16 +43,18 @@ pub(super) fn fingerprint(object: &Value) -> u64 {
     KEY.hash_one(object)
 }
 
+/// Checks the uid of a request against that of the stored object. An empty one matches every object.
+pub(crate) fn check_uid((kind, name): (&Resource, &str), stored: &str, given: &str) -> Result<()> {
+    if given.is_empty() || given == stored {
+        return Ok(());
+    }
+    let why = format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
+    Err(ApiError::conflict(kind, name, why))
+}
+
 /// Restores the fields that an update cannot change. A different uid is a conflict: the client means another object.
 pub(super) fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<()> {
-    let uid = text(new, "uid");
-    if !uid.is_empty() && uid != text(old, "uid") {
-        let why = format!(
-            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-            text(old, "uid")
-        );
-        return Err(ApiError::conflict(kind, name, why));
-    }
+    check_uid((kind, name), text(old, "uid"), text(new, "uid"))?;
     let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else {
         return Err(ApiError::bad_request("metadata must be given"));
     };

@@ -117,7 +117,7 @@ pub(super) async fn reject(
     new: &Value,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
     let expect = Expect::Revision(current.revision);
-    let expect = Expected { entry: expect, guard: reserved.allocating.as_ref().map(|permit| permit.guard()) };
+    let expect = Expected { entry: expect, guard: reserved.guard() };
     let (state, kind) = (call.state.clone(), call.kind.clone());
     let (key, new) = (current.key.clone(), new.clone());
     let task = tokio::spawn(async move {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     admit::{Admission, Admit, Attributes, Operation},
+    cache::Cache,
     error::Result,
 };
 
@@ -29,7 +30,7 @@ impl Admit for PodTopologyLabels {
             return Ok(());
         }
         let Some(node) = node_name(attributes.subresource, object) else { return Ok(()) };
-        let copied = labels_of(admission, node);
+        let copied = labels_of(&admission.cache, node);
         add(object, copied);
         Ok(())
     }
@@ -50,14 +51,14 @@ fn node_name<'a>(subresource: &str, object: &'a Value) -> Option<&'a str> {
     name.as_str().filter(|name| !name.is_empty())
 }
 
-/// The topology labels of a node. A missing node has none.
-fn labels_of(admission: &Admission, node: &str) -> Map<String, Value> {
-    let kind = by_resource("", "v1", "nodes");
-    let Some(node) = kind.and_then(|kind| admission.cache.get(kind, "", node)) else { return Map::new() };
-    let mut node = node.part(&[&["metadata", "labels"]]);
-    let labels = node["metadata"]["labels"].take();
-    let labels = if let Value::Object(labels) = labels { labels } else { Map::new() };
-    labels.into_iter().filter(|(key, _)| LABELS.contains(&key.as_str())).collect()
+/// The topology labels of a node. A missing node has none. Each state of a node is parsed at most once: the list of
+/// its images can be long.
+fn labels_of(cache: &Cache, node: &str) -> Map<String, Value> {
+    let Some(kind) = by_resource("", "v1", "nodes") else { return Map::new() };
+    let Some(node) = cache.get(kind, "", node) else { return Map::new() };
+    let attributes = node.selector_attributes(kind);
+    let label = |key: &str| Some((key.to_owned(), Value::from(attributes.label(key)?)));
+    LABELS.into_iter().filter_map(label).collect()
 }
 
 /// Adds labels to an object. They replace the client's values.
@@ -75,7 +76,28 @@ fn add(object: &mut Value, labels: Map<String, Value>) {
 
 #[cfg(test)]
 mod tests {
+    use coracle_store::Commit;
+
     use super::*;
+    use crate::cache::{encode, key_of, parses};
+
+    #[test]
+    fn the_labels_of_a_node_are_parsed_once() {
+        let (cache, kind) = (Cache::new(1), by_resource("", "v1", "nodes").unwrap());
+        let node = json!({"metadata": {"name": "n", "labels": {LABELS[0]: "a", "other": "b"}}});
+        cache.apply(&Commit {
+            key: key_of(kind, "", "n").into(),
+            revision: 2,
+            value: Some(encode(kind, &node)),
+            created: 2,
+            guard_follows: false,
+        });
+        let expect = Map::from_iter([(LABELS[0].to_owned(), "a".into())]);
+        let before = parses::so_far();
+        assert_eq!((labels_of(&cache, "n"), labels_of(&cache, "n")), (expect.clone(), expect));
+        assert_eq!(parses::so_far() - before, 1);
+        assert!(labels_of(&cache, "absent").is_empty());
+    }
 
     #[test]
     fn a_pod_and_a_binding_have_a_node() {

@@ -1,6 +1,7 @@
 //! Resource quotas.
 
-use super::*;
+use super::{custom_resources::Breakable, *};
+use crate::quota_locks::slot;
 
 const QUOTAS: &str = "/api/v1/namespaces/default/resourcequotas";
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -44,6 +45,39 @@ async fn a_hundred_creators_at_once_do_not_exceed_a_quota() {
     for (name, code) in [("a", 201), ("b", 403)] {
         assert_eq!(server.post(MAPS, json!({"metadata": {"name": name}})).await.code, code);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn creators_on_two_servers_do_not_exceed_a_quota() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+    let store: Arc<dyn Store> = Arc::new(Breakable { store, is_broken: Arc::default(), is_shared: true });
+    let api = open_on(store.clone(), directory.path(), |_config| {}).await;
+    let one = Fixture { api, directory };
+    let directory = tempfile::tempdir().unwrap();
+    let api = open_on(store.clone(), directory.path(), |_config| {}).await;
+    let other = Fixture { api, directory };
+    one.quota("q", json!({"hard": {"count/configmaps": "9"}})).await;
+    other.until_used("q", "count/configmaps", "0").await;
+    let create = |number: usize| {
+        let server = if number.is_multiple_of(2) { &one } else { &other };
+        async move { server.post(MAPS, json!({"metadata": {"name": format!("m{number}")}})).await.code }
+    };
+    let codes = futures::future::join_all((0..100).map(create)).await;
+    let of = |wanted: u16| codes.iter().filter(|code| **code == wanted).count();
+    assert_eq!((of(201), of(403)), (9, 91));
+    // Each of these writes has updated the guard. So a server that does not know the last write cannot commit.
+    let guard = format!("quotas-{}", slot("default"));
+    assert!(store.get(&guard).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn an_object_that_no_quota_counts_does_not_wait_for_others() {
+    let server = Fixture::new().await;
+    server.quota("q", json!({"hard": {"pods": "1"}})).await;
+    let _commit = server.api.state.quota_locks.lock("default").await;
+    let map = server.post(MAPS, json!({"metadata": {"name": "m"}}));
+    assert_eq!(tokio::time::timeout(Duration::from_secs(20), map).await.unwrap().code, 201);
 }
 
 #[tokio::test]
