@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use kube::Api;
 
 use super::error::{SetUpError, VolumeError};
-use super::{Mounted, Target, host_path, local, mounts, nfs, run_blocking};
+use super::{Mounted, Target, host_path, local, mount_options, mounts, nfs, run_blocking};
 use crate::json_file;
 
 /// The claim of a volume.
@@ -197,6 +197,9 @@ async fn mount_source(
     let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
     let Some(spec) = &persistent.spec else { return Err(VolumeError::NoIdentity) };
     if let Some(source) = &spec.local {
+        let options =
+            mount_options::parse(spec.mount_options.as_deref().unwrap_or_default()).map_err(failed)?;
+        let read_only = read_only || options.read_only;
         let (base, node) = (target.ctx.shared.config.local_dir.clone(), node_name(target).to_owned());
         let (place, of) = (target.volume_dir(local::PLUGIN, volume), persistent.clone());
         let path = run_blocking(&place, Path::new(&source.path), move || local::mount(&base, &node, &of));
@@ -204,12 +207,12 @@ async fn mount_source(
         if !read_only {
             local::give_to_group(target.pod, &path).await.map_err(failed)?;
         }
-        return Ok(Mounted { path, read_only, relabel: true, by_node: false });
+        return Ok(Mounted { path, read_only, options: options.flags, relabel: true, by_node: false });
     }
     if let Some(host) = &spec.host_path {
         let place = target.volume_dir(host_path::PLUGIN, volume);
         let path = host_path::mount(host, &place).await.map_err(failed)?;
-        return Ok(Mounted { path, read_only, relabel: false, by_node: false });
+        return Ok(Mounted { path, read_only, ..Mounted::default() });
     }
     if let Some(source) = &spec.nfs {
         let export = nfs::Export {
@@ -220,7 +223,7 @@ async fn mount_source(
         };
         let path = target.volume_dir(nfs::PLUGIN, volume);
         nfs::mount(&export, &path).await.map_err(failed)?;
-        return Ok(Mounted { path, read_only: export.read_only, relabel: false, by_node: false });
+        return Ok(Mounted { path, read_only: export.read_only, ..Mounted::default() });
     }
     let kind = if spec.csi.is_some() { "csi" } else { "of the persistent volume" };
     Err(VolumeError::Unsupported { volume: volume.to_owned(), kind })
