@@ -7,7 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use coracle_values::node_selector::term_matches;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use k8s_openapi::api::core::v1::{
+    Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, Volume,
+};
 use kube::Api;
 
 use super::error::{SetUpError, VolumeError};
@@ -210,6 +212,7 @@ async fn mount_source(
         return Ok(Mounted { path, read_only, options: options.flags, relabel: true, by_node: false });
     }
     if let Some(host) = &spec.host_path {
+        refuse_options(spec).map_err(failed)?;
         let place = target.volume_dir(host_path::PLUGIN, volume);
         let path = host_path::mount(host, &place).await.map_err(failed)?;
         return Ok(Mounted { path, read_only, ..Mounted::default() });
@@ -227,6 +230,15 @@ async fn mount_source(
     }
     let kind = if spec.csi.is_some() { "csi" } else { "of the persistent volume" };
     Err(VolumeError::Unsupported { volume: volume.to_owned(), kind })
+}
+
+/// Refuses mount options of a type that has none, as upstream (`checkMountOptionSupport`). A volume with an ignored `ro`
+/// would be writable.
+fn refuse_options(spec: &PersistentVolumeSpec) -> Result<(), SetUpError> {
+    match spec.mount_options.as_deref() {
+        None | Some([]) => Ok(()),
+        Some(_) => Err(SetUpError::NoMountOptions),
+    }
 }
 
 fn read(record: &Path) -> Option<PersistentVolume> {
@@ -280,6 +292,16 @@ mod tests {
         let owners =
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true}]);
         assert_eq!(usable_volume(&claim("Bound", json!({"ownerReferences": owners})), Some("u")), Ok("v"));
+    }
+
+    #[test]
+    fn mount_options_are_refused_if_they_would_be_ignored() {
+        let spec = |options: Value| -> PersistentVolumeSpec {
+            serde_json::from_value(json!({"hostPath": {"path": "/x"}, "mountOptions": options}))
+                .expect("spec")
+        };
+        assert!(refuse_options(&spec(json!(null))).is_ok() && refuse_options(&spec(json!([]))).is_ok());
+        assert!(matches!(refuse_options(&spec(json!(["ro"]))), Err(SetUpError::NoMountOptions)));
     }
 
     #[test]
