@@ -33,7 +33,7 @@ pub(crate) async fn run(recorder: Recorder) {
             return;
         }
     };
-    let mut record = vec![0; MAX_RECORD];
+    let mut record = vec![0_u8; MAX_RECORD];
     loop {
         let length = match next(&log, &mut record).await {
             Ok(length) => length,
