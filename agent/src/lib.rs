@@ -57,6 +57,7 @@ mod service_cache;
 mod service_health;
 mod service_proxy;
 pub mod source;
+mod system_oom;
 mod topology;
 mod version;
 pub mod volume;

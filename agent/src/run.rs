@@ -46,6 +46,7 @@ use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
+use crate::system_oom;
 use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, VolumeError, local_cleanup};
 use coracle_values::quantity::millis_of;
 
@@ -284,6 +285,7 @@ fn spawn_pod_tasks(
         tasks.spawn(task);
     }
     tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.pulse()).run());
+    tasks.spawn(system_oom::run(node.recorder.clone()));
     tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());

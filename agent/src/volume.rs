@@ -20,6 +20,7 @@ pub(crate) mod file;
 mod host_path;
 mod local;
 pub(crate) mod local_cleanup;
+pub(crate) mod mount_options;
 mod mounts;
 pub mod nfs;
 mod objects;
@@ -89,10 +90,12 @@ pub struct Volumes {
     mounted: Vec<(String, Mounted)>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Mounted {
     path: PathBuf,
     read_only: bool,
+    /// Options of the volume for its mounts in containers, without `ro`.
+    options: Vec<String>,
     /// Whether the files belong to the pod and may get its SELinux label.
     relabel: bool,
     /// Whether the node writes the files, into memory that all pods share.
@@ -181,6 +184,11 @@ impl Volumes {
     /// node writes.
     pub fn read_only(&self, volume: &str) -> bool {
         self.find(volume).is_some_and(|mounted| mounted.read_only)
+    }
+
+    /// Options of the volume for its mounts in containers. Read-only volumes are not among them.
+    pub fn mount_options(&self, volume: &str) -> &[String] {
+        self.find(volume).map_or(&[][..], |mounted| mounted.options.as_slice())
     }
 
     /// What to mount in place of a part that the volume does not have.
@@ -303,7 +311,7 @@ impl<'a> Target<'a> {
 async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
     if let Some(host) = &volume.host_path {
         let path = host_path::mount(host, &target.volume_dir(host_path::PLUGIN, &volume.name)).await;
-        let mounted = path.map(|path| Mounted { path, read_only: false, relabel: false, by_node: false });
+        let mounted = path.map(|path| Mounted { path, ..Mounted::default() });
         return Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }));
     }
     let Some(source) = &volume.nfs else { return claim::mount(target, volume).await };
@@ -315,8 +323,7 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
     };
     let path = target.volume_dir(nfs::PLUGIN, &volume.name);
     let mounted = nfs::mount(&export, &path).await;
-    let mounted =
-        mounted.map(|()| Mounted { path, read_only: export.read_only, relabel: false, by_node: false });
+    let mounted = mounted.map(|()| Mounted { path, read_only: export.read_only, ..Mounted::default() });
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }
 
@@ -338,11 +345,11 @@ fn mount(
     let failed = |reason| VolumeError::SetUp { volume: volume.name.clone(), reason };
     if let Some(empty) = &volume.empty_dir {
         let path = empty_dir::mount(target, &volume.name, empty).map_err(failed)?;
-        return Ok(Mounted { path, read_only: false, relabel: true, by_node: false });
+        return Ok(Mounted { path, relabel: true, ..Mounted::default() });
     }
     if volume.image.is_some() {
         // The runtime mounts an image volume in each container.
-        return Ok(Mounted { path: PathBuf::new(), read_only: true, relabel: false, by_node: false });
+        return Ok(Mounted { read_only: true, ..Mounted::default() });
     }
     let Some(projection) = payload::Projection::of(volume) else {
         return Err(VolumeError::Unsupported { volume: volume.name.clone(), kind: kind(volume) });
@@ -350,7 +357,7 @@ fn mount(
     let source = refresh::Source::new(target, &volume.name, projection);
     let path = source.dir().to_owned();
     sources.push(source);
-    Ok(Mounted { path, read_only: true, relabel: true, by_node: true })
+    Ok(Mounted { path, read_only: true, relabel: true, by_node: true, ..Mounted::default() })
 }
 
 /// The name of the field that is set in an unsupported volume.

@@ -22,8 +22,9 @@ settings! {
     /// Settings of all roles.
     pub(crate) struct FeatureSettings = "";
 
-    /// Feature gates of Kubernetes 1.36: entries NAME=true or NAME=false. APIResponseCompression, WatchList and
-    /// CPUManagerPolicyAlphaOptions are switches. Any other gate may only have the value that this program implements.
+    /// Feature gates of Kubernetes 1.36: entries NAME=true or NAME=false. APIResponseCompression, ConstrainedImpersonation,
+    /// WatchList and CPUManagerPolicyAlphaOptions are switches. Any other gate may only have the value that this program
+    /// implements.
     feature_gates: FeatureGates = default "", "NAME=BOOL";
 }
 
@@ -46,6 +47,7 @@ impl FeatureGates {
         coracle_controlplane::ServerFeatures {
             response_compression: is_on("APIResponseCompression"),
             watch_list: is_on("WatchList"),
+            constrained_impersonation: is_on("ConstrainedImpersonation"),
         }
     }
 }
@@ -87,7 +89,7 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
         (false, true)
     } else if is_in(known::ON) || is_in(known::ON_HERE) {
         (true, false)
-    } else if is_in(known::OFF) || is_in(known::OFF_HERE) {
+    } else if is_in(known::OFF) {
         (false, false)
     } else {
         return Err(format!("unrecognized feature gate: {name}"));
@@ -132,7 +134,6 @@ mod tests {
             ("PodDeletionCost=false", "its only value is true"),
             ("MaxUnavailableStatefulSet=false", "its only value is true"),
             ("HPAScaleToZero=true", "its only value is false"),
-            ("ConstrainedImpersonation=true", "its only value is false"),
             ("ContainerRestartRules=false", "its only value is true"),
             ("RestartAllContainersOnContainerExits=false", "its only value is true"),
             ("AllAlpha=true", "its only value is false"),
@@ -152,7 +153,6 @@ mod tests {
             known::SWITCHES_OFF,
             known::EITHER,
             known::ON_HERE,
-            known::OFF_HERE,
             known::LOCKED_ON,
             known::LOCKED_OFF,
             known::ON,
@@ -175,6 +175,8 @@ mod tests {
         let server = parse("WatchList=false").unwrap().of_server();
         assert!(server.response_compression && !server.watch_list);
         let server = parse("APIResponseCompression=false").unwrap().of_server();
-        assert!(!server.response_compression && server.watch_list);
+        assert!(!server.response_compression && server.watch_list && server.constrained_impersonation);
+        let server = parse("ConstrainedImpersonation=false").unwrap().of_server();
+        assert!(server.watch_list && !server.constrained_impersonation);
     }
 }

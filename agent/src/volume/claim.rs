@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use kube::Api;
 
 use super::error::{SetUpError, VolumeError};
-use super::{Mounted, Target, host_path, local, mounts, nfs, run_blocking};
+use super::{Mounted, Target, host_path, local, mount_options, mounts, nfs, run_blocking};
 use crate::json_file;
 
 /// The claim of a volume.
@@ -197,6 +197,8 @@ async fn mount_source(
     let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
     let Some(spec) = &persistent.spec else { return Err(VolumeError::NoIdentity) };
     if let Some(source) = &spec.local {
+        let options = mount_options::parse(&options_of(persistent)).map_err(failed)?;
+        let read_only = read_only || options.read_only;
         let (base, node) = (target.ctx.shared.config.local_dir.clone(), node_name(target).to_owned());
         let (place, of) = (target.volume_dir(local::PLUGIN, volume), persistent.clone());
         let path = run_blocking(&place, Path::new(&source.path), move || local::mount(&base, &node, &of));
@@ -204,26 +206,43 @@ async fn mount_source(
         if !read_only {
             local::give_to_group(target.pod, &path).await.map_err(failed)?;
         }
-        return Ok(Mounted { path, read_only, relabel: true, by_node: false });
+        return Ok(Mounted { path, read_only, options: options.flags, relabel: true, by_node: false });
     }
     if let Some(host) = &spec.host_path {
+        refuse_options(&options_of(persistent)).map_err(failed)?;
         let place = target.volume_dir(host_path::PLUGIN, volume);
         let path = host_path::mount(host, &place).await.map_err(failed)?;
-        return Ok(Mounted { path, read_only, relabel: false, by_node: false });
+        return Ok(Mounted { path, read_only, ..Mounted::default() });
     }
     if let Some(source) = &spec.nfs {
         let export = nfs::Export {
             server: source.server.clone(),
             path: source.path.clone(),
             read_only: read_only || source.read_only == Some(true),
-            options: spec.mount_options.clone().unwrap_or_default(),
+            options: options_of(persistent),
         };
         let path = target.volume_dir(nfs::PLUGIN, volume);
         nfs::mount(&export, &path).await.map_err(failed)?;
-        return Ok(Mounted { path, read_only: export.read_only, relabel: false, by_node: false });
+        return Ok(Mounted { path, read_only: export.read_only, ..Mounted::default() });
     }
     let kind = if spec.csi.is_some() { "csi" } else { "of the persistent volume" };
     Err(VolumeError::Unsupported { volume: volume.to_owned(), kind })
+}
+
+/// The mount options of a volume. The former annotation takes precedence, as upstream (`MountOptionFromSpec`).
+fn options_of(volume: &PersistentVolume) -> Vec<String> {
+    const ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
+    let annotation = volume.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION));
+    match annotation {
+        Some(list) => list.split(',').map(str::to_owned).collect(),
+        None => volume.spec.as_ref().and_then(|spec| spec.mount_options.clone()).unwrap_or_default(),
+    }
+}
+
+/// Refuses mount options of a type that has none, as upstream (`checkMountOptionSupport`). A volume with an ignored `ro`
+/// would be writable.
+fn refuse_options(options: &[String]) -> Result<(), SetUpError> {
+    if options.is_empty() { Ok(()) } else { Err(SetUpError::NoMountOptions) }
 }
 
 fn read(record: &Path) -> Option<PersistentVolume> {
@@ -277,6 +296,21 @@ mod tests {
         let owners =
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true}]);
         assert_eq!(usable_volume(&claim("Bound", json!({"ownerReferences": owners})), Some("u")), Ok("v"));
+    }
+
+    #[test]
+    fn mount_options_are_refused_if_they_would_be_ignored() {
+        let options = |annotations: Value, options: Value| {
+            let volume = json!({"metadata": {"annotations": annotations},
+                "spec": {"hostPath": {"path": "/x"}, "mountOptions": options}});
+            options_of(&serde_json::from_value(volume).expect("volume"))
+        };
+        assert!(refuse_options(&options(json!({}), json!([]))).is_ok());
+        let former = options(json!({"volume.beta.kubernetes.io/mount-options": "ro,noexec"}), json!(["rw"]));
+        assert_eq!(former, ["ro", "noexec"]);
+        for refused in [former, options(json!({}), json!(["ro"]))] {
+            assert!(matches!(refuse_options(&refused), Err(SetUpError::NoMountOptions)));
+        }
     }
 
     #[test]

@@ -129,6 +129,9 @@ pub enum SetUpError {
     /// A local volume cannot be used.
     #[error("local volume: {0}")]
     Local(String),
+    /// The type of the volume has no mount options.
+    #[error("mount options are not supported for this volume type")]
+    NoMountOptions,
     /// An NFS export cannot be mounted.
     #[error("cannot mount {export}: {reason}")]
     Nfs {

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use coracle_audit::{
-    Attributes, Decision, Event, Level, Log, ObjectReference, Policy, ResourceAttributes, Stage, UserInfo,
+    Attributes, AuthenticationMetadata, Decision, Event, Level, Log, ObjectReference, Policy,
+    ResourceAttributes, Stage, UserInfo,
 };
 use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri, header};
@@ -278,9 +279,14 @@ impl Record {
         self.decision.level == Level::RequestResponse
     }
 
-    /// Records the impersonated user.
-    pub(crate) fn impersonates(&self, user: &User) {
-        self.event().impersonated_user = Some(user_info(user));
+    /// Records the impersonated user. `constraint`: the verb of constrained impersonation; empty without one.
+    pub(crate) fn impersonates(&self, user: &User, constraint: &str) {
+        let mut event = self.event();
+        event.impersonated_user = Some(user_info(user));
+        if !constraint.is_empty() {
+            let impersonation_constraint = constraint.to_owned();
+            event.authentication_metadata = Some(AuthenticationMetadata { impersonation_constraint });
+        }
     }
 
     /// Records the decision of the authorizers.

@@ -21,6 +21,8 @@ use crate::{
 };
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+/// Name of the ServiceCIDR with the configured ranges.
+const DEFAULT_RANGE: &str = "kubernetes";
 
 /// Creates the missing objects, and writes the address of this server.
 pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
@@ -30,85 +32,142 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     local_class(state).await?;
     extension_authentication(state).await?;
     token_tracking(state).await?;
-    default_range(state).await?;
+    // Admission may refuse changes of existing objects. They are attempted again later, and the server starts.
+    let range = default_range(state).await;
+    if let Err(error) = &range {
+        tracing::warn!(%error, "cannot write the default ServiceCIDR");
+    }
+    warn_of_other_ranges(state)?;
     own_service(state).await?;
+    if let Err(error) = restore_own_service(state).await {
+        tracing::warn!(%error, "cannot restore the service of the API server");
+    }
     cluster_dns(state).await?;
     addresses::publish(state).await?;
     if state.store.is_shared() {
         tokio::spawn(addresses::keep(state.clone()));
     }
-    upkeep::start(state)
+    upkeep::start(state, range.is_ok())
 }
 
+/// Creates the missing default namespaces. An error of one does not prevent the others.
 async fn namespaces(state: &Arc<State>) -> Result<()> {
+    let mut outcome = Ok(());
     for name in NAMESPACES {
         let metadata = json!({"name": name});
-        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
-            .await?;
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+        outcome = outcome.and(ensure(state, "namespaces", object).await);
     }
-    Ok(())
+    outcome
 }
 
 /// Creates the service of this server.
 async fn own_service(state: &Arc<State>) -> Result<()> {
+    ensure(state, "services", own_service_object(state)).await
+}
+
+/// Restores the ports and the type of the service of this server. As upstream, only at the start. Source:
+/// `pkg/controlplane/controller/kubernetesservice`.
+async fn restore_own_service(state: &Arc<State>) -> Result<()> {
+    const FIELDS: [&str; 2] = ["ports", "type"];
+    let (kind, object) = (core("services")?, own_service_object(state));
+    let is_default = |found: &Value| FIELDS.iter().all(|field| found["spec"][field] == object["spec"][field]);
+    if stored(state, kind, &object).is_none_or(|found| is_default(&found)) {
+        return Ok(());
+    }
+    let call = Call::internal(state, kind.clone(), &object);
+    let written = write::update(&call, write::text(&object, "name"), (Part::Main, Writer::Update), |old| {
+        let mut new = old.clone();
+        for field in FIELDS {
+            new["spec"][field] = object["spec"][field].clone();
+        }
+        Ok(new)
+    });
+    written.await.map(|_| ())
+}
+
+/// The service of this server.
+fn own_service_object(state: &State) -> Value {
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
         json!([{"name": "https", "port": 443, "protocol": "TCP", "targetPort": state.advertise.port()}]);
     let address = state.allocator.ranges.primary().own().map(|address| address.to_string());
-    ensure(
-        state,
-        "services",
-        json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": metadata,
-            "spec": {"type": "ClusterIP", "clusterIP": address, "ports": ports, "sessionAffinity": "None"},
-        }),
-    )
-    .await
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+        "spec": {"type": "ClusterIP", "clusterIP": address, "ports": ports, "sessionAffinity": "None"},
+    })
 }
 
 /// Creates the ServiceCIDR of the configured ranges, and makes it ready before the first service needs an address. A
 /// second range is added to an existing ServiceCIDR. Other ranges are kept, because services may have addresses in
 /// them. Source: `pkg/controlplane/controller/defaultservicecidr`.
 async fn default_range(state: &Arc<State>) -> Result<()> {
-    const NAME: &str = "kubernetes";
-    let kind = by_resource("networking.k8s.io", "v1", "servicecidrs").ok_or_else(ApiError::no_resource)?;
-    let ranges: Vec<String> = state.allocator.ranges.iter().map(|range| range.to_string()).collect();
-    let object = json!({
-        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": NAME},
-        "spec": {"cidrs": ranges},
-    });
+    let (kind, object) = (range_kind()?, range_object(state));
     ensure_kind(state, kind, object.clone()).await?;
     let call = Call::internal(state, kind.clone(), &object);
-    let extended = write::update(&call, NAME, (Part::Main, Writer::Update), |old| {
+    // An object with the right content needs no write, which admission could refuse.
+    let found = stored(state, kind, &object).unwrap_or_default();
+    let ranges = &object["spec"]["cidrs"];
+    if is_extended(&found["spec"]["cidrs"], ranges) {
+        let extended = write::update(&call, DEFAULT_RANGE, (Part::Main, Writer::Update), |old| {
+            let mut new = old.clone();
+            if is_extended(&old["spec"]["cidrs"], ranges) {
+                new["spec"]["cidrs"] = ranges.clone();
+            }
+            Ok(new)
+        });
+        extended.await?;
+    }
+    if !lacks_status(&found) {
+        return Ok(());
+    }
+    let written = write::update(&call, DEFAULT_RANGE, (Part::Status, Writer::Update), |old| {
         let mut new = old.clone();
-        if is_extended(&old["spec"]["cidrs"], &ranges) {
-            new["spec"]["cidrs"] = json!(ranges);
-        }
-        Ok(new)
-    });
-    extended.await?;
-    let stored = write::update(&call, NAME, (Part::Status, Writer::Update), |old| {
-        let mut new = old.clone();
-        let conditions = old["status"]["conditions"].as_array().into_iter().flatten();
-        let has_condition = conditions.into_iter().any(|condition| condition["type"] == "Ready");
-        if !has_condition && old["metadata"]["deletionTimestamp"].is_null() {
+        if lacks_status(old) {
             let condition = json!({"type": "Ready", "status": "True", "reason": "",
                 "message": "Kubernetes Service CIDR is ready", "lastTransitionTime": write::now()});
             new["status"] = json!({"conditions": [condition]});
         }
         Ok(new)
     });
-    let stored = stored.await?.value();
-    let cidrs = &stored["spec"]["cidrs"];
-    if *cidrs != json!(ranges) {
-        tracing::warn!(?ranges, %cidrs, "the default ServiceCIDR has other ranges than the setting");
+    written.await.map(|_| ())
+}
+
+fn range_kind() -> Result<&'static Arc<Resource>> {
+    by_resource("networking.k8s.io", "v1", "servicecidrs").ok_or_else(ApiError::no_resource)
+}
+
+/// The ServiceCIDR of the configured ranges.
+fn range_object(state: &State) -> Value {
+    let ranges: Vec<String> = state.allocator.ranges.iter().map(|range| range.to_string()).collect();
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": DEFAULT_RANGE},
+        "spec": {"cidrs": ranges},
+    })
+}
+
+/// Whether a ServiceCIDR that stays has no condition `Ready`.
+fn lacks_status(range: &Value) -> bool {
+    let mut conditions = range["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.all(|condition| condition["type"] != "Ready")
+        && range["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// Logs a difference between the setting and the default ServiceCIDR.
+fn warn_of_other_ranges(state: &State) -> Result<()> {
+    let object = range_object(state);
+    let found = stored(state, range_kind()?, &object).unwrap_or_default();
+    let (ranges, cidrs) = (&object["spec"]["cidrs"], &found["spec"]["cidrs"]);
+    if cidrs != ranges {
+        tracing::warn!(%ranges, %cidrs, "the default ServiceCIDR has other ranges than the setting");
     }
     Ok(())
 }
 
-/// Whether `ranges` adds a second range to a single-stack ServiceCIDR.
-fn is_extended(stored: &Value, ranges: &[String]) -> bool {
+/// Whether the setting adds a second range to a single-stack ServiceCIDR.
+fn is_extended(stored: &Value, ranges: &Value) -> bool {
+    let ranges = ranges.as_array().map_or(&[][..], Vec::as_slice);
     ranges.len() == 2 && *stored == json!([ranges[0]])
 }
 

@@ -94,11 +94,13 @@ pub struct ServerFeatures {
     pub response_compression: bool,
     /// Whether a watch can begin with all objects (`sendInitialEvents`). Gate `WatchList`.
     pub watch_list: bool,
+    /// Whether the verbs `impersonate:MODE` allow to impersonate users. Gate `ConstrainedImpersonation`.
+    pub constrained_impersonation: bool,
 }
 
 impl Default for ServerFeatures {
     fn default() -> Self {
-        Self { response_compression: true, watch_list: true }
+        Self { response_compression: true, watch_list: true, constrained_impersonation: true }
     }
 }
 

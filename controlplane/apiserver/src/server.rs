@@ -291,13 +291,19 @@ impl Apiserver {
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
-        let user =
-            impersonation::user((&self.state.authorizers, &self.state.cache), caller, &incoming.headers)
-                .await?;
-        if let Some(record) = incoming.record.as_ref().filter(|_| impersonation::is_wanted(&incoming.headers))
-        {
-            record.impersonates(&user);
+        let state = &self.state;
+        let sender = impersonation::Caller {
+            authorizers: &state.authorizers,
+            cache: &state.cache,
+            user: &caller,
+            info: &info,
+            is_constrained: state.features.constrained_impersonation,
+        };
+        let impersonated = impersonation::impersonated(&sender, &incoming.headers).await?;
+        if let (Some(record), Some(impersonated)) = (&incoming.record, &impersonated) {
+            record.impersonates(&impersonated.user, impersonated.constraint);
         }
+        let user = impersonated.map_or(caller, |impersonated| impersonated.user);
         if incoming.is_local || !self.state.priority_and_fairness {
             return self.answer(user, info, incoming, &mut None).await;
         }

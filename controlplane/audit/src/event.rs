@@ -30,6 +30,9 @@ pub struct Event {
     /// The impersonated user, if the request impersonates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub impersonated_user: Option<UserInfo>,
+    /// How the impersonation was allowed, if by constrained impersonation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub authentication_metadata: Option<AuthenticationMetadata>,
     /// Addresses of the client: first those from the headers of proxies, last that of the connection.
     #[serde(rename = "sourceIPs", skip_serializing_if = "Vec::is_empty")]
     pub source_ips: Vec<String>,
@@ -72,6 +75,14 @@ pub struct UserInfo {
     /// Values of the authenticator.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// How a request was authenticated.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AuthenticationMetadata {
+    /// The verb of constrained impersonation: `impersonate:user-info`.
+    pub impersonation_constraint: String,
 }
 
 /// The object of a request.
@@ -121,6 +132,7 @@ impl Event {
             verb: String::new(),
             user: UserInfo::default(),
             impersonated_user: None,
+            authentication_metadata: None,
             source_ips: Vec::new(),
             user_agent: String::new(),
             object_ref: None,

@@ -9,6 +9,6 @@ mod event;
 mod log;
 mod policy;
 
-pub use event::{Event, ObjectReference, UserInfo};
+pub use event::{AuthenticationMetadata, Event, ObjectReference, UserInfo};
 pub use log::{LineMemory, Log, LogOptions};
 pub use policy::{Attributes, Decision, Level, Policy, PolicyError, ResourceAttributes, Stage};

@@ -12,6 +12,7 @@ use crate::config::ControllersConfig;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::state::daemon_backoff::Backoff;
 use crate::state::group_members::GroupMembers;
+use crate::state::job_failures::JobFailures;
 use crate::state::pod_counts::PodCounts;
 use crate::state::service_addresses::ServiceAddresses;
 use crate::state::volume_index::VolumeIndex;
@@ -29,6 +30,8 @@ pub(crate) struct Context {
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
     /// Failed pods of daemon sets by node.
     pub(crate) daemon_backoff: Mutex<Backoff>,
+    /// Failed pods of jobs.
+    pub(crate) job_failures: JobFailures,
     /// Counts of the pods of replica sets.
     pub(crate) pod_counts: PodCounts,
     /// Unbound volumes and claims.
@@ -51,6 +54,7 @@ impl Context {
             config,
             last_ranges: Mutex::default(),
             daemon_backoff: Mutex::default(),
+            job_failures: JobFailures::default(),
             pod_counts: Default::default(),
             volumes: Arc::default(),
             group_members: Arc::default(),

@@ -1,8 +1,9 @@
 //! State that controllers keep between reconciles. It is derived from watched objects, except the back-off of daemon
-//! sets. The [`Context`](crate::context::Context) holds it.
+//! sets and of jobs. The [`Context`](crate::context::Context) holds it.
 
 pub(crate) mod daemon_backoff;
 pub(crate) mod group_members;
+pub(crate) mod job_failures;
 pub(crate) mod pod_counts;
 pub(crate) mod service_addresses;
 pub(crate) mod volume_index;

@@ -9,13 +9,15 @@ use std::error::Error;
 ///
 /// A source whose text the line already ends with is skipped: some libraries repeat their source in their own text. An
 /// error whose source begins with the same text is skipped too: `cannot pull x` before `cannot pull x: not found`.
+///
+/// The numbers of the kernel's errors are left out: `No such file or directory (os error 2)` has its meaning twice.
 pub fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
+    let mut line = without_numbers(error.to_string());
     // Where the text of the last error begins.
     let mut last = 0;
     let mut source = error.source();
     while let Some(error) = source {
-        let text = error.to_string();
+        let text = without_numbers(error.to_string());
         if !line.ends_with(&text) {
             if line.get(last..).is_some_and(|before| begins_with(&text, before)) {
                 line.truncate(last);
@@ -28,6 +30,27 @@ pub fn chain(error: &dyn Error) -> String {
         source = error.source();
     }
     line
+}
+
+/// The text without ` (os error N)`, which Rust's standard library adds to the kernel's errors.
+fn without_numbers(text: String) -> String {
+    const START: &str = " (os error ";
+    if !text.contains(START) {
+        return text;
+    }
+    let (mut plain, mut rest) = (String::with_capacity(text.len()), text.as_str());
+    while let Some((before, after)) = rest.split_once(START) {
+        plain.push_str(before);
+        rest = match after.split_once(')') {
+            Some((number, behind)) if number.bytes().all(|byte| byte.is_ascii_digit()) => behind,
+            _ => {
+                plain.push_str(START);
+                after
+            }
+        };
+    }
+    plain.push_str(rest);
+    plain
 }
 
 /// Whether an error's text has this operation and a cause.
@@ -74,6 +97,18 @@ mod tests {
     fn a_repeated_source_is_skipped() {
         assert_eq!(chain(&failure(&["cannot open y: not found", "not found"])), "cannot open y: not found");
         assert_eq!(chain(&failure(&["a: b", "b", "c"])), "a: b: c");
+    }
+
+    #[test]
+    fn the_numbers_of_kernel_errors_are_left_out() {
+        let missing = std::io::Error::from_raw_os_error(2);
+        assert_eq!(chain(&missing), "No such file or directory");
+        let texts = ["cannot open x", "cannot read x: Is a directory (os error 21) (twice)", "(os error 21)"];
+        assert_eq!(
+            chain(&failure(&texts)),
+            "cannot open x: cannot read x: Is a directory (twice): (os error 21)"
+        );
+        assert_eq!(chain(&failure(&["a (os error x) (os error "])), "a (os error x) (os error ");
     }
 
     #[test]

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::host::Kernel;
 use crate::sandbox::user_namespace;
 
-/// Supported mount options, as in a pod's `bindMountOptions`.
-const OPTIONS: [&str; 3] = ["nodev", "noexec", "nosuid"];
+/// Supported mount options: those of a pod's `bindMountOptions`, and the modes of access time updates.
+const OPTIONS: [&str; 7] = ["nodev", "noexec", "nosuid", "noatime", "nodiratime", "relatime", "strictatime"];
 
 /// Refuses a contradictory volume, or one that the kernel does not support.
 pub(crate) fn check(mount: &Mount, kernel: Kernel) -> Result<(), Error> {
@@ -86,7 +86,7 @@ mod tests {
         let right = [
             volume(),
             Mount { readonly: true, recursive_read_only: true, ..volume() },
-            Mount { mount_options: vec!["noexec".into()], ..volume() },
+            Mount { mount_options: vec!["noexec".into(), "noatime".into()], ..volume() },
             image(),
             Mount { image_sub_path: "etc/x".into(), ..image() },
         ];

@@ -132,3 +132,36 @@ fn pods_wait_for_a_dead_provisioner_and_others_do_not() {
         cluster.kubectl(&["wait", "pod/late", "--for=condition=Ready", "--timeout=120s"]);
     });
 }
+
+#[test]
+fn a_volume_has_the_mount_options_of_its_class() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        let class = |name: &str, options: Value| {
+            json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+                "provisioner": "coracle.dev/local-path", "volumeBindingMode": "WaitForFirstConsumer",
+                "mountOptions": options})
+        };
+        let objects = [
+            class("strict", json!(["noexec", "noatime"])),
+            claim("strict", "strict"),
+            user_of("strict"),
+            class("wrong", json!(["size=1G"])),
+            claim("wrong", "wrong"),
+            user_of("wrong"),
+        ];
+        cluster.apply(&objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
+        cluster.kubectl(&["wait", "pod/strict", "--for=condition=Ready", "--timeout=120s"]);
+        let mounts = cluster.kubectl(&["exec", "strict", "--", "grep", " /data ", "/proc/mounts"]);
+        let options = mounts.split_whitespace().nth(3).unwrap_or_default();
+        for option in ["noexec", "noatime"] {
+            assert!(options.split(',').any(|found| found == option), "{mounts}");
+        }
+        eventually("an event that names the option", 60, || {
+            cluster
+                .kubectl(&["describe", "pod", "wrong"])
+                .contains("mount option \"size=1G\" is not possible")
+        });
+    });
+}

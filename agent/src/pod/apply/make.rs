@@ -125,11 +125,22 @@ impl Job {
         match ran {
             Ok(()) => self.report(Report::SandboxMade),
             Err(error) => {
-                let message = format!("Failed to create pod sandbox: {error}");
-                self.node.recorder.pod(&self.pod, Level::Warning, "FailedCreatePodSandBox", message);
+                let (reason, message) = match self.network_error().await {
+                    Some(message) => ("NetworkNotReady", message),
+                    None => ("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {error}")),
+                };
+                self.node.recorder.pod(&self.pod, Level::Warning, reason, message);
                 self.report(Report::NotPrepared(SANDBOX));
             }
         }
+    }
+
+    /// Why a pod with its own network cannot start now. `None` if the network is ready or the runtime does not respond.
+    async fn network_error(&self) -> Option<String> {
+        if self.pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true) {
+            return None;
+        }
+        network_error(self.node.runtime.status(cri::StatusRequest { verbose: false }).await.ok()?)
     }
 
     /// Makes the log directory and requests the sandbox with the handler of the pod's RuntimeClass. The error is a message
@@ -180,5 +191,39 @@ impl Job {
             text(&meta.uid)
         );
         self.node.recorder.pod(&self.pod, Level::Warning, "MissingClusterDNS", message);
+    }
+}
+
+/// The kubelet's message (`NetworkNotReadyErrorMsg`) for a runtime whose network is not ready.
+fn network_error(status: cri::StatusResponse) -> Option<String> {
+    let conditions = status.status?.conditions;
+    let network = conditions.into_iter().find(|one| one.r#type == "NetworkReady" && !one.status)?;
+    Some(format!(
+        "network is not ready: container runtime network not ready: NetworkReady=false reason:{} message:{}",
+        network.reason, network.message
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_is_not_ready_has_its_own_reason() {
+        let with = |status: bool| {
+            let network = cri::RuntimeCondition {
+                r#type: "NetworkReady".to_owned(),
+                status,
+                reason: "NetworkPluginNotReady".to_owned(),
+                message: "no address range".to_owned(),
+            };
+            let status = Some(cri::RuntimeStatus { conditions: vec![network] });
+            network_error(cri::StatusResponse { status, ..cri::StatusResponse::default() })
+        };
+        assert_eq!(with(true), None);
+        let message = "network is not ready: container runtime network not ready: NetworkReady=false \
+                       reason:NetworkPluginNotReady message:no address range";
+        assert_eq!(with(false).as_deref(), Some(message));
+        assert_eq!(network_error(cri::StatusResponse::default()), None);
     }
 }

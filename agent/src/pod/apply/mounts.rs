@@ -1,7 +1,7 @@
 //! A container's volume mounts.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use coracle_proto::cri;
@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
 use super::Job;
 use crate::pod::env::{EnvError, expand};
+use crate::volume::mount_options::TIMES;
 use crate::volume::sub_path::{self, SubPath};
 
 /// Why a container cannot mount a volume.
@@ -24,6 +25,8 @@ pub(super) enum MountError {
     TooLong,
     #[error("volume {volume:?} requested recursive read-only mode, but {why}")]
     Recursive { volume: String, why: &'static str },
+    #[error("volume {0:?} has mount options, which the container runtime does not support")]
+    Options(String),
 }
 
 /// Maximum bytes of a path, also of one with references.
@@ -42,6 +45,8 @@ pub(super) struct RuntimeMounts {
     pub(super) images: BTreeMap<String, String>,
     /// Whether the runtime supports recursive read-only mounts.
     pub(super) recursive_read_only: bool,
+    /// Whether the runtime applies mount options.
+    pub(super) mount_options: bool,
 }
 
 impl Job {
@@ -57,7 +62,7 @@ impl Job {
                 Some(id) => self.image_mount(mount, id, env)?,
                 None => {
                     let indexed = IndexedMount { index, mount };
-                    self.volume_mount(container, indexed, env, runtime.recursive_read_only).await?
+                    self.volume_mount(container, indexed, env, runtime).await?
                 }
             });
         }
@@ -91,16 +96,28 @@ impl Job {
         volumes.find(|volume| volume.name == mount.name)
     }
 
+    /// The options of a mount for the runtime, without `ro`.
+    pub(super) fn mount_options(&self, mount: &VolumeMount) -> Vec<String> {
+        let of_mount = mount.bind_mount_options.as_deref().unwrap_or_default();
+        let of_volume = self.volumes.as_ref().map_or(&[][..], |volumes| volumes.mount_options(&mount.name));
+        let host_users = self.pod.spec.as_ref().and_then(|spec| spec.host_users);
+        combined(of_mount, of_volume, host_users == Some(false))
+    }
+
     async fn volume_mount(
         &self,
         container: &Container,
         IndexedMount { index, mount }: IndexedMount<'_>,
         env: &[(String, String)],
-        recursive: bool,
+        runtime: &RuntimeMounts,
     ) -> Result<cri::Mount, MountError> {
         let no_volume = || MountError::NoVolume(mount.name.clone());
         let volumes = self.volumes.as_ref().ok_or_else(no_volume)?;
         let root = volumes.host_path(&mount.name).ok_or_else(no_volume)?;
+        let mount_options = self.mount_options(mount);
+        if !mount_options.is_empty() && !runtime.mount_options {
+            return Err(MountError::Options(mount.name.clone()));
+        }
         let path: PathBuf = match sub_path_of(mount, env)? {
             None => root.to_path_buf(),
             Some(sub) => {
@@ -125,8 +142,8 @@ impl Job {
             container_path: absolute(&mount.mount_path),
             host_path: path.to_string_lossy().into_owned(),
             readonly: mount.read_only == Some(true) || volumes.read_only(&mount.name),
-            recursive_read_only: recursive_read_only(mount, recursive)?,
-            mount_options: mount.bind_mount_options.clone().unwrap_or_default(),
+            recursive_read_only: recursive_read_only(mount, runtime.recursive_read_only)?,
+            mount_options,
             selinux_relabel: volumes.relabel(&mount.name),
             propagation: match mount.mount_propagation.as_deref() {
                 Some("HostToContainer") => cri::MountPropagation::PropagationHostToContainer.into(),
@@ -136,6 +153,14 @@ impl Job {
             ..cri::Mount::default()
         })
     }
+}
+
+/// The options of a mount and of its volume, each once. In a user namespace the kernel refuses other modes of access time
+/// updates, so they are left out.
+fn combined(of_mount: &[String], of_volume: &[String], has_user_namespace: bool) -> Vec<String> {
+    let is_possible = |option: &&String| !has_user_namespace || !TIMES.contains(&option.as_str());
+    let all: BTreeSet<&String> = of_mount.iter().chain(of_volume.iter().filter(is_possible)).collect();
+    all.into_iter().cloned().collect()
 }
 
 /// Whether submounts of the volume are read-only, too, by the rules of `VolumeMount.recursiveReadOnly`.
@@ -213,6 +238,15 @@ mod tests {
         for expression in ["$(NAME)/".repeat(5), "x".repeat(PATH_MAX + 1)] {
             assert!(matches!(expanded(expression), Err(MountError::TooLong)));
         }
+    }
+
+    #[test]
+    fn the_options_of_a_volume_and_of_its_mount_are_combined() {
+        let texts = |options: &[&str]| options.iter().map(|&option| option.to_owned()).collect::<Vec<_>>();
+        let (mount, volume) = (texts(&["noexec", "nodev"]), texts(&["nodev", "nosuid", "noatime"]));
+        assert_eq!(combined(&mount, &volume, false), ["noatime", "nodev", "noexec", "nosuid"]);
+        assert_eq!(combined(&mount, &volume, true), ["nodev", "noexec", "nosuid"]);
+        assert_eq!(combined(&[], &[], true), Vec::<String>::new());
     }
 
     #[test]

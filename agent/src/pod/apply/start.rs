@@ -225,6 +225,7 @@ impl Job {
         let runtime = RuntimeMounts {
             images: self.image_volumes(container).await?,
             recursive_read_only: self.recursive_read_only(container).await?,
+            mount_options: self.applies_mount_options(container).await?,
         };
         let volumes = self.volume_mounts(container, &env, &runtime).await.map_err(NotStarted::config)?;
         let devices = self.device_options(container).await?;
@@ -325,6 +326,17 @@ impl Job {
         let handler = self.runtime_handler().await.map_err(NotStarted::config)?;
         let known = status.runtime_handlers.into_iter().find(|known| known.name == handler);
         Ok(known.and_then(|known| known.features).is_some_and(|has| has.recursive_read_only_mounts))
+    }
+
+    /// Whether the runtime applies mount options. The runtime is queried only if the container has some.
+    async fn applies_mount_options(&self, container: &Container) -> Result<bool, NotStarted> {
+        let mut mounts = container.volume_mounts.iter().flatten();
+        if mounts.all(|mount| self.mount_options(mount).is_empty()) {
+            return Ok(false);
+        }
+        let status = self.node.runtime.status(cri::StatusRequest { verbose: false }).await;
+        let status = status.map_err(|status| NotStarted::config(status.message()))?;
+        Ok(status.features.is_some_and(|features| features.mount_options))
     }
 
     /// Reads the objects and files that the container's environment refers to.

@@ -3,7 +3,7 @@
 //! Source: `test/compatibility_lifecycle/reference/versioned_feature_list.yaml` of Kubernetes.
 
 /// Gates that are switches here and on by default.
-pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "WatchList"];
+pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "ConstrainedImpersonation", "WatchList"];
 
 /// Gates that are switches here and off by default.
 pub(super) const SWITCHES_OFF: &[&str] = &["CPUManagerPolicyAlphaOptions"];
@@ -15,9 +15,6 @@ pub(super) const EITHER: &[&str] =
 
 /// Gates that are off upstream by default, and whose behaviour is always on here.
 pub(super) const ON_HERE: &[&str] = &["MaxUnavailableStatefulSet"];
-
-/// Gates that are on upstream by default, and whose behaviour does not exist here.
-pub(super) const OFF_HERE: &[&str] = &["ConstrainedImpersonation"];
 
 /// Gates that are locked to true.
 #[rustfmt::skip]

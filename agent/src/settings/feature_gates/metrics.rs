@@ -7,12 +7,11 @@ use std::sync::Arc;
 use super::{FeatureGates, known};
 
 /// The lists of gates. For each list: the stage of most of its gates, and the default value of all its gates.
-const LISTS: [(&[&str], &str, bool); 9] = [
+const LISTS: [(&[&str], &str, bool); 8] = [
     (known::SWITCHES, "BETA", true),
     (known::SWITCHES_OFF, "ALPHA", false),
     (known::EITHER, "ALPHA", false),
     (known::ON_HERE, "BETA", true),
-    (known::OFF_HERE, "BETA", false),
     (known::LOCKED_ON, GENERAL, true),
     (known::LOCKED_OFF, "DEPRECATED", false),
     (known::ON, "BETA", true),

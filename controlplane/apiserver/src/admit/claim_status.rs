@@ -18,15 +18,12 @@ use serde_json::Value;
 
 use super::{Admission, Admit, Attributes, Operation};
 use crate::{
-    authn::User,
     authz::impersonation,
     error::{ApiError, Result},
     request::ResourceInfo,
 };
 
 const GROUP: &str = "resource.k8s.io";
-/// Extra value with the node of a service account's token.
-const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Maximum number of refused drivers in an error.
 const MAX_REFUSED: usize = 32;
 
@@ -89,7 +86,8 @@ async fn devices(
     (old, new): (&Value, &Value),
     causes: &mut Causes,
 ) {
-    let is_own_node = node_of(attributes.user).is_some_and(|node| Some(node) == allocated_node(new));
+    let is_own_node =
+        impersonation::node_of_account(attributes.user).is_some_and(|node| Some(node) == allocated_node(new));
     let prefixes: &[&str] =
         if is_own_node { &["associated-node", "arbitrary-node"] } else { &["arbitrary-node"] };
     let verbs: Vec<String> = prefixes.iter().map(|prefix| format!("{prefix}:{}", attributes.verb)).collect();
@@ -172,15 +170,6 @@ fn allocated_node(status: &Value) -> Option<&str> {
     let [name] = list(&field["values"]) else { return None };
     let is_name = field["key"] == "metadata.name" && field["operator"] == "In";
     name.as_str().filter(|name| is_name && !name.is_empty())
-}
-
-/// The node of a service account's token.
-fn node_of(user: &User) -> Option<&str> {
-    impersonation::account(&user.name)?;
-    match user.extra.get(NODE_NAME)?.as_slice() {
-        [name] => Some(name),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,10 @@ use std::{
 use coracle_kinds::{kind::by_resource, selector::FieldSelector};
 use futures::future::select_all;
 
-use super::{addresses, extension_authentication, missing_extension_authentication, namespaces, own_service};
+use super::{
+    DEFAULT_RANGE, addresses, default_range, extension_authentication, missing_extension_authentication,
+    namespaces, own_service,
+};
 use crate::{
     cache::{Events, Scope, Watcher, prefix_of},
     error::{ApiError, Result},
@@ -24,24 +27,24 @@ const PAUSE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 /// The objects: group, resource, namespace and name. Admission refuses to delete the other default
 /// namespaces.
-const OBJECTS: [(&str, &str, &str, &str); 5] = [
+const OBJECTS: [(&str, &str, &str, &str); 6] = [
     ("", "namespaces", "", "kube-node-lease"),
+    ("networking.k8s.io", "servicecidrs", "", DEFAULT_RANGE),
     ("", "services", "default", "kubernetes"),
     ("", "endpoints", "default", "kubernetes"),
     ("discovery.k8s.io", "endpointslices", "default", "kubernetes"),
     ("", "configmaps", "kube-system", "extension-apiserver-authentication"),
 ];
 
-/// Restores the objects after each change, until the server stops.
-pub(super) fn start(state: &Arc<State>) -> Result<()> {
+/// Restores the objects after each change, until the server stops. `is_complete`: whether all of them exist now.
+pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
-    tokio::spawn(run(Arc::downgrade(state), first));
+    tokio::spawn(run(Arc::downgrade(state), first, is_complete));
     Ok(())
 }
 
-async fn run(state: Weak<State>, mut watches: Vec<Events>) {
+async fn run(state: Weak<State>, mut watches: Vec<Events>, mut is_complete: bool) {
     let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
-    let mut is_complete = true;
     loop {
         // Cancel-safe: dropping the receive loses no event.
         let has_ended = tokio::select! {
@@ -67,17 +70,19 @@ async fn run(state: Weak<State>, mut watches: Vec<Events>) {
     }
 }
 
+/// Restores all objects. Returns the first error; it does not prevent the restoration of the other objects.
 async fn restore(state: &Arc<State>) -> Result<()> {
-    namespaces(state).await?;
-    own_service(state).await?;
+    let mut outcome = namespaces(state).await;
+    outcome = outcome.and(default_range(state).await);
+    outcome = outcome.and(own_service(state).await);
     // Servers that share a store write their addresses periodically. A server that stops must not register again. Their
     // authorities may differ, for example while an authority is replaced one server after another. If each server
     // restored its own ones, their writes would never end.
     if state.store.is_shared() {
-        return missing_extension_authentication(state).await;
+        return outcome.and(missing_extension_authentication(state).await);
     }
-    addresses::publish(state).await?;
-    extension_authentication(state).await
+    outcome = outcome.and(addresses::publish(state).await);
+    outcome.and(extension_authentication(state).await)
 }
 
 /// Watches of the objects, from now on.

@@ -154,6 +154,12 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
     }
     let Times { missed, many, next } = times(&schedule, &zone, from, now);
     plan.again = next.and_then(|next| until(next, now));
+    if missed.is_none() && next.is_none() {
+        // Upstream's error for such a schedule.
+        let why = "time difference between two schedules is less than 1 second";
+        let message = format!("invalid schedule: {} : {why}", spec.schedule);
+        return plan.events.push(Event::warning("InvalidSchedule", message));
+    }
     if many && deadline.is_none() {
         let message =
             "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew";
@@ -237,7 +243,8 @@ mod tests {
         ] {
             let plan = plan(&cron_job(spec.clone(), json!({})), &[], now());
             assert_eq!(summary(&plan), "delete[] create[]", "for {spec}");
-            assert!(plan.again.is_none() && plan.events.is_empty(), "for {spec}");
+            let reasons: Vec<_> = plan.events.iter().map(|event| event.reason).collect();
+            assert_eq!((plan.again, reasons), (None, vec!["InvalidSchedule"]), "for {spec}");
         }
     }
 

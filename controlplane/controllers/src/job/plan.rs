@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pods::{
-    all_earlier, earlier_failures, earlier_ignored, finished_at, has_failed, has_succeeded, index_of,
-    is_indexed, is_terminating, is_tracked, replaces_only_failed, shared,
+    all_earlier, earlier_failures, earlier_ignored, finished_at, index_of, is_indexed, is_terminating,
+    replaces_only_failed, shared,
 };
 use super::policy::{self, Failure};
 pub(crate) use super::verdict::ObservedJob;
-use crate::object::{ObjectExt, Pod};
+use crate::object::Pod;
 use crate::queue::until;
 use crate::replica_set::sort_for_deletion;
 
@@ -169,21 +169,10 @@ fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
     }
 }
 
-/// The remaining back-off. It depends on the number of pods that failed since the last success. As upstream, failures
-/// that the failure policy ignores count, so that their pods are not replaced in a tight loop. Pods that this
-/// controller deleted as superfluous have no finalizer and do not count.
+/// The remaining back-off. It depends on the number of pods that failed since the last success.
 fn backoff(observed: &ObservedJob<'_>) -> Option<Duration> {
-    let ended = |is: &dyn Fn(&Pod) -> bool| {
-        let times = observed.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));
-        times.collect::<Vec<_>>()
-    };
-    let success = ended(&has_succeeded).into_iter().max();
-    let failures =
-        ended(&|pod| has_failed(observed.job, pod) && (is_tracked(pod) || !pod.is_being_deleted()));
-    let after: Vec<_> =
-        failures.into_iter().filter(|end| success.is_none_or(|success| *end > success)).collect();
-    let last = after.iter().max().copied()?;
-    remaining(observed, i32::try_from(after.len()).unwrap_or(i32::MAX), Some(last))
+    let (failures, last) = observed.failures.count_and_last()?;
+    remaining(observed, failures, Some(last))
 }
 
 /// The remaining back-off after `failures` failures, the last at `last`. `None` if it is over.

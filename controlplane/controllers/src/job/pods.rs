@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::FINALIZER;
 use crate::annotation::{JOB_INDEX, JOB_INDEX_FAILURES, JOB_INDEX_IGNORED_FAILURES};
 use crate::object::{Job, ObjectExt, Pod};
+use crate::state::job_failures::FailedPods;
 
 /// Whether the job is indexed.
 pub(super) fn is_indexed(job: &Job) -> bool {
@@ -84,6 +85,16 @@ pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
         .or(deleted)
         .or_else(|| time(ready()))
         .or_else(|| time(pod.metadata.creation_timestamp.as_ref()))
+}
+
+/// The pods that failed after the last success. As upstream, failures that the failure policy ignores count, so that their
+/// pods are not replaced in a tight loop. Pods that this controller deleted as superfluous have no finalizer and do not
+/// count.
+pub(super) fn failed_pods(job: &Job, pods: &[Arc<Pod>]) -> FailedPods {
+    let success = pods.iter().filter(|pod| has_succeeded(pod)).filter_map(|pod| finished_at(pod)).max();
+    let failed =
+        pods.iter().filter(|pod| has_failed(job, pod) && (is_tracked(pod) || !pod.is_being_deleted()));
+    FailedPods::new(success, failed.filter_map(|pod| Some((pod.uid(), finished_at(pod)?))))
 }
 
 /// The time of the request to delete the pod. `deletionTimestamp` is the end of the grace period.

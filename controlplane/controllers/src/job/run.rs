@@ -58,9 +58,15 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 
 /// Reconciles one job.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    let Some(job) = context.caches.jobs.get(&key) else { return Ok(Next::Wait) };
+    let Some(job) = context.caches.jobs.get(&key) else {
+        context.job_failures.forget(&key);
+        return Ok(Next::Wait);
+    };
     if job.spec.managed_by.as_deref().is_some_and(|name| name != OWN_NAME) {
         return Ok(Next::Wait);
+    }
+    if job.finished() {
+        context.job_failures.forget(&key);
     }
     let (began, mut action) = (Instant::now(), "reconciling");
     let result = sync(context, &job, &mut action).await;
@@ -97,7 +103,9 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
     let mut outcome = Ok(());
     let mut decided = None;
     if !job.finished() {
-        let observed = ObservedJob::of(job, &claim.own, Timestamp::now());
+        let former = context.job_failures.of(job);
+        let observed = ObservedJob::of(job, &claim.own, Timestamp::now()).with_failures(&former);
+        context.job_failures.keep(job, &observed.failures);
         decided.clone_from(&observed.verdict);
         let change = plan::plan(&observed);
         if decided.is_none() {

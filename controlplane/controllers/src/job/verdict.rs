@@ -7,11 +7,12 @@ use jiff::Timestamp;
 
 use super::indexes::Indexes;
 use super::pods::{
-    all_earlier, earlier_failures, has_failed, has_succeeded, index_of, is_indexed, is_terminating,
-    is_tracked,
+    all_earlier, earlier_failures, failed_pods, has_failed, has_succeeded, index_of, is_indexed,
+    is_terminating, is_tracked,
 };
 use super::policy::{self, Failure};
 use crate::object::{Job, ObjectExt, Pod};
+use crate::state::job_failures::FailedPods;
 
 /// The result of a finished job, with reason and message of its condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub(crate) struct ObservedJob<'a> {
     /// The last failed pod of each index that must be retried. It keeps its finalizer until there is a new pod.
     pub(super) retried: HashMap<i32, Arc<Pod>>,
     pub(super) verdict: Option<Verdict>,
+    /// Failed pods after the last success, for the back-off.
+    pub(super) failures: FailedPods,
 }
 
 impl<'a> ObservedJob<'a> {
@@ -50,6 +53,7 @@ impl<'a> ObservedJob<'a> {
             failed_indexes: Indexes::default(),
             retried: HashMap::new(),
             verdict: None,
+            failures: failed_pods(job, pods),
         };
         observed.count();
         observed.verdict = observed.former_verdict().or_else(|| observed.failure());
@@ -65,6 +69,12 @@ impl<'a> ObservedJob<'a> {
     /// change the verdict.
     pub(super) fn with_verdict(mut self, decided: Option<Verdict>) -> Self {
         self.verdict = decided.or(self.verdict);
+        self
+    }
+
+    /// The state with the failed pods of earlier reconciles.
+    pub(super) fn with_failures(mut self, former: &FailedPods) -> Self {
+        self.failures = former.and(&self.failures);
         self
     }
 

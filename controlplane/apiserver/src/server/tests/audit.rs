@@ -81,6 +81,8 @@ async fn refusals_are_recorded_and_impersonated_users_are_named() {
     let event = &events(&server, "/api/v1/nodes", 2).await[1];
     assert_eq!((&event["user"]["username"], &event["auditID"]), (&json!("admin"), &json!("mine")));
     assert_eq!(event["impersonatedUser"]["username"], "bob");
+    let metadata = json!({"impersonationConstraint": "impersonate:user-info"});
+    assert_eq!(event["authenticationMetadata"], metadata);
     // A token that no authenticator recognizes.
     let mut unknown = request();
     unknown.headers_mut().insert("authorization", "Bearer wrong".parse().unwrap());

@@ -78,6 +78,126 @@ async fn the_right_to_impersonate_a_user_does_not_include_its_extras() {
     assert_eq!(whoami(&server, "some", &forged).await.code, 403);
 }
 
+/// The rules for a mode: for these values of a resource, and for lists of config maps.
+fn constrained(mode: &str, resource: &str, names: Value) -> Value {
+    json!([
+        {"verbs": [format!("impersonate:{mode}")], "apiGroups": ["authentication.k8s.io"], "resources": [resource],
+            "resourceNames": names},
+        {"verbs": [format!("impersonate-on:{mode}:list")], "apiGroups": [""], "resources": ["configmaps"]},
+    ])
+}
+
+async fn get_as(server: &Fixture, user: User, headers: &[(&str, &str)], path: &str) -> Answer {
+    let mut request = Request::get(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    server.send(user, request.body(Full::default()).unwrap()).await
+}
+
+#[tokio::test]
+async fn constrained_impersonation_is_for_the_allowed_requests_only() {
+    let server = Fixture::new().await;
+    grant(&server, "agent", constrained("user-info", "users", json!(["ben"]))).await;
+    let reads =
+        json!([{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["configmaps", "secrets"]}]);
+    grant(&server, "ben", reads).await;
+    let ask = async |headers: &[(&str, &str)], path: &str| {
+        get_as(&server, User::new("agent", &[]), headers, path).await
+    };
+    let ben = ("impersonate-user", "ben");
+    assert_eq!(ask(&[ben], CONFIG_MAPS).await.code, 200);
+    for path in [format!("{CONFIG_MAPS}/a").as_str(), "/api/v1/namespaces/default/secrets"] {
+        let refused = ask(&[ben], path).await;
+        let message = refused.body["message"].as_str().unwrap();
+        assert!(refused.code == 403 && message.contains("cannot impersonate-on:user-info:"), "{message}");
+    }
+    for other in [
+        ("impersonate-group", "g"),
+        ("impersonate-uid", "7"),
+        ("impersonate-extra-acme.io%2Fa", "b"),
+        ("impersonate-extra-scopes", "b"),
+    ] {
+        assert_eq!(ask(&[ben, other], CONFIG_MAPS).await.code, 403, "{other:?}");
+    }
+    assert_eq!(ask(&[("impersonate-user", "ann")], CONFIG_MAPS).await.code, 403);
+    let server = server.again_with(|config| config.features.constrained_impersonation = false).await;
+    let refused = get_as(&server, User::new("agent", &[]), &[ben], CONFIG_MAPS).await;
+    let message = refused.body["message"].as_str().unwrap();
+    assert!(message.contains("cannot impersonate resource \"users\""), "{message}");
+}
+
+#[tokio::test]
+async fn the_mode_of_users_is_not_for_accounts_nodes_and_administrators() {
+    let server = Fixture::new().await;
+    let any = json!([{"verbs": ["impersonate:user-info", "impersonate-on:user-info:list", "impersonate-on:user-info:create"],
+        "apiGroups": ["*"], "resources": ["*"]}]);
+    grant(&server, "agent", any).await;
+    let ben = ("impersonate-user", "ben");
+    let groups = ["a", "b", "c", "d"].map(|group| ("impersonate-group", group));
+    let [a, b, c, d] = groups;
+    let answer = whoami(&server, "agent", &[ben, a, b, c, d, ("impersonate-extra-acme.io%2Fa", "b")]).await;
+    let expect = json!({"username": "ben", "groups": ["a", "b", "c", "d", "system:authenticated"],
+        "extra": {"acme.io/a": ["b"]}});
+    assert_eq!((answer.code, &answer.body["status"]["userInfo"]), (201, &expect), "{}", answer.body);
+    for refused in [
+        vec![("impersonate-user", "system:node:n1")],
+        vec![("impersonate-user", "system:serviceaccount:default:default")],
+        vec![ben, ("impersonate-group", "system:masters")],
+        vec![ben, ("impersonate-extra-scopes", "b")],
+    ] {
+        assert_eq!(whoami(&server, "agent", &refused).await.code, 403, "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_account_impersonates_only_the_node_of_its_pod() {
+    let server = Fixture::new().await;
+    let name = "system:serviceaccount:default:agent";
+    let mut rules = constrained("associated-node", "nodes", json!([]));
+    rules[0].as_object_mut().unwrap().remove("resourceNames");
+    grant(&server, name, rules).await;
+    let lists = json!([{"verbs": ["list"], "apiGroups": [""], "resources": ["configmaps"]}]);
+    grant(&server, "system:node:n1", lists.clone()).await;
+    let mut agent = User::new(name, &["system:serviceaccounts"]);
+    agent.extra.insert("authentication.kubernetes.io/node-name".to_owned(), vec!["n1".to_owned()]);
+    let node = |name: &'static str| [("impersonate-user", name)];
+    assert_eq!(get_as(&server, agent.clone(), &node("system:node:n1"), CONFIG_MAPS).await.code, 200);
+    // Another node, another user, an account without a node, and another request.
+    grant(&server, "system:node:n2", lists).await;
+    assert_eq!(get_as(&server, agent.clone(), &node("system:node:n2"), CONFIG_MAPS).await.code, 403);
+    assert_eq!(get_as(&server, agent.clone(), &node("ben"), CONFIG_MAPS).await.code, 403);
+    let elsewhere = User::new(name, &["system:serviceaccounts"]);
+    assert_eq!(get_as(&server, elsewhere, &node("system:node:n1"), CONFIG_MAPS).await.code, 403);
+    assert_eq!(get_as(&server, agent, &node("system:node:n1"), &format!("{CONFIG_MAPS}/a")).await.code, 403);
+}
+
+#[tokio::test]
+async fn impersonated_nodes_and_accounts_have_their_groups() {
+    let server = Fixture::new().await;
+    let review = |mode: &str| {
+        json!({"verbs": [format!("impersonate-on:{mode}:create")], "apiGroups": ["authentication.k8s.io"],
+            "resources": ["selfsubjectreviews"]})
+    };
+    for (user, mode, resource, name) in
+        [("nodes", "arbitrary-node", "nodes", "n1"), ("accounts", "serviceaccount", "serviceaccounts", "web")]
+    {
+        let mut rules = constrained(mode, resource, json!([name]));
+        rules[1] = review(mode);
+        grant(&server, user, rules).await;
+    }
+    let groups = async |user: &str, impersonated: &str| {
+        let answer = whoami(&server, user, &[("impersonate-user", impersonated)]).await;
+        (answer.code, answer.body["status"]["userInfo"]["groups"].clone())
+    };
+    let node = json!(["system:nodes", "system:authenticated"]);
+    assert_eq!(groups("nodes", "system:node:n1").await, (201, node));
+    assert_eq!(groups("nodes", "system:node:n2").await.0, 403);
+    let account = json!(["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"]);
+    assert_eq!(groups("accounts", "system:serviceaccount:default:web").await, (201, account));
+    assert_eq!(groups("accounts", "system:serviceaccount:default:other").await.0, 403);
+}
+
 #[tokio::test]
 async fn a_stream_into_a_pod_needs_create_whatever_the_method() {
     let server = Fixture::new().await;

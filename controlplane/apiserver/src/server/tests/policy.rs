@@ -30,6 +30,27 @@ fn map(name: &str, data: Value) -> Value {
 }
 
 #[tokio::test]
+async fn a_refused_default_object_does_not_prevent_the_others() {
+    const SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
+    const ENDPOINTS: &str = "/api/v1/namespaces/default/endpoints/kubernetes";
+    let server = Fixture::new().await;
+    let spec = json!({"matchConstraints": constraints("services"), "validations": [{"expression": "false"}]});
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    bind(&server, "validating", "b", json!({})).await;
+    for path in [SERVICE, ENDPOINTS] {
+        assert_eq!(server.delete(path, json!({})).await.code, 200, "{path}");
+    }
+    eventually_async("the addresses are written again", 20, async || server.get(ENDPOINTS).await.code == 200)
+        .await;
+    assert_eq!(server.get(SERVICE).await.code, 404);
+    // The refused object is created as soon as it is permitted.
+    let removed = server.delete(&format!("{GROUP}/validatingadmissionpolicybindings/b"), json!({})).await;
+    assert_eq!(removed.code, 200, "{}", removed.body);
+    eventually_async("the service is created again", 20, async || server.get(SERVICE).await.code == 200)
+        .await;
+}
+
+#[tokio::test]
 async fn a_validating_policy_denies_and_follows_changes() {
     let server = Fixture::new().await;
     let spec = json!({

@@ -187,7 +187,9 @@ async fn impersonation_needs_the_right_to_the_user() {
         server.send(user, request.body(Full::default()).unwrap()).await
     };
     let refused = as_ben(ann(), None).await;
-    assert!(refused.body["message"].as_str().unwrap().contains("cannot impersonate resource \"users\""));
+    // The error is that of the first mode.
+    let message = refused.body["message"].as_str().unwrap();
+    assert!(message.contains("cannot impersonate-on:user-info:list resource \"pods\""), "{message}");
     let mut one = rule(&["impersonate"], &["users"]);
     one["resourceNames"] = json!(["ben"]);
     server.role("", "ben", json!([one])).await;

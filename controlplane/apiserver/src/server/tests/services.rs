@@ -259,6 +259,32 @@ async fn the_service_of_the_server_comes_back() {
 }
 
 #[tokio::test]
+async fn the_ports_of_the_servers_service_are_restored_at_the_next_start() {
+    let server = Fixture::new().await;
+    let ports = spec_of(&server, "kubernetes").await["ports"].clone();
+    let changed =
+        json!({"spec": {"ports": [{"name": "other", "port": 444, "protocol": "TCP", "targetPort": 1}]}});
+    let changed = server.merge(&format!("{SERVICES}/kubernetes"), changed).await;
+    assert_eq!(changed.code, 200, "{}", changed.body);
+    let server = server.again().await;
+    assert_eq!(spec_of(&server, "kubernetes").await["ports"], ports);
+}
+
+#[tokio::test]
+async fn the_default_range_comes_back() {
+    let server = Fixture::new().await;
+    let path = format!("{CIDRS}/kubernetes");
+    let first = server.get(&path).await.body;
+    assert_eq!(server.delete(&path, json!({})).await.code, 200);
+    eventually_async("the range is created again", 20, async || {
+        let found = server.get(&path).await.body;
+        let is_new = found["metadata"]["uid"] != first["metadata"]["uid"] && found["spec"] == first["spec"];
+        is_new && found["status"]["conditions"][0]["status"] == "True"
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn servers_on_one_store_do_not_restore_their_authorities_in_turn() {
     const MAP: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
     let own_service = format!("{SERVICES}/kubernetes");

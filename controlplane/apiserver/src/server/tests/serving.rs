@@ -117,7 +117,8 @@ async fn a_large_object_is_compressed() {
 #[tokio::test]
 async fn feature_gates_switch_compression_and_watches_that_begin_with_all_objects() {
     let server = with(|config| {
-        config.features = crate::ServerFeatures { response_compression: false, watch_list: false };
+        config.features.response_compression = false;
+        config.features.watch_list = false;
     })
     .await;
     let mut large = config_map("large", json!({}));

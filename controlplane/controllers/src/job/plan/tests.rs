@@ -101,6 +101,24 @@ fn a_failed_pod_is_replaced_after_its_back_off() {
 }
 
 #[test]
+fn failed_pods_that_are_gone_delay_the_next_pod() {
+    let ended = |text: &str, at: &str| {
+        let mut pod = (*pod(text)).clone();
+        pod.status.container_statuses.finished_at =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at.parse().unwrap()));
+        Arc::new(pod)
+    };
+    let job = job(json!({"completions": 2}), json!({}));
+    let own = [ended("1!", "2026-01-01T11:59:40Z"), ended("2!", "2026-01-01T11:59:55Z")];
+    let known = ObservedJob::of(&job, &own, now()).failures;
+    let after = |pods: &[Arc<Pod>]| plan(&ObservedJob::of(&job, pods, now()).with_failures(&known));
+    // The second back-off is 20 seconds.
+    assert!(matches!(after(&[]), Change::Wait(wait) if wait.as_secs() == 15));
+    assert!(matches!(after(&own), Change::Wait(wait) if wait.as_secs() == 15));
+    assert!(matches!(after(&[ended("3+", "2026-01-01T11:59:58Z")]), Change::Create(_)));
+}
+
+#[test]
 fn superfluous_pods_do_not_count_as_failed() {
     let spec = |more: Value| {
         let mut spec = json!({"parallelism": 1, "completions": 9, "backoffLimit": 0});
