@@ -192,7 +192,7 @@ impl ConnectionLimit {
         state.network = None;
         let mut transaction = Transaction::new(&self.table);
         transaction.delete_table();
-        self.commit(&mut state, transaction, "remove")
+        nft::commit(&mut state.channel, &self.table, transaction, "remove")
     }
 
     /// The number of packets that the table has dropped since it was made. `None` without a limit.
@@ -236,18 +236,7 @@ impl ConnectionLimit {
             transaction.make_table();
             layout(&mut transaction, limits);
         }
-        self.commit(state, transaction, "replace")
-    }
-
-    fn commit(
-        &self,
-        state: &mut State,
-        transaction: Transaction<'_>,
-        action: &'static str,
-    ) -> Result<(), Error> {
-        let channel = nft::open_once(&mut state.channel)?;
-        let refused = |source| Error::Firewall { action, table: self.table.clone(), source };
-        channel.commit(transaction.finish()).map_err(refused)
+        nft::commit(&mut state.channel, &self.table, transaction, "replace")
     }
 }
 

@@ -485,6 +485,17 @@ pub(crate) fn open_once(channel: &mut Option<Channel>) -> Result<&mut Channel, E
     }
 }
 
+/// Commits a transaction on a table by the socket of its owner. `action` is the verb in the error.
+pub(crate) fn commit(
+    channel: &mut Option<Channel>,
+    table: &str,
+    transaction: Transaction<'_>,
+    action: &'static str,
+) -> Result<(), Error> {
+    let refused = |source| Error::Firewall { action, table: table.to_owned(), source };
+    open_once(channel)?.commit(transaction.finish()).map_err(refused)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

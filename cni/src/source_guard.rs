@@ -208,11 +208,11 @@ impl SourceGuard {
         transaction: Transaction<'_>,
         action: &'static str,
     ) -> Result<(), Error> {
-        let channel = nft::open_once(&mut state.channel)?;
-        channel.commit(transaction.finish()).map_err(|source| {
-            state.is_unsupported = is_unsupported(&source);
-            Error::Firewall { action, table: self.table.clone(), source }
-        })
+        let committed = nft::commit(&mut state.channel, &self.table, transaction, action);
+        if let Err(Error::Firewall { source, .. }) = &committed {
+            state.is_unsupported = is_unsupported(source);
+        }
+        committed
     }
 }
 
