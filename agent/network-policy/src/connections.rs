@@ -13,7 +13,7 @@ use coracle_nft::{Channel, Flow, FlowSelector, count_flows, mark_flows};
 use crate::model::Model;
 use crate::packet::Packet;
 
-/// Bit of a connection's mark: the policies do not allow it.
+/// Bit of the conntrack mark of connections that the policies do not allow.
 pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 
 /// Up to this number of connections they are all listed together. For each list, however short, the kernel goes through

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::dra::open_socket;
 
-/// Name of the socket in its directory, as the kubelet's.
+/// Name of each socket, the same as with a kubelet.
 const NAME: &str = "kubelet.sock";
 /// Directory of device plugins and their registration socket, below the kubelet's directory.
 pub(crate) const DEVICE_PLUGINS: &str = "device-plugins";

@@ -1,4 +1,4 @@
-//! Fault points: named places at which a test aborts the process, to check the recovery of the next one.
+//! Fault points: named places at which a test aborts the process, to check that the next process recovers.
 //!
 //! A point follows every step of the runtime, of the network plugins, of the service proxy and of the network policies
 //! that changes the kernel or the disk. Outside of tests a point costs one pointer comparison.
