@@ -1,7 +1,7 @@
 //! Claims of a pod: from the claim to its volume, and from the volume to a directory on this node.
 //!
-//! The volume of each claim is recorded in the pod's directory, so that a pod that has started keeps its volumes while
-//! the API server does not answer.
+//! The volume of each claim is recorded in the pod's directory. So a pod that has started keeps its volumes while the
+//! API server does not answer.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -227,10 +227,10 @@ pub(crate) fn put(cgroups: &[PathBuf], pid: i32) -> Result<(), CgroupError> {
 
 /// Moves the calling process, which must have one thread, into the cgroups.
 ///
-/// On v1 this writes `tasks`, which moves only the calling thread. Moving a whole process (`cgroup.procs`)
-/// waits for an RCU grace period, 10 ms and more, because the kernel must synchronize with every fork and
-/// exit of the machine (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c, since Linux 5.13). On v2 only
-/// threaded cgroups have such a file, so `cgroup.procs` is used.
+/// On v1 this writes `tasks`, which moves only the calling thread. Moving a whole process (`cgroup.procs`) waits for
+/// an RCU grace period, 10 ms and more. The kernel must synchronize with every fork and exit of the machine
+/// (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c, since Linux 5.13). On v2 only threaded cgroups have such a
+/// file, so `cgroup.procs` is used.
 pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
     for cgroup in cgroups {
         let thread = fs::OpenOptions::new().write(true).open(cgroup.join("tasks"));
@@ -317,8 +317,8 @@ fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, 
     }
 }
 
-/// Thaws the cgroup and all cgroups below it. On v1 a killed process does not end while its cgroup is frozen, and root
-/// of a container can freeze cgroups that it makes below the container's.
+/// Thaws the cgroup and all cgroups below it. On v1 a killed process does not end while its cgroup is frozen. Root of
+/// a container can freeze the cgroups that it makes.
 fn thaw(hierarchies: &[Hierarchy], path: &str) {
     let freezers: Vec<Hierarchy> = hierarchies.iter().filter(|found| found.has("freezer")).cloned().collect();
     for cgroup in existing(&freezers, path) {
