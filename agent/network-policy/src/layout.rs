@@ -204,7 +204,7 @@ fn with_ports(rule: Rule, ports: &Ports) -> Rule {
             port_of(*protocol).between(R0, &first.to_be_bytes(), &last.to_be_bytes())
         }
         Ports::Single(all) => match all.first() {
-            // Without an anonymous set, which would be a set of the table, too.
+            // A single port needs no anonymous set, which would be one more set of the table.
             Some((protocol, port)) if all.len() == 1 => port_of(*protocol).equal(R0, &port.to_be_bytes()),
             _ => rule.protocol_and_port(R0).in_anonymous_set(set_of_ports(all)),
         },

@@ -89,7 +89,7 @@ pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> io::Result<bool> {
     let mut unreadable = None;
     for pod in entries(pods_dir)? {
         for record in entries(&pod.join("claims"))? {
-            // Temporary files are of interrupted writes, before the pod started.
+            // A temporary file is the rest of an interrupted write, which came before the start of the pod.
             if record.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }

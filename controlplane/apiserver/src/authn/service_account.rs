@@ -40,7 +40,7 @@ pub(crate) struct Claims<'a> {
     pub(crate) uid: &'a str,
     pub(crate) audiences: &'a [String],
     pub(crate) seconds: i64,
-    /// Validity in seconds if it is longer than the one that the client learns.
+    /// The real validity in seconds, if it is longer than the one in the response to the client.
     pub(crate) extended: Option<i64>,
     /// Name and uid of the bound objects by `pod`, `secret` or `node`. The token becomes invalid when a bound object is
     /// deleted.

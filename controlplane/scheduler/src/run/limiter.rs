@@ -14,13 +14,12 @@ use crate::config::Profile;
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
 
-/// For this many times its duration, an attempt counts as debt of its namespace. So a namespace uses at most a tenth of
+/// An attempt adds this many times its duration to the debt of its namespace. So a namespace uses at most a tenth of
 /// the scheduler's time.
 const SHARE: u32 = 10;
 /// The debt above which the pods of a namespace wait: that of attempts of two seconds.
 const MAX_DEBT: Duration = Duration::from_secs(20);
-/// Maximum duration of an attempt for one pod that does not count, because attempts for pods without claims can take as
-/// long.
+/// A shorter attempt for one pod adds no debt, because attempts for pods without claims can take as long.
 const SHORT: Duration = Duration::from_millis(10);
 
 /// The debts of namespaces. A debt decreases as time passes.
