@@ -1,9 +1,9 @@
 //! Runs the service proxy: follows the shared cache, the Node object and the ServiceCIDRs, and repairs foreign changes of
 //! the table.
 //!
-//! The table is replaced when all services and slices were listed, and when the node's own properties or the ranges of
-//! services change. It is also replaced after a change by another process, and after a failed transaction. Any other
-//! change commits only its difference. Until the first list the table of the previous run stays as it is.
+//! The table is replaced when all services and slices were listed, when the node's own properties or the ranges of
+//! services change, after a foreign change, and after a failed transaction. Any other change commits only its
+//! difference. Until the first list the table of the previous run stays as it is.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

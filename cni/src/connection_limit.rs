@@ -9,10 +9,10 @@
 //! user sets also limits the rate of new connections: to the rate at which `max` closed connections expire. The default
 //! limit has no rate, because busy clients without keep-alive exceed it.
 //!
-//! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8 ended
-//! connections. With one counter for each address, an address with 8,000 connections therefore began 1,800 new ones a
-//! second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a hash
-//! of destination and ports; docs/measurements.md has the numbers.
+//! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8
+//! ended connections. So with one counter, an address with 8,000 connections began 1,800 new ones a second, and 13,600
+//! without the limit (Linux 6.18, two cores). So each address has several counters, selected by a hash of destination
+//! and ports; docs/measurements.md has the numbers.
 //!
 //! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, three
 //! of each if its counter is full, and one more look-up for the rate.
