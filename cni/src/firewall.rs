@@ -298,7 +298,7 @@ impl Firewall {
         let lock = Flock::lock(file.map_err(failed("open", &path))?, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
         state.claims = Index::committed(read_all(&self.dir)?);
-        // Applied by the last process, unless it was killed before it updated the table.
+        // The last process has applied these claims, unless it was killed before it updated the table.
         state.is_known = !self.dir.join(MARK).exists();
         state.redirected = match state.is_known {
             true => state.claims.ledger.full_plan().connectionless(),
