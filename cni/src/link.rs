@@ -190,7 +190,7 @@ impl Links {
 
     /// Makes a veth pair with one end here and the other inside the sandbox, so that its name cannot collide on the
     /// host. Returns name and index of the host's end only. A query of a link that is up while its peer is down makes
-    /// the kernel stop its queues. That takes a grace period under a global lock.
+    /// the kernel stop its queues, which takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         if let Err(error) = self.try_pair(pair, netns).await {
             if !is_errno(&error, libc::EEXIST) {
