@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use coracle_systemd::property::v1;
+use coracle_tree::mountinfo::cgroup_controllers;
 
 use crate::kernel;
 use crate::report::note;
@@ -175,15 +176,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         let mut right = right.split(' ');
         let (kind, options) = (right.next().unwrap_or_default(), right.nth(1).unwrap_or_default());
-        let controllers = match kind {
-            "cgroup2" => String::new(),
-            "cgroup" => {
-                let names =
-                    options.split(',').filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children"));
-                names.collect::<Vec<_>>().join(",")
-            }
-            _ => continue,
-        };
+        let Some(controllers) = cgroup_controllers(kind, options) else { continue };
         // Only a mount of the whole hierarchy is usable. Of two mounts of one hierarchy the first is used.
         let mut left = left.split(' ').skip(3);
         if left.next() != Some("/") || found.iter().any(|known| known.controllers == controllers) {

@@ -77,7 +77,7 @@ struct Pass {
 pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
-    // The check follows the open. So the pidfd is that of the leader, and not of a process that reuses its pid.
+    // Checked after the open: the opened process is the leader.
     if !is_session_leader(cgroups, group, leader) {
         return None;
     }
