@@ -7,11 +7,11 @@
 //!                                         │ └── records of pods (durable)
 //!           status of the Node ◄──────────┘
 //! ```
-//! The plugin lists its devices with their health, and the node reports their numbers. A pod gets devices before its
-//! sandbox is made. The devices are recorded before the containers of the pod start, and freed after the containers
-//! have ended. Source: `pkg/kubelet/cm/devicemanager`, with two differences: a plugin that does not answer cannot delay
-//! other pods, and a pod that had devices before a reboot waits for them instead of failing. Without plugins there is
-//! only the listening registration socket.
+//! The plugin lists its devices with their health, and the node reports their numbers. A pod gets devices before
+//! its sandbox is made. The devices are recorded before the containers of the pod start, and freed after the
+//! containers have ended. Source: `pkg/kubelet/cm/devicemanager`, with two differences. A plugin that does not answer
+//! cannot delay other pods. A pod that had devices before a reboot waits for them instead of failing. Without plugins
+//! there is only the listening registration socket.
 
 mod choose;
 mod edits;
@@ -112,8 +112,8 @@ struct Shared {
 struct State {
     table: Table,
     /// Plugins by resource, with the numbers of their registrations. Only a plugin that requires PreStartContainer
-    /// stays after its end: the call then fails, so no container with its devices starts until it has registered again,
-    /// as upstream.
+    /// stays after its end. The call then fails, as upstream, so no container with its devices starts until it has
+    /// registered again.
     plugins: HashMap<String, (u64, Plugin)>,
     /// Uids of pods whose records are out of date, with the number of the last change.
     unsaved: HashMap<String, u64>,

@@ -18,8 +18,8 @@ pub enum ImageVerification {
     AlwaysVerify,
 }
 
-/// An entry of `preloadedImagesVerificationAllowlist`: the name of an image with its registry and without tag and digest,
-/// such as `docker.io/library/busybox`, or a prefix of such names that ends with `/*`.
+/// An entry of `preloadedImagesVerificationAllowlist`. It is the name of an image with its registry and without tag
+/// and digest, such as `docker.io/library/busybox`. Or it is a prefix of such names that ends with `/*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedImages(String);
 

@@ -10,7 +10,7 @@
 //! ```
 //! The kubeconfig, written last, makes the machine joined. A machine that crashes before joins again; one that
 //! crashes after needs no token. A key never leaves the machine and is written in one file with its certificate. The
-//! only exception is the key of the first request: it is stored alone until the request is answered, so that a retry
+//! only exception is the key of the first request. It is stored alone until the request is answered, so that a retry
 //! continues with the same request.
 
 mod client;
@@ -126,8 +126,8 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
     Ok(Some(Membership { node, files, current: Arc::new(current), serving: Arc::new(serving) }))
 }
 
-/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files: only in
-/// the same cluster, because its pods and volumes belong to that.
+/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may only
+/// in the same cluster, because its pods and volumes belong to that.
 ///
 /// # Errors
 /// [`JoinError::Joined`] when it had joined another cluster.

@@ -1,4 +1,4 @@
-//! Checks load balancers before this node serves them at its addresses: no service takes a port that a program of the
+//! Checks load balancers before this node serves them at its addresses. No service takes a port that a program of the
 //! node or a pod's host port uses.
 //!
 //! The control plane's controller decides which service has which port of the nodes. It has no list of a node's

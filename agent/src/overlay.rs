@@ -5,8 +5,8 @@
 //! podCIDRs of our own ─────────┼─► apply ───────────────┼─► pod network: MTU, ranges without masquerading
 //! netlink ─► our addresses ────┘                        └─► state ─► status, annotations
 //! ```
-//! Until the Nodes are listed once, the kernel's tables stay as an earlier agent left them: pods of other nodes stay
-//! reachable while the control plane is unreachable.
+//! Until the Nodes are listed once, the kernel's tables stay as an earlier agent left them. So pods of other nodes
+//! stay reachable while the control plane is unreachable.
 
 mod annotation;
 mod retest;

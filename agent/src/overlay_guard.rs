@@ -1,8 +1,9 @@
 //! The table of Services on a node whose Services another program proxies.
 //!
-//! It keeps pods from the overlay's port, as the service proxy does otherwise. It replaces the table of an earlier run with
-//! the service proxy, whose rules would be outdated. Until the Node object with the networks of pods is known, that table
-//! stays as it is: it protects the port after a restart without API server. Without an overlay there is no table.
+//! It keeps pods from the overlay's port, as the service proxy does otherwise. It replaces the table of an earlier run
+//! with the service proxy, whose rules would be outdated. Until the Node object with the networks of pods is known,
+//! that table stays as it is. It protects the port after a restart without API server. Without an overlay there is no
+//! table.
 
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Replaces a file of mode 0600, and creates its directory if it is absent: temporary file with the extension `tmp`,
-/// fsync, rename, fsync of the directory. Two writers of one path must not run at the same time.
+/// Replaces a file of mode 0600, and creates its directory if it is absent. The steps: temporary file with the
+/// extension `tmp`, fsync, rename, fsync of the directory. Two writers of one path must not run at the same time.
 ///
 /// # Errors
 /// As mkdir(2), open(2), write(2), fsync(2) and rename(2). Then the old file is unchanged, or the new one complete.

@@ -4,8 +4,8 @@
 //! stored services until then: those of the namespaces of this node's pods. A consumer that follows changes takes a
 //! [`Subscription`], which collects the changed services.
 //!
-//! A pod of this node that is not ready takes no traffic of this node, also if its EndpointSlice says otherwise,
-//! because the slices do not change without the API server.
+//! A pod of this node that is not ready takes no traffic of this node, whatever its EndpointSlice says. The slices do
+//! not change without the API server.
 
 mod local_pods;
 mod ranges;

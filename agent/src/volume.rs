@@ -3,7 +3,7 @@
 //! A pod's volumes are at the kubelet's paths, `<state>/pods/<uid>/volumes/<plugin>/<name>`, with one file below
 //! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs,
 //! mounted on `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a
-//! line to the host's mount table for every pod, and on cgroup v1 the container library slows with the length of that
+//! line to the host's mount table for every pod. On cgroup v1 the container library slows with the length of that
 //! table. A pod cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
 //! ([`Volumes::read_only`]). Only `emptyDir` with `medium: Memory`, which pods write to, gets a mount of its own.
 //!

@@ -1,8 +1,8 @@
-//! The files of a network: one per allocated address, with its owner's id and interface in two lines, and the last
-//! allocated address of each range set. One lock for all processes.
+//! The files of a network. There is one per allocated address, with its owner's id and interface in two lines. Others
+//! have the last allocated address of each range set. One lock for all processes.
 //!
-//! An address file is written under another name and linked to its own, so that a process killed at any instruction
-//! leaves no address without an owner.
+//! An address file is written under another name and then linked to its own. So a process that is killed at any
+//! instruction leaves no address without an owner.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

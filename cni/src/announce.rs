@@ -17,8 +17,8 @@ use crate::netns::Netns;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 
-/// Announces the addresses from inside the link's namespace, on a thread of its own: closing such a socket waits some
-/// 10 ms for the kernel's grace period. A failure is only logged: neighbours also find the address by ARP requests and
+/// Announces the addresses from inside the link's namespace, on its own thread. To close such a socket, the kernel
+/// waits some 10 ms for a grace period. A failure is only logged: neighbours also find the address by ARP requests and
 /// neighbour solicitations.
 pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Option<JoinHandle<()>> {
     let mac = <[u8; 6]>::try_from(&link.mac[..]).ok()?;

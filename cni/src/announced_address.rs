@@ -40,7 +40,7 @@ pub async fn announce_address(
     let present = links.addresses(&link).await?;
     let same = |present: &&Present| present.network.ip() == address;
     let is_new = !present.iter().any(|present| same(&present));
-    // The lifetime would remove the node's own address.
+    // With a lifetime the kernel would remove the node's own address.
     if present.iter().filter(same).any(is_node_address) {
         return Err(Error::Changed {
             what: format!("the address {address}"),

@@ -1,8 +1,8 @@
 //! Records of attachments, one file each. DEL, CHECK and GC work from them, also after a crash.
 //!
 //! A record is written before the first plugin runs, and again with the result. Records are on a tmpfs (`/run`) and
-//! end with the boot, like the objects that they describe. Records of lists with executables are kept across boots:
-//! such a plugin may keep its data on disk, as host-local does below `/var/lib`, and the next start runs DEL.
+//! end with the boot, like the objects that they describe. Records of lists with executables are kept across boots,
+//! and the next start runs DEL. Such a plugin may keep its data on disk, as host-local does below `/var/lib`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! The `bandwidth` plugin: a token bucket on the host's end of the veth pair for received packets, and another one on
-//! an intermediate device for sent packets, to which the host's end redirects them.
+//! The `bandwidth` plugin. A token bucket on the host's end of the veth pair limits received packets. The host's end
+//! redirects sent packets to an intermediate device, which has a token bucket, too.
 
 use serde::Deserialize;
 

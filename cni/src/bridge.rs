@@ -287,8 +287,9 @@ impl Bridge<'_> {
         }
     }
 
-    /// Finds or makes the host's interface in a VLAN of the bridge: a veth pair as the reference plugin makes it, so
-    /// that each plugin can use the pair of the other. Like the bridge, it is not removed with the last attachment.
+    /// Finds or makes the host's interface in a VLAN of the bridge. It is a veth pair as the reference plugin makes
+    /// it, so that each plugin can use the pair of the other. Like the bridge, it is not removed with the last
+    /// attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {

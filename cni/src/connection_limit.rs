@@ -9,10 +9,10 @@
 //! user sets also limits the rate of new connections: to the rate at which `max` closed connections expire. The default
 //! limit has no rate, because busy clients without keep-alive exceed it.
 //!
-//! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8 ended
-//! connections. With one counter for each address, an address with 8,000 connections therefore began 1,800 new ones a
-//! second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a hash
-//! of destination and ports; docs/measurements.md has the numbers.
+//! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8
+//! ended connections. So with one counter, an address with 8,000 connections began 1,800 new ones a second, and 13,600
+//! without the limit (Linux 6.18, two cores). So each address has several counters, selected by a hash of destination
+//! and ports; docs/measurements.md has the numbers.
 //!
 //! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, three
 //! of each if its counter is full, and one more look-up for the rate.
@@ -192,7 +192,7 @@ impl ConnectionLimit {
         state.network = None;
         let mut transaction = Transaction::new(&self.table);
         transaction.delete_table();
-        self.commit(&mut state, transaction, "remove")
+        nft::commit(&mut state.channel, &self.table, transaction, "remove")
     }
 
     /// The number of packets that the table has dropped since it was made. `None` without a limit.
@@ -236,18 +236,7 @@ impl ConnectionLimit {
             transaction.make_table();
             layout(&mut transaction, limits);
         }
-        self.commit(state, transaction, "replace")
-    }
-
-    fn commit(
-        &self,
-        state: &mut State,
-        transaction: Transaction<'_>,
-        action: &'static str,
-    ) -> Result<(), Error> {
-        let channel = nft::open_once(&mut state.channel)?;
-        let refused = |source| Error::Firewall { action, table: self.table.clone(), source };
-        channel.commit(transaction.finish()).map_err(refused)
+        nft::commit(&mut state.channel, &self.table, transaction, "replace")
     }
 }
 

@@ -52,8 +52,8 @@ struct State {
     redirected: BTreeSet<Mapping>,
     /// Keys of removed claims whose files still exist. Another process would read these files as claims.
     gone: BTreeSet<String>,
-    /// Opened at first use: most requests to plugins need no nftables, and closing the socket waits until the kernel
-    /// has freed everything removed from nftables by any process.
+    /// Opened at first use, because most requests to plugins need no nftables. To close the socket, the kernel waits
+    /// until everything that any process has removed from nftables is freed.
     channel: Option<Channel>,
 }
 
@@ -298,7 +298,7 @@ impl Firewall {
         let lock = Flock::lock(file.map_err(failed("open", &path))?, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
         state.claims = Index::committed(read_all(&self.dir)?);
-        // Applied by the last process, unless it was killed before it updated the table.
+        // The last process has applied these claims, unless it was killed before it updated the table.
         state.is_known = !self.dir.join(MARK).exists();
         state.redirected = match state.is_known {
             true => state.claims.ledger.full_plan().connectionless(),

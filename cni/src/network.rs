@@ -110,8 +110,8 @@ struct Inner {
     /// executables, ADD and DEL hold it only until the attachment is recorded, so that a plugin that hangs blocks
     /// nothing else.
     state: RwLock<State>,
-    /// Held while an attachment of a list with executables is recorded, and while GC runs executables: an attachment
-    /// missing in their list would lose its resources.
+    /// Held while an attachment of a list with executables is recorded, and while GC runs executables. An attachment
+    /// that is missing in the list of GC would lose its resources.
     gc_lock: GcLock,
     /// Held from the check of a requested hardware address until its owner is recorded.
     claiming: tokio::sync::Mutex<()>,
@@ -165,9 +165,9 @@ impl Network {
     /// [`set_pod_cidrs`](Self::set_pod_cidrs) makes the default network.
     ///
     /// # Errors
-    /// When another network of this network namespace has the same bridge or table (one that is about to end is waited
-    /// for), or the state directory or a netlink socket cannot be opened. An unusable configuration is not an error:
-    /// [`ready`](Self::ready) reports it until it is repaired.
+    /// When another network of this network namespace has the same bridge or table, or the state directory or
+    /// a netlink socket cannot be opened. The call waits for a network that is about to end. An unusable configuration
+    /// is not an error: [`ready`](Self::ready) reports it until it is repaired.
     pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
         let names = [
             SharedName { kind: "bridge", name: &config.bridge, setting: "--bridge" },
@@ -206,8 +206,9 @@ impl Network {
         Ok(network)
     }
 
-    /// Limits the connections of each pod of the default network. 0, or no call: no limit; `None`: a quarter of the
-    /// connections that the kernel tracks. Must be called before [`set_pod_cidrs`](Self::set_pod_cidrs).
+    /// Limits the connections of each pod of the default network. 0: no limit, which is also the default. `None`: a
+    /// quarter of the connections that the kernel tracks. Must be called before
+    /// [`set_pod_cidrs`](Self::set_pod_cidrs).
     pub fn set_max_connections(&self, max: Option<u32>) {
         if let Some(connections) = &self.inner.host.connections {
             connections.set(max);

@@ -105,7 +105,7 @@ const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 
     None => unreachable!(),
 };
 
-/// The transaction that replaces the table. `served`: of [`Entrances`].
+/// The transaction that replaces the table. `served`: addresses that host ports do not take.
 pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.0.delete_table();
@@ -118,7 +118,7 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     table.rule("hostports", &Rule::default().jump(CONDITIONAL));
     table.entrances(&Entrances { ports: [false, plan.has_ports()], served });
     if !plan.has_masquerading_rules() {
-        // With masquerading rules, `turn` writes all rules of the chain.
+        // Otherwise `turn` writes all rules of the chain.
         table.postrouting_rules(plan);
     }
     table.turn(&Plan::default(), plan);
@@ -483,6 +483,17 @@ pub(crate) fn open_once(channel: &mut Option<Channel>) -> Result<&mut Channel, E
             Ok(none.insert(Channel::open().map_err(failed)?))
         }
     }
+}
+
+/// Commits a transaction on a table by the socket of its owner. `action` is the verb in the error.
+pub(crate) fn commit(
+    channel: &mut Option<Channel>,
+    table: &str,
+    transaction: Transaction<'_>,
+    action: &'static str,
+) -> Result<(), Error> {
+    let refused = |source| Error::Firewall { action, table: table.to_owned(), source };
+    open_once(channel)?.commit(transaction.finish()).map_err(refused)
 }
 
 #[cfg(test)]

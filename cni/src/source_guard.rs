@@ -1,7 +1,7 @@
 //! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
-//! neighbour discovery. The rate of broadcast and multicast frames is limited, because the bridge copies these to all
-//! ports: requests of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of
-//! applications.
+//! neighbour discovery. The rate of broadcast and multicast frames is limited, because the bridge copies them to all
+//! ports. These are requests of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast
+//! of applications.
 //!
 //! One table of the family `bridge`, because the frames must be filtered at the port, before the bridge forwards them.
 //! A frame of IPv4 costs one look-up in a hash set, other frames two, and broadcast and multicast frames one more. The
@@ -208,11 +208,11 @@ impl SourceGuard {
         transaction: Transaction<'_>,
         action: &'static str,
     ) -> Result<(), Error> {
-        let channel = nft::open_once(&mut state.channel)?;
-        channel.commit(transaction.finish()).map_err(|source| {
-            state.is_unsupported = is_unsupported(&source);
-            Error::Firewall { action, table: self.table.clone(), source }
-        })
+        let committed = nft::commit(&mut state.channel, &self.table, transaction, action);
+        if let Err(Error::Firewall { source, .. }) = &committed {
+            state.is_unsupported = is_unsupported(source);
+        }
+        committed
     }
 }
 

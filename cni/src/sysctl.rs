@@ -103,15 +103,15 @@ fn raise(dir: &Path, least: &[(&str, u32)]) -> Result<(), Error> {
     raised
 }
 
-/// Whether the kernel can pass packets between ports of a bridge through the filters of the IP layer: whether the module
-/// `br_netfilter` is loaded or built in.
+/// Whether the module `br_netfilter` is loaded or built in. Then the kernel can pass packets between ports of a bridge
+/// through the filters of the IP layer.
 #[must_use]
 pub fn filters_bridges() -> bool {
     Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists()
 }
 
 /// With forwarding enabled the kernel ignores router advertisements (`accept_ra` = 1), and drops the default routes
-/// that it learned from them: the node would lose its default route. So interfaces with such a route, or that may get
+/// that it learned from them. The node would lose its default route. So interfaces with such a route, or that may get
 /// one, are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
 fn forward_v6() -> Result<(), Error> {
     let all = Path::new("/proc/sys/net/ipv6/conf");

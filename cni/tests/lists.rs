@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_cni::{Attached, Attachment, Network, NetworkConfig};
-use coracle_testing::{eventually, eventually_async};
+use coracle_testing::{eventually, eventually_async, within};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
@@ -104,15 +104,7 @@ impl Sandbox {
     }
 
     fn reaches_by(&self, to: &str, port: u16) -> bool {
-        let begun = Instant::now();
-        loop {
-            if self.answered(to, port) {
-                return true;
-            }
-            if begun.elapsed() > Duration::from_secs(60) {
-                return false;
-            }
-        }
+        within(10, || self.answered(to, port)).is_some()
     }
 
     /// Whether a host refuses a connection, which shows that it responds.

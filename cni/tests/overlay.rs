@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_cni::{
     Backend, End, Local, Offload, Overlay, OverlayConfig, Peer, PeerKind, ProbeResult, examine,
@@ -154,16 +154,11 @@ fn echoes(from: &str, to: &str, length: usize) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let (to, mut buffer) = (SocketAddr::new(to.parse().unwrap(), 7), vec![0; 65536]);
     // The first packet may be lost: the underlay's neighbour is unknown, or the path MTU is smaller.
-    let begun = Instant::now();
-    while begun.elapsed() < LONG {
-        if socket.send_to(&vec![7; length], to).is_ok()
+    let answered = coracle_testing::within(10, || {
+        socket.send_to(&vec![7; length], to).is_ok()
             && socket.recv(&mut buffer).is_ok_and(|answered| answered == length)
-        {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    false
+    });
+    answered.is_some()
 }
 
 fn reaches_everything(mtu: usize) {

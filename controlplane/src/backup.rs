@@ -70,8 +70,8 @@ impl BackupFile {
     /// example by a timer, would replace it before it is complete.
     ///
     /// # Errors
-    /// [`BackupError::File`], also if another process writes a backup of this name, or if the path is a device or a link,
-    /// such as `/dev/stdout`: the backup would replace it.
+    /// [`BackupError::File`], also if another process writes a backup of this name. A path that is a device
+    /// or a link, such as `/dev/stdout`, is an error, because the backup would replace it.
     pub fn create(path: &Path) -> Result<Self, BackupError> {
         if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
             let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a regular file");

@@ -116,7 +116,7 @@ impl ExternalClients {
         Ok(Self { clients, election: config.election, metrics })
     }
 
-    /// The metrics of controllers and scheduler in the text format of Prometheus, whenever the result is called.
+    /// A function that returns the metrics of controllers and scheduler in the text format of Prometheus.
     #[must_use]
     pub fn metrics(&self) -> Arc<dyn Fn() -> String + Send + Sync> {
         self.metrics.0.clone()

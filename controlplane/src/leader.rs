@@ -1,9 +1,9 @@
 //! Leader election by a Lease: of several control planes on one store, one runs the controllers and one the scheduler.
 //!
-//! States: candidate, leader. A candidate reads the lease at each retry period, and takes it when its holder released it
-//! or did not renew it for the lease's duration on the candidate's own clock. A leader that cannot renew its lease within
-//! the deadline stops its work, before another server can start. A graceful stop releases the lease. The algorithm and
-//! the default durations are those of `client-go/tools/leaderelection`.
+//! States: candidate, leader. A candidate reads the lease at each retry period. It takes a lease that the holder has
+//! released, or has not renewed for the lease's duration on the candidate's own clock. A leader that cannot renew its
+//! lease within the deadline stops its work, before another server can start. A graceful stop releases the lease. The
+//! algorithm and the default durations are those of `client-go/tools/leaderelection`.
 
 mod plan;
 

@@ -147,7 +147,7 @@ fn go_name(name: &str) -> String {
 // === impl ServingCertificates ===
 
 impl ServingCertificates {
-    /// `own` is the certificate without one in the options.
+    /// `own`: the certificate that is used if the options have none.
     pub(crate) fn open(own: &Pair, options: &ServingOptions) -> Result<Self, TlsError> {
         let default = match &options.certificate {
             Some((certificate, key)) => Slot::open(certificate, key, &[])?,
@@ -228,8 +228,8 @@ impl Slot {
         self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the files again. Between the changes of certificate and key they do not match; the current ones stay then.
-    /// Returns whether the files were used.
+    /// Reads the files again. While only one of the two files is changed, certificate and key do not match, and the
+    /// current ones stay. Returns whether the files were used.
     fn reload(&self) -> bool {
         let Some((certificate, key)) = &self.files else { return true };
         match Loaded::read(certificate, key) {

@@ -176,8 +176,8 @@ impl Cgroups {
         self.on_tree(group, move || cgroups.thaw(&path)).await.map_err(std::io::Error::other)?
     }
 
-    /// Thaws a group and its descendants. On v1 a killed process does not end while its group is frozen: for a checkpoint,
-    /// or by root of the container, which can freeze groups that it makes below the container's.
+    /// Thaws a group and its descendants. On v1 a killed process does not end while its group is frozen. A checkpoint
+    /// freezes the group, and root of the container can freeze groups below it.
     fn thaw(&self, group: &str) -> std::io::Result<()> {
         let freezer = self.v1.get("freezer").and_then(|mount| below(mount, group));
         freezer.map_or(Ok(()), |dir| coracle_tree::cgroup::thaw(&dir))
@@ -235,8 +235,8 @@ impl Cgroups {
         self.remove_directories(group, self.dirs(group), BUSY_TIMEOUT).await
     }
 
-    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in it, such as a daemon
-    /// that a hook has started, does not prevent the removal of the pod: then the group stays.
+    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in it, such as a
+    /// daemon of a hook, does not prevent the removal of the pod. The group stays then.
     pub(crate) async fn remove_shim(&self, group: &str) {
         let dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group)).collect();
         if let Err(error) = self.remove_directories(group, dirs, SHIM_TIMEOUT).await {

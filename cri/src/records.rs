@@ -1,10 +1,10 @@
 //! Durable records: one JSON file per object in the state directory, a tmpfs on a node. A reboot removes them together with
 //! the objects that they describe.
 //!
-//! A record is written to a temporary name and renamed, so that a reader sees the old or the new record. New fields need no
-//! new version. Any other change needs a higher version: an older runtime then refuses to start, because it would take an
-//! unreadable record for an incompletely created object. `recorded` has records of each version, which all later versions
-//! must read.
+//! A record is written to a temporary name and renamed, so that a reader sees the old or the new record. New fields
+//! need no new version. Any other change needs a higher version. An older runtime then refuses to start, because it
+//! would take an unreadable record for an incompletely created object. `recorded` has records of each version, which
+//! all later versions must read.
 
 #[cfg(test)]
 mod recorded;

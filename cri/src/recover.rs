@@ -186,8 +186,8 @@ impl Recovery {
         }
     }
 
-    /// Connects to a shim. A live shim is not killed only because this runtime cannot talk to it: the shim may be of a later
-    /// version, or this process may lack a resource. A shim that no client can ever reach again is killed.
+    /// Connects to a shim. A live shim is not killed only because this runtime cannot talk to it. The shim may be of a
+    /// later version, or this process may lack a resource. A shim that no client can ever reach again is killed.
     async fn find_shim(&self, id: &str) -> Result<Found, Error> {
         let dir = self.records.sandbox_dir(id);
         let timeouts = self.config.shim_timeouts;

@@ -192,8 +192,8 @@ async fn connect_again(
 // === impl Connection ===
 
 impl Connection {
-    /// Acknowledges handled events to the shim. An exit that could not be recorded is not acknowledged: the shim sends it
-    /// again to the next runtime, unless a later exit is recorded and acknowledged.
+    /// Acknowledges handled events to the shim. An exit that could not be recorded is not acknowledged. The shim sends
+    /// it again to the next runtime, unless a later exit is recorded and acknowledged.
     async fn acknowledge(&self, sequence: u64, recorded: Result<(), Error>) {
         let all = locked(&self.acknowledgements).done(sequence);
         let shim = &self.shim;

@@ -1,5 +1,5 @@
-//! Timing of calls: with the log filter `steps=debug` each creation and start of a pod or container logs one line with the
-//! milliseconds of every step.
+//! Timing of calls. With the log filter `steps=debug`, each creation and start of a pod or container logs one line
+//! with the milliseconds of every step.
 
 use std::fmt::Write as _;
 

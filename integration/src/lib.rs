@@ -26,7 +26,7 @@ mod trace;
 
 pub use cgroup::end_cgroup;
 pub use cluster::Cluster;
-pub use coracle_testing::{eventually, eventually_async, skip, skip_part};
+pub use coracle_testing::{eventually, eventually_async, skip, skip_part, within, within_async};
 pub use cri::Cri;
 pub use crictl::Crictl;
 pub use flannel::Flannel;

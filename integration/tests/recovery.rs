@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Machine, Trace, on_a_machine};
+use coracle_integration::{Machine, Trace, on_a_machine, within_async};
 use node::{LONG, Node, Received, received_once};
 
 /// Names in all `coracle_fault::point("…")` below a directory.
@@ -195,14 +195,8 @@ async fn all_received(node: &mut Node, before: Received) -> Result<(), String> {
 
 /// Waits until only the resources of the running runtime are left, or a time limit.
 async fn settled(machine: &Machine, clean: &Trace) {
-    let begun = Instant::now();
-    while begun.elapsed() < LONG {
-        let now = left(machine);
-        if now.since(clean).iter().all(|trace| trace.starts_with("process ") || trace.ends_with(".sock")) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_of_runtime = |trace: &&str| trace.starts_with("process ") || trace.ends_with(".sock");
+    let _is_settled = within_async(20, || left(machine).since(clean).iter().all(is_of_runtime)).await;
 }
 
 /// State in the kernel and on disk when no runtime runs.

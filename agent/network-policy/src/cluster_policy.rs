@@ -1,7 +1,7 @@
 //! Policies of the whole cluster (group `policy.networking.k8s.io`), parsed.
 //!
-//! A rule with a peer or port that cannot be parsed fails closed, as the API requires: an `Allow` rule matches nothing,
-//! any other rule denies everything.
+//! A rule with a peer or port that cannot be parsed fails closed, as the API requires. An `Allow` rule matches
+//! nothing, any other rule denies everything.
 
 mod rule;
 

@@ -13,11 +13,12 @@ use coracle_nft::{Channel, Flow, FlowSelector, count_flows, mark_flows};
 use crate::model::Model;
 use crate::packet::Packet;
 
-/// Bit of a connection's mark: the policies do not allow it.
+/// Bit of the conntrack mark of connections that the policies do not allow.
 pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 
-/// Up to this number of connections they are all listed together. For each list, however short, the kernel goes through
-/// its whole table: 8 to 10 ms for the usual 262,144 buckets, as long as it takes to list this number of connections.
+/// Up to this number of connections they are all listed together. For each list, however short, the kernel goes
+/// through its whole table. With the usual 262,144 buckets this takes 8 to 10 ms, as long as a list of this number of
+/// connections.
 const ALL_MAX: u32 = 8192;
 /// Above [`ALL_MAX`] the connections of each address are listed separately, up to this number of addresses. For more
 /// addresses one list of all connections is faster.

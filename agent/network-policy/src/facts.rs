@@ -27,8 +27,8 @@ pub struct PodFacts {
     pub ips: Vec<IpAddr>,
     /// Time of the pod's creation in seconds since 1970.
     pub(crate) created: i64,
-    /// Position among the pods whose sandboxes got addresses on this node. The last sandbox with an address has it. 0:
-    /// the sandbox is unknown, and the addresses are those of the pod's status.
+    /// Position in the order in which sandboxes got addresses on this node. Of the pods with one address, the one with
+    /// the greatest position has it. 0: the sandbox is unknown, and the addresses are those of the pod's status.
     pub sandbox: u64,
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,

@@ -10,10 +10,10 @@
 //! The two base chains follow each other at one hook, so that an accepted packet of the first enters the second.
 //!
 //! While there are policies of administrators, a base chain `egress-admin` precedes `egress`, and `ingress-admin`
-//! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet that
-//! it passes has no mark. A `goto` to the chains of NetworkPolicies would need no mark, but the kernel validates every path
-//! through the chains: their number would be the product of the pods and policies of both tiers. Pods that no
-//! NetworkPolicy selects pass the group of their baseline policies at the end of `egress` and `ingress`.
+//! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet
+//! that it passes has no mark. A `goto` to the chains of NetworkPolicies would need no mark. But the kernel validates
+//! every path through the chains, and the number of paths would be the product of the pods and policies of both tiers.
+//! Pods that no NetworkPolicy selects pass the group of their baseline policies at the end of `egress` and `ingress`.
 
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
@@ -204,7 +204,7 @@ fn with_ports(rule: Rule, ports: &Ports) -> Rule {
             port_of(*protocol).between(R0, &first.to_be_bytes(), &last.to_be_bytes())
         }
         Ports::Single(all) => match all.first() {
-            // Without an anonymous set, which would be a set of the table, too.
+            // A single port needs no anonymous set, which would be one more set of the table.
             Some((protocol, port)) if all.len() == 1 => port_of(*protocol).equal(R0, &port.to_be_bytes()),
             _ => rule.protocol_and_port(R0).in_anonymous_set(set_of_ports(all)),
         },

@@ -133,8 +133,8 @@ impl Rules {
         }
     }
 
-    /// Whether the policy restricts the direction for a pod, in a namespace with these labels. A policy without a
-    /// selector of namespaces restricts only pods of its own namespace; the caller checks it.
+    /// Whether the policy restricts the direction for a pod. `namespace` has the labels of the pod's namespace. A policy
+    /// without a selector of namespaces restricts only pods of its own namespace. The caller checks this namespace.
     pub(crate) fn restricts(&self, direction: Direction, pod: &PodFacts, namespace: Option<&Labels>) -> bool {
         let is_in = match &self.subject.namespaces {
             Namespaces::Own => true,

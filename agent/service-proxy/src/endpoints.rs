@@ -44,8 +44,8 @@ pub(crate) struct PortId<'a> {
     pub(crate) is_ipv4: bool,
 }
 
-/// The endpoints of a service port. Topology hints apply to the traffic policy `Cluster`, which external traffic may have
-/// although internal traffic has another one.
+/// The endpoints of a service port. Topology hints apply to traffic with the policy `Cluster`. Internal and external
+/// traffic can have different policies.
 pub(crate) fn choose(slices: &[Arc<EndpointSlice>], port: PortId<'_>, node: &NodeView) -> TrafficEndpoints {
     let all = candidates(slices, port, node);
     let mut usable = available(&all, |_| true);

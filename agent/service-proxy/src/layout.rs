@@ -156,8 +156,8 @@ fn services(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Rules that load protocol and port of packets to addresses of this machine that have node ports: one for each range,
-/// or one for all addresses if the family has no range.
+/// Rules that load protocol and port of packets to addresses of this machine that have node ports. There is one for
+/// each range, or one for all addresses if the family has no range.
 fn local_ports(is_ipv4: bool, node: &NodeView) -> Vec<Rule> {
     let ranges = node.node_port_addresses.iter().filter(|range| range.is_ipv4() == is_ipv4);
     let of_range = |range: &IpNetwork| local_port(is_ipv4, node).to(*range, false).protocol_and_port(R0);
@@ -191,8 +191,8 @@ fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Host ports of pods (priority -100) take precedence. A load balancer may get a port while the pod with that host port
-/// does not run; the pod gets its port again when it starts.
+/// Host ports of pods (priority -100) take precedence. A load balancer may get a port while the pod with that host
+/// port does not run. The pod gets its port again when it starts.
 const AFTER_HOST_PORTS: i32 = -99;
 
 fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {

@@ -23,7 +23,7 @@ pub struct NodeView {
     pub external_ips: Vec<IpNetwork>,
     /// Ranges of this node's addresses that have node ports. Without a range of a family, all its addresses have them.
     pub node_port_addresses: Vec<IpNetwork>,
-    /// UDP port of the overlay. Packets of pods to this port are dropped: the kernel cannot distinguish them from
+    /// UDP port of the overlay. Packets of pods to this port are dropped. The kernel cannot distinguish them from
     /// packets of other nodes, and would deliver the inner packet with any source address.
     pub overlay_port: Option<u16>,
     /// Addresses of this node. If the status of a load balancer has one of them, the node serves the load balancer at

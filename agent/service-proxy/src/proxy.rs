@@ -264,8 +264,8 @@ impl Proxy {
         self.claims.get(element_id)?.first().map(|(_, entry)| entry.clone())
     }
 
-    /// Writes the difference in the order that the kernel requires: an element's chain exists before the element, and a
-    /// chain is removed after the elements that lead to it.
+    /// Writes the difference in the order that the kernel requires. An element's chain exists before the element, and
+    /// a chain is removed after the elements that lead to it.
     fn write(&self, transaction: &mut Transaction<'_>, difference: Difference) -> Changed {
         let mut gone: BTreeMap<_, Vec<Element>> = BTreeMap::new();
         let mut new: BTreeMap<_, Vec<Element>> = BTreeMap::new();

@@ -144,8 +144,8 @@ fn mounts_of_v1(mountinfo: &str) -> BTreeMap<String, PathBuf> {
 }
 
 /// Makes new cpusets below a cgroup inherit CPUs and memory nodes, at any depth. If this fails, [`fill_cpusets`] and
-/// the shims write the values. With each such write the kernel rebuilds its scheduling domains and visits all cpusets,
-/// so the cost of a pod grows with the number of pods.
+/// the shims write the values. With each such write the kernel rebuilds its scheduling domains and visits all cpusets.
+/// So the cost of a pod grows with the number of pods.
 pub(super) fn inherit_cpusets(mount: &Path, below: &str) {
     if let Err(error) = fs::write(mount.join(below).join(CLONE_CHILDREN), "1") {
         tracing::debug!(%error, cgroup = below, "new cpusets do not inherit the values of their parent");

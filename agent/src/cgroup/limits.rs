@@ -149,7 +149,7 @@ pub(crate) fn writes(limits: &Limits, v2: bool) -> Vec<Write> {
     out
 }
 
-/// v1 shares in v2's scale of 1 to 10000, by the curve of runc and crun since 2025: it maps v1's default 1024 to v2's
+/// v1 shares in v2's scale of 1 to 10000, by the curve of runc and crun since 2025. It maps v1's default 1024 to v2's
 /// default 100.
 fn weight(shares: i64) -> u64 {
     if shares <= MIN_SHARES {

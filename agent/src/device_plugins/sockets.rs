@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::dra::open_socket;
 
-/// Name of the socket in its directory, as the kubelet's.
+/// Name of each socket, the same as with a kubelet.
 const NAME: &str = "kubelet.sock";
 /// Directory of device plugins and their registration socket, below the kubelet's directory.
 pub(crate) const DEVICE_PLUGINS: &str = "device-plugins";
@@ -48,8 +48,8 @@ pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Lets only the node's user connect to the socket. Containers of plugins can change the directory: a symlink in place
-/// of the socket could lead chmod(2) to any file of the host, so symlinks are not followed.
+/// Lets only the node's user connect to the socket. Symlinks are not followed: containers of plugins can change the
+/// directory, and a symlink could lead chmod(2) to any file of the host.
 fn restrict(dir: &Path) -> io::Result<()> {
     let socket = open_socket(dir, Path::new(NAME))?;
     // fchmod(2) does not accept an O_PATH descriptor; chmod(2) of its path in /proc does.

@@ -193,7 +193,7 @@ impl Table {
         self.resources.contains_key(name)
     }
 
-    /// Numbers of devices. As in the kubelet, a resource whose plugin did not come back has zero devices: this
+    /// Numbers of devices. As in the kubelet, a resource whose plugin did not come back has zero devices. This
     /// distinguishes it from resources of the cluster, which the node does not report.
     pub(super) fn counts(&self) -> DeviceCounts {
         let count = |resource: &Resource| {
@@ -454,8 +454,8 @@ impl Table {
         Some(resource.devices.iter().map(own).collect())
     }
 
-    /// The request with the affinity of the container's reservation, and the healthy devices that are free or reserved
-    /// for the container, without those that it reuses.
+    /// The request with the affinity of the container's reservation. Also the healthy devices that are free or
+    /// reserved for the container, without those that it reuses.
     fn open(&self, owner: Owner<'_>, want: &DeviceRequest) -> (DeviceRequest, Devices) {
         let mut open = self.free(&want.resource);
         let Some(allocation) = self.allocation(owner, &want.resource) else { return (want.clone(), open) };

@@ -26,8 +26,7 @@ struct Info {
 
 /// All images.
 pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Image>, RuntimeError> {
-    // Containers are listed first: a container that is created meanwhile uses the image of a pod, and pods are read
-    // last.
+    // Containers are listed before the pods are read. A container that is created in between uses the image of a pod.
     let containers = runtime.list_containers(cri::ListContainersRequest::default()).await?.containers;
     let mut used: HashSet<String> = HashSet::new();
     for container in containers {
@@ -58,8 +57,8 @@ pub(super) struct NamedImages {
 // === impl NamedImages ===
 
 impl NamedImages {
-    /// Whether one of these pods names an image. The names are read again only if the pods have changed: a user can make
-    /// pods with a hundred thousand names, and each of many images is checked.
+    /// Whether one of these pods names an image. The names are read again only if the pods have changed. A user can
+    /// make pods with a hundred thousand names, and each of many images is checked.
     pub(super) fn contains(&mut self, pods: Vec<Arc<Pod>>, id: &str, names: &[String]) -> bool {
         let is_same = |(one, other): (&Arc<Pod>, &Arc<Pod>)| Arc::ptr_eq(one, other);
         if pods.len() != self.pods.len() || !pods.iter().zip(&self.pods).all(is_same) {
@@ -112,7 +111,8 @@ fn named(pods: &[impl AsRef<Pod>]) -> HashSet<String> {
     specs.flat_map(references).flat_map(|image| [normalised(image)].into_iter().chain(id(image))).collect()
 }
 
-/// The id that a pod uses as a name, in the runtime's form. With its algorithm it could be a name with a tag, too.
+/// The id that a pod uses as a name, in the runtime's form. A text such as `sha256:…` can also be a name with a tag,
+/// so it is additional to the name.
 fn id(image: &str) -> Option<String> {
     let (algorithm, digits) = image.split_once(':').unwrap_or(("", image));
     let algorithm = match (algorithm, digits.len()) {

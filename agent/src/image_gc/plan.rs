@@ -74,7 +74,7 @@ impl Disk {
     }
 }
 
-/// The space to free. A pull that failed on a full disk does not report how much it needs, so images are removed until
+/// The space to free. A pull that failed on a full disk does not report how much it needs. So images are removed until
 /// at least twice the space is available. The first attempt does not remove everything, and each later one frees more.
 pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> SpaceToFree {
     if policy.high_threshold >= 100 {

@@ -91,7 +91,7 @@ pub fn self_signed(
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let now = std::time::SystemTime::now();
-    // One hour earlier, as upstream, for clients whose clock is behind.
+    // The validity begins one hour earlier, as upstream, for clients whose clock is behind.
     params.not_before = (now - std::time::Duration::from_secs(3600)).into();
     params.not_after = (now + std::time::Duration::from_secs(DAYS.unsigned_abs() * 24 * 3600)).into();
     let made = params.self_signed(&pair).map_err(unusable)?;

@@ -223,8 +223,8 @@ pub(super) fn new_key() -> Result<KeyPair, JoinError> {
     KeyPair::generate().map_err(|error| JoinError::Certificate(error.to_string()))
 }
 
-/// Creates a request for this key, unless it exists, and waits for the answer until the limit. The cluster removes
-/// unanswered requests after a day.
+/// Creates a request for this key, unless it exists, and waits for the answer. `limit` is the timeout. The cluster
+/// removes unanswered requests after a day.
 pub(super) async fn certificate(
     client: &Client,
     wanted: &RequestedIdentity,
@@ -262,7 +262,7 @@ async fn answer(
             },
             Ok(None) => return Err(refused(format!("the request {name} was deleted"))),
             Err(error) => {
-                // The watch repeats the request.
+                // The watch itself retries after a pause.
                 tracing::debug!(
                     error = coracle_error_chain::chain(&error),
                     "cannot watch the certificate request"

@@ -155,7 +155,7 @@ async fn obtain(
     }
 }
 
-/// Longest pause before the next try to reach the control plane: short enough that a control plane that returns
+/// Longest pause before the next try to reach the control plane. It is so short that a control plane that returns
 /// before the certificate's end is found in time.
 fn longest_retry(left: Option<Duration>) -> Duration {
     let left = left.filter(|left| !left.is_zero());

@@ -330,7 +330,7 @@ impl MemoryState {
     }
 
     /// Stores the blocks of a container. Blocks of earlier init containers shrink by the memory that the container
-    /// reuses, so that the sum of all blocks is the memory of the pod.
+    /// reuses. So the sum of all blocks is the memory of the pod.
     pub(crate) fn store(&mut self, uid: &str, spec: &PodSpec, container: &str, blocks: Vec<Block>) {
         let of_pod = self.blocks.entry(uid.to_owned()).or_default();
         let inits = spec.init_containers.iter().flatten().map(|init| init.name.as_str());

@@ -24,8 +24,8 @@ const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";
 const IMPAIRED: &str = "PodNetworkImpaired";
 
-/// Features that a node must declare before pods on it can use them, sorted: resizes of pod-level resources and of init
-/// containers, and restarts of all containers.
+/// Features that a node must declare before pods on it can use them, sorted. They are resizes of pod-level resources
+/// and of init containers, and restarts of all containers.
 const DECLARED_FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",

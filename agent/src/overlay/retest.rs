@@ -22,8 +22,8 @@ pub(super) struct Rounds {
 // === impl Rounds ===
 
 impl Rounds {
-    /// Starts after the node of this name. All nodes walk in the same order; with one common start they would test
-    /// the same few peers at each turn, and a kernel limits its ICMP answers.
+    /// Starts after the node of this name. All nodes walk in the same order. With one common start they would test the
+    /// same few peers at each turn, and a kernel limits its ICMP answers.
     pub(super) fn after(own: &str) -> Self {
         Self { last: own.to_owned(), due: 0 }
     }

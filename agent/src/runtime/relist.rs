@@ -1,7 +1,7 @@
 //! Container events of a runtime that sends none, from the differences between lists: the kubelet's generic PLEG.
 //!
 //! One task lists sandboxes and containers every second while there are subscribers. containerd before 1.7 does not
-//! implement events; CRI-O sends none unless `enable_pod_events` is set.
+//! implement events. CRI-O sends none unless `enable_pod_events` is set.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,8 +141,8 @@ async fn list(
     Ok(listed_sandboxes.chain(listed_containers).collect())
 }
 
-/// The events of a new list, which replaces the known one. The first list has an event for each object, as the kubelet's: a
-/// subscriber that has observed a container before this list would not notice its end in between.
+/// The events of a new list, which replaces the known one. As in the kubelet, the first list has an event for each
+/// object. A subscriber that has observed a container before this list would not notice its end in between.
 fn follow(
     known: &mut HashMap<String, ListedObject>,
     found: HashMap<String, ListedObject>,

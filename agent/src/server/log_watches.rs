@@ -1,6 +1,6 @@
 //! Watches on directories of logs, for all followers by one inotify instance.
 //!
-//! The kernel limits the instances of a user, to 128 by default, and root in a container without a user namespace is the
+//! The kernel limits the instances of a user, to 128 by default. Root in a container without a user namespace is the
 //! same user as the node. If each follower had an instance, a few followers would use up the limit. The only instance
 //! exists from the agent's start on.
 #![allow(unsafe_code, reason = "tokio requires the promise that a descriptor which it polls stays open")]

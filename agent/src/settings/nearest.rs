@@ -15,8 +15,8 @@ pub(super) fn of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option
     best.filter(|(similarity, _)| *similarity >= SIMILAR).map(|(_, known)| known)
 }
 
-/// Last part of an error about an unknown key: the table the key belongs to, the nearest key of this table, or the
-/// nearest key of another table.
+/// Last part of an error about an unknown key. It names the table that has the key, or the nearest key of this table
+/// or of another one.
 pub(super) fn hint(table: &str, name: &str, tables: &Tables) -> String {
     if let Some((other, _)) = tables.iter().find(|(_, fields)| keys(fields).any(|known| known == name)) {
         return format!("; it belongs {}", place(other));

@@ -11,8 +11,8 @@
 //!     node_name: Option<String> = unset "the host's name", "NAME", also "hostname-override";
 //! }
 //! ```
-//! The word after `=` is `default` before a value that is parsed like a flag's, or `unset` before a text that
-//! describes what an absent value means. `also` names a second flag and key with the same meaning.
+//! The word after `=` is `default` or `unset`. `default` precedes a value that is parsed like a flag's, `unset` a text
+//! that describes an absent value. `also` names a second flag and key with the same meaning.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;

@@ -1,7 +1,7 @@
 //! Claims of a pod: from the claim to its volume, and from the volume to a directory on this node.
 //!
-//! The volume of each claim is recorded in the pod's directory, so that a pod that has started keeps its volumes while
-//! the API server does not answer.
+//! The volume of each claim is recorded in the pod's directory. So a pod that has started keeps its volumes while the
+//! API server does not answer.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> io::Result<bool> {
     let mut unreadable = None;
     for pod in entries(pods_dir)? {
         for record in entries(&pod.join("claims"))? {
-            // Temporary files are of interrupted writes, before the pod started.
+            // A temporary file is the rest of an interrupted write, which came before the start of the pod.
             if record.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }

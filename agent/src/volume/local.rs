@@ -1,6 +1,6 @@
 //! `local` volumes: directories of this node. Those of the built-in provisioner are made and removed here.
 //!
-//! The directory of a provisioned volume is `<base>/<name of the volume>`. Only root can enter the base, so no user of
+//! The directory of a provisioned volume is `<base>/<name of the volume>`. Only root can enter the base. So no user of
 //! the node reaches a volume, although each volume is writable for all users of its containers. Containers see the
 //! volume, never the base: no link that a container makes is ever followed here.
 //!

@@ -1,7 +1,7 @@
 //! NFS exports, mounted by the kernel's own client: no `mount.nfs` is needed for version 4.
 //!
-//! A server that does not answer blocks a mount in the kernel. Each mount has a process of its own, which is killed after
-//! a timeout, so that such a server delays only the pods that use it.
+//! A server that does not answer blocks a mount in the kernel. Each mount has its own process, which is killed after a
+//! timeout. So such a server delays only the pods that use it.
 
 mod process;
 

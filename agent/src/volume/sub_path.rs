@@ -1,8 +1,8 @@
 //! `subPath` and `subPathExpr`: a part of a volume, resolved without leaving the volume.
 //!
-//! The kernel opens the path inside the volume (`openat2` with `RESOLVE_BENEATH`), and the opened file or directory
-//! is bind-mounted at a path of the pod's directory. No name is resolved twice, so a container that replaces a
-//! directory by a symlink while another one starts gains nothing.
+//! The kernel opens the path inside the volume (`openat2` with `RESOLVE_BENEATH`). The opened file or directory is
+//! bind-mounted at a path of the pod's directory. No name is resolved twice, so a container that replaces a directory
+//! by a symlink while another one starts gains nothing.
 
 use std::ffi::OsStr;
 use std::fs;

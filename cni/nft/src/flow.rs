@@ -174,7 +174,8 @@ pub fn mark_flows(
 /// A request for a list of connections.
 struct DumpRequest {
     filter: Attributes,
-    /// Whether this request detects an inverted filter: if its list is not empty, the list has all connections.
+    /// Whether this request is a probe for an inverted filter. If the list of a probe is not empty, it has all
+    /// connections.
     is_probe: bool,
 }
 

@@ -19,7 +19,7 @@ pub const MARK: u32 = 19;
 /// `NFT_DATA_VERDICT`.
 const VERDICT: u32 = 0xffff_ff00;
 
-/// Size at which a list of elements is sent as one message: with one more element it is still far below the maximum
+/// Size at which a list of elements is sent as one message. With one more element it is still far below the maximum
 /// size of an attribute.
 const LONG_LIST: usize = 32 << 10;
 

@@ -2,8 +2,8 @@
 //!
 //! The kernel answers an `RTM_DELLINK` when no processor can use the link's memory any more, which takes tens of
 //! milliseconds (`netdev_run_todo`, `rcu_barrier`). Within one millisecond, it notifies listeners that the link is
-//! gone. By then the link is down and off its bridge, its name is free, and its addresses and routes and those of its
-//! peer are removed.
+//! gone. By then the link is down and off its bridge, and its name is free. Its addresses and routes, and those of its
+//! peer, are removed.
 
 use std::convert::Infallible;
 use std::io;

@@ -31,8 +31,8 @@ impl Network {
         if state.configured { Ok(()) } else { self.install_default(&mut state).await }
     }
 
-    /// Sets the destination ranges without masquerading, such as those of other nodes' pods: there packets of pods
-    /// keep their address. Until the first call, the ranges of the previous process remain.
+    /// Sets the destination ranges without masquerading, such as those of other nodes' pods. Packets of pods to these
+    /// ranges keep their source address. Until the first call, the ranges of the previous process remain.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -134,7 +134,7 @@ impl Network {
         host.links.claim_bridge(&config.bridge, &gateways).await
     }
 
-    /// Removes the default network's firewall claim: another network replaces it.
+    /// Removes the firewall claim of the default network, because another network replaces the default network.
     pub(super) fn drop_default(&self) -> Result<(), Error> {
         let host = &self.inner.host;
         let connections = host.connections.as_ref().map_or(Ok(()), |connections| connections.clear());

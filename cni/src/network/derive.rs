@@ -145,7 +145,7 @@ impl Network {
         }
     }
 
-    /// Runs GC of executables in a task of its own: they may take a minute each, or wait for a part of the node that
+    /// Runs GC of executables in its own task. Each executable may take a minute, or wait for a part of the node that
     /// is not started yet. A GC that was cancelled for a pod is retried with back-off, unless a later GC was begun.
     fn spawn_gc(&self) {
         let (network, turn) = (self.weak(), self.inner.gc_lock.begin());

@@ -216,7 +216,7 @@ pub(crate) fn wanted<'a>(
 /// Whether pods of a peer use a family of addresses.
 ///
 /// A peer with ranges of both families uses only the families of the addresses that it announces. Its ranges do not
-/// show which families it uses: the cluster also assigns ranges of both families to a flannel node that is configured
+/// show which families it uses. The cluster also assigns ranges of both families to a flannel node that is configured
 /// for one family. A peer with ranges of one family uses that family, independent of its announced addresses.
 fn uses_family(peer: &Peer, v6: bool) -> bool {
     let announces = |v6: bool| peer.ends.iter().any(|end| end.ip.is_ipv6() == v6);
@@ -375,7 +375,7 @@ impl Planner<'_> {
         narrow: Option<u32>,
     ) -> (Route, Option<(Forward, Neighbour)>) {
         let port = if to.is_ipv6() { Port::Vxlan6 } else { Port::Vxlan4 };
-        // As in flannel: the next hop is the first address of the peer's range, with a permanent neighbour entry, so
+        // As in flannel, the next hop is the first address of the peer's range. It has a permanent neighbour entry, so
         // that the kernel never asks the network for it.
         let via = range.network();
         let hop = (Forward { port, mac, to }, Neighbour { port, ip: via, mac });

@@ -124,8 +124,8 @@ impl Answer {
         })
     }
 
-    /// The interface of the host that routes to the sandbox: the first one, which is the bridge or the pair's end, or
-    /// that of the VLAN (`br0.100`) if the sandbox is in one.
+    /// The interface of the host that routes to the sandbox. In a VLAN it is that of the VLAN (`br0.100`), otherwise
+    /// the first one: the bridge or the host's end of the pair.
     pub(crate) fn routed_by(&self) -> Option<&Interface> {
         let mut of_host = self.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
         let first = of_host.next()?;

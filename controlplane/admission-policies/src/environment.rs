@@ -78,7 +78,8 @@ impl Expressions {
         Expressions { full, message, patch, shared: Shared::default() }
     }
 
-    /// Compiles a variable. Later expressions use it as `variables.name`. One that does not compile has any type there.
+    /// Compiles a variable. Later expressions use it as `variables.name`. In them, a variable that does not compile has
+    /// the type `dyn`.
     ///
     /// # Errors
     /// The expression does not compile.

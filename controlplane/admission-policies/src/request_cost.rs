@@ -28,8 +28,8 @@ impl RequestCost {
         self.spent.load(Ordering::Relaxed)
     }
 
-    /// Whether [`REQUEST_BUDGET`] has ended an evaluation. Upstream has no such limit, so the failure policy `Ignore` does
-    /// not cover it: users could make requests that are too costly for the policies that restrict them.
+    /// Whether [`REQUEST_BUDGET`] has ended an evaluation. Upstream has no such limit, so the failure policy `Ignore`
+    /// does not cover it. Otherwise users could make requests that are too costly for the policies that restrict them.
     pub fn is_exhausted(&self) -> bool {
         self.is_exhausted.load(Ordering::Relaxed)
     }

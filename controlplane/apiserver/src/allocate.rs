@@ -214,8 +214,8 @@ impl Allocator {
     }
 }
 
-/// Sets the node ports that an update omits to those of the old ports with the same names, unless another port of the
-/// update has them. Source: `patchAllocatedValues` in `pkg/registry/core/service/storage`.
+/// Sets the node ports that an update omits to those of the old ports with the same names. A node port that another
+/// port of the update has is not used. Source: `patchAllocatedValues` in `pkg/registry/core/service/storage`.
 fn keep_node_ports(new: &mut Value, old: &Value) {
     if !allocates_node_ports(new) || !allocates_node_ports(old) {
         return;

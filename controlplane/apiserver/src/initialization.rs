@@ -47,7 +47,7 @@ pub(crate) struct WaitPermit {
 
 impl Initialization {
     /// Reserves a place for a create, or refuses it if its user has too many. `None` for the controllers of this
-    /// process, which do not wait: they share one user, so the initializers of one kind would block the controllers of
+    /// process, which do not wait. They share one user, so the initializers of one kind would block the controllers of
     /// all other kinds.
     pub(crate) fn enter(self: &Arc<Self>, user: &User) -> Result<Option<WaitPermit>> {
         if user.is_component() {

@@ -377,8 +377,10 @@ impl Apiserver {
             is_served(remote)
                 || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
         };
+        let body = (method != Method::GET).then_some(body);
+        let requester = turn::Requester { user: &user, info: &info };
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
-            let body = turn::receive(state, (&method, body), &mut memory, (&user, &info), seats).await?;
+            let body = turn::receive(state, body, &mut memory, requester, seats).await?;
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
@@ -390,7 +392,7 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
-        let body = turn::receive(state, (&method, body), &mut memory, (&user, &info), seats).await?;
+        let body = turn::receive(state, body, &mut memory, requester, seats).await?;
         freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::about(&kind);
         let audit = record;

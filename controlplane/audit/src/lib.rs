@@ -1,6 +1,6 @@
 //! The audit log of the API server: user, time, request and result.
 //!
-//! A [`Policy`] decides how much of a request is recorded, an [`Event`] is the record of one stage of one request, and a
+//! A [`Policy`] decides how much of a request is recorded. An [`Event`] is the record of one stage of one request. A
 //! [`Log`] writes events to a file. This crate does not depend on HTTP or on the API server.
 //!
 //! Source of formats and rules: `audit.k8s.io/v1`, `k8s.io/apiserver/pkg/audit`.

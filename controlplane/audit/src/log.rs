@@ -206,7 +206,7 @@ impl Writer {
         }
         let Some(file) = &mut self.file else { return Ok(()) };
         if self.is_torn {
-            // The incomplete event stays a line of its own.
+            // Ends the line of the incomplete event, so that this event gets its own line.
             file.write_all(b"\n")?;
         }
         let written = file.write_all(line);

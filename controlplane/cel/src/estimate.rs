@@ -25,7 +25,7 @@ const NEW_STRUCTURE: u64 = 40;
 /// A cost of at least this value comes from values of unknown size.
 const UNBOUNDED: u64 = u64::MAX / 1000;
 
-/// Returns the highest cost. `None` if it depends on the size of a value whose type is unknown here: upstream may know
+/// Returns the highest cost. `None` if it depends on the size of a value whose type is unknown here. Upstream may know
 /// the type, so the expression must not be refused.
 pub(crate) fn estimate(expr: &Expr, types: &Types, limits: Limits<'_>) -> Option<u64> {
     let mut estimator = Estimator { types, limits, locals: Vec::new(), is_vague: false };

@@ -1,7 +1,7 @@
 //! URLs as Go's package `net/url` parses them.
 //!
-//! Functions and formats of Kubernetes return the parts of a URL as they are written: a default port, an empty path and
-//! the case of a host stay. The URL Standard of browsers, which the crate `url` implements, changes them.
+//! Functions and formats of Kubernetes return the parts of a URL as they are written. A default port, an empty path
+//! and the case of a host stay. The URL Standard of browsers, which the crate `url` implements, changes them.
 
 use std::net::Ipv6Addr;
 

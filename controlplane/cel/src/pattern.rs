@@ -1,7 +1,7 @@
 //! Regular expressions of Go (`regexp/syntax`) on the crate `regex`, which also takes linear time.
 //!
-//! The syntaxes differ: in Go `\d`, `\w`, `\s` and `\b` are ASCII, a brace that does not form a repetition is a plain
-//! character, and classes have no set operations.
+//! The syntaxes differ. In Go `\d`, `\w`, `\s` and `\b` are ASCII, a brace without a repetition is a plain character,
+//! and classes have no set operations.
 
 use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::{

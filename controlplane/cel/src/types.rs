@@ -183,7 +183,7 @@ impl fmt::Display for Type {
 }
 
 impl Type {
-    /// Prints the type. What is deeper than the limit is printed as `...`.
+    /// Prints the type. Parts below the maximum depth are printed as `...`.
     fn print(&self, f: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
         let Some(below) = depth.checked_sub(1) else { return f.write_str("...") };
         let inner = |f: &mut fmt::Formatter<'_>, (open, inner): (&str, &Type)| {

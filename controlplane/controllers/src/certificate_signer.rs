@@ -11,7 +11,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::certificate::RequestedCertificate;
 
-/// Certificates are valid from this time before now, because clocks differ.
+/// The validity of a certificate begins this long before its signing, because clocks differ.
 const BACKDATE: Duration = Duration::from_secs(300);
 
 /// A certificate could not be made.

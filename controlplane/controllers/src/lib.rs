@@ -1,6 +1,6 @@
-//! The controllers of the control plane, as API clients: deployments, replica sets, stateful sets, daemon sets, jobs,
-//! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption
-//! budgets, volumes, resource claims, migrations of stored objects.
+//! The controllers of the control plane, as API clients. Workloads: deployments, replica sets, stateful sets, daemon
+//! sets, jobs, cron jobs, pod autoscalers, disruption budgets. Cluster: garbage collection, namespaces, node
+//! lifecycle, certificates, tokens, endpoints, volumes, resource claims, migrations of stored objects.
 //!
 //! Each controller is a directory. `plan` compares the desired with the observed state and returns actions, without
 //! I/O. `run` reads the observed state and applies the actions. All controllers share one set of caches

@@ -150,7 +150,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         Ok(())
     }
 
-    /// Whether the workload exists and is not being deleted, according to the API server: the cached workload may have
+    /// Whether the workload exists and is not being deleted, according to the API server. The cached workload may have
     /// been deleted with its dependents orphaned deliberately.
     pub(crate) async fn may_adopt(&self) -> Result<bool, Error> {
         let live = self.context.writer(self.cache).live(&self.owner.key()).await?;

@@ -19,6 +19,16 @@ pub(crate) fn queue_changed<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>
     });
 }
 
+/// Queues each object of a kind that was added or modified. Deleted ones are not queued.
+pub(crate) fn queue_stored<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    cache.on_change(move |change| {
+        if let Some(object) = change.new {
+            own.add(object.key());
+        }
+    });
+}
+
 /// Queues the controlling pod of each deleted object: the pod's reconcile creates the object again.
 pub(crate) fn queue_pod_of_deleted<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();

@@ -11,7 +11,7 @@ const MAX_COPIED: usize = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyDefaults;
 
-/// Sets the defaults. Nulls of fields that are neither nullable nor have a default are removed first.
+/// Removes the nulls of fields that are not nullable and have no default. Then sets the defaults.
 pub(crate) fn default(object: &mut Value, schema: &Schema) -> Result<(), TooManyDefaults> {
     drop_nulls(object, schema);
     Defaulter { left: MAX_COPIED }.value(object, schema)

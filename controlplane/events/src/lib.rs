@@ -61,7 +61,7 @@ pub struct Sender {
 
 /// An Event object that was sent.
 struct Sent {
-    /// When the first occurrence was recorded: the object's name follows from it.
+    /// Time of the first occurrence. The name of the object is derived from it.
     first: Timestamp,
     count: i32,
     last: Timestamp,
@@ -95,7 +95,7 @@ fn with_capacity(client: Client, host: &str, capacity: usize) -> (Recorder, Send
 async fn wait_while_urgent(urgent: &mut watch::Receiver<bool>, age: Duration) {
     let left = YIELD_MAX.saturating_sub(age);
     if !left.is_zero() {
-        // An error means that no request can be urgent any more.
+        // An error means that the sender was dropped, so no request is urgent any more.
         let _ = tokio::time::timeout(left, urgent.wait_for(|urgent| !*urgent)).await;
     }
 }

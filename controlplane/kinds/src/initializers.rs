@@ -9,12 +9,12 @@ use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::Resource;
 use crate::resource::{Strategy, Text};
 use crate::schema::shape::{self, Shape};
 use crate::schema::{self, FieldValidation, Parsed, SchemaError};
 use crate::table;
 use crate::validate::{self, Causes};
+use crate::{Resource, ResourceNames};
 
 pub use crate::initialization::{failure, is_pending, is_uninitialized};
 
@@ -72,7 +72,13 @@ pub fn set(object: &mut Value, initializers: Option<Value>) {
 /// The resource of the kind InitializerConfiguration. It is not part of the built-in set.
 pub fn configurations() -> Resource {
     let schema = format!("io.k8s.api.admissionregistration.{VERSION}.{KIND}");
-    let mut resource = Resource::new((GROUP, VERSION), (KIND, PLURAL), schema, Arc::new(Configuration));
+    let names = ResourceNames {
+        group: GROUP.into(),
+        version: VERSION.into(),
+        kind: KIND.into(),
+        plural: PLURAL.into(),
+    };
+    let mut resource = Resource::new(names, schema, Arc::new(Configuration));
     let meta = "#/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
     let texts = json!({"type": "array", "items": {"type": "string"}});
     let rule = json!({

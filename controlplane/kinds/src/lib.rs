@@ -36,4 +36,4 @@ pub mod validate;
 pub mod warnings;
 
 pub use kind::{KINDS, Kind};
-pub use resource::{Resource, Resources};
+pub use resource::{Resource, ResourceNames, Resources};

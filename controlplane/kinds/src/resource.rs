@@ -32,6 +32,19 @@ use crate::schema::{FieldValidation, Parsed, SchemaError};
 /// A text of a built-in row, or of a custom resource.
 pub type Text = Cow<'static, str>;
 
+/// The names that identify one version of a resource.
+#[derive(Clone, Debug)]
+pub struct ResourceNames {
+    /// API group. Empty for the core group.
+    pub group: Text,
+    /// API version within the group.
+    pub version: Text,
+    /// Kind, as in `kind: Pod`.
+    pub kind: Text,
+    /// Resource name in paths: `pods`.
+    pub plural: Text,
+}
+
 /// One version of a resource.
 ///
 /// Group, version, kind and plural are fixed by [`Resource::new`]. The other fields may be set until the resource is
@@ -193,13 +206,8 @@ pub trait Strategy: Send + Sync {
 
 impl Resource {
     /// A namespaced resource with all verbs and without subresources, stored in this version.
-    pub fn new(
-        (group, version): (impl Into<Text>, impl Into<Text>),
-        (kind, plural): (impl Into<Text>, impl Into<Text>),
-        schema: impl Into<Text>,
-        strategy: Arc<dyn Strategy>,
-    ) -> Resource {
-        let (group, version, kind, plural) = (group.into(), version.into(), kind.into(), plural.into());
+    pub fn new(names: ResourceNames, schema: impl Into<Text>, strategy: Arc<dyn Strategy>) -> Resource {
+        let ResourceNames { group, version, kind, plural } = names;
         let api_version =
             if group.is_empty() { version.clone().into_owned() } else { format!("{group}/{version}") };
         Resource {

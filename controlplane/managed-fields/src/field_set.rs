@@ -60,7 +60,7 @@ impl FieldSet {
         self.0.entry(element).or_default().member = true;
     }
 
-    /// Adds the paths of an element that is a member or has paths below it. Nothing else is added.
+    /// Adds the paths below an element, and the element itself if it is a member.
     pub(crate) fn insert_part(&mut self, element: &PathElement, member: bool, children: FieldSet) {
         self.insert_below(element, children);
         if member {

@@ -135,8 +135,8 @@ impl Versions for SingleVersion<'_> {
 impl<V: Versions> Updater<'_, V> {
     /// The owners after a write that is not an apply.
     ///
-    /// The writer owns every field that it changed; all others lose these fields. An object without managers stays
-    /// without, unless it is new: its present fields have no known owner.
+    /// The writer owns every field that it changed; all others lose these fields. An existing object without managers
+    /// gets none, because the owners of its other fields are not known.
     pub fn update(&self, request: UpdateRequest<'_>, mut managers: Managers) -> Managers {
         let is_new = request.live["metadata"]["uid"].as_str().unwrap_or_default().is_empty();
         if managers.is_empty() && !is_new {

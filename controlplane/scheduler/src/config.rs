@@ -61,8 +61,7 @@ pub(crate) struct Profile {
     /// Maximum time that a pod waits for the binding conditions of its devices.
     pub(crate) device_timeout: SignedDuration,
     /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. 0 means
-    /// upstream's percentage, which decreases with the number of nodes. It is 50 minus one for each 125 nodes, at least
-    /// 5.
+    /// upstream's percentage: 50 minus one for each 125 nodes, and at least 5.
     pub(crate) percentage: u8,
 }
 

@@ -309,8 +309,7 @@ pub(crate) fn reserve_failed(plugin: &str, why: &str) -> String {
     format!("running Reserve plugin \"{plugin}\": {why}")
 }
 
-/// The nodes that refuse the pod if the pods that are nominated for the node, with the same or a higher priority, run
-/// there.
+/// The nodes that refuse the pod if their nominated pods of the same or a higher priority already run.
 pub(crate) fn refused_beside_nominated(
     pod: &Pod,
     profile: &Profile,
@@ -334,7 +333,7 @@ pub(crate) fn refused_beside_nominated(
     found
 }
 
-/// Checks that upstream skips. It decides this before it adds the nominated pods, and does not decide again with them.
+/// Checks that upstream skips. Upstream decides this before it adds the nominated pods to the node.
 #[derive(Clone, Copy)]
 struct Skipped {
     /// The affinity filter.

@@ -2,8 +2,8 @@
 //!
 //! A pod names its group in `spec.schedulingGroup`. It is gated until the PodGroup exists, and for the policy `gang`
 //! until `minCount` pods of the group exist. Pods of the policy `basic` are scheduled one by one. The pods of a gang
-//! are placed in one step ([`placement`]): if at least `minCount` pods of the group are then on nodes, all that fit are
-//! bound, otherwise none. Unlike in upstream's Permit, no pod holds resources while it waits for others, so groups
+//! are placed in one step ([`placement`]). If at least `minCount` pods of the group are then on nodes, all that fit
+//! are bound, otherwise none. Unlike in upstream's Permit, no pod holds resources while it waits for others, so groups
 //! cannot dead-lock.
 //!
 //! [`Groups`] is an index from groups to their pods, so that a change of a pod or group reads only that group. [`feed`]

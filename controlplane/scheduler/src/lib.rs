@@ -1,14 +1,14 @@
 //! The scheduler: binds pods to nodes, as an API client.
 //!
 //! One task owns the whole state (`run`): a queue of pods without a node (`queue`), and a snapshot of the nodes with
-//! the requests of their pods (`snapshot`). For the next pod it filters the nodes (`filter/`), scores the remaining
-//! ones (`score/`), places the pod on the best node in the snapshot, and binds it through the subresource `binding`
+//! the requests of their pods (`snapshot`). For the next pod it filters the nodes (`filter/`) and scores the remaining
+//! ones (`score/`). It places the pod on the best node in the snapshot, and binds it through the subresource `binding`
 //! (`bind`).
 //!
 //! Invariants: the only access to the API is a [`kube::Client`]. Filters and scores do no I/O. A pod is placed in the
-//! snapshot before it is bound, and removed again if the binding fails, so that its resources are never assigned twice.
-//! If no node can run a pod, pods of lower priority may be evicted (`preempt`). The pods of a gang are placed together
-//! or not at all (`groups`).
+//! snapshot before it is bound, and removed again if the binding fails. So its resources are never assigned twice. If
+//! no node can run a pod, pods of lower priority may be evicted (`preempt`). The pods of a gang are placed together or
+//! not at all (`groups`).
 
 mod affinity_term;
 mod bind;

@@ -1,5 +1,5 @@
 //! Results for equal pods. A result that depends only on the pod and one node is computed again only after the node
-//! changed, so the pods of one workload cost little more than one pod.
+//! changed. So the pods of one workload cost little more than one pod.
 //!
 //! The decisions are the same as without these results. Upstream's opportunistic batching reuses the order of the nodes
 //! instead, and only while one pod fills its node.

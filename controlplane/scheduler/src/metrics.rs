@@ -14,7 +14,7 @@ use prometheus::{
 };
 use tokio::time::Instant;
 
-/// From this number on, the attempts for a pod have one common label.
+/// All attempts for a pod from this number on share one label.
 const MANY_ATTEMPTS: u32 = 15;
 /// Names of the queue's states, in the order of [`QueueLengths`].
 const QUEUES: [&str; 4] = ["active", "backoff", "unschedulable", "gated"];

@@ -1,9 +1,8 @@
 //! Volumes in scheduling: the claims of a pod restrict its nodes, and unbound claims are bound before the pod.
 //!
-//! Source: upstream's plugins VolumeBinding, VolumeRestrictions, NodeVolumeLimits and VolumeZone.
-//! Claims, volumes, classes and drivers are watched ([`feed`]). A claim that waits for its first pod gets either an
-//! existing volume ([`Choice::Existing`]) or the annotation with the selected node, for which a provisioner then
-//! creates a volume.
+//! Source: upstream's plugins VolumeBinding, VolumeRestrictions, NodeVolumeLimits and VolumeZone. Claims, volumes,
+//! classes and drivers are watched ([`feed`]). A claim that waits for its first pod gets either an existing volume
+//! ([`Choice::Existing`]) or the annotation with the selected node. For the annotation a provisioner creates a volume.
 
 pub(crate) mod bind;
 mod disks;

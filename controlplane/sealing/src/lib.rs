@@ -101,7 +101,7 @@ pub enum Error {
         /// The invalid field.
         reason: String,
     },
-    /// The value has the prefix of no provider of the encryption configuration, or needs another key.
+    /// No provider of the encryption configuration has the prefix and the key of the value.
     #[error(
         "cannot decrypt: no provider of the encryption configuration has the key; add the former key to it"
     )]

@@ -36,7 +36,7 @@ const RESERVED: u64 = 1 << 16;
 /// Settings of the embedded store.
 #[derive(Debug)]
 pub struct EmbeddedOptions {
-    /// Number of recent commits that a watch can start before.
+    /// Number of recent commits that are kept. A watch can start at a revision before them.
     pub history: usize,
     /// The encryption of values on disk. `None` means no encryption.
     pub sealing: Option<Sealing>,
@@ -73,8 +73,8 @@ struct Job {
 }
 
 impl Embedded {
-    /// Opens the store in `path`, or creates it. First, entries that must be encrypted and are not encrypted with the
-    /// first key are encrypted, if the disk has space for a copy.
+    /// Opens the store in `path`, or creates it. Entries that must be encrypted get the first key before, if they do not
+    /// have it and if the disk has space for a copy.
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.

@@ -44,7 +44,7 @@ const RETRY: Duration = Duration::from_secs(10);
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Minimum time between two fetches for tokens with unknown keys. Anyone can send such tokens.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum of the signer's maximum validity of tokens, in seconds.
+/// Minimum in seconds of the signer's own limit on the validity of tokens (`max_token_expiration_seconds`).
 const MIN_SECONDS: i64 = 600;
 /// Maximum bytes of a token's header.
 const MAX_HEADER: usize = 4 << 10;
@@ -187,7 +187,7 @@ impl TokenSigner {
         header.is_some_and(|header| self.keys.load().find(&header.kid).is_none())
     }
 
-    /// Fetches the keys for a token that names an unknown key. If others did so a moment ago, it does nothing.
+    /// Fetches the keys for a token that names an unknown key. Does nothing within a second after such a fetch.
     pub async fn fetch_unknown(&self, token: &str) {
         let mut fetched = self.fetched.lock().await;
         if !self.is_unknown(token) || fetched.is_some_and(|last| last.elapsed() < INTERVAL) {

@@ -33,11 +33,11 @@ pub struct Behaviour {
     pub published: Vec<(String, bool)>,
     /// Further keys: id and SubjectPublicKeyInfo.
     pub others: Vec<(String, Vec<u8>)>,
-    /// The header of tokens; null has the usual one.
+    /// The header of tokens. Null: the usual header.
     pub header: Value,
     /// Whether the signer signs other claims than requested.
     pub is_forging: bool,
-    /// Whether signing gets no answer.
+    /// Whether a request to sign gets no response.
     pub hangs: bool,
     /// `refresh_hint_seconds`.
     pub refresh: i64,

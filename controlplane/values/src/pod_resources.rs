@@ -14,8 +14,8 @@ use crate::quantity::{millis_of, value_of};
 /// A list of resources, as `requests` and `limits` have it.
 pub type ResourceList = BTreeMap<String, ApiQuantity>;
 
-/// Amounts of resources. 128 bits, so that sums over pods can neither overflow nor saturate: a sum that saturates
-/// would be wrong after a pod is subtracted from it.
+/// Amounts of resources. 128 bits, so that sums over pods can neither overflow nor saturate. A saturated sum would be
+/// wrong after a pod is subtracted from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     /// CPU in thousandths of a core.

@@ -11,14 +11,14 @@ const TIMEOUT_SECONDS: u32 = 290;
 /// Default pauses after failures.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
-/// As above, of watches of the control plane.
+/// Timeout of a watch request in seconds, and first pause after a failure, for watches of the control plane.
 const CONTROL_PLANE_TIMEOUT_SECONDS: u32 = 1500;
 const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Pause while a kind is not served, of watches of the control plane and of optional kinds.
 const LONG_PAUSE: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;
-/// As above, after lists that expired. client-go lists without pages then.
+/// Objects of a page after a list has expired. client-go lists without pages then.
 const LARGE_PAGE_SIZE: u32 = 8000;
 /// Maximum bytes of a page of a list. A larger page is requested again with fewer objects.
 const PAGE_LIMIT: usize = 64 << 20;

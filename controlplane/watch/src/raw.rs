@@ -158,7 +158,8 @@ impl RawWatch {
     /// Pauses, and lists the objects again then.
     pub(crate) fn fail_list(&mut self, error: Error) -> Error {
         self.state = State::Empty;
-        // The watch after a restart of the server expires once. Twice in a row: the pages of the list took too long.
+        // After a restart of the server a watch expires once. If a watch expires twice in a row, the pages of the list
+        // took too long.
         if error.code() == Some(GONE) && std::mem::replace(&mut self.is_expired, true) {
             self.config.use_large_pages();
         }
@@ -190,7 +191,8 @@ impl RawWatch {
         error
     }
 
-    /// While a watch lasts. An event alone is no success: a server may send one, and an invalid line after it, each time.
+    /// Resets the back-off; called while a watch lasts. An event alone is no success: a server may send one event and
+    /// an invalid line after it, each time.
     fn record_success(&mut self) {
         self.config.backoff.reset();
         self.is_expired = false;

@@ -2,8 +2,8 @@
 //!
 //! - The limits are shares of the process's descriptor limit, so that clients cannot use up the node's own descriptors.
 //! - A connection counts as unauthenticated until its client has authenticated. Unauthenticated connections have a
-//!   smaller limit and a maximum lifetime. At the limit the oldest unauthenticated connection is closed, of the source
-//!   that has the most. So a client that authenticates within milliseconds is served while other clients hold silent
+//!   smaller limit and a maximum lifetime. At the limit, the source with the most unauthenticated connections loses its
+//!   oldest one. So a client that authenticates within milliseconds is served while other clients hold silent
 //!   connections.
 //! - If the port is full and a source with fewer connections needs one, the newest connection of the source with the most
 //!   connections is closed.

@@ -36,7 +36,7 @@ pub trait Observe: Unpin {
 /// A stream with its observer.
 #[derive(Debug)]
 pub struct Observed<I, O> {
-    /// Before the stream: it is dropped first.
+    /// Declared before the stream, so that it is dropped first.
     observer: O,
     io: I,
 }

@@ -1,7 +1,7 @@
-//! Fault points: named places at which a test aborts the process, to check the recovery of the next one.
+//! Fault points: named places at which a test aborts the process, to check that the next process recovers.
 //!
-//! A point follows every step of the runtime, of the network plugins, of the service proxy and of the network policies
-//! that changes the kernel or the disk. Outside of tests a point costs one pointer comparison.
+//! A point follows every step that changes the kernel or the disk, in the runtime, the network plugins, the service
+//! proxy and the network policies. Outside of tests a point costs one pointer comparison.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

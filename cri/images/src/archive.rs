@@ -1,7 +1,7 @@
 //! Streaming reader of tar archives: ustar, pax and GNU headers, long names, sparse files.
 //!
-//! It is written here because archives are untrusted: every header that is kept in memory has a size limit,
-//! and the caller gets names and numbers without any resolution.
+//! It is written here because archives are untrusted. Every header that is kept in memory has a size limit, and the
+//! caller gets names and numbers without any resolution.
 
 use std::io::{self, BufRead};
 

@@ -20,7 +20,7 @@ pub struct ImagesConfig {
     pub limits: Limits,
     /// Timeout for the next byte from a registry. After it the request is retried from where it stopped.
     pub stall_timeout: Duration,
-    /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, in whatever way.
+    /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, even in many responses.
     /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
     /// Time after which a fetch of a layer gives way to one of another owner, if that owner fetches fewer layers.

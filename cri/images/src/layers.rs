@@ -292,7 +292,7 @@ impl Layers {
         Ok(())
     }
 
-    /// When the next layer or spool expires that `sweep` keeps now.
+    /// Time at which the next layer or spool that `sweep` keeps expires.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         let states = self.states();
         let layers = states.values().filter_map(|state| match state {

@@ -166,9 +166,9 @@ pub(crate) fn time(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// Removes a record. An absent one is not an error. Not synced: if a power failure restores the record, either
-/// its image is still complete, or [`Images::open`](crate::Images::open) drops it because a layer is missing
-/// (`layers/trash.rs` excludes other states). The next written record makes the removal durable.
+/// Removes a record. An absent one is not an error. Not synced: a power failure can restore the record. Then its image
+/// is still complete, or [`Images::open`](crate::Images::open) drops it because a layer is missing. `layers/trash.rs`
+/// excludes other states. The next written record makes the removal durable.
 pub(crate) fn remove(directory: &Path, id: &Digest) -> Result<(), RecordError> {
     let path = path(directory, id);
     match std::fs::remove_file(&path) {

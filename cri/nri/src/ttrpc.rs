@@ -1,5 +1,5 @@
-//! Frames of ttrpc, which is gRPC without HTTP/2: a header of ten bytes (length and stream, 32 bits each,
-//! big-endian; type; flags), then a protobuf request or response.
+//! Frames of ttrpc, which is gRPC without HTTP/2. A frame has a header of ten bytes and a protobuf request or
+//! response. The header is length and stream (32 bits each, big-endian), type and flags.
 
 use coracle_proto::ttrpc::{Request, Response, Status};
 use prost::Message;

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use coracle_systemd::property::v1;
+use coracle_tree::mountinfo::cgroup_controllers;
 
 use crate::kernel;
 use crate::report::note;
@@ -175,15 +176,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         let mut right = right.split(' ');
         let (kind, options) = (right.next().unwrap_or_default(), right.nth(1).unwrap_or_default());
-        let controllers = match kind {
-            "cgroup2" => String::new(),
-            "cgroup" => {
-                let names =
-                    options.split(',').filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children"));
-                names.collect::<Vec<_>>().join(",")
-            }
-            _ => continue,
-        };
+        let Some(controllers) = cgroup_controllers(kind, options) else { continue };
         // Only a mount of the whole hierarchy is usable. Of two mounts of one hierarchy the first is used.
         let mut left = left.split(' ').skip(3);
         if left.next() != Some("/") || found.iter().any(|known| known.controllers == controllers) {
@@ -227,10 +220,10 @@ pub(crate) fn put(cgroups: &[PathBuf], pid: i32) -> Result<(), CgroupError> {
 
 /// Moves the calling process, which must have one thread, into the cgroups.
 ///
-/// On v1 this writes `tasks`, which moves only the calling thread. Moving a whole process (`cgroup.procs`)
-/// waits for an RCU grace period, 10 ms and more, because the kernel must synchronize with every fork and
-/// exit of the machine (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c, since Linux 5.13). On v2 only
-/// threaded cgroups have such a file, so `cgroup.procs` is used.
+/// On v1 this writes `tasks`, which moves only the calling thread. Moving a whole process (`cgroup.procs`) waits for
+/// an RCU grace period, 10 ms and more. The kernel must synchronize with every fork and exit of the machine
+/// (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c, since Linux 5.13). On v2 only threaded cgroups have such a
+/// file, so `cgroup.procs` is used.
 pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
     for cgroup in cgroups {
         let thread = fs::OpenOptions::new().write(true).open(cgroup.join("tasks"));
@@ -317,8 +310,8 @@ fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, 
     }
 }
 
-/// Thaws the cgroup and all cgroups below it. On v1 a killed process does not end while its cgroup is frozen, and root
-/// of a container can freeze cgroups that it makes below the container's.
+/// Thaws the cgroup and all cgroups below it. On v1 a killed process does not end while its cgroup is frozen. Root of
+/// a container can freeze the cgroups that it makes.
 fn thaw(hierarchies: &[Hierarchy], path: &str) {
     let freezers: Vec<Hierarchy> = hierarchies.iter().filter(|found| found.has("freezer")).cloned().collect();
     for cgroup in existing(&freezers, path) {

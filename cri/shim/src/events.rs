@@ -23,7 +23,7 @@ impl Events {
             exited: Some(exit),
         };
         self.pending.push_back(event);
-        // Not empty here. The index avoids an unwrap.
+        // The queue has the new event, so the index is valid.
         &self.pending[self.pending.len() - 1]
     }
 

@@ -92,7 +92,7 @@ enum StartError {
 
 /// Sets up the pod of `args.dir` and serves it until it is shut down.
 ///
-/// Must be called before any thread exists. The caller reads standard output: a line `pid NUMBER` if the pod
+/// Must be called before any thread exists. The caller reads standard output. It gets a line `pid NUMBER` if the pod
 /// is a sibling of the started process, then a line `ready` or the error.
 #[must_use]
 pub fn main(args: ShimArgs) -> ExitCode {
@@ -152,8 +152,8 @@ fn limit_open_files(soft: u64) -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, rlimits::amount(soft).min(hard), hard)
 }
 
-/// Moves the shim into the cgroup in which it could not be forked. A fork does it after `ready` is reported:
-/// the move takes some milliseconds (an RCU grace period), which must delay neither the agent nor the shim.
+/// Moves the shim into the cgroup in which it could not be forked. A fork does it after `ready` is reported. The move
+/// takes some milliseconds (an RCU grace period), which must delay neither the agent nor the shim.
 fn move_into_cgroups(pod: &Pod) {
     let left = pod.own_cgroups.not_entered();
     if left.is_empty() {

@@ -294,8 +294,8 @@ struct DateTime {
 }
 
 impl DateTime {
-    /// Converts a Unix time in seconds. The calculation uses eras of 400 years that begin on
-    /// the first of March, so that a leap day is the last day of its year.
+    /// Converts a Unix time in seconds. The calculation uses eras of 400 years that begin on the first of March. So a
+    /// leap day is the last day of its year.
     fn of(seconds: u64) -> Self {
         let (days, rest) = (seconds / 86_400, seconds % 86_400);
         let days = days + 719_468;

@@ -1,8 +1,8 @@
 //! The speed at which a container's output is read. Pure.
 //!
-//! A container that writes faster blocks in write(2). Without the limit, a container that writes all the time would
-//! occupy the disk of the node's store and the processor time of other pods' shims. Copying and formatting the output
-//! costs the shim more than writing it costs the container.
+//! A container that writes faster blocks in write(2). Without the limit, a container could write all the time. It
+//! would occupy the disk of the node's store and the processor time of other pods' shims. Copying and formatting the
+//! output costs the shim more than writing it costs the container.
 
 use std::time::{Duration, Instant};
 

@@ -17,8 +17,8 @@ use crate::kernel;
 /// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
 const DEVPTS: FsType = FsType(0x1cd1);
 
-/// Makes a terminal below `root`, sends its master to `socket`, and makes the slave the controlling terminal
-/// and the standard streams of this process, which must be a session leader. Returns the slave.
+/// Makes a terminal below `root`, and sends its master to `socket`. The slave becomes the controlling terminal and the
+/// standard streams of this process, which must be a session leader. Returns the slave.
 pub(crate) fn take(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<OwnedFd> {
     let (master, slave) = make(root)?;
     let descriptors = [master.as_raw_fd()];

@@ -3,6 +3,8 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use coracle_tree::mountinfo::cgroup_controllers;
+
 /// A hierarchy and the mount point of its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchy {
@@ -38,15 +40,7 @@ fn whole(line: &str) -> Option<(&str, Hierarchy)> {
     let (device, root, mount) = (left.next()?, left.next()?, left.next()?);
     let mut right = right.split(' ');
     let (kind, options) = (right.next()?, right.nth(1).unwrap_or_default());
-    let controllers = match kind {
-        "cgroup2" => String::new(),
-        "cgroup" => {
-            let names =
-                options.split(',').filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children"));
-            names.collect::<Vec<_>>().join(",")
-        }
-        _ => return None,
-    };
+    let controllers = cgroup_controllers(kind, options)?;
     let mount = PathBuf::from(mount.replace("\\040", " ").replace("\\134", "\\"));
     (root == "/").then_some((device, Hierarchy { mount, controllers }))
 }

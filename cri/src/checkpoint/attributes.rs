@@ -16,8 +16,8 @@ const MAX_BYTES: usize = 1 << 20;
 /// Maximum bytes of a record without its key and value.
 const RECORD: usize = 16;
 
-/// The records of a file; links are followed. An attribute that an archive cannot contain is left out with a warning: a
-/// container must not be able to prevent its checkpoint, which can serve to analyse it.
+/// The records of a file; links are followed. An attribute that an archive cannot contain is left out with a warning.
+/// A container must not be able to prevent its checkpoint, which can serve to analyse it.
 pub(super) fn records(of: &str, path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     let names = match xattr::list_deref(of) {
         Err(error) if error.raw_os_error() == Some(Errno::ENOTSUP as i32) => return Ok(Vec::new()),

@@ -60,7 +60,7 @@ pub(super) fn dump(
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
     }
     enter(&mut command, &subject.shim).map_err(CriuError::Run)?;
-    // CRIU's standard error is a file, not a pipe: if this process ended, a write to a pipe would kill CRIU and the
+    // CRIU's standard error is a file, not a pipe. If this process ended, a write to a pipe would kill CRIU and the
     // processes that it dumps.
     let beside = build_dir.join(ERROR_OUTPUT);
     let errors = File::create(&beside).map_err(CriuError::Run)?;

@@ -1,8 +1,8 @@
 //! The output file of a container's checkpoint. It is written to a temporary name, and renamed when it is complete and on
 //! the disk.
 //!
-//! A note in the container's directory has the location, for the next start after a crash: the caller got no response, so
-//! the file must be removed.
+//! A note in the container's directory has the location. After a crash the next start removes the file, because the
+//! caller got no response.
 
 use std::fs::{self, File};
 use std::io;

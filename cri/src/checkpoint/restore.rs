@@ -66,7 +66,7 @@ pub(crate) fn unpack_checkpoint(archive: &Path, layer: &Path) -> Result<(), Chec
             entry.unpack_in(&images).map_err(failed())?;
         }
     }
-    // Hidden last: their parent directories exist now.
+    // The deleted files are hidden last, when their parent directories exist.
     coracle_images::apply_deletions(deleted.iter().map(PathBuf::as_path), &upper).map_err(failed())
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Subject {
 /// Handling of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Connections {
-    /// Dumped. They are blocked during the dump.
+    /// Saved in the checkpoint. They are blocked during the dump.
     Kept,
     /// Closed by the restore: a restored pod has another address. So they are not blocked during the dump.
     Ended,

@@ -53,7 +53,7 @@ fn capabilities(config: &cri::PodSandboxConfig) -> Result<BTreeMap<String, Value
         let name = format!("kubernetes.io/{way}-bandwidth");
         if let Some(text) = config.annotations.get(&name) {
             limits.insert(format!("{way}Rate"), json!(rate(text).ok_or_else(|| wrong_rate(&name, text))?));
-            // The burst is the maximum of a token bucket: bursts are left to the kernel's queue.
+            // The largest burst of a token bucket: the annotation limits only the rate.
             limits.insert(format!("{way}Burst"), json!(u64::from(u32::MAX)));
         }
     }

@@ -1,7 +1,7 @@
 //! Validation and id mappings of a pod's user namespace. Pure.
 //!
-//! The rules are those of the CRI (`UserNamespace` in api.proto) and containerd: one mapping of users, one of groups, and
-//! the same mapping for all containers of a pod.
+//! The rules are those of the CRI (`UserNamespace` in api.proto) and containerd. There is one mapping of users and one
+//! of groups, and all containers of a pod have the same mappings.
 
 use coracle_proto::{cri, shim};
 use cri::{IdMapping, NamespaceMode, NamespaceOption};
@@ -34,8 +34,8 @@ impl Mapping {
         }
     }
 
-    /// Refuses namespaces of the node together with a user namespace: the kernel lets only the owner of a pid or ipc namespace
-    /// mount the file systems for it.
+    /// Refuses namespaces of the node together with a user namespace. The kernel lets only the owner of a pid or ipc
+    /// namespace mount the file systems for it.
     pub(crate) fn check_pod(options: &NamespaceOption) -> Result<Option<Self>, String> {
         let mapping = Self::of(Some(options))?;
         let shared = [("pid", options.pid()), ("ipc", options.ipc())];

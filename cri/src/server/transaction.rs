@@ -44,7 +44,7 @@ where
 }
 
 /// Runs a creation to its end in a task. If the caller disconnects before the response is delivered, also by its
-/// deadline, the created object is undone, because the caller did not get its id.
+/// deadline, the created object is undone. The caller did not get its id.
 pub(super) async fn create<T, U>(
     call: impl Future<Output = Result<T, Error>> + Send + 'static,
     undo: impl FnOnce(T) -> U + Send + 'static,

@@ -44,7 +44,7 @@ pub(crate) type StartTask = JoinHandle<Result<Exec, Error>>;
 // === impl ExecService ===
 
 impl ExecService {
-    /// Starts a command in a container. The process is the container's own, except for the command line.
+    /// Starts a command in a container. It has the settings of the container's own process: user, environment, limits.
     pub(crate) async fn exec(
         &self,
         container: &Container,

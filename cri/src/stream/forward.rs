@@ -16,8 +16,8 @@ use crate::error::Error;
 use crate::tables::Tables;
 
 const READ_SIZE: usize = 16 << 10;
-/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections of all clients, each of
-/// which needs a descriptor of this process.
+/// Divisor of the process's descriptor limit. The quotient is the maximum number of connections of all clients. Each
+/// needs a descriptor of this process.
 const SHARE: u64 = 8;
 /// Maximum connections of all clients, even if the descriptor limit permits more.
 const MAX_CONNECTIONS: usize = 4 << 10;

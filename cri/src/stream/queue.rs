@@ -1,5 +1,5 @@
-//! A queue of a client's data that is bounded by messages and by bytes, because the command or port that should read the
-//! data may never do so.
+//! A queue of a client's data, bounded by messages and by bytes. The command or port that should read the data may
+//! never do so.
 //!
 //! Each client has a small memory of its own ([`OWN_MEMORY`]), and more from a budget that all clients of the process
 //! share ([`SHARED_MEMORY`]). If the budget is used up, new clients have only their own memory: their streams are slower,

@@ -11,7 +11,7 @@ use crate::lock::locked;
 
 /// Minimum time between two readings of a rate, in nanoseconds: `crictl stats` reads twice, a second apart.
 const MIN_INTERVAL: i64 = 500_000_000;
-/// A disk count is reused for this many times its own duration, so that counting takes at most 2% of a CPU with any number
+/// A disk count is reused for this many times its own duration. So counting takes at most 2% of a CPU with any number
 /// of requests.
 const REUSE_FACTOR: u32 = 50;
 

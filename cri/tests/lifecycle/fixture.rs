@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{CgroupDriver, NriSettings, Runtime, RuntimeConfig};
@@ -12,7 +12,7 @@ use coracle_images::{Images, ImagesConfig};
 use coracle_integration::end_cgroup;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use coracle_testing::{Suite, Test, eventually_async, until};
+use coracle_testing::{Suite, Test, eventually_async, until, within_async};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use sha2::{Digest, Sha256};
@@ -393,10 +393,7 @@ impl Machine {
     /// All objects that the runtime made: directories, cgroups, interfaces, mounts. Waits for the asynchronous
     /// removal of layers and interfaces.
     pub(crate) async fn traces(&self) -> Vec<String> {
-        let begun = Instant::now();
-        while self.leaving() && begun.elapsed() < Duration::from_secs(60) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let _is_removed = within_async(10, || !self.leaving()).await;
         self.traces_now()
     }
 

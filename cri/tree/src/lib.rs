@@ -7,6 +7,7 @@
 //! Start with [`remove()`].
 
 pub mod cgroup;
+pub mod mountinfo;
 mod read;
 mod remove;
 #[cfg(test)]

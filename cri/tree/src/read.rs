@@ -41,8 +41,8 @@ pub fn read_lossy(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Whether the kernel refused to read a file: this process or the machine lacks descriptors or memory, or a permission or a
-/// security module denies the access. The file may be intact: a later attempt can read it.
+/// Whether the kernel refused to read a file. The process or the machine lacks descriptors or memory, or a permission
+/// or a security module denies the access. The file may be intact: a later attempt can read it.
 ///
 /// EIO is not a refusal. A bad sector persists, and one unreadable file must not prevent every later start.
 #[must_use]

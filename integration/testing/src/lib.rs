@@ -14,6 +14,6 @@ mod skipped;
 mod suite;
 
 pub use corpus::{corpus, replay_corpus};
-pub use poll::{Outcome, eventually, eventually_async, until};
+pub use poll::{Outcome, eventually, eventually_async, until, within, within_async};
 pub use skipped::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, record_skip, record_skipped_part, test_name};
 pub use suite::{Suite, Test};

@@ -81,6 +81,30 @@ pub async fn until<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnM
     }
 }
 
+/// As [`eventually`], but returns `None` if the condition does not hold within six times `seconds`.
+pub fn within<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
+    let mut poll = Poll::until(seconds);
+    loop {
+        let value = condition().value();
+        if value.is_some() {
+            return value;
+        }
+        std::thread::sleep(poll.remaining_interval()?);
+    }
+}
+
+/// As [`within`] in asynchronous code, for a condition that does not wait itself.
+pub async fn within_async<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
+    let mut poll = Poll::until(seconds);
+    loop {
+        let value = condition().value();
+        if value.is_some() {
+            return value;
+        }
+        tokio::time::sleep(poll.remaining_interval()?).await;
+    }
+}
+
 struct Poll {
     interval: Duration,
     deadline: Instant,
@@ -97,10 +121,17 @@ impl Poll {
     /// Pause before the next attempt. Panics after the deadline.
     #[track_caller]
     fn next_interval(&mut self, what: &str) -> Duration {
-        assert!(Instant::now() < self.deadline, "timed out after {} s: {what}", self.seconds);
+        let Some(interval) = self.remaining_interval() else {
+            panic!("timed out after {} s: {what}", self.seconds)
+        };
+        interval
+    }
+
+    /// Pause before the next attempt. `None` after the deadline.
+    fn remaining_interval(&mut self) -> Option<Duration> {
         let interval = self.interval;
         self.interval = (interval * 5 / 4).min(LAST_INTERVAL);
-        interval
+        (Instant::now() < self.deadline).then_some(interval)
     }
 }
 
@@ -132,6 +163,14 @@ mod tests {
     #[should_panic(expected = "timed out after 0 s: never")]
     fn a_condition_that_never_holds_panics_with_its_description() {
         eventually("never", 0, || false);
+    }
+
+    #[tokio::test]
+    async fn a_condition_that_may_fail_is_polled_until_the_deadline() {
+        assert_eq!(within(10, || Some("done")), Some("done"));
+        assert_eq!(within(0, || false), None);
+        assert_eq!(within_async(10, || true).await, Some(()));
+        assert_eq!(within_async(0, || None::<u8>).await, None);
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! VLANs of the bridge plugin. Without CONFIG_BRIDGE_VLAN_FILTERING, an error that names the option.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use coracle_integration::{Machine, on_a_machine, skip};
+use coracle_integration::{Machine, on_a_machine, skip, within};
 use serde_json::{Value, json};
 
 use crate::plugins::{Plugins, Sandbox, addresses, normalized, run};
@@ -61,15 +60,7 @@ impl Member {
 
     /// Whether an address responds to the sandbox within a minute.
     fn reaches(&self, number: u8) -> bool {
-        let begun = Instant::now();
-        loop {
-            if self.answered(number) {
-                return true;
-            }
-            if begun.elapsed() > Duration::from_secs(60) {
-                return false;
-            }
-        }
+        within(10, || self.answered(number)).is_some()
     }
 
     /// Whether an address responds to one ping of the sandbox.

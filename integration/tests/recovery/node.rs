@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Machine, eventually_async};
+use coracle_integration::{Machine, eventually_async, within_async};
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_client::ImageServiceClient;
 use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
@@ -417,13 +417,6 @@ fn is_connected(address: &str, info: &HashMap<String, String>) -> Result<(), Str
 }
 
 /// Polls a condition. Returns whether it became true within the time limit.
-async fn soon(mut come: impl FnMut() -> bool) -> bool {
-    let began = Instant::now();
-    while began.elapsed() < LONG {
-        if come() {
-            return true;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    false
+async fn soon(condition: impl FnMut() -> bool) -> bool {
+    within_async(20, condition).await.is_some()
 }

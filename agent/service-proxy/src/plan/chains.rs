@@ -26,7 +26,7 @@ impl Chains {
         let part = |text: Option<&str>| permitted_name(text.unwrap_or_default());
         let (namespace, name) = (part(meta.namespace.as_deref()), part(meta.name.as_deref()));
         let family = if of.is_ipv4 { 4 } else { 6 };
-        // Protocol and port, since a chain's name has at most 255 bytes.
+        // The port is named by its protocol and number, not by its name: a chain's name has at most 255 bytes.
         let base = format!("{namespace}/{name}/{}-{}/{family}", of.protocol, of.number);
         Self { base, is_ipv4: of.is_ipv4 }
     }

@@ -319,8 +319,8 @@ fn check_owner(directory: &fs::Metadata, own: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses a directory that another user can replace: every directory above it, as written and after symbolic links are
-/// resolved, belongs to root or to this user. Others may write to it only if it is sticky, as /tmp.
+/// Refuses a directory that another user can replace. Every directory above it must belong to root or to this user, as
+/// written and after symbolic links are resolved. Others may write to it only if it is sticky, as /tmp.
 fn check_parents(path: &Path, own: u32) -> anyhow::Result<()> {
     let written = std::path::absolute(path)?;
     let resolved = fs::canonicalize(path)?;

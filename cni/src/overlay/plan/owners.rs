@@ -30,7 +30,7 @@ struct Owner<'a> {
     to: IpAddr,
     /// Whether the address is derived from the name.
     is_derived: bool,
-    /// Another peer from whose name the address is derived as well. A name can be chosen for that.
+    /// Another peer from whose name the address is derived as well. An attacker can choose a name for that.
     rival: Option<&'a str>,
 }
 

@@ -1,5 +1,5 @@
-//! Rules for PodGroups: protects groups in use from deletion, checks that the Workload of a group exists, and forbids
-//! changes of a Job's parallelism while it has a gang-scheduled group.
+//! Rules for PodGroups: groups in use cannot be deleted, and the Workload of a group must exist. The parallelism of a
+//! Job cannot change while the Job has a gang-scheduled group.
 //!
 //! As upstream, these plugins run by default. They do nothing while the kinds of `scheduling.k8s.io` are not served,
 //! although the cache then still contains objects that were created before.

@@ -1,5 +1,5 @@
-//! Reads the credential of a request: the header `Authorization`, or a token among the protocols of a WebSocket,
-//! because browsers cannot set headers of a WebSocket.
+//! Reads the credential of a request: the header `Authorization`, or a token among the protocols of a WebSocket.
+//! Browsers cannot set headers of a WebSocket.
 //!
 //! Source of the WebSocket protocol: `k8s.io/apiserver/pkg/authentication/request/websocket`.
 

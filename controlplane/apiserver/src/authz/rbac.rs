@@ -1,7 +1,7 @@
 //! The RBAC authorizer: the roles that are bound to a user and its groups.
 //!
-//! An index by user and group follows the watch cache: a request first applies the changes of roles and bindings since
-//! the last request, and then reads only the index.
+//! An index by user and group follows the watch cache. A request first applies the changes of roles and bindings since
+//! the last request. Then it reads only the index.
 
 pub(crate) mod rule;
 

@@ -13,7 +13,7 @@ use crate::request::{Query, RequestInfo};
 
 /// Adds the selectors of a request to the resource attributes of a review.
 pub(super) fn add(info: &RequestInfo, attributes: &mut Map<String, Value>) {
-    // `info` of an access review, and of a check in CEL, has an empty verb.
+    // The verb is empty for an access review and for a check in CEL.
     if !matches!(info.verb, "" | "list" | "watch" | "deletecollection") {
         return;
     }

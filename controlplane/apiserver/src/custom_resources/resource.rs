@@ -8,7 +8,9 @@ use coracle_custom_resources::json_path::JsonPath;
 use coracle_custom_resources::schema::SchemaError;
 use coracle_custom_resources::{CustomResource, publish};
 use coracle_kinds::Resource;
-use coracle_kinds::resource::{Convert, ScalePaths, SelectableField, Subresource, Text, version_preference};
+use coracle_kinds::resource::{
+    Convert, ResourceNames, ScalePaths, SelectableField, Subresource, Text, version_preference,
+};
 use serde_json::{Value, json};
 
 use super::conversion::{ConversionClient, WebhookConversion};
@@ -40,17 +42,19 @@ pub(crate) fn of_definition(
 }
 
 fn of_version(definition: &Definition, version: &Version) -> Result<Resource, SchemaError> {
-    let (group, names) = (&definition.spec.group, &definition.status.accepted_names);
+    let names = &definition.status.accepted_names;
+    let resource_names = ResourceNames {
+        group: definition.spec.group.clone().into(),
+        version: version.name.clone().into(),
+        kind: names.kind.clone().into(),
+        plural: names.plural.clone().into(),
+    };
     let printer_columns = columns::of_version(version);
     let rules = CustomResource::new(definition, version)?;
     let column_definitions = column_definitions(&printer_columns);
     let strategy = CustomStrategy::new((&version.name, &names.kind), rules, printer_columns);
-    let mut resource = Resource::new(
-        (group.clone(), version.name.clone()),
-        (names.kind.clone(), names.plural.clone()),
-        publish::name(definition, &version.name, &names.kind),
-        Arc::new(strategy),
-    );
+    let schema = publish::name(definition, &version.name, &names.kind);
+    let mut resource = Resource::new(resource_names, schema, Arc::new(strategy));
     resource.singular = names.singular.clone().into();
     resource.list_kind = names.list_kind.clone().into();
     resource.short_names = names.short_names.iter().cloned().map(Text::from).collect();

@@ -8,7 +8,6 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::Method;
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -40,22 +39,26 @@ pub(crate) struct ShortLived {
     seats: Option<Arc<Seats>>,
 }
 
-/// Reads the body of a request. After [`SLOW_CLIENT`] the request gives its seats back, and waits for seats again when
-/// the body is complete.
+/// The user and the attributes of a request, which determine its priority level.
+pub(super) struct Requester<'a> {
+    pub(super) user: &'a User,
+    pub(super) info: &'a RequestInfo,
+}
+
+/// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back, and
+/// waits for seats again when the body is complete.
 pub(super) async fn receive<B>(
     state: &State,
-    (method, body): (&Method, B),
+    body: Option<B>,
     memory: &mut BodyMemory,
-    (user, info): (&User, &RequestInfo),
+    requester: Requester<'_>,
     seats: &mut Option<Seats>,
 ) -> Result<Bytes>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: std::fmt::Display,
 {
-    if *method == Method::GET {
-        return Ok(Bytes::new());
-    }
+    let Some(body) = body else { return Ok(Bytes::new()) };
     let mut read = std::pin::pin!(body::read(body, memory));
     if let Ok(body) = timeout(SLOW_CLIENT, read.as_mut()).await {
         return body;
@@ -64,7 +67,7 @@ where
     let body = read.await?;
     if had_seats {
         let arrived = Instant::now();
-        let (_, granted) = state.flow_control.enter(user, info, &state.cache).await;
+        let (_, granted) = state.flow_control.enter(requester.user, requester.info, &state.cache).await;
         waits::add(arrived.elapsed());
         *seats = granted?;
     }
@@ -141,6 +144,8 @@ impl ShortLived {
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+
     use super::*;
     use crate::{cache::Cache, flow_control::FlowControl};
 

@@ -22,7 +22,7 @@ pub(super) fn call<'a>(
         [Value::Duration(nanoseconds)] => of_duration(name, *nanoseconds),
         [Value::Timestamp(time)] => of_timestamp(name, time.at(), TimeZone::UTC),
         [Value::Timestamp(time), Value::String(zone)] => {
-            // The error copies the name of the zone.
+            // Charges the copy of the name in the error.
             if let Err(error) = meter.charge(args[1].cost_size() / 10) {
                 return Some(Err(error));
             }

@@ -23,7 +23,7 @@ impl Value<'_> {
         Some(self.to_json())
     }
 
-    /// Subtracts the size as JSON. None if that is too large or too deep.
+    /// Subtracts the size of the value as JSON from `left`. None if the value is too large or too deep.
     pub(crate) fn weigh(&self, left: &mut usize, depth: usize) -> Option<()> {
         *left = left.checked_sub(NODE_SIZE)?;
         if depth > MAX_JSON_DEPTH {

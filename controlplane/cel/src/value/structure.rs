@@ -71,7 +71,7 @@ impl<'a> Structure<'a> {
         Some(true)
     }
 
-    /// Subtracts the size as JSON. None if that is too large or too deep.
+    /// Subtracts the size of the fields as JSON from `left`. None if they are too large or too deep.
     pub(crate) fn weigh(&self, left: &mut usize, depth: usize) -> Option<()> {
         self.fields.iter().try_for_each(|(name, value)| {
             *left = left.checked_sub(name.len())?;

@@ -21,7 +21,7 @@ impl<'a> Value<'a> {
     }
 
     /// Whether two lists of the same length have the same elements. The inner value is `None` if an element cannot be
-    /// identified, and the outer one if the cost exceeds `work`, the rest of the cost limit.
+    /// identified. The outer one is `None` if the cost exceeds `work`, the rest of the cost limit.
     pub(super) fn equals_unordered(
         &self,
         other: &Value<'a>,

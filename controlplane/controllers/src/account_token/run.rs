@@ -12,16 +12,12 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Secret, ServiceAccount};
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_stored;
 use crate::write::Part;
 
 /// Queues changed Secrets, and the Secrets of created and deleted service accounts.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.account_tokens.on_change(move |change| {
-        if let Some(secret) = change.new {
-            own.add(secret.key());
-        }
-    });
+    queue_stored(&context.caches.account_tokens, queue);
     let (own, secrets) = (queue.clone(), context.caches.account_tokens.clone());
     context.caches.service_accounts.on_change(move |change| {
         let Some(account) = change.latest() else { return };

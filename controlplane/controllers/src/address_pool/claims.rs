@@ -10,8 +10,8 @@ use super::service::{addresses, is_ours};
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
-/// Addresses by service. A service holds its address from the decision until the service is deleted or leaves the pool,
-/// so that no other service gets it before the status is written.
+/// Addresses by service. A service holds its address from the decision until the service is deleted or leaves the
+/// pool. So no other service gets it before the status is written.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     holders: BTreeMap<IpAddr, Key>,

@@ -9,18 +9,14 @@ use crate::error::Error;
 use crate::live;
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_stored;
 use crate::volume_protection::plan::finalizers;
 use crate::volume_protection::run::set;
 
 /// Queues changed classes, and the classes that changed or deleted claims and volumes used before. Few claims have a
 /// class, so most changes queue nothing.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.attributes_classes.on_change(move |change| {
-        if let Some(class) = change.new {
-            own.add(class.key());
-        }
-    });
+    queue_stored(&context.caches.attributes_classes, queue);
     let own = queue.clone();
     context.caches.claims.on_change(move |change| {
         let before = change.old.into_iter().flat_map(|claim| plan::classes_of_claim(claim));

@@ -45,7 +45,7 @@ pub(crate) fn plan(
 }
 
 /// A node may serve under its own name and the addresses in its Node object only. The Node may get these addresses
-/// later, so a request with other addresses waits. The node itself writes them, so they are accepted only if they do
+/// later, so a request with other addresses waits. The node itself writes them. So they are accepted only if they do
 /// not belong to another node, the API server, a pod or a service.
 fn serving(
     request: &CertificateSigningRequest,

@@ -7,18 +7,14 @@ use jiff::Timestamp;
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ObjectExt};
+use crate::object::Key;
 use crate::queue::{Next, Queue, until};
+use crate::queueing::queue_stored;
 use crate::write::if_unchanged;
 
 /// Queues every request.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.signing_requests.on_change(move |change| {
-        if let Some(request) = change.new {
-            own.add(request.key());
-        }
-    });
+    queue_stored(&context.caches.signing_requests, queue);
 }
 
 /// Reconciles one request. A newer version of the request may have a later decision, so the deletion is for this version.

@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Pod, PodDisruptionBudget, controller_of};
 use crate::queue::{Next, Queue, until};
+use crate::queueing::queue_stored;
 use crate::write::Part;
 use coracle_events::Event;
 
@@ -17,12 +18,7 @@ const COMPONENT: &str = "controllermanager";
 
 /// Queues changed budgets, and the budgets of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.budgets.on_change(move |change| {
-        if let Some(budget) = change.new {
-            own.add(budget.key());
-        }
-    });
+    queue_stored(&context.caches.budgets, queue);
     let (own, budgets) = (queue.clone(), context.caches.budgets.clone());
     context.caches.pods.on_change(move |change| {
         let Some(pod) = change.latest() else { return };

@@ -25,8 +25,8 @@ pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 const COMPONENT: &str = "endpoint-slice-controller";
 
-/// Queues changed services, the services of changed pods and slices, those with automatic topology hints when a node
-/// changes, and those with endpoints on a node whose zone changes.
+/// Queues changed services, and the services of changed pods and slices. When a node changes, queues the services with
+/// automatic topology hints. When its zone changes, queues those with endpoints on it.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.services.on_change(move |change| {

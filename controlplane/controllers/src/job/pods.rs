@@ -70,8 +70,8 @@ fn number(pod: &Pod, annotation: &str) -> Option<i32> {
     pod.metadata.annotations.as_ref()?.get(annotation)?.parse().ok()
 }
 
-/// The time at which the pod ended, or the best estimate: the request to delete it, its last change of the condition
-/// Ready, or its creation.
+/// The time at which the pod ended, or an estimate. Estimates are the request to delete it, its last change of the
+/// condition Ready, and its creation, in this order.
 pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let (status, deleted) = (&pod.status, deletion_requested_at(pod));
     if is_terminating(pod) && deleted.is_some() {

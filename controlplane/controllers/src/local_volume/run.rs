@@ -14,6 +14,7 @@ use crate::live;
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
 use crate::pod_gc::run::QUARANTINE;
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_stored;
 use crate::write::Part;
 
 const COMPONENT: &str = "local-volume-controller";
@@ -21,12 +22,7 @@ const COMPONENT: &str = "local-volume-controller";
 /// Queues changed claims, volumes that are being deleted, and the claims of changed classes. A volume's key has no
 /// namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.claims.on_change(move |change| {
-        if let Some(claim) = change.new {
-            own.add(claim.key());
-        }
-    });
+    queue_stored(&context.caches.claims, queue);
     let own = queue.clone();
     context.caches.volumes.on_change(move |change| {
         if let Some(volume) = change.new.filter(|volume| volume.is_being_deleted()) {

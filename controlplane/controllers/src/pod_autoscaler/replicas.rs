@@ -80,7 +80,7 @@ pub(super) fn by_pods(
         let same = target.tolerance.covers(ratio);
         return Ok(proposal(if same { target.replicas } else { ceil(ratio * groups.ready as f64) }));
     }
-    // Pods without metrics are assumed to counteract the change, to limit it.
+    // Pods without metrics get the assumed usage that makes the change smaller.
     if ratio != 1.0 {
         for pod in &groups.missing {
             let millis = if ratio < 1.0 { wanted.full_usage(requests.get(pod)) } else { 0 };

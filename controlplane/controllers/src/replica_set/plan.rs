@@ -176,8 +176,8 @@ impl ReplicaCounts {
     }
 }
 
-/// The change of the number of pods, if the counts are sufficient: all pods of the set match its selector, no orphaned
-/// pod matches it, and no pod must be deleted. `None` if [`plan`] must read the pods.
+/// The change of the number of pods, if the counts are sufficient. They are sufficient if all pods of the set match
+/// its selector, no orphaned pod matches it, and no pod must be deleted. `None` if [`plan`] must read the pods.
 pub(crate) fn by_counts<K: Replicas>(
     set: &K,
     selector: &LabelSelector,

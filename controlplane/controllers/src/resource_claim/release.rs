@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Pod, ResourceClaim, controller_of};
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_stored;
 use crate::write::Part;
 
 /// The module structure of all controllers.
@@ -21,12 +22,7 @@ pub(crate) mod run {
 
 /// Queues changed claims, and the claims of pods that no longer use them.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.resource_claims.on_change(move |change| {
-        if let Some(claim) = change.new {
-            own.add(claim.key());
-        }
-    });
+    queue_stored(&context.caches.resource_claims, queue);
     let own = queue.clone();
     context.caches.pods.on_change(move |change| {
         let Some(pod) = change.latest() else { return };

@@ -10,16 +10,12 @@ use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_stored;
 use crate::write::Part;
 
 /// Queues new namespaces, and the namespaces of changed config maps.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.namespaces.on_change(move |change| {
-        if let Some(namespace) = change.new {
-            own.add(namespace.key());
-        }
-    });
+    queue_stored(&context.caches.namespaces, queue);
     let own = queue.clone();
     context.caches.root_cas.on_change(move |change| {
         if let Some(copy) = change.latest() {

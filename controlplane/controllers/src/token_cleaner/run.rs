@@ -6,18 +6,14 @@ use jiff::Timestamp;
 
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ObjectExt};
+use crate::object::Key;
 use crate::queue::{Next, Queue, until};
+use crate::queueing::queue_stored;
 use crate::write::if_unchanged;
 
 /// Queues every token.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.tokens.on_change(move |change| {
-        if let Some(token) = change.new {
-            own.add(token.key());
-        }
-    });
+    queue_stored(&context.caches.tokens, queue);
 }
 
 /// Deletes one token if it has expired. As in the API server, an invalid time counts as expired. A newer version of the

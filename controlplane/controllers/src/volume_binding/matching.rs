@@ -1,5 +1,5 @@
-//! Selects a volume for a claim: the volume that is reserved for the claim, otherwise the smallest one of those that
-//! fit and have the fewest access modes.
+//! Selects a volume for a claim. A volume that is reserved for the claim comes first. Of the others, those that fit
+//! with the fewest access modes are compared, and the smallest one is selected.
 
 use std::sync::Arc;
 

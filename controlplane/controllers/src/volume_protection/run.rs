@@ -10,23 +10,14 @@ use crate::error::{Error, is_not_found};
 use crate::live;
 use crate::object::{Key, Object, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_stored;
 use crate::write::{Part, Writer};
 
 /// Queues changed claims and volumes, and the claims of pods that are gone or shut down. The key of a volume has no
 /// namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.claims.on_change(move |change| {
-        if let Some(claim) = change.new {
-            own.add(claim.key());
-        }
-    });
-    let own = queue.clone();
-    context.caches.volumes.on_change(move |change| {
-        if let Some(volume) = change.new {
-            own.add(volume.key());
-        }
-    });
+    queue_stored(&context.caches.claims, queue);
+    queue_stored(&context.caches.volumes, queue);
     let own = queue.clone();
     context.caches.pods.on_change(move |change| {
         let new = change.new.map(|new| &**new);

@@ -17,7 +17,7 @@ const MAX_RULES: usize = 1000;
 /// Maximum memory of all compiled patterns of one schema, in bytes.
 const MAX_PATTERN_BYTES: usize = 16 << 20;
 
-/// Maximum characters of all patterns of one schema whose case is folded, about half a second.
+/// Maximum characters of all patterns of one schema whose case is folded. To compile them takes about half a second.
 const MAX_FOLDED: u64 = 16 << 20;
 
 /// A schema that cannot be compiled.

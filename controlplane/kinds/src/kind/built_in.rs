@@ -11,7 +11,8 @@ use super::definition::{Kind, StoredAs};
 use super::metrics;
 use super::rows::KINDS;
 use crate::resource::{
-    ConversionError, Convert, Converting, Resource, Resources, SelectableField, Strategy, Subresource, Text,
+    ConversionError, Convert, Converting, Resource, ResourceNames, Resources, SelectableField, Strategy,
+    Subresource, Text,
 };
 use crate::schema::{self, FieldValidation, Parsed, SchemaError};
 use crate::validate::{self, Causes};
@@ -71,12 +72,13 @@ impl Resources {
 }
 
 fn of_kind(kind: &'static Kind) -> Resource {
-    let mut resource = Resource::new(
-        (kind.group, kind.version),
-        (kind.kind, kind.plural),
-        kind.schema,
-        Arc::new(BuiltIn(kind)),
-    );
+    let names = ResourceNames {
+        group: kind.group.into(),
+        version: kind.version.into(),
+        kind: kind.kind.into(),
+        plural: kind.plural.into(),
+    };
+    let mut resource = Resource::new(names, kind.schema, Arc::new(BuiltIn(kind)));
     resource.is_built_in = true;
     resource.singular = kind.singular.into();
     resource.short_names = texts(kind.short_names);

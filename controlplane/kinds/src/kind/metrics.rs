@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::cause::Causes;
-use crate::resource::{Resource, Strategy, Text};
+use crate::resource::{Resource, ResourceNames, Strategy, Text};
 use crate::schema::{FieldValidation, Parsed, SchemaError};
 use crate::table;
 
@@ -46,7 +46,13 @@ fn resource(
     usage: fn(&Value) -> [Value; 2],
 ) -> Resource {
     let schema = format!("io.k8s.metrics.pkg.apis.metrics.v1beta1.{kind}");
-    let mut resource = Resource::new((GROUP, VERSION), (kind, plural), schema, Arc::new(ReadOnly { usage }));
+    let names = ResourceNames {
+        group: GROUP.into(),
+        version: VERSION.into(),
+        kind: kind.into(),
+        plural: plural.into(),
+    };
+    let mut resource = Resource::new(names, schema, Arc::new(ReadOnly { usage }));
     let meta = "#/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
     let common = json!({
         "apiVersion": {"type": "string"},

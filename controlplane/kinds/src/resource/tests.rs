@@ -32,7 +32,13 @@ impl Strategy for Free {
 
 fn widget(version: &'static str) -> Resource {
     let schema = format!("com.example.{version}.Widget");
-    Resource::new(("example.com", version), ("Widget", "widgets"), schema, Arc::new(Free))
+    let names = ResourceNames {
+        group: "example.com".into(),
+        version: version.into(),
+        kind: "Widget".into(),
+        plural: "widgets".into(),
+    };
+    Resource::new(names, schema, Arc::new(Free))
 }
 
 #[test]
@@ -78,7 +84,9 @@ fn a_replaced_resource_loses_its_former_versions() {
 
 #[test]
 fn a_built_in_resource_can_neither_be_replaced_nor_removed() {
-    let pods = Resource::new(("", "v2"), ("Pod", "pods"), "x", Arc::new(Free));
+    let names =
+        ResourceNames { group: "".into(), version: "v2".into(), kind: "Pod".into(), plural: "pods".into() };
+    let pods = Resource::new(names, "x", Arc::new(Free));
     assert_eq!(built_in().with(&[Arc::new(pods)]).err(), Some(Taken("pods".to_owned())));
     assert!(built_in().without("", "pods").find("", "v1", "pods").is_some());
 }

@@ -1,4 +1,4 @@
-//! Fields of workloads and groups of pods that depend on features of the scheduler: they are removed, as upstream does
+//! Fields of workloads and groups of pods that depend on features of the scheduler. They are removed, as upstream does
 //! while the feature gates are off.
 
 use serde_json::{Map, Value, json};

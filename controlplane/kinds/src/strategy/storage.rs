@@ -31,9 +31,10 @@ pub(super) fn set_transition_time(new: &mut Value, old: &Value) {
     }
 }
 
-/// Removes data sources that are not supported: one in another namespace, whose gate `CrossNamespaceVolumeDataSource` is
-/// off, and a `dataSource` of another kind than a claim or a snapshot. Those of the old claim stay. Sources:
-/// `DropDisabledFields`, `EnforceDataSourceBackwardsCompatibility` of `pkg/api/persistentvolumeclaim`.
+/// Removes data sources that are not supported. These are one in another namespace, because the gate
+/// `CrossNamespaceVolumeDataSource` is off, and a `dataSource` that is neither a claim nor a snapshot. Those of the
+/// old claim stay. Sources: `DropDisabledFields`, `EnforceDataSourceBackwardsCompatibility` of
+/// `pkg/api/persistentvolumeclaim`.
 pub(super) fn drop_data_sources(claim: &mut Value, old: Option<&Value>) {
     const REFERENCE: &str = "dataSourceRef";
     let had = |field: &str| old.is_some_and(|old| old["spec"][field].is_object());

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
-/// Status fields of containers that start again after their end only if a restart rule or policy allows it, each with the
+/// Status fields of containers that end for good unless a restart rule or policy lets them start again. Each has the
 /// field of these containers in the spec. Ephemeral containers never start again.
 const ENDED: [(&str, Option<&str>); 3] = [
     ("containerStatuses", Some("containers")),

@@ -110,7 +110,8 @@ pub(super) fn amount(causes: &mut Causes, path: &Path, name: &str, amount: &Valu
     }
 }
 
-fn is_standard(name: &str) -> bool {
+/// Whether a quota can limit the resource with this name, which has no domain.
+pub(super) fn is_standard(name: &str) -> bool {
     COUNTS.contains(&name)
         || AMOUNTS.contains(&name)
         || name.starts_with("hugepages-")

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, entries, format};
+use super::{Causes, Path, entries, format, quota};
 use crate::pod_level;
 use coracle_values::Quantity;
 
@@ -149,27 +149,7 @@ fn is_container_name(name: &str) -> bool {
 
 /// Names of resources that have no domain. Source: `standardResources` of `core/helper`.
 fn is_standard(name: &str) -> bool {
-    const OTHERS: [&str; 15] = [
-        "requests.cpu",
-        "requests.memory",
-        "requests.ephemeral-storage",
-        "limits.cpu",
-        "limits.memory",
-        "limits.ephemeral-storage",
-        "pods",
-        "resourcequotas",
-        "services",
-        "replicationcontrollers",
-        "secrets",
-        "configmaps",
-        "persistentvolumeclaims",
-        "storage",
-        "requests.storage",
-    ];
-    is_container_name(name)
-        || matches!(name, "services.nodeports" | "services.loadbalancers")
-        || name.starts_with("requests.hugepages-")
-        || OTHERS.contains(&name)
+    name == "storage" || quota::is_standard(name)
 }
 
 /// Whether a name with a domain is the name of an extended resource. Source: `IsExtendedResourceName`.

@@ -9,8 +9,8 @@ use super::capacity;
 /// A device: driver, pool and name.
 pub(super) type DeviceId = (String, String, String);
 
-/// The devices in use. For each device it has the number of allocations by the node to which the allocation is
-/// restricted, or by `None` for an allocation without such a node.
+/// The devices in use. For each device it has the number of allocations by node: the node to which the allocation is
+/// restricted, or `None`.
 ///
 /// Slices of two nodes can have the same pool name. The node distinguishes their devices.
 #[derive(Debug, Default, PartialEq)]

@@ -1,5 +1,5 @@
-//! The limit of all searches for devices in one attempt to schedule a pod or a gang: of the filters, also beside
-//! nominated pods, and of the preemption.
+//! The common limit of all searches for devices in one attempt to schedule a pod or a gang. It covers the filters,
+//! also beside nominated pods, and the preemption.
 
 use std::sync::Arc;
 

@@ -20,7 +20,7 @@ pub(super) struct Consumption<'a> {
 /// What a request consumes of each capacity of a device, in the order of the device. Empty for a device that one claim
 /// uses alone. `allocated` is the amount that allocated shares consume of a capacity, in thousandths.
 ///
-/// `None` if the device does not have the requested capacity, if too little of it is left, or if the device's policy does
+/// `None` if the device does not have the requested capacity, too little of it is left, or the device's policy does
 /// not allow the amount.
 pub(super) fn consumed<'a>(
     device: &'a Device,

@@ -25,8 +25,8 @@ pub(crate) enum Change {
     NotServed,
 }
 
-/// The watch of PodGroups. It starts with the first pod that is a member of a group, because an API server that does
-/// not serve the kind accepts no such pods.
+/// The watch of PodGroups. It starts with the first pod that is a member of a group. An API server that does not serve
+/// the kind accepts no such pods.
 #[derive(Default)]
 pub(crate) struct Feed {
     changes: Option<BoxStream<'static, Change>>,

@@ -16,8 +16,9 @@ use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::{Key, ObjectExt};
 
-/// After an attempt with refused pods, no refused gang is retried for this many times the duration of the attempt, in
-/// addition to the back-off of each gang. So gangs that do not fit use at most a tenth of the scheduler's time.
+/// An attempt with refused pods delays the next attempt for every refused gang by this many times its own duration.
+/// This delay comes in addition to the back-off of each gang. So gangs that do not fit use at most a tenth of the
+/// scheduler's time.
 const REST: u32 = 9;
 /// Message of a pod that is gated. Upstream's plugin uses it for PreEnqueue.
 const GATED: &str = "waiting for minCount pods from a gang to appear in scheduling queue";

@@ -14,13 +14,12 @@ use crate::config::Profile;
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
 
-/// For this many times its duration, an attempt counts as debt of its namespace. So a namespace uses at most a tenth of
+/// An attempt adds this many times its duration to the debt of its namespace. So a namespace uses at most a tenth of
 /// the scheduler's time.
 const SHARE: u32 = 10;
 /// The debt above which the pods of a namespace wait: that of attempts of two seconds.
 const MAX_DEBT: Duration = Duration::from_secs(20);
-/// Maximum duration of an attempt for one pod that does not count, because attempts for pods without claims can take as
-/// long.
+/// A shorter attempt for one pod adds no debt, because attempts for pods without claims can take as long.
 const SHORT: Duration = Duration::from_millis(10);
 
 /// The debts of namespaces. A debt decreases as time passes.
@@ -119,13 +118,9 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
-    use http::{Request, Response};
-    use kube::client::Body;
     use serde_json::json;
 
-    use super::super::{Client, ExtenderCalls, SchedulerConfig};
+    use super::super::test_scheduler::scheduler_of_accepting_server;
     use super::*;
     use crate::fixture;
 
@@ -164,14 +159,7 @@ mod tests {
 
     /// A scheduler with one node, and an API server that accepts all requests.
     fn scheduler() -> Scheduler {
-        let service = tower::service_fn(|_request: Request<Body>| async {
-            Ok::<_, Infallible>(Response::new(Body::from(b"{}".to_vec())))
-        });
-        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
-        let (recorder, _) = coracle_events::recorder(client.clone(), "");
-        let calls = ExtenderCalls::new(&config).unwrap();
-        let is_saturated = tokio::sync::watch::Sender::new(false);
-        let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
+        let mut scheduler = scheduler_of_accepting_server();
         scheduler.snapshot.set_node(&fixture::node("a", json!({})));
         scheduler
     }

@@ -39,26 +39,15 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
-    use http::{Request, Response};
-    use kube::client::Body;
     use serde_json::json;
 
-    use super::super::{Client, ExtenderCalls, SchedulerConfig};
+    use super::super::test_scheduler::scheduler_of_accepting_server;
     use super::*;
     use crate::fixture;
 
     #[tokio::test]
     async fn attempts_are_counted_by_their_result() {
-        let service = tower::service_fn(|_request: Request<Body>| async {
-            Ok::<_, Infallible>(Response::new(Body::from(b"{}".to_vec())))
-        });
-        let (client, config) = (Client::new(service, ""), SchedulerConfig::default());
-        let (recorder, _) = coracle_events::recorder(client.clone(), "");
-        let calls = ExtenderCalls::new(&config).unwrap();
-        let is_saturated = tokio::sync::watch::Sender::new(false);
-        let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), calls);
+        let mut scheduler = scheduler_of_accepting_server();
         for name in ["a", "b"] {
             scheduler.snapshot.set_node(&fixture::node(name, json!({})));
         }

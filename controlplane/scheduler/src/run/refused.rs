@@ -172,8 +172,8 @@ impl Scheduler {
         });
     }
 
-    /// Handles the end of a request about a refused pod. If a victim was not evicted or a claim not released, there may
-    /// be no change that lets the pod be scheduled again, so it is retried after its back-off.
+    /// Handles the end of a request about a refused pod. If a victim was not evicted or a claim not released, there
+    /// may be no change that causes the next attempt. So the pod is retried after its back-off.
     pub(super) fn marked(&mut self, retried: Option<String>) {
         if let Some(uid) = retried {
             self.queue.retry(&uid, Instant::now());

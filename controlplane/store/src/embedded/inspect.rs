@@ -1,9 +1,9 @@
 //! Inspection of the store's files before the engine opens them.
 //!
-//! The engine considers unreadable data in a journal as the incomplete end of its last write: it truncates the journal
+//! The engine considers unreadable data in a journal as the incomplete end of its last write. It truncates the journal
 //! there and loses all data after it. A real incomplete end is followed by zeros, because journals are allocated in
-//! advance. Anything else is damage, and a damaged store must not be opened as an empty one. The files of a first start
-//! that was interrupted before the first entry are removed.
+//! advance. Anything else is damage, and a damaged store must not be opened as an empty one. The files of a first
+//! start that was interrupted before the first entry are removed.
 
 use std::{
     fs::{self, File, TryLockError},

@@ -27,8 +27,8 @@ pub(super) const RESTORING: &str = ".restoring";
 const REPLACED: &str = ".replaced";
 /// Minimum size of a batch in bytes, except of the last one.
 const BATCH_BYTES: usize = 1 << 20;
-/// Number of revisions that are skipped. The replaced store may have had commits after the backup, and clients that
-/// have read their revisions must list again. etcd's documentation recommends the same number.
+/// Number of revisions that are skipped. The replaced store may have had commits after the backup. Clients that have
+/// read the revisions of these commits must list again. etcd's documentation recommends the same number.
 const SKIPPED: u64 = 1_000_000_000;
 
 /// Replaces the store in `path` by a backup. The former store stays beside it with the suffix `.replaced`.

@@ -179,7 +179,7 @@ pub(super) fn probe(path: &Path) -> io::Result<()> {
     written.and(removed)
 }
 
-/// Writes the content of the journals again and syncs them: after a failed sync the kernel considers pages as written
+/// Writes the content of the journals again and syncs them. After a failed sync the kernel considers pages as written
 /// that are not on the disk (fsync(2), EIO).
 pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileExt as _;

@@ -1,9 +1,9 @@
 //! The writer thread. It checks the waiting writes, syncs them together and publishes them in order.
 //!
 //! States: the engine accepts writes, or it has failed. After a failure (full disk, read-only file system, sync error)
-//! durable writes are refused. When the disk accepts a file again, the database is closed and reopened, and the entries
-//! of the failed batch are overwritten with their previous values. So a refused write has no effect, and an
-//! acknowledged write is kept.
+//! durable writes are refused. When the disk accepts a file again, the database is closed and reopened. The entries of
+//! the failed batch are overwritten with their previous values. So a refused write has no effect, and an acknowledged
+//! write is kept.
 
 mod recover;
 

@@ -27,7 +27,7 @@ struct ReadMetadata {
 
 /// Decodes metadata without `managedFields`, for `#[serde(deserialize_with)]`.
 ///
-/// They are a third of the text of a pod, and are decoded into a tree of values: more maps than the rest of the pod.
+/// The managed fields are a third of the text of a pod. Decoded, they have more maps than the rest of the pod.
 ///
 /// # Errors
 /// A field has the wrong type.

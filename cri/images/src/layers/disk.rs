@@ -123,7 +123,7 @@ fn write_meta(pending: &Pending) -> Result<(), LayerError> {
 fn rename(layers: &Path, pending: &Pending) -> Result<(), LayerError> {
     let to = layers.join(pending.meta.diff_id.short());
     match read_meta(&to) {
-        // Exists already: the pull was cancelled between the rename and its end.
+        // The layer exists already: its pull was cancelled between the rename and the end of the pull.
         Some(meta) if meta == pending.meta => return Ok(()),
         Some(_) => {
             return Err(LayerError::Collision { path: to, diff_id: pending.meta.diff_id });

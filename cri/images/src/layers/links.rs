@@ -113,8 +113,8 @@ struct LayerFacts {
 // === impl ComposedMount ===
 
 impl ComposedMount<'_> {
-    /// Makes the links. Must be called on a separate thread: the mount is in a namespace that ends with the
-    /// thread, so it is invisible elsewhere and cannot be left over.
+    /// Makes the links. Must be called on a separate thread. The mount is in a namespace that ends with the thread, so
+    /// it is invisible elsewhere and cannot be left over.
     fn link(&self, links: &[Link]) -> Result<Result<(), LinkError>, Errno> {
         unshare(CloneFlags::CLONE_NEWNS)?;
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;

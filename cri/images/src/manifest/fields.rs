@@ -1,7 +1,7 @@
 //! Deserializers that keep only the used parts of a document.
 //!
-//! Empty values take up to a hundred times their size in memory, and the parsed documents stay until the layers are
-//! fetched, configurations as long as the image.
+//! Empty values take up to a hundred times their size in memory. The parsed documents stay until the layers are
+//! fetched, and configurations as long as the image.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -30,7 +30,7 @@ const SAVED_PIECE: usize = 256 << 10;
 /// A message in the channel. If the channel closes without `End`, the download was interrupted.
 enum Piece {
     Data(Bytes),
-    /// From a spool: on disk already.
+    /// Bytes of a spool, which are on disk already.
     Saved(Bytes),
     End,
     /// The content is complete and its digest is wrong.

@@ -20,9 +20,9 @@ impl ClientCertificates {
 }
 
 impl ResolvesClientCert for ClientCertificates {
-    /// The first certificate that an authority known to the server issued (RFC 8446, 4.2.4). If there is
-    /// none, the first one with a supported signature: without a certificate the server would refuse anyway,
-    /// and some servers list too few authorities.
+    /// The first certificate that an authority known to the server issued (RFC 8446, 4.2.4). If there is none, the
+    /// first one with a supported signature. Without a certificate the server would refuse anyway, and some servers
+    /// list too few authorities.
     fn resolve(
         &self,
         root_hint_subjects: &[&[u8]],

@@ -54,8 +54,8 @@ pub(super) fn can_set(user: &User) -> bool {
         || (groups.len() < 2 && groups.iter().chain([&user.uid(), &user.gid()]).all(is_short))
 }
 
-/// The library takes ownership. Descriptors are duplicated: this process is a fork in which the owners never
-/// drop.
+/// A duplicate of a descriptor for the library, which takes ownership. This process is a fork in which the other
+/// owners are never dropped.
 fn own(fd: &OwnedFd) -> Result<OwnedFd, CreateError> {
     let borrowed: BorrowedFd<'_> = kernel::borrow(fd.as_raw_fd());
     borrowed.try_clone_to_owned().map_err(CreateError::Duplicate)

@@ -1,8 +1,8 @@
 //! A container's cgroups: made, limited and entered. Writes are planned before they are done.
 //!
-//! On v1 this module writes all limits itself. On v2 the container library's cgroup code writes them; there
-//! it needs only the files, while its search for v1 hierarchies costs hundreds of system calls. Cgroup v2 has
-//! no files for devices: a BPF program decides ([`super::device_program`]).
+//! On v1 this module writes all limits itself. On v2 the container library's cgroup code writes them. There it needs
+//! only the files; on v1 its search for hierarchies costs hundreds of system calls. Cgroup v2 has no files for
+//! devices: a BPF program decides ([`super::device_program`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};

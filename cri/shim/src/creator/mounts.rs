@@ -149,7 +149,7 @@ fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Re
     })
 }
 
-/// Opens the mount point. proc, sysfs and the file system of /dev are mounted at exactly their path: symbolic links of
+/// Opens the mount point. proc, sysfs and the file system of /dev are mounted at exactly their path. Symbolic links of
 /// the image are not followed.
 fn open_mount_point(root: BorrowedFd<'_>, entry: &Mount, kind: Kind) -> Result<OwnedFd, MountError> {
     let at = entry.destination();

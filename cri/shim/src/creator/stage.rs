@@ -112,7 +112,7 @@ impl StagedRoot {
 // === impl StageRequest ===
 
 impl StageRequest<'_> {
-    /// The host's mounts, if a volume must be copied from the host's namespace: for propagation to the host,
+    /// The host's mounts, if a volume must be copied from the host's namespace. This is for propagation to the host,
     /// or because the host's mounts do not propagate here.
     fn source_of(&self, volume: &Mount, spread: Propagation) -> Option<&HostMounts> {
         let ours = volume.source().as_ref().is_none_or(|source| source.starts_with(self.pod_dir));

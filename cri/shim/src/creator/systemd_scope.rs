@@ -61,7 +61,7 @@ fn initial_properties(rules: &[Rule], v1: bool) -> Vec<Property> {
 }
 
 /// The devices to pass to systemd on v2. systemd cannot express exceptions, so for rules with one it gets no
-/// restriction: the cgroup's BPF program enforces them.
+/// restriction. The cgroup's BPF program enforces them.
 fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     let (rest, rules) = access::split(rules);
     let plain = |rule: &Rule| rule.allow && rule.kind != Kind::Any;

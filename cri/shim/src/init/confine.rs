@@ -51,9 +51,8 @@ impl Confinement {
     /// Drops all capabilities except CAP_SYS_PTRACE, sets the user and loads the seccomp profile. Closes all
     /// descriptors except the standard streams.
     ///
-    /// Any process with the same user id may trace a process without capabilities, and the tracer would then
-    /// act without its own seccomp profile and limits. So process 1 keeps CAP_SYS_PTRACE: a tracer must have
-    /// it too.
+    /// Any process with the same user id may trace a process without capabilities. The tracer would then act without
+    /// its own seccomp profile and limits. So process 1 keeps CAP_SYS_PTRACE: a tracer must have it too.
     pub(super) fn apply(&self) -> Result<(), ConfineError> {
         kernel::close_all_but(&[]).map_err(ConfineError::Close)?;
         let is_kept = |right: &Capability| *right == Capability::CAP_SYS_PTRACE;

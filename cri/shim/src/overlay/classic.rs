@@ -1,7 +1,7 @@
 //! Mounts an overlay with mount(2), for kernels whose overlayfs does not support `lowerdir+`.
 //!
-//! All options are one string of at most a page. So layers are named relative to their common directory: then
-//! the limit depends on the number of layers, not on the length of the state directory's path.
+//! All options are one string of at most a page. So layers are named relative to their common directory. Then the
+//! limit depends on the number of layers, not on the length of the state directory's path.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};

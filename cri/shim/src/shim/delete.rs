@@ -1,8 +1,8 @@
 //! DeleteContainer: kills, waits, unmounts, removes the cgroup. Driven by events of the loop.
 //!
-//! Each attempt kills all processes of the container. Then it determines what to wait for: the exit of the first
-//! process (SIGCHLD), the exits of other processes in its cgroup (their pidfds), or the kernel. The kernel releases a
-//! cgroup shortly after its last process is reaped and sends no event, so only this case uses a timer.
+//! Each attempt kills all processes of the container. Then it determines what to wait for. That is the exit of the
+//! first process (SIGCHLD), the exits of other processes in its cgroup (their pidfds), or the kernel. The kernel
+//! releases a cgroup shortly after its last process is reaped and sends no event, so only this case uses a timer.
 
 use std::time::{Duration, Instant};
 

@@ -21,8 +21,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 pub(super) struct UnclaimedExits(BTreeMap<i32, i32>);
 
 impl UnclaimedExits {
-    /// Adds an exit status. A second exit of the same pid replaces the first one: a pid is reported as soon as it
-    /// is assigned, so a report refers to the later process.
+    /// Adds an exit status. A second exit of the same pid replaces the first one. A pid is reported as soon as it is
+    /// assigned, so a report refers to the later process.
     fn insert(&mut self, pid: i32, status: i32) {
         self.0.insert(pid, status);
     }

@@ -21,8 +21,8 @@ use crate::shim_client::ExecStdio;
 
 /// Time for which outputs may stay open after the command ended: child processes can hold them.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
-/// Time for which outputs may stay open after the command and its child processes were killed: only the contents of the
-/// pipes are left to read.
+/// Time for which outputs may stay open after the command and its child processes were killed. Only the contents of
+/// the pipes are left to read.
 const DRAIN_TIME_KILLED: Duration = Duration::from_millis(500);
 /// Maximum bytes of a command line in an error.
 const COMMAND_SHOWN: usize = 256;
@@ -44,7 +44,7 @@ impl ExecService {
     /// Runs a command and returns its output and exit code. After the timeout, or when the caller has disconnected
     /// (`gone`), the command is killed with all processes that it started.
     ///
-    /// A timeout is an error, as in containerd: by the error code the kubelet distinguishes a probe that took too long
+    /// A timeout is an error, as in containerd. By the error code the kubelet distinguishes a probe that took too long
     /// from one that could not run. An error has no field for outputs, so its text has the ends of the outputs. A
     /// command that exits in time is a success, even if child processes hold its outputs open.
     pub(crate) async fn exec_sync(

@@ -48,7 +48,7 @@ impl SandboxService {
         Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
     }
 
-    /// Runs a sandbox, or undoes all steps. A sandbox that is `restoring` is removed by a restart of the runtime, even when
+    /// Runs a sandbox, or undoes all steps. A restart of the runtime removes a sandbox that is `restoring`, even when
     /// it is ready, until its record says that the restore is complete.
     pub(crate) async fn run_or_undo(
         &self,

@@ -34,8 +34,8 @@ enum Params {
     Unknown,
 }
 
-/// The names of a policy's resources and of its kind of parameters, as hashes: the combined names of a small policy can
-/// take a hundred times its size. An equal hash of another name only causes a needless check.
+/// The names of a policy's resources and of its kind of parameters, as hashes. The combined names of a small policy
+/// can take a hundred times its size. An equal hash of another name only causes a needless check.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Group, version and plural name.

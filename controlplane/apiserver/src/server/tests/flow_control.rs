@@ -110,7 +110,8 @@ async fn a_client_that_sends_its_body_slowly_has_no_seats() {
         Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"{}")))
     }));
     let mut memory = BodyMemory::default();
-    let received = turn::receive(state, (&Method::POST, body), &mut memory, (&user, &info), &mut seats).await;
+    let requester = turn::Requester { user: &user, info: &info };
+    let received = turn::receive(state, Some(body), &mut memory, requester, &mut seats).await;
     assert_eq!(&received.unwrap()[..], b"{}");
     assert!(seats.is_some());
     assert_eq!(in_use(), 1, "when the body is complete");

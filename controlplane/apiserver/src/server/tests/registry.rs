@@ -1,7 +1,7 @@
 //! Resources that come, change and go while the server runs.
 
 use coracle_kinds::{
-    resource::{ConversionError, Convert, Converting, SelectableField, Strategy},
+    resource::{ConversionError, Convert, Converting, ResourceNames, SelectableField, Strategy},
     schema::{FieldValidation, Parsed, SchemaError},
     validate::{Causes, Path},
 };
@@ -72,8 +72,13 @@ impl Convert for Rename {
 
 fn widgets(version: &'static str) -> Resource {
     let schema = format!("com.example.{version}.Widget");
-    let mut resource =
-        Resource::new(("example.com", version), ("Widget", "widgets"), schema, Arc::new(Widgets));
+    let names = ResourceNames {
+        group: "example.com".into(),
+        version: version.into(),
+        kind: "Widget".into(),
+        plural: "widgets".into(),
+    };
+    let mut resource = Resource::new(names, schema, Arc::new(Widgets));
     resource.definition = Some(Arc::new(json!({"type": "object", "description": "A widget."})));
     resource.columns = json!([
         {"name": "Name", "type": "string", "format": "name", "priority": 0, "description": ""},
@@ -239,7 +244,9 @@ async fn versions_of_a_resource_are_one_set_of_objects() {
 #[tokio::test]
 async fn a_built_in_resource_stays() {
     let server = Fixture::new().await;
-    let pods = Resource::new(("", "v1"), ("Pod", "pods"), "x", Arc::new(Widgets));
+    let names =
+        ResourceNames { group: "".into(), version: "v1".into(), kind: "Pod".into(), plural: "pods".into() };
+    let pods = Resource::new(names, "x", Arc::new(Widgets));
     assert!(server.api.add_resource(&[Arc::new(pods)]).await.is_err());
     assert!(server.api.add_resource(&[]).await.is_err());
     server.api.remove_resource("", "pods").await;

@@ -1,6 +1,6 @@
 //! The order of a merged list: the elements of the patch in the patch's order, the others between them as before.
 //!
-//! Elements are found by an index: both lists can be as long as a request allows, and a linear search for each element
+//! Elements are found by an index. Both lists can be as long as a request allows, and a linear search for each element
 //! would take minutes.
 
 use std::collections::{HashMap, VecDeque};

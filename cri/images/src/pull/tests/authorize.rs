@@ -130,7 +130,7 @@ async fn mirrors_get_the_ns_parameter_and_the_registry_does_not() {
         let before = line.seen().len();
         let name = format!("{domain}/app");
         images.pull(&name, None, None).await.unwrap();
-        // By one request without a body, because the image is in the store.
+        // The image is in the store, so this pull is one request without a body.
         images.pull(&name, None, None).await.unwrap();
         let seen = &line.seen()[before..];
         let lines: Vec<&str> = seen.iter().filter_map(|head| head.lines().next()).collect();
