@@ -33,11 +33,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream, keep_alive,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
+    UNCERTIFIED_HEADER, keep_alive,
 };
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::net::{TcpListener, TcpStream};
@@ -150,19 +152,26 @@ async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, per
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
     let held = PermitStream::of_socket(stream, permit.clone());
+    let http = builder(&caller);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(permit.clone());
         let (backend, caller) = (backend.clone(), caller.clone());
         async move { Ok::<_, Infallible>(answer(&backend, &caller, request).await) }
     });
-    let http = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
-        .serve_connection(TokioIo::new(held), service);
     // A broken connection is not an error of the server.
-    if let Err(error) = http.with_upgrades().await {
+    if let Err(error) = http.serve_connection(TokioIo::new(held), service).with_upgrades().await {
         tracing::debug!(error = chain(&error), "a connection to the kubelet API ended");
     }
+}
+
+/// The settings of HTTP for a connection.
+fn builder(caller: &Caller) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE);
+    if *caller == Caller::Anonymous {
+        http.max_header_size(UNCERTIFIED_HEADER).max_buf_size(UNCERTIFIED_HEADER);
+    }
+    http
 }
 
 /// Answers a request and counts it.

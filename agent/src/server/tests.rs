@@ -10,6 +10,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::client::TlsStream;
 
 use super::*;
 use crate::node::NodeFacts;
@@ -170,6 +171,18 @@ impl Running {
         identity: Option<Identity>,
         header: &str,
     ) -> Option<(String, String)> {
+        let mut stream = self.connect(identity).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{header}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.ok()?;
+        let answer = String::from_utf8(answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.lines().next()?.to_owned(), body.to_owned()))
+    }
+
+    /// A TLS connection. None if the handshake failed.
+    async fn connect(&self, identity: Option<Identity>) -> Option<TlsStream<TcpStream>> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority.der.clone()).expect("CA");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -185,15 +198,7 @@ impl Running {
         };
         let stream = TcpStream::connect(self.address).await.expect("connect");
         let name = ServerName::try_from("127.0.0.1").expect("name");
-        let mut stream =
-            tokio_rustls::TlsConnector::from(Arc::new(client)).connect(name, stream).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{header}Connection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.ok()?;
-        let answer = String::from_utf8(answer).expect("text");
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.lines().next()?.to_owned(), body.to_owned()))
+        tokio_rustls::TlsConnector::from(Arc::new(client)).connect(name, stream).await.ok()
     }
 
     async fn status(&self, path: &str, identity: Option<Identity>) -> Option<String> {
@@ -248,6 +253,26 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(bearer("/metrics/probes", "good").await, "403");
     let probes = server.get("/metrics/probes", Some(server.authority.issue("scraper", "x"))).await;
     assert_eq!(probes.expect("an answer").1, "prober_probe_total 1\n");
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_sends_short_headers() {
+    let server = Running::start("headers", Vec::new()).await;
+    let mut stream = server.connect(None).await.expect("a connection");
+    let head = format!("{:x<UNCERTIFIED_HEADER$}", "GET /pods HTTP/1.1\r\nHost: n1\r\nA: ");
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await.expect("an answer before the header's end");
+    assert_eq!(&status, b"HTTP/1.1 431");
+    let status = async |identity: Option<Identity>, header: String| {
+        let answer = server.get_with("/pods", identity, &header).await;
+        answer.and_then(|(line, _)| line.split(' ').nth(1).map(str::to_owned))
+    };
+    let of_a_token = format!("Authorization: Bearer good\r\nA: {}\r\n", "x".repeat(48 << 10));
+    assert_eq!(status(None, of_a_token).await.as_deref(), Some("200"));
+    let administrator = Some(server.authority.issue("root", "system:masters"));
+    let long = format!("A: {}\r\n", "x".repeat(300 << 10));
+    assert_eq!(status(administrator, long).await.as_deref(), Some("200"));
 }
 
 #[tokio::test]
