@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread::ThreadId;
 
 use futures::FutureExt as _;
-use k8s_openapi::api::core::v1::NodeSystemInfo;
+use k8s_openapi::api::core::v1::{NodeSystemInfo, PodStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -17,11 +18,20 @@ use crate::node::NodeFacts;
 use crate::runtime::{Proxy, Remote};
 use crate::volume::ClaimUsage;
 
-struct Pods(Vec<Arc<Pod>>);
+struct Pods {
+    pods: Vec<Arc<Pod>>,
+    /// The thread of the executor.
+    executor: ThreadId,
+}
 
 impl PodView for Pods {
     fn pods(&self) -> Vec<Arc<Pod>> {
-        self.0.clone()
+        self.pods.clone()
+    }
+
+    fn status(&self, _uid: &str) -> Option<PodStatus> {
+        assert_ne!(std::thread::current().id(), self.executor, "a list of pods is made by the executor");
+        None
     }
 
     fn probes(&self) -> String {
@@ -135,7 +145,7 @@ impl Running {
         // These requests never reach the runtime: nothing listens on this port.
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let backend = Backend {
-            pods: Arc::new(Pods(pods)),
+            pods: Arc::new(Pods { pods, executor: std::thread::current().id() }),
             runtime: Arc::new(Remote::new(nowhere)),
             streams: Arc::new(Proxy),
             access: Arc::new(Access::new(reviews(), "n1")),
@@ -273,6 +283,29 @@ async fn a_client_without_a_certificate_sends_short_headers() {
     let administrator = Some(server.authority.issue("root", "system:masters"));
     let long = format!("A: {}\r\n", "x".repeat(300 << 10));
     assert_eq!(status(administrator, long).await.as_deref(), Some("200"));
+}
+
+#[tokio::test]
+async fn unread_responses_share_a_bounded_memory() {
+    let size = 20 << 20;
+    let metadata = json!({"name": "p", "namespace": "n", "uid": "u", "annotations": {"a": "x".repeat(size)}});
+    let server = Running::start("unread", vec![json!({ "metadata": metadata })]).await;
+    let begin = async || {
+        let administrator = server.authority.issue("root", "system:masters");
+        let mut stream = server.connect(Some(administrator)).await.expect("a connection");
+        let request = b"GET /pods HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n\r\n";
+        stream.write_all(request).await.expect("sent");
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.expect("an answer");
+        assert_eq!(&status, b"HTTP/1.1 200");
+        stream
+    };
+    let (mut first, mut second) = (begin().await, begin().await);
+    let (mut of_first, mut of_second) = (Vec::new(), Vec::new());
+    // The connection of the first response was closed for the second one.
+    let _error = first.read_to_end(&mut of_first).await;
+    second.read_to_end(&mut of_second).await.expect("a complete answer");
+    assert!(of_first.len() < size && of_second.len() > size, "{} {}", of_first.len(), of_second.len());
 }
 
 #[tokio::test]

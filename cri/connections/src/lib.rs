@@ -249,6 +249,17 @@ impl ConnectionPermit {
         }
     }
 
+    /// The source of the connection.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Closes the connection, as an eviction does.
+    pub fn close(&self) {
+        self.evicted.cancel();
+    }
+
     /// Returns when the connection is evicted. After an upgrade, its task has to close it.
     pub async fn evicted(&self) {
         self.evicted.cancelled().await;
