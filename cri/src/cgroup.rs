@@ -26,6 +26,9 @@ use crate::pidfd;
 /// Maximum processes that are open at a time while a cgroup gets a signal.
 const MAX_OPEN_PIDFDS: usize = 64;
 
+/// Maximum descendants of a cgroup in one hierarchy whose processes are counted for statistics.
+const MAX_COUNTED_GROUPS: usize = 1_000;
+
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
 /// Timeout for the end of all processes of a cgroup.
@@ -131,10 +134,19 @@ impl Cgroups {
 
     /// The processes of a group and its descendants.
     pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
-        let mut pids = Vec::new();
-        for dir in self.dirs(group) {
-            pids.extend(coracle_tree::cgroup::processes(&dir));
-        }
+        self.processes_of(group, usize::MAX)
+    }
+
+    /// As [`processes`](Self::processes), for statistics: those of a limited number of descendants in each hierarchy. A
+    /// container can make very many cgroups below its own.
+    pub(crate) fn processes_for_statistics(&self, group: &str) -> Vec<i32> {
+        self.processes_of(group, MAX_COUNTED_GROUPS)
+    }
+
+    fn processes_of(&self, group: &str, most: usize) -> Vec<i32> {
+        let dirs = self.dirs(group);
+        let mut pids: Vec<i32> =
+            dirs.iter().flat_map(|dir| coracle_tree::cgroup::processes_of(dir, most)).collect();
         pids.sort_unstable();
         pids.dedup();
         pids
@@ -386,6 +398,19 @@ mod tests {
         let hierarchies = found.to_shim();
         let controllers: Vec<&str> = hierarchies.iter().map(|found| found.controllers.as_str()).collect();
         assert_eq!(controllers, ["cpu,cpuacct", "name=systemd", ""], "a shim gets all hierarchies");
+    }
+
+    #[test]
+    fn the_processes_of_very_many_groups_are_not_counted() {
+        let mount = tempfile::tempdir().expect("directory");
+        for number in 0..=MAX_COUNTED_GROUPS {
+            let group = mount.path().join(format!("c/{number}"));
+            std::fs::create_dir_all(&group).expect("made");
+            std::fs::write(group.join("cgroup.procs"), format!("{}\n", number + 1)).expect("written");
+        }
+        let cgroups = Cgroups::unified_at(mount.path());
+        assert_eq!(cgroups.processes("c").len(), MAX_COUNTED_GROUPS + 1);
+        assert_eq!(cgroups.process_count("c"), 1_000);
     }
 
     #[tokio::test]
