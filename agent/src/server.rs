@@ -234,7 +234,7 @@ async fn respond_to(
     let _measuring = measuring(&route).await;
     let response = handle(backend, route, request).await;
     match log_permit {
-        Some(permit) => limits::keep(response, permit),
+        Some(permit) => limits::log(response, permit),
         None => response,
     }
 }

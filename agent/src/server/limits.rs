@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use coracle_connections::{ConnectionPermit, Source};
@@ -27,8 +27,11 @@ use crate::runtime::Body;
 const MAX_BYTES: usize = 32 << 20;
 /// Minimum bytes of a response that counts.
 const MIN_BYTES: usize = 8 << 10;
-/// Maximum logs that are read or followed at the same time. Each has an open file and up to 320 KiB of its lines in memory.
+/// Maximum logs that are read or followed at the same time.
 const MAX_LOGS: usize = 512;
+/// Bytes of a log that its connection holds at most, and one piece more. Otherwise it would hold 400 KiB for each client that
+/// does not read.
+const MAX_UNSENT: usize = 32 << 10;
 
 /// The limits of one server.
 #[derive(Clone)]
@@ -73,10 +76,25 @@ struct CountedBody {
     count: Arc<Count>,
 }
 
-/// A body that keeps a permit until its end.
-struct KeptBody {
+/// The body of a log.
+struct LogBody {
     body: Body,
+    unsent: Arc<Mutex<Unsent>>,
     _permit: OwnedSemaphorePermit,
+}
+
+/// Bytes of a log that its connection has not sent yet.
+#[derive(Default)]
+struct Unsent {
+    bytes: usize,
+    /// The task that waits until bytes are sent.
+    waiting: Option<Waker>,
+}
+
+/// A piece of a log. It counts as unsent until it is dropped.
+struct Piece {
+    bytes: Bytes,
+    unsent: Arc<Mutex<Unsent>>,
 }
 
 // === impl ResponseLimits ===
@@ -111,9 +129,9 @@ impl ResponseLimits {
     }
 }
 
-/// The response keeps the permit until its end.
-pub(super) fn keep(response: Response<Body>, permit: OwnedSemaphorePermit) -> Response<Body> {
-    response.map(|body| KeptBody { body, _permit: permit }.boxed_unsync())
+/// The response with a log. It keeps the permit until its end, and its connection holds few bytes.
+pub(super) fn log(response: Response<Body>, permit: OwnedSemaphorePermit) -> Response<Body> {
+    response.map(|body| LogBody { body, unsent: Arc::default(), _permit: permit }.boxed_unsync())
 }
 
 // === impl UnreadResponses ===
@@ -200,9 +218,9 @@ impl HttpBody for CountedBody {
     }
 }
 
-// === impl KeptBody ===
+// === impl LogBody ===
 
-impl HttpBody for KeptBody {
+impl HttpBody for LogBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -210,7 +228,13 @@ impl HttpBody for KeptBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+        let this = self.get_mut();
+        if Piece::must_wait(&this.unsent, cx) {
+            return Poll::Pending;
+        }
+        let polled = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let piece = |bytes| Bytes::from_owner(Piece::new(bytes, &this.unsent));
+        Poll::Ready(polled.map(|frame| frame.map(|frame| frame.map_data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -219,6 +243,41 @@ impl HttpBody for KeptBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+// === impl Piece ===
+
+impl Piece {
+    fn new(bytes: Bytes, unsent: &Arc<Mutex<Unsent>>) -> Self {
+        unsent.lock().unwrap_or_else(PoisonError::into_inner).bytes += bytes.len();
+        Self { bytes, unsent: Arc::clone(unsent) }
+    }
+
+    /// Whether too many bytes are unsent. The task is woken when bytes are sent.
+    fn must_wait(unsent: &Mutex<Unsent>, cx: &Context<'_>) -> bool {
+        let mut unsent = unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        let must_wait = unsent.bytes >= MAX_UNSENT;
+        unsent.waiting = must_wait.then(|| cx.waker().clone());
+        must_wait
+    }
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        unsent.bytes -= self.bytes.len();
+        let waiting = unsent.waiting.take();
+        drop(unsent);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
     }
 }
 
@@ -294,14 +353,32 @@ mod tests {
     #[test]
     fn a_limited_number_of_logs_is_read() {
         let limits = ResponseLimits::new();
-        let log = Route::of("/containerLogs/ns/p/c").expect("a path");
-        let read = || limits.log_permit(&log).ok().flatten();
-        let mut answers: Vec<_> = std::iter::from_fn(read).map(|permit| keep(response(1), permit)).collect();
+        let route = Route::of("/containerLogs/ns/p/c").expect("a path");
+        let read = || limits.log_permit(&route).ok().flatten();
+        let mut answers: Vec<_> = std::iter::from_fn(read).map(|permit| log(response(1), permit)).collect();
         assert_eq!(answers.len(), MAX_LOGS);
         let refused = limits.log_permit(&Route::of("/logs/a").expect("a path"));
         assert_eq!(refused.err().map(|refused| refused.0), Some(StatusCode::TOO_MANY_REQUESTS));
         assert!(limits.log_permit(&Route::Healthz).is_ok_and(|permit| permit.is_none()));
         answers.pop();
         assert!(read().is_some());
+    }
+
+    #[tokio::test]
+    async fn the_connection_of_a_log_holds_few_bytes() {
+        let piece = || Ok::<_, Infallible>(Frame::data(Bytes::from(vec![0; 20 << 10])));
+        let pieces = futures::stream::iter((0..10).map(move |_| piece()));
+        let stream = http_body_util::StreamBody::new(pieces).boxed_unsync();
+        let limits = ResponseLimits::new();
+        let permit =
+            limits.log_permit(&Route::of("/logs/a").expect("a path")).ok().flatten().expect("a permit");
+        let mut body = log(Response::new(stream), permit).into_body();
+        let mut held = Vec::new();
+        while let Some(Some(Ok(frame))) = body.frame().now_or_never() {
+            held.push(frame);
+        }
+        assert_eq!(held.len(), 2, "the connection has sent none");
+        let (next, ()) = tokio::join!(body.frame(), async { held.clear() });
+        assert!(next.is_some_and(|frame| frame.is_ok()), "woken by the sent pieces");
     }
 }
