@@ -270,7 +270,10 @@ async fn handle(backend: &Backend, route: Route, request: Request<Incoming>) -> 
         Route::Metrics => node_metrics::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,
-        Route::MetricsProbes => stats::exposition(backend.pods.probes()),
+        Route::MetricsProbes => {
+            let view = Arc::clone(&backend.pods);
+            apart(move || stats::exposition(view.probes())).await
+        }
         Route::MetricsSlis => node_metrics::health(),
     }
 }

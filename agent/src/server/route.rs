@@ -77,10 +77,10 @@ impl Route {
         matches!(self, Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. })
     }
 
-    /// Whether the response has all pods, or the usage of all pods and containers.
+    /// Whether the response has all pods, their probes, or the usage of all pods and containers.
     pub(super) fn has_all_pods(&self) -> bool {
         let has_usage = matches!(self, Self::StatsSummary | Self::MetricsResource | Self::MetricsCadvisor);
-        has_usage || matches!(self, Self::Pods | Self::RunningPods)
+        has_usage || matches!(self, Self::Pods | Self::RunningPods | Self::MetricsProbes)
     }
 
     /// Whether the response is the log of a container or of the node.
