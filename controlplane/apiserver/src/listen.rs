@@ -209,8 +209,8 @@ mod tests {
         let builder = builder(is_certified);
         let served = builder.serve_connection_with_upgrades(TokioIo::new(connection), service);
         let exchange = async {
-            let head =
-                format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nA: {:x<field$}\r\n\r\n", "");
+            let field = "x".repeat(field);
+            let head = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nA: {field}\r\n\r\n");
             client.write_all(head.as_bytes()).await.unwrap();
             let mut status = [0; 12];
             client.read_exact(&mut status).await.unwrap();
