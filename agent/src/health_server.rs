@@ -17,6 +17,8 @@ use tokio::task::JoinSet;
 
 /// Maximum time between two requests of a connection.
 const IDLE: Duration = Duration::from_secs(30);
+/// Maximum bytes of a request's header.
+const HEADER_MAX: usize = 16 << 10;
 /// Pause before the next attempt to listen at a port that another program uses.
 const RETRY: Duration = Duration::from_secs(30);
 
@@ -105,6 +107,8 @@ async fn connection(
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
+        .max_header_size(HEADER_MAX)
+        .max_buf_size(HEADER_MAX)
         .serve_connection(TokioIo::new(held), service);
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.
@@ -134,7 +138,25 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_long_header_is_refused_before_its_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, address) = listener.accept().await.unwrap();
+        let permit = Arc::new(connections(64).admit(address.ip()).unwrap());
+        let serving = tokio::spawn(connection(stream, permit, |_path: &str| text(StatusCode::OK, "ok")));
+        let mut head = "GET / HTTP/1.1\r\nHost: n1\r\nA: ".to_owned();
+        head.push_str(&"x".repeat(HEADER_MAX - head.len()));
+        client.write_all(head.as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        client.read_exact(&mut status).await.unwrap();
+        assert_eq!(&status, b"HTTP/1.1 431");
+        serving.await.unwrap();
+    }
 
     #[test]
     fn ranges_of_a_family_limit_its_addresses() {

@@ -13,6 +13,7 @@ mod checkpoint;
 mod component_pages;
 mod config;
 mod container_ends;
+mod limits;
 mod log_watches;
 pub(crate) mod logs;
 mod node_logs;
@@ -28,16 +29,19 @@ mod summary;
 mod tls;
 
 use std::convert::Infallible;
+use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream, keep_alive,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
+    UNCERTIFIED_HEADER, keep_alive,
 };
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::net::{TcpListener, TcpStream};
@@ -49,6 +53,7 @@ use tokio_util::task::TaskTracker;
 use crate::kubelet_metrics::RequestLabels;
 use crate::runtime::Body;
 use authorize::Caller;
+use limits::ResponseLimits;
 use route::Route;
 
 pub use access::Access;
@@ -57,7 +62,7 @@ pub use component_pages::ComponentPages;
 pub use config::{Certificate, ServerConfig, ServerError};
 pub use container_ends::ContainerEnds;
 pub use log_watches::LogWatches;
-use respond::{json, text};
+use respond::{apart, json, text, typed};
 
 /// The kubelet API, listening but not serving yet.
 pub struct Server {
@@ -65,11 +70,18 @@ pub struct Server {
     tls: TlsAcceptor,
 }
 
+/// Answers requests.
+#[derive(Clone)]
+struct Handler {
+    backend: Backend,
+    limits: ResponseLimits,
+}
+
 /// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
 /// Maximum connections, even if the descriptor limit permits more.
 const CONNECTIONS: usize = 4 << 10;
-/// Maximum responses with the usage of all pods that are made at the same time: with 1,000 pods each takes megabytes.
+/// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes megabytes.
 /// Further requests wait.
 const MEASUREMENTS: usize = 4;
 /// Permits for these responses. One for the process, as the runtime is.
@@ -101,6 +113,7 @@ impl Server {
         let tasks = TaskTracker::new();
         let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
         let (refusals, failures) = (LogLimit::default(), LogLimit::default());
+        let limits = ResponseLimits::new();
         loop {
             let accepted = tokio::select! {
                 // Both arms are cancel-safe: an accepted connection is always returned.
@@ -110,7 +123,8 @@ impl Server {
             match accepted {
                 Ok((connection, client)) => match connections.admit(client.ip()) {
                     Ok(permit) => {
-                        let serving = serve(connection, self.tls.clone(), backend.clone(), Arc::new(permit));
+                        let handler = Handler { backend: backend.clone(), limits: limits.clone() };
+                        let serving = serve(connection, self.tls.clone(), handler, Arc::new(permit));
                         let shutdown = shutdown.clone();
                         tasks.spawn(async move { shutdown.run_until_cancelled(serving).await });
                     }
@@ -136,37 +150,47 @@ impl Server {
 }
 
 /// Serves one connection until it ends, or until its permit expires.
-async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit: Arc<ConnectionPermit>) {
+async fn serve(connection: TcpStream, tls: TlsAcceptor, handler: Handler, permit: Arc<ConnectionPermit>) {
     tokio::select! {
         // Both arms may be dropped: the connection is closed then.
-        () = requests(connection, tls, backend, permit.clone()) => {}
+        () = requests(connection, tls, handler, permit.clone()) => {}
         () = permit.expired() => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
     }
 }
 
-async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit: Arc<ConnectionPermit>) {
+async fn requests(connection: TcpStream, tls: TlsAcceptor, handler: Handler, permit: Arc<ConnectionPermit>) {
     let _ = connection.set_nodelay(true);
     keep_alive(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
     let held = PermitStream::of_socket(stream, permit.clone());
+    let http = builder(&caller);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(permit.clone());
-        let (backend, caller) = (backend.clone(), caller.clone());
-        async move { Ok::<_, Infallible>(answer(&backend, &caller, request).await) }
+        let (handler, caller, permit) = (handler.clone(), caller.clone(), permit.clone());
+        async move {
+            let response = answer(&handler, &caller, request).await;
+            Ok::<_, Infallible>(handler.limits.count(response, &permit))
+        }
     });
-    let http = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
-        .serve_connection(TokioIo::new(held), service);
     // A broken connection is not an error of the server.
-    if let Err(error) = http.with_upgrades().await {
+    if let Err(error) = http.serve_connection(TokioIo::new(held), service).with_upgrades().await {
         tracing::debug!(error = chain(&error), "a connection to the kubelet API ended");
     }
 }
 
+/// The settings of HTTP for a connection.
+fn builder(caller: &Caller) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE);
+    if *caller == Caller::Anonymous {
+        http.max_header_size(UNCERTIFIED_HEADER).max_buf_size(UNCERTIFIED_HEADER);
+    }
+    http
+}
+
 /// Answers a request and counts it.
-async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
+async fn answer(handler: &Handler, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
     let begun = Instant::now();
     let route = Route::of(request.uri().path());
     let labels = RequestLabels {
@@ -174,8 +198,8 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
         path: route.as_ref().map_or("other", Route::label),
         is_long: route.as_ref().is_some_and(Route::is_stream),
     };
-    let response = respond_to(backend, caller, route, request).await;
-    backend.metrics.request(labels, begun.elapsed());
+    let response = respond_to(handler, caller, route, request).await;
+    handler.backend.metrics.request(labels, begun.elapsed());
     response
 }
 
@@ -186,11 +210,12 @@ fn method_label(method: &Method) -> &'static str {
 }
 
 async fn respond_to(
-    backend: &Backend,
+    handler: &Handler,
     caller: &Caller,
     route: Option<Route>,
     request: Request<Incoming>,
 ) -> Response<Body> {
+    let Handler { backend, limits } = handler;
     let needed = access::RequiredPermission::of(request.method(), route.as_ref());
     if let Err(refused) = caller.may_use(&backend.access, request.headers(), needed).await {
         return refused.answer();
@@ -202,13 +227,26 @@ async fn respond_to(
     if !route.allows(request.method()) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
     }
+    let log_permit = match limits.log_permit(&route) {
+        Ok(permit) => permit,
+        Err(refused) => return refused.answer(),
+    };
     let _measuring = measuring(&route).await;
+    let response = handle(backend, route, request).await;
+    match log_permit {
+        Some(permit) => limits::log(response, permit),
+        None => response,
+    }
+}
+
+/// Responds to an authorized request.
+async fn handle(backend: &Backend, route: Route, request: Request<Incoming>) -> Response<Body> {
     match route {
         Route::Healthz => text(StatusCode::OK, healthz(request.uri().query().unwrap_or_default())),
         Route::Configz => json(&serde_json::json!({"kubeletconfig": *backend.configuration})),
         Route::Statusz => backend.pages.statusz(request.headers()),
         Route::Flagz => backend.pages.flagz(request.headers()),
-        Route::Pods => pods(backend),
+        Route::Pods => pods(backend).await,
         Route::RunningPods => running_pods::answer(backend).await,
         Route::Logs { namespace, pod, container } => {
             let query = request.uri().query().unwrap_or_default().to_owned();
@@ -232,15 +270,18 @@ async fn respond_to(
         Route::Metrics => node_metrics::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,
-        Route::MetricsProbes => stats::exposition(backend.pods.probes()),
+        Route::MetricsProbes => {
+            let view = Arc::clone(&backend.pods);
+            apart(move || stats::exposition(view.probes())).await
+        }
         Route::MetricsSlis => node_metrics::health(),
     }
 }
 
-/// A permit for a response with the usage of all pods. None for other responses.
+/// A permit for a response with all pods, or their usage. None for other responses.
 async fn measuring(route: &Route) -> Option<SemaphorePermit<'static>> {
     // The semaphore is never closed.
-    if route.is_measured() { MEASURING.acquire().await.ok() } else { None }
+    if route.has_all_pods() { MEASURING.acquire().await.ok() } else { None }
 }
 
 /// The checks have passed whenever the server answers.
@@ -251,18 +292,28 @@ fn healthz(query: &str) -> &'static str {
     }
 }
 
-fn pods(backend: &Backend) -> Response<Body> {
-    let shown = |pod: &Arc<Pod>| {
-        let status = pod.metadata.uid.as_deref().and_then(|uid| backend.pods.status(uid));
-        let status = status.or_else(|| pod.status.clone());
-        serde_json::json!(Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status })
-    };
-    let items: Vec<serde_json::Value> = backend.pods.pods().iter().map(shown).collect();
-    pod_list(&items)
+async fn pods(backend: &Backend) -> Response<Body> {
+    let view = Arc::clone(&backend.pods);
+    apart(move || {
+        let shown = |pod: Arc<Pod>| {
+            let status = pod.metadata.uid.as_deref().and_then(|uid| view.status(uid));
+            let status = status.or_else(|| pod.status.clone());
+            serde_json::json!(Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status })
+        };
+        pod_list(view.pods().into_iter().map(shown))
+    })
+    .await
 }
 
-fn pod_list(items: &[serde_json::Value]) -> Response<Body> {
-    json(&serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
+/// A list of pods in JSON. A pod is a tree only while it is encoded.
+fn pod_list(items: impl Iterator<Item = serde_json::Value>) -> Response<Body> {
+    let mut list = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":["#.to_owned();
+    for (index, item) in items.enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let _never_fails = write!(list, "{comma}{item}");
+    }
+    list.push_str("]}");
+    typed(StatusCode::OK, "application/json", list.into())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use coracle_connections::Connections;
+use coracle_connections::{Connections, Limits};
 use coracle_services::{EndpointSlice, cluster_ips};
 use coracle_values::object::Key;
 use http::{HeaderValue, StatusCode};
@@ -24,6 +24,10 @@ use crate::service_cache::{ServiceCache, has_other_proxy};
 
 /// Maximum connections of all health checks.
 const CONNECTIONS_MAX: usize = 256;
+/// Maximum health checks, even if the descriptor limit permits more: each has a socket that listens.
+const SERVERS_MAX: usize = 4096;
+/// Divisor of the process's descriptor limit: the quotient is the maximum number of health checks.
+const SHARE: u64 = 16;
 
 /// The health checks of this node.
 pub(crate) struct ServiceHealth {
@@ -34,6 +38,10 @@ pub(crate) struct ServiceHealth {
     ranges: Arc<[IpNetwork]>,
     connections: Connections,
     servers: BTreeMap<Key, Server>,
+    /// Maximum number of servers.
+    max_servers: usize,
+    /// Services without a server, because there are too many.
+    waiting: BTreeSet<Key>,
 }
 
 /// The server of one service.
@@ -69,8 +77,16 @@ impl ServiceHealth {
         ranges: Arc<[IpNetwork]>,
     ) -> Self {
         let connections = health_server::connections(CONNECTIONS_MAX);
-        let servers = BTreeMap::new();
-        Self { node_name: node_name.to_owned(), services, proxy, ranges, connections, servers }
+        Self {
+            node_name: node_name.to_owned(),
+            services,
+            proxy,
+            ranges,
+            connections,
+            servers: BTreeMap::new(),
+            max_servers: Limits::share(SHARE, SERVERS_MAX).total,
+            waiting: BTreeSet::new(),
+        }
     }
 
     /// Runs until dropped.
@@ -91,8 +107,23 @@ impl ServiceHealth {
         }
     }
 
-    /// Starts, changes or ends the server of a service.
+    /// Starts, changes or ends the server of a service. If it has ended, others that wait for it are started.
     fn update(&mut self, key: Key) {
+        let (before, none_waited) = (self.servers.len(), self.waiting.is_empty());
+        self.update_one(key);
+        if self.servers.len() < before {
+            for waiting in std::mem::take(&mut self.waiting) {
+                self.update_one(waiting);
+            }
+        }
+        if none_waited && let Some(first) = self.waiting.first() {
+            let (service, namespace, maximum) = (&first.name, &first.namespace, self.max_servers);
+            tracing::warn!(service, namespace, maximum, "too many health checks of services");
+        }
+    }
+
+    fn update_one(&mut self, key: Key) {
+        self.waiting.remove(&key);
         let state = self.services.state(&key).filter(|(service, _)| !has_other_proxy(service));
         let wanted = state.as_ref().and_then(|(service, slices)| {
             Some((health_port(service)?, LocalEndpoints::of(service, slices, &self.node_name)))
@@ -108,12 +139,28 @@ impl ServiceHealth {
         }
         // The former server of this service ends before the next one listens.
         self.servers.remove(&key);
+        if !self.has_room(&key.namespace) {
+            self.waiting.insert(key);
+            return;
+        }
         let (health, receiver) = watch::channel(health);
         let mut tasks = JoinSet::new();
         let (proxy, connections) = (self.proxy.clone(), self.connections.clone());
         tasks.spawn(serve(port, receiver, proxy, self.ranges.clone(), connections));
         self.servers.insert(key, Server { port, health, _tasks: tasks });
     }
+
+    fn has_room(&self, namespace: &str) -> bool {
+        has_room(self.servers.keys(), namespace, self.max_servers)
+    }
+}
+
+/// Whether a service of a namespace may have a server beside those that exist. The services of one namespace have at most
+/// three times what is left for others.
+fn has_room<'a>(servers: impl Iterator<Item = &'a Key>, namespace: &str, maximum: usize) -> bool {
+    let (all, own) = servers
+        .fold((0, 0), |(all, own), server| (all + 1, own + usize::from(server.namespace == namespace)));
+    own < 3 * maximum.saturating_sub(all)
 }
 
 /// The port at which load balancers check the service on a node.
@@ -206,6 +253,21 @@ mod tests {
         assert_eq!(of("LoadBalancer", "Local", 0), None);
         assert_eq!(of("LoadBalancer", "Cluster", 30500), None);
         assert_eq!(of("NodePort", "Local", 30500), None);
+    }
+
+    #[test]
+    fn the_health_checks_of_one_namespace_leave_room_for_others() {
+        let mut servers = BTreeSet::new();
+        let mut add = |namespace: &str| {
+            let mut added = 0;
+            while has_room(servers.iter(), namespace, 64) {
+                let name = servers.len().to_string();
+                servers.insert(Key { namespace: namespace.to_owned(), name });
+                added += 1;
+            }
+            added
+        };
+        assert_eq!([add("a"), add("b"), add("a"), add("c")], [48, 12, 0, 3]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub(crate) mod freezer;
 mod mounts;
 pub(crate) mod value;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,9 @@ use crate::pidfd;
 /// Maximum processes that are open at a time while a cgroup gets a signal.
 const MAX_OPEN_PIDFDS: usize = 64;
 
+/// Maximum descendants of a cgroup in one hierarchy whose processes are counted for statistics.
+const MAX_COUNTED_GROUPS: usize = 1_000;
+
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
 /// Timeout for the end of all processes of a cgroup.
@@ -36,6 +39,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the removal of a shim's cgroup.
 const SHIM_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for which the group of a shim has no process before it counts as left by a pod that has ended: the shim of another
+/// runtime on this machine may be about to enter a new group.
+const STRAY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,10 +134,19 @@ impl Cgroups {
 
     /// The processes of a group and its descendants.
     pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
-        let mut pids = Vec::new();
-        for dir in self.dirs(group) {
-            pids.extend(coracle_tree::cgroup::processes(&dir));
-        }
+        self.processes_of(group, usize::MAX)
+    }
+
+    /// As [`processes`](Self::processes), for statistics: those of a limited number of descendants in each hierarchy. A
+    /// container can make very many cgroups below its own.
+    pub(crate) fn processes_for_statistics(&self, group: &str) -> Vec<i32> {
+        self.processes_of(group, MAX_COUNTED_GROUPS)
+    }
+
+    fn processes_of(&self, group: &str, most: usize) -> Vec<i32> {
+        let dirs = self.dirs(group);
+        let mut pids: Vec<i32> =
+            dirs.iter().flat_map(|dir| coracle_tree::cgroup::processes_of(dir, most)).collect();
         pids.sort_unstable();
         pids.dedup();
         pids
@@ -244,6 +259,28 @@ impl Cgroups {
         }
     }
 
+    /// Removes the groups directly below `parent` that are not among the known ones and have no processes. A pod leaves its
+    /// group if it had processes when the pod was removed, or if the pod's directory was lost.
+    pub(crate) async fn remove_stray_shims(&self, parent: &str, known: HashSet<String>) {
+        let mounts: Vec<PathBuf> =
+            self.mounted.iter().filter_map(|found| below(&found.mount, parent)).collect();
+        let search = move || mounts.iter().flat_map(|dir| strays(dir, &known)).collect::<Vec<_>>();
+        let found = tokio::task::spawn_blocking(search).await.unwrap_or_default();
+        if found.is_empty() {
+            return;
+        }
+        tokio::time::sleep(STRAY_PAUSE).await;
+        let removal = move || {
+            for dir in found.into_iter().filter(|dir| has_no_processes(dir)) {
+                if let Err(error) = coracle_tree::cgroup::remove(&dir) {
+                    tracing::warn!(dir = %dir.display(), %error, "cannot remove the cgroup of a lost pod's shim");
+                }
+            }
+        };
+        // A panic is logged by the executor. The groups are removed at a later start.
+        let _panicked = tokio::task::spawn_blocking(removal).await;
+    }
+
     /// Removes directories of a group, and waits until killed processes have left them.
     async fn remove_directories(
         &self,
@@ -271,6 +308,18 @@ impl Cgroups {
 fn remove_each(dirs: Vec<PathBuf>) -> Result<(), Error> {
     dirs.into_iter()
         .try_for_each(|dir| coracle_tree::cgroup::remove(&dir).map_err(Error::file("remove cgroup", dir)))
+}
+
+/// The groups directly below one that are not among the known ones and have no processes.
+fn strays(parent: &Path, known: &HashSet<String>) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let unknown = groups.filter(|entry| !known.contains(&*entry.file_name().to_string_lossy()));
+    unknown.map(|entry| entry.path()).filter(|dir| has_no_processes(dir)).collect()
+}
+
+fn has_no_processes(group: &Path) -> bool {
+    coracle_tree::cgroup::processes(group).is_empty()
 }
 
 /// Whether a group has groups below it: their number is part of its link count.
@@ -349,6 +398,34 @@ mod tests {
         let hierarchies = found.to_shim();
         let controllers: Vec<&str> = hierarchies.iter().map(|found| found.controllers.as_str()).collect();
         assert_eq!(controllers, ["cpu,cpuacct", "name=systemd", ""], "a shim gets all hierarchies");
+    }
+
+    #[test]
+    fn the_processes_of_very_many_groups_are_not_counted() {
+        let mount = tempfile::tempdir().expect("directory");
+        for number in 0..=MAX_COUNTED_GROUPS {
+            let group = mount.path().join(format!("c/{number}"));
+            std::fs::create_dir_all(&group).expect("made");
+            std::fs::write(group.join("cgroup.procs"), format!("{}\n", number + 1)).expect("written");
+        }
+        let cgroups = Cgroups::unified_at(mount.path());
+        assert_eq!(cgroups.processes("c").len(), MAX_COUNTED_GROUPS + 1);
+        assert_eq!(cgroups.process_count("c"), 1_000);
+    }
+
+    #[tokio::test]
+    async fn groups_of_shims_without_a_pod_and_processes_are_removed() {
+        let mount = tempfile::tempdir().expect("directory");
+        let shims = mount.path().join("node/coracle/shims");
+        for name in ["known", "lost/nested", "running"] {
+            std::fs::create_dir_all(shims.join(name)).expect("made");
+        }
+        std::fs::write(shims.join("running/cgroup.procs"), "7\n").expect("written");
+        let cgroups = Cgroups::unified_at(mount.path());
+        cgroups.remove_stray_shims("/node/coracle/shims", HashSet::from(["known".to_owned()])).await;
+        let left = ["known", "lost", "running"].map(|name| shims.join(name).exists());
+        assert_eq!(left, [true, false, true]);
+        cgroups.remove_stray_shims("/absent", HashSet::new()).await;
     }
 
     #[test]

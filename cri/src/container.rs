@@ -9,6 +9,7 @@
 pub(crate) mod apparmor;
 pub(crate) mod args;
 mod capabilities;
+pub(crate) mod config_memory;
 pub(crate) mod confinement;
 pub(crate) mod devices;
 pub(crate) mod fields;
@@ -30,6 +31,7 @@ use coracle_images::{ImageHold, Reference};
 use coracle_proto::cri;
 use tokio::sync::watch;
 
+use self::config_memory::ConfigMemory;
 use crate::lock::locked;
 use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, Transition};
 use crate::sandbox::POD_UID;
@@ -59,6 +61,8 @@ pub(crate) struct Container {
     pub(crate) meter: Meter,
     /// Holds on the layers of its image and of its image volumes: the layers are not removed.
     _held: Vec<ImageHold>,
+    /// The part of its configuration in the memory of all.
+    _memory: ConfigMemory,
 }
 
 /// The mutable state of a container.
@@ -74,6 +78,7 @@ pub(crate) struct ContainerState {
 
 impl Container {
     pub(crate) fn new(mut record: ContainerRecord, held: Vec<ImageHold>) -> Self {
+        let memory = ConfigMemory::of(&record.config);
         let packed = packed_fields::pack(&mut record.config);
         let resources = record.config.linux.as_ref().and_then(|linux| linux.resources.clone());
         let state = ContainerState { phase: record.phase.clone(), pid: record.pid, resources };
@@ -88,6 +93,7 @@ impl Container {
             stopping: Arc::default(),
             meter: Meter::default(),
             _held: held,
+            _memory: memory,
         }
     }
 

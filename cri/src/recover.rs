@@ -110,7 +110,7 @@ impl Recovery {
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
         self.outbox.skip_numbers(transitions.map(|transition| transition.number));
         self.outbox.skip_numbers(removed.iter().map(|removed| removed.number));
-        self.kill_strays(&found).await;
+        self.end_strays(&found).await;
         for (id, lost) in found.lost.iter().zip(lost) {
             self.undo_sandbox(id, lost).await;
         }
@@ -149,10 +149,15 @@ impl Recovery {
         Ok(())
     }
 
-    /// Kills the shims of sandboxes whose directories were removed. Their pods are started again.
-    async fn kill_strays(&self, found: &records::Found<SandboxRecord>) {
+    /// Kills the shims of sandboxes whose directories were removed, and removes the cgroups of shims that have ended. The
+    /// pods are started again.
+    async fn end_strays(&self, found: &records::Found<SandboxRecord>) {
         let known = found.readable.iter().map(|record| record.id.clone()).chain(found.lost.iter().cloned());
-        Shim::kill_strays(self.records.sandboxes_dir(), known.collect(), self.config.shim_timeouts).await;
+        let known: HashSet<String> = known.collect();
+        Shim::kill_strays(self.records.sandboxes_dir(), known.clone(), self.config.shim_timeouts).await;
+        if let Some(parent) = self.layout.shims() {
+            self.cgroups.remove_stray_shims(&parent, known).await;
+        }
     }
 
     /// Removes a pod whose restore is incomplete. Its creation event was already sent.

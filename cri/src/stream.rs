@@ -62,6 +62,8 @@ pub type BoxBody = Full<Bytes>;
 
 /// Timeout for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes of the head of a request: its path has the token, and its headers those of the transport.
+const HEAD_MAX: usize = 32 << 10;
 /// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;
 /// Maximum connections, even if the descriptor limit permits more.
@@ -228,6 +230,8 @@ async fn serve_connection(service: StreamService, connection: TcpStream, permit:
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        .max_header_size(HEAD_MAX)
+        .max_buf_size(HEAD_MAX)
         .serve_connection(TokioIo::new(held), handler)
         .with_upgrades();
     tokio::select! {

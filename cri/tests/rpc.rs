@@ -118,6 +118,7 @@ fn main() -> ExitCode {
 /// Tests of exec, attach and port-forward with their clients.
 fn tests_of_streams() -> Vec<NamedTest> {
     tests![
+        streams::a_long_head_of_a_request_is_refused,
         streams::a_half_closed_stream_still_delivers_the_pods_answer,
         streams::a_disconnected_client_leaves_no_connection,
         streams::a_client_that_is_gone_is_noticed_while_its_command_does_not_read,

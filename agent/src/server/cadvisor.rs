@@ -11,7 +11,7 @@ use coracle_proto::cri::{
 use http::Response;
 
 use super::backend::Backend;
-use super::respond::Refused;
+use super::respond::{Refused, apart};
 use super::stats::exposition;
 use crate::kubelet_metrics::Current;
 use crate::node::NodeFacts;
@@ -33,8 +33,11 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     match descriptors.and_then(|descriptors| Ok((descriptors.descriptors, pods?.pod_metrics, stats?.stats))) {
         Ok((descriptors, pods, stats)) => {
             let mut text = machine(&backend.facts);
-            text.push_str(&render(&descriptors, &pods, &cpu_seconds(&stats)));
-            exposition(text)
+            apart(move || {
+                text.push_str(&render(&descriptors, &pods, &cpu_seconds(&stats)));
+                exposition(text)
+            })
+            .await
         }
         Err(status) => Refused::by_runtime(&status).answer(),
     }

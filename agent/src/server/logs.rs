@@ -27,7 +27,7 @@ pub(crate) use line::Line;
 use options::Options;
 
 /// Maximum chunks that wait for a slow reader.
-const MAX_WAITING_CHUNKS: usize = 4;
+const MAX_WAITING_CHUNKS: usize = 2;
 
 pub(super) async fn answer(
     backend: &Backend,

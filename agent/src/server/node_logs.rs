@@ -31,7 +31,7 @@ const ROOT: &str = "/var/log";
 /// Maximum entries of a listing. Further ones are left out.
 const ENTRIES_MAX: usize = 5000;
 /// Bytes of a file that are read at once.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 16 << 10;
 
 /// An opened path.
 enum Found {

@@ -2,6 +2,7 @@
 //! response.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use coracle_proto::cri::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
@@ -11,6 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeSystemInfo, Pod, PodStatus};
 
 use super::backend::{Backend, PodView};
+use super::respond::apart;
 use super::stats::exposition;
 use crate::join::Renewal;
 use crate::kubelet_metrics::{Current, plugin};
@@ -54,11 +56,15 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     resizes(&mut current, &*backend.pods);
     claims(&mut current, backend.claims.of(backend.pods.pods()).await);
     dropped_packets(&mut current, backend).await;
-    let mut text = backend.metrics.text(&current);
-    if let Some(dns) = &backend.dns {
-        text.push_str(&dns.render());
-    }
-    exposition(text)
+    let (metrics, dns) = (Arc::clone(&backend.metrics), backend.dns.clone());
+    apart(move || {
+        let mut text = metrics.text(&current);
+        if let Some(dns) = &dns {
+            text.push_str(&dns.render());
+        }
+        exposition(text)
+    })
+    .await
 }
 
 /// The version of the agent, as labels.
@@ -243,8 +249,6 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     struct Two;

@@ -1,6 +1,7 @@
 //! Usage of the whole machine, from the kernel.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 
 /// Usage of the machine. Amounts are in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -44,6 +45,9 @@ struct Files {
     ticks: u64,
 }
 
+/// Bytes of the kernel's table of interfaces that are read, about 8,000 interfaces. A container in the node's network can
+/// make any number of them.
+const TABLE_MAX: u64 = 1 << 20;
 /// Name prefixes of interfaces that do not count as the machine's own, as in cAdvisor.
 const OTHER_INTERFACES: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
@@ -57,7 +61,7 @@ impl NodeUsage {
         Self::of(&Files {
             stat: read("/proc/stat"),
             meminfo: read("/proc/meminfo"),
-            network: read("/proc/net/dev"),
+            network: File::open("/proc/net/dev").and_then(first_lines).unwrap_or_default(),
             loadavg: read("/proc/loadavg"),
             pid_max: read("/proc/sys/kernel/pid_max"),
             ticks: ticks.and_then(|ticks| u64::try_from(ticks).ok()).unwrap_or(100),
@@ -91,6 +95,14 @@ impl NodeUsage {
     }
 }
 
+/// The lines in the first [`TABLE_MAX`] bytes, without an incomplete one at the end.
+fn first_lines(table: impl io::Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    table.take(TABLE_MAX).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(text.rsplit_once('\n').map(|(lines, _rest)| lines.to_owned()).unwrap_or_default())
+}
+
 /// An interface of the machine in a line of `/proc/net/dev`.
 fn interface(line: &str) -> Option<Interface> {
     let (name, numbers) = line.split_once(':')?;
@@ -112,6 +124,15 @@ fn interface(line: &str) -> Option<Interface> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_table_without_an_end_the_first_lines_are_read() {
+        let line = "eth0: 10 2 3 0 0 0 0 0 40 5 6 0 0 0 0 0\n";
+        let text = first_lines(io::repeat(b' ').take(4).chain(line.repeat(1 << 15).as_bytes())).unwrap();
+        assert!(text.len() < 1 << 20 && text.ends_with('0'));
+        assert!(text.lines().all(|line| interface(line).is_some()));
+        assert_eq!(first_lines(line.as_bytes()).unwrap(), line.trim_end());
+    }
 
     #[test]
     fn usage_of_the_machine_is_read_from_its_files() {

@@ -28,6 +28,14 @@ pub(super) fn json(value: &serde_json::Value) -> Response<Body> {
     typed(StatusCode::OK, "application/json", value.to_string().into())
 }
 
+/// Makes a large response on a thread for blocking calls: to encode it takes long.
+pub(super) async fn apart(make: impl FnOnce() -> Response<Body> + Send + 'static) -> Response<Body> {
+    match tokio::task::spawn_blocking(make).await {
+        Ok(response) => response,
+        Err(error) => Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).answer(),
+    }
+}
+
 pub(super) fn typed(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Body> {
     let mut response = Response::new(Full::new(body).boxed_unsync());
     *response.status_mut() = status;

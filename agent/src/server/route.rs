@@ -77,9 +77,15 @@ impl Route {
         matches!(self, Self::Exec(_) | Self::Attach(_) | Self::PortForward { .. })
     }
 
-    /// Whether the response has the usage of all pods and containers.
-    pub(super) fn is_measured(&self) -> bool {
-        matches!(self, Self::StatsSummary | Self::MetricsResource | Self::MetricsCadvisor)
+    /// Whether the response has all pods, their probes, or the usage of all pods and containers.
+    pub(super) fn has_all_pods(&self) -> bool {
+        let has_usage = matches!(self, Self::StatsSummary | Self::MetricsResource | Self::MetricsCadvisor);
+        has_usage || matches!(self, Self::Pods | Self::RunningPods | Self::MetricsProbes)
+    }
+
+    /// Whether the response is the log of a container or of the node.
+    pub(super) fn is_log(&self) -> bool {
+        matches!(self, Self::Logs { .. } | Self::NodeLogs { .. })
     }
 
     /// Whether the resource has this method.

@@ -11,12 +11,14 @@ use serde_json::{Value, json};
 
 use super::backend::Backend;
 use super::pod_list;
-use super::respond::Refused;
+use super::respond::{Refused, apart};
 use crate::runtime::{Body, Runtime, RuntimeError};
 
 pub(super) async fn answer(backend: &Backend) -> Response<Body> {
     match listed(&*backend.runtime).await {
-        Ok((sandboxes, containers)) => pod_list(&running(sandboxes, containers)),
+        Ok((sandboxes, containers)) => {
+            apart(move || pod_list(running(sandboxes, containers).into_iter())).await
+        }
         Err(error) => Refused::by_runtime(&error).answer(),
     }
 }

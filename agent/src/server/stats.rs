@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::backend::Backend;
 use super::node_usage::NodeUsage;
 use super::pod_usage::{self, ContainerUsage, PodUsage};
-use super::respond::typed;
+use super::respond::{apart, typed};
 use crate::runtime::Body;
 
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
@@ -112,18 +112,21 @@ const OF_PODS: [Sampled<PodUsage>; 2] = [
 /// Answers a scrape. As upstream, an error of the runtime is a metric.
 pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
     let now = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or_default();
-    exposition(match pod_usage::read(&*backend.runtime).await {
+    match pod_usage::read(&*backend.runtime).await {
         Ok(pods) => {
-            let mut text = of_node(&NodeUsage::now(), now);
-            text.push_str(&of_pods(&pods));
-            text.push_str(&plain(SCRAPE_ERROR, (0.0, 0)));
-            text
+            apart(move || {
+                let mut text = of_node(&NodeUsage::now(), now);
+                text.push_str(&of_pods(&pods));
+                text.push_str(&plain(SCRAPE_ERROR, (0.0, 0)));
+                exposition(text)
+            })
+            .await
         }
         Err(error) => {
             tracing::warn!(error = error.message(), "cannot get the usage of pods for a scrape");
-            plain(SCRAPE_ERROR, (1.0, 0))
+            exposition(plain(SCRAPE_ERROR, (1.0, 0)))
         }
-    })
+    }
 }
 
 fn of_node(node: &NodeUsage, now: i64) -> String {

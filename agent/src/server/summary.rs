@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use super::backend::{Backend, PodDiskUsage};
 use super::node_usage::{Interface, NodeUsage};
 use super::pod_usage::{self, ContainerUsage, PodUsage};
-use super::respond::{Refused, json as json_response};
+use super::respond::{Refused, apart, json as json_response};
 use crate::cgroup::Cgroups;
 use crate::cgroup::usage::CgroupUsage;
 use crate::runtime::Body;
@@ -83,18 +83,15 @@ pub(super) async fn answer(backend: &Backend, is_brief: bool) -> Response<Body> 
         }
     }
     let cgroups = backend.cgroups.clone();
-    let made = tokio::task::spawn_blocking(move || {
+    apart(move || {
         read.read_kernel(cgroups.as_ref());
         let mut summary = read.summary();
         if is_brief {
             remove_fields(&mut summary, &OTHER_FIELDS);
         }
-        summary
-    });
-    match made.await {
-        Ok(summary) => json_response(&summary),
-        Err(error) => Refused(http::StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).answer(),
-    }
+        json_response(&summary)
+    })
+    .await
 }
 
 // === impl Read ===

@@ -2,28 +2,40 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread::ThreadId;
 
 use futures::FutureExt as _;
-use k8s_openapi::api::core::v1::NodeSystemInfo;
+use k8s_openapi::api::core::v1::{NodeSystemInfo, PodStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::client::TlsStream;
 
 use super::*;
 use crate::node::NodeFacts;
 use crate::runtime::{Proxy, Remote};
 use crate::volume::ClaimUsage;
 
-struct Pods(Vec<Arc<Pod>>);
+struct Pods {
+    pods: Vec<Arc<Pod>>,
+    /// The thread of the executor.
+    executor: ThreadId,
+}
 
 impl PodView for Pods {
     fn pods(&self) -> Vec<Arc<Pod>> {
-        self.0.clone()
+        self.pods.clone()
+    }
+
+    fn status(&self, _uid: &str) -> Option<PodStatus> {
+        assert_ne!(std::thread::current().id(), self.executor, "a list of pods is made by the executor");
+        None
     }
 
     fn probes(&self) -> String {
+        assert_ne!(std::thread::current().id(), self.executor, "the counts are written by the executor");
         "prober_probe_total 1\n".to_owned()
     }
 }
@@ -135,7 +147,7 @@ impl Running {
         // These requests never reach the runtime: nothing listens on this port.
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let backend = Backend {
-            pods: Arc::new(Pods(pods)),
+            pods: Arc::new(Pods { pods, executor: std::thread::current().id() }),
             runtime: Arc::new(Remote::new(nowhere)),
             streams: Arc::new(Proxy),
             access: Arc::new(Access::new(reviews(), "n1")),
@@ -171,6 +183,18 @@ impl Running {
         identity: Option<Identity>,
         header: &str,
     ) -> Option<(String, String)> {
+        let mut stream = self.connect(identity).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{header}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.ok()?;
+        let answer = String::from_utf8(answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.lines().next()?.to_owned(), body.to_owned()))
+    }
+
+    /// A TLS connection. None if the handshake failed.
+    async fn connect(&self, identity: Option<Identity>) -> Option<TlsStream<TcpStream>> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority.der.clone()).expect("CA");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -186,15 +210,7 @@ impl Running {
         };
         let stream = TcpStream::connect(self.address).await.expect("connect");
         let name = ServerName::try_from("127.0.0.1").expect("name");
-        let mut stream =
-            tokio_rustls::TlsConnector::from(Arc::new(client)).connect(name, stream).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{header}Connection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.ok()?;
-        let answer = String::from_utf8(answer).expect("text");
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.lines().next()?.to_owned(), body.to_owned()))
+        tokio_rustls::TlsConnector::from(Arc::new(client)).connect(name, stream).await.ok()
     }
 
     async fn status(&self, path: &str, identity: Option<Identity>) -> Option<String> {
@@ -249,6 +265,50 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(bearer("/metrics/probes", "good").await, "403");
     let probes = server.get("/metrics/probes", Some(server.authority.issue("scraper", "x"))).await;
     assert_eq!(probes.expect("an answer").1, "prober_probe_total 1\n");
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_sends_short_headers() {
+    let server = Running::start("headers", Vec::new()).await;
+    let mut stream = server.connect(None).await.expect("a connection");
+    let mut head = "GET /pods HTTP/1.1\r\nHost: n1\r\nA: ".to_owned();
+    head.push_str(&"x".repeat(UNCERTIFIED_HEADER - head.len()));
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await.expect("an answer before the header's end");
+    assert_eq!(&status, b"HTTP/1.1 431");
+    let status = async |identity: Option<Identity>, header: String| {
+        let answer = server.get_with("/pods", identity, &header).await;
+        answer.and_then(|(line, _)| line.split(' ').nth(1).map(str::to_owned))
+    };
+    let of_a_token = format!("Authorization: Bearer good\r\nA: {}\r\n", "x".repeat(48 << 10));
+    assert_eq!(status(None, of_a_token).await.as_deref(), Some("200"));
+    let administrator = Some(server.authority.issue("root", "system:masters"));
+    let long = format!("A: {}\r\n", "x".repeat(300 << 10));
+    assert_eq!(status(administrator, long).await.as_deref(), Some("200"));
+}
+
+#[tokio::test]
+async fn unread_responses_share_a_bounded_memory() {
+    let size = 20 << 20;
+    let metadata = json!({"name": "p", "namespace": "n", "uid": "u", "annotations": {"a": "x".repeat(size)}});
+    let server = Running::start("unread", vec![json!({ "metadata": metadata })]).await;
+    let begin = async || {
+        let administrator = server.authority.issue("root", "system:masters");
+        let mut stream = server.connect(Some(administrator)).await.expect("a connection");
+        let request = b"GET /pods HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n\r\n";
+        stream.write_all(request).await.expect("sent");
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.expect("an answer");
+        assert_eq!(&status, b"HTTP/1.1 200");
+        stream
+    };
+    let (mut first, mut second) = (begin().await, begin().await);
+    let (mut of_first, mut of_second) = (Vec::new(), Vec::new());
+    // The connection of the first response was closed for the second one.
+    let _error = first.read_to_end(&mut of_first).await;
+    second.read_to_end(&mut of_second).await.expect("a complete answer");
+    assert!(of_first.len() < size && of_second.len() > size, "{} {}", of_first.len(), of_second.len());
 }
 
 #[tokio::test]

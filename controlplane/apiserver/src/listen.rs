@@ -14,6 +14,7 @@ use std::{
 
 use coracle_connections::{
     ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
+    UNCERTIFIED_HEADER,
 };
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
@@ -121,7 +122,8 @@ async fn connection(
 async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<ConnectionPermit>) {
     let certificates = stream.get_ref().1.peer_certificates();
     let peer = certificates.and_then(|chain| server.state.authenticators.peer(chain));
-    if peer.is_some() {
+    let is_certified = peer.is_some();
+    if is_certified {
         // The handshake has verified the client certificate, so the connection counts as authenticated.
         permit.set_authenticated();
     }
@@ -149,7 +151,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
         let (server, running) = (server.clone(), of_requests.begin());
         async move { Ok::<_, Infallible>(running.until_sent(server.handle(request, None).await)) }
     });
-    let builder = builder();
+    let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
@@ -171,9 +173,13 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     }
 }
 
-fn builder() -> auto::Builder<TokioExecutor> {
+/// The settings of HTTP for a connection. `is_certified`: the client has a certificate.
+fn builder(is_certified: bool) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    if !is_certified {
+        builder.http1().max_buf_size(UNCERTIFIED_HEADER);
+    }
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -183,4 +189,40 @@ fn builder() -> auto::Builder<TokioExecutor> {
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::Response;
+    use http_body_util::Full;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// The begin of the response to a request with a header field of this length.
+    async fn status(is_certified: bool, field: usize) -> String {
+        let (mut client, connection) = tokio::io::duplex(1 << 20);
+        let service = service_fn(|_request: Request<Incoming>| async {
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        });
+        let builder = builder(is_certified);
+        let served = builder.serve_connection_with_upgrades(TokioIo::new(connection), service);
+        let exchange = async {
+            let field = "x".repeat(field);
+            let head = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nA: {field}\r\n\r\n");
+            client.write_all(head.as_bytes()).await.unwrap();
+            let mut status = [0; 12];
+            client.read_exact(&mut status).await.unwrap();
+            String::from_utf8_lossy(&status).into_owned()
+        };
+        tokio::join!(served, exchange).1
+    }
+
+    #[tokio::test]
+    async fn a_client_without_a_certificate_sends_short_headers() {
+        assert_eq!(status(true, 300 << 10).await, "HTTP/1.1 200");
+        assert_eq!(status(false, 300 << 10).await, "HTTP/1.1 431");
+        assert_eq!(status(false, 48 << 10).await, "HTTP/1.1 200");
+    }
 }

@@ -23,6 +23,9 @@ use crate::{
 
 /// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum bytes of a response that are in memory, as of its header. The owner of a pod can have a thousand connections to
+/// it whose responses never begin.
+const RESPONSE_BUFFER: usize = 64 << 10;
 
 /// An address to which requests may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,9 +206,10 @@ where
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
     };
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| failed("no HTTP with", &error))?;
+    let mut builder = hyper::client::conn::http1::Builder::new();
+    builder.max_buf_size(RESPONSE_BUFFER);
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| failed("no HTTP with", &error))?;
     tokio::spawn(async move {
         // The caller gets a failure of the connection as an error of the body.
         let _ = connection.with_upgrades().await;
@@ -233,8 +237,26 @@ fn is_proxyable(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_response_with_a_very_long_header_is_an_error() {
+        for (length, is_accepted) in [(32 << 10, true), (300 << 10, false)] {
+            let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+            let head = format!("HTTP/1.1 204 No Content\r\nA: {}\r\n\r\n", "x".repeat(length));
+            let answer = async {
+                // A response before the request is an error of the protocol.
+                assert_ne!(theirs.read(&mut [0; 1024]).await.unwrap(), 0);
+                theirs.write_all(head.as_bytes()).await.unwrap();
+            };
+            let request = Request::get("/").header("Host", "a").body(Full::default()).unwrap();
+            let target = ("a", Duration::from_secs(60));
+            let (response, ()) = tokio::join!(exchange(ours, request, target), answer);
+            assert_eq!(response.is_ok(), is_accepted, "{length}");
+        }
+    }
 
     #[test]
     fn endpoints_of_this_machine_and_names_are_never_chosen() {

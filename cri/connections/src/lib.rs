@@ -32,6 +32,9 @@ pub use permit_stream::{HeldPermit, PermitStream};
 pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum duration of a TLS handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Maximum bytes of an HTTP/1.1 request header of a client that has no certificate: bearer tokens and the arguments of
+/// commands fit. Until a request is authenticated, its header takes memory that any client can use.
+pub const UNCERTIFIED_HEADER: usize = 64 << 10;
 /// Pause after a failed accept, for example without free descriptors.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -244,6 +247,17 @@ impl ConnectionPermit {
         if let Some(connection) = state.no_longer_unauthenticated(self.number) {
             state.authenticated.insert(self.number, connection);
         }
+    }
+
+    /// The source of the connection.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Closes the connection, as an eviction does.
+    pub fn close(&self) {
+        self.evicted.cancel();
     }
 
     /// Returns when the connection is evicted. After an upgrade, its task has to close it.

@@ -81,6 +81,7 @@ const TESTS: &[(&str, Run)] = tests![
     exec::execs_of_a_frozen_container_leave_descriptors_for_the_pod,
     exec::an_exec_as_another_user_has_its_ids_and_no_more_rights,
     keys::a_container_has_no_key_of_the_runtime,
+    keys::each_exec_has_a_keyring_of_its_own,
     attach::readers_get_what_is_written_and_a_slow_one_is_dropped,
     attach::stdin_goes_to_the_container_and_ends_with_its_only_writer,
     attach::a_terminal_is_attached_both_ways,

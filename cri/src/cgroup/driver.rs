@@ -103,7 +103,7 @@ impl Layout {
     /// The cgroup of a pod's shim, in the form that the shim expects.
     pub(crate) fn shim(&self, sandbox_id: &str) -> String {
         match self.driver {
-            CgroupDriver::Cgroupfs => format!("{}/coracle/shims", self.directory()),
+            CgroupDriver::Cgroupfs => self.shims_directory(),
             CgroupDriver::Systemd => {
                 Scope::new(&self.slice(&["coracle"]), "coracle-shim", sandbox_id).to_string()
             }
@@ -117,6 +117,18 @@ impl Layout {
             CgroupDriver::Cgroupfs => Some(format!("{}/{sandbox_id}", self.shim(sandbox_id))),
             CgroupDriver::Systemd => None,
         }
+    }
+
+    /// The parent of all these cgroups. `None` if systemd creates and removes them.
+    pub(crate) fn shims(&self) -> Option<String> {
+        match self.driver {
+            CgroupDriver::Cgroupfs => Some(self.shims_directory()),
+            CgroupDriver::Systemd => None,
+        }
+    }
+
+    fn shims_directory(&self) -> String {
+        format!("{}/coracle/shims", self.directory())
     }
 
     fn directory(&self) -> String {

@@ -26,9 +26,9 @@ impl Cgroups {
         if self.unified() { v2 } else { v1 }
     }
 
-    /// Number of processes in a group and its descendants.
+    /// Number of processes in a group and its descendants, for statistics.
     pub(crate) fn process_count(&self, group: &str) -> u64 {
-        u64::try_from(self.processes(group).len()).unwrap_or(u64::MAX)
+        u64::try_from(self.processes_for_statistics(group).len()).unwrap_or(u64::MAX)
     }
 }
 

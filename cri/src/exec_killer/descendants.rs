@@ -78,7 +78,10 @@ pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
     // Checked after the open: the opened process is the leader.
-    if !is_session_leader(cgroups, group, leader) {
+    let (own, path) = (Arc::clone(cgroups), group.to_owned());
+    // Off the async executor: a container can have very many cgroups, whose processes are listed.
+    let checked = tokio::task::spawn_blocking(move || is_session_leader(&own, &path, leader)).await;
+    if !checked.is_ok_and(|is_leader| is_leader) {
         return None;
     }
     // A stopped process starts no child processes and does not end. If it ended, the container would adopt its orphans.
@@ -234,6 +237,25 @@ mod tests {
     fn absent_and_dead_processes_have_ended() {
         let processes = [process(5, 2, 5), Process { dead: true, ..process(7, 5, 5) }];
         assert_eq!(ended(&[5, 7, 8], &processes).collect::<Vec<_>>(), [7, 8]);
+    }
+
+    #[test]
+    fn the_processes_of_a_group_are_listed_outside_the_executors_threads() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+        runtime.expect("runtime").block_on(async {
+            let mount = tempfile::tempdir().expect("directory");
+            let cgroups = Arc::new(Cgroups::unified_at(mount.path()));
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let blocks = tokio::task::spawn_blocking(move || released.recv().is_ok());
+            let own = nix::unistd::getpid().as_raw();
+            let mut search = std::pin::pin!(kill_descendants(&cgroups, "group", own));
+            // Without a free thread for blocking calls it cannot begin.
+            assert!(futures::poll!(search.as_mut()).is_pending());
+            drop(release);
+            assert!(search.await.is_none(), "this process is not in the group");
+            assert!(!blocks.await.expect("the thread"));
+        });
     }
 
     #[test]

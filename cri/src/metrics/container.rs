@@ -234,7 +234,7 @@ impl Group<'_> {
     }
 
     fn processes(&self, builder: &mut MetricBuilder, first: i32) {
-        let pids = self.cgroups.processes(self.path);
+        let pids = self.cgroups.processes_for_statistics(self.path);
         let open = process::open_files(&pids);
         builder.put(&names::PROCESSES, &[], u64::try_from(pids.len()).unwrap_or(u64::MAX));
         let threads = self.number("pids", "pids.current", "pids.current");

@@ -6,7 +6,7 @@ use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_testing::eventually_async;
 use futures::{SinkExt, StreamExt};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
@@ -34,6 +34,17 @@ async fn forward(machine: &Machine, streams: &Streams, pod: &str) -> Spdy {
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
+}
+
+pub(crate) async fn a_long_head_of_a_request_is_refused(machine: &mut Machine) {
+    let streams = Streams::open(machine).await;
+    let mut client = TcpStream::connect(&streams.address).await.expect("connect");
+    let mut head = "GET /exec/unknown HTTP/1.1\r\nHost: a\r\nA: ".to_owned();
+    head.push_str(&"x".repeat((32 << 10) - head.len()));
+    client.write_all(head.as_bytes()).await.expect("sent");
+    let mut status = [0; 12];
+    client.read_exact(&mut status).await.expect("an answer before the end of the head");
+    assert_eq!(&status, b"HTTP/1.1 431");
 }
 
 pub(crate) async fn a_half_closed_stream_still_delivers_the_pods_answer(machine: &mut Machine) {

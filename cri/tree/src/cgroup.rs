@@ -21,8 +21,14 @@ const MAX_REMOVALS: u32 = 10_000;
 /// The processes in the cgroup at a path and in all cgroups below it. Empty if it is absent.
 #[must_use]
 pub fn processes(top: &Path) -> Vec<i32> {
+    processes_of(top, usize::MAX)
+}
+
+/// The processes in the cgroup at a path and in at most `most` cgroups below it, at least one. Empty if it is absent.
+#[must_use]
+pub fn processes_of(top: &Path, most: usize) -> Vec<i32> {
     let mut pids = Vec::new();
-    each_file(top, "cgroup.procs", OFlags::RDONLY, |mut file| {
+    each_file(top, most, "cgroup.procs", OFlags::RDONLY, |mut file| {
         let mut text = String::new();
         // A cgroup that is removed meanwhile has no processes.
         let _removed = file.read_to_string(&mut text);
@@ -38,7 +44,7 @@ pub fn processes(top: &Path) -> Vec<i32> {
 /// The first error. It does not prevent that the other cgroups are thawed.
 pub fn thaw(top: &Path) -> io::Result<()> {
     let mut result = Ok(());
-    each_file(top, "freezer.state", OFlags::WRONLY, |mut file| {
+    each_file(top, usize::MAX, "freezer.state", OFlags::WRONLY, |mut file| {
         let written = file.write_all(b"THAWED");
         if result.is_ok() {
             result = written;
@@ -72,8 +78,9 @@ pub fn remove(top: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a file of the cgroup at a path and of all cgroups below it, parents first. Cgroups without it are skipped.
-fn each_file(top: &Path, name: &str, flags: OFlags, mut each: impl FnMut(File)) {
+/// Opens a file of the cgroup at a path and of at most `most` cgroups below it, parents first. Cgroups without it are
+/// skipped.
+fn each_file(top: &Path, most: usize, name: &str, flags: OFlags, mut each: impl FnMut(File)) {
     let flags = flags.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
     if let Ok(file) = openat(CWD, top.join(name), flags, Mode::empty()) {
         each(file.into());
@@ -82,7 +89,7 @@ fn each_file(top: &Path, name: &str, flags: OFlags, mut each: impl FnMut(File)) 
     if std::fs::metadata(top).is_ok_and(|found| found.nlink() == 2) {
         return;
     }
-    let _absent = walk_directories(top, |found| {
+    let _absent = walk_directories(top, most, |found| {
         let path = [found.name.to_bytes(), b"/".as_slice(), name.as_bytes()].concat();
         if let Ok(file) = openat(found.dir, path, flags, Mode::empty()) {
             each(file.into());
@@ -194,6 +201,20 @@ mod tests {
             assert_eq!(calls, 3, "one call removes 10,000");
         });
         assert!(!top.exists());
+    }
+
+    #[test]
+    fn the_processes_of_a_limited_number_of_groups_are_listed() {
+        let place = in_memory();
+        let top = place.path().join("top");
+        for (number, group) in ["", "a", "a/b", "a/b/c", "d", "e"].iter().enumerate() {
+            let dir = top.join(group);
+            fs::create_dir_all(&dir).expect("make");
+            fs::write(dir.join("cgroup.procs"), format!("{}\n", number + 1)).expect("write");
+        }
+        assert_eq!(processes_of(&top, 3).len(), 4, "those of the group itself do not count");
+        assert_eq!(processes_of(&top, 5).len(), 6);
+        assert_eq!(processes(&top).len(), 6);
     }
 
     #[test]

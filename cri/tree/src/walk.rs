@@ -51,6 +51,14 @@ enum Kinds {
     Directories,
 }
 
+/// The part of a tree that a walk visits.
+#[derive(Clone, Copy, Debug)]
+struct Scope {
+    kinds: Kinds,
+    /// Maximum directories that are reported.
+    most: usize,
+}
+
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
 /// nor reported. A process that moves directories at depths above 64 during the walk can hide their contents,
 /// but nothing else. Unreadable entries are skipped, with all that is below them.
@@ -58,12 +66,12 @@ enum Kinds {
 /// # Errors
 /// If the directory cannot be opened, or there are too few descriptors for one below it.
 pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Skip, Kinds::All, found)
+    walk_with(top, Unreadable::Skip, Scope::EVERYTHING, found)
 }
 
-/// As [`walk`], of directories only: other entries take no system calls.
-pub(crate) fn walk_directories(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Skip, Kinds::Directories, found)
+/// As [`walk`], of directories only: other entries take no system calls. The walk ends after `most` directories.
+pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<'_>)) -> io::Result<()> {
+    walk_with(top, Unreadable::Skip, Scope { kinds: Kinds::Directories, most }, found)
 }
 
 /// As [`walk`], for callers that need all entries: an unreadable one is an error. Entries that disappear during the
@@ -72,15 +80,16 @@ pub(crate) fn walk_directories(top: &Path, found: impl FnMut(Found<'_>)) -> io::
 /// # Errors
 /// As [`walk`], and of the first entry that cannot be read.
 pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Fail, Kinds::All, found)
+    walk_with(top, Unreadable::Fail, Scope::EVERYTHING, found)
 }
 
 fn walk_with(
     top: &Path,
     unreadable: Unreadable,
-    kinds: Kinds,
+    scope: Scope,
     mut found: impl FnMut(Found<'_>),
 ) -> io::Result<()> {
+    let mut left = scope.most;
     let mut levels = vec![Level::open(openat(CWD, top, DIRECTORY, Mode::empty())?, 0)?];
     loop {
         let depth = levels.len().saturating_sub(1);
@@ -88,10 +97,14 @@ fn walk_with(
         match dir.read() {
             Some(Ok(entry)) => {
                 *offset = entry.offset();
-                if !kinds.include(&entry) {
+                if !scope.kinds.include(&entry) {
                     continue;
                 }
                 if let Some(below) = report(dir, &entry, depth, unreadable, &mut found)? {
+                    left = left.saturating_sub(1);
+                    if left == 0 {
+                        return Ok(());
+                    }
                     go_down(&mut levels, below)?;
                 }
             }
@@ -103,6 +116,12 @@ fn walk_with(
             None => go_up(&mut levels, unreadable)?,
         }
     }
+}
+
+// === impl Scope ===
+
+impl Scope {
+    const EVERYTHING: Self = Self { kinds: Kinds::All, most: usize::MAX };
 }
 
 // === impl Kinds ===

@@ -3,11 +3,13 @@
 //! A host port is a firewall rule that takes precedence over sockets. Upstream's portmap shadows a listening process
 //! silently, so that the pod receives connections for the node.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use coracle_cni::{Backend, Listener, Protocol, listeners};
 use coracle_events::printable;
@@ -41,7 +43,8 @@ fn are_free(
         }
         let found = sockets.of(protocol).map_err(|error| unknown(&error))?;
         if let Some(socket) = conflicting_socket(&wanted, port, found) {
-            return Err(port_in_use(&wanted, &owner(socket.inode)));
+            let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+            return Err(port_in_use(&wanted, &recent.owner(socket.inode, Instant::now(), owner)));
         }
     }
     Ok(())
@@ -151,6 +154,35 @@ fn port_in_use(wanted: &HostPort, by: &str) -> Verdict {
 fn unknown(error: &io::Error) -> Verdict {
     let message = format!("Pod was rejected: cannot find out which ports this node uses: {error}");
     refuse("UnexpectedAdmissionError", message)
+}
+
+/// Time for which a found owner is known.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
+/// Maximum searches in that time. A user can create pods with used ports without end, and each search stops the
+/// admission of all pods.
+const MAX_SEARCHES: usize = 20;
+/// The owners of sockets that rejected pods have found.
+static RECENT: Mutex<RecentOwners> = Mutex::new(RecentOwners { owners: BTreeMap::new() });
+
+/// Owners by the inode of their socket, and when each was found.
+struct RecentOwners {
+    owners: BTreeMap<u32, (Instant, String)>,
+}
+
+impl RecentOwners {
+    /// The owner of a socket. After many searches the owner of another socket is not searched for a while.
+    fn owner(&mut self, inode: u32, now: Instant, search: impl FnOnce(u32) -> String) -> String {
+        self.owners.retain(|_, (found, _)| now.duration_since(*found) < KNOWN_FOR);
+        if let Some((_, owner)) = self.owners.get(&inode) {
+            return owner.clone();
+        }
+        if self.owners.len() >= MAX_SEARCHES {
+            return "another process".to_owned();
+        }
+        let owner = search(inode);
+        self.owners.insert(inode, (now, owner.clone()));
+        owner
+    }
 }
 
 /// Maximum number of open files that [`owner`] examines. A pod may have any number of processes and files.
@@ -275,6 +307,25 @@ mod tests {
         let socket = found.iter().find(|socket| socket.port == port).unwrap();
         assert!(owner(socket.inode).ends_with(&format!("(process {})", std::process::id())));
         assert_eq!(owner(0), "the kernel");
+    }
+
+    #[test]
+    fn few_owners_are_searched_in_a_minute() {
+        let mut recent = RecentOwners { owners: BTreeMap::new() };
+        let (begin, searches) = (Instant::now(), std::cell::Cell::new(0));
+        let mut owner = |inode: u32, seconds: u64| {
+            recent.owner(inode, begin + Duration::from_secs(seconds), |inode| {
+                searches.set(searches.get() + 1);
+                inode.to_string()
+            })
+        };
+        let of_many: Vec<String> = (0..30).map(|number| owner(number % 25, 1)).collect();
+        assert_eq!(
+            (of_many[19].as_str(), of_many[20].as_str(), of_many[25].as_str()),
+            ("19", "another process", "0")
+        );
+        assert_eq!(searches.get(), MAX_SEARCHES);
+        assert_eq!(owner(24, 61), "24");
     }
 
     #[test]

@@ -16,6 +16,8 @@ use super::target::USER_AGENT;
 
 /// Maximum size of the response in bytes; a valid one has 2.
 const ANSWER_MAX: usize = 1024;
+/// Maximum bytes that the server may send before they are read.
+const WINDOW: u32 = 64 << 10;
 
 /// Checks a service once. An empty name means the server.
 pub(super) async fn check(host: &str, port: u16, service: &str) -> Outcome {
@@ -30,7 +32,7 @@ pub(super) async fn check(host: &str, port: u16, service: &str) -> Outcome {
     let endpoint =
         Endpoint::from_shared(format!("http://{authority}")).and_then(|e| e.user_agent(USER_AGENT));
     let endpoint = match endpoint {
-        Ok(endpoint) => endpoint,
+        Ok(endpoint) => endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW),
         Err(error) => return failed(&error),
     };
     let mut stream = Some(TokioIo::new(stream));

@@ -20,6 +20,8 @@ use crate::event_recorder::MESSAGE_MAX;
 
 /// Maximum bytes that are read of a response.
 const BODY_BYTES: usize = 10 * 1024;
+/// Maximum bytes of a response that are in memory, as of its header. A pod can have 1,500 probes at the same time.
+const BUFFER_BYTES: usize = 32 * 1024;
 /// Maximum requests of one probe, redirects included.
 const REQUESTS_MAX: usize = 10;
 /// Characters that a request's path and query cannot have. They are escaped as by the kubelet, like all characters
@@ -238,7 +240,9 @@ async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: &Request,
 ) -> Result<Answer, HttpError> {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let mut builder = hyper::client::conn::http1::Builder::new();
+    builder.max_buf_size(BUFFER_BYTES);
+    let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
     let exchange = async {
         let response = sender.send_request(request.build()?).await?;
         let status = response.status();
@@ -329,6 +333,20 @@ mod tests {
             while stream.write_all(&[b'x'; 4096]).await.is_ok() {}
         });
         assert_eq!(outcome(port, "/").await, Outcome::Success);
+    }
+
+    #[tokio::test]
+    async fn a_long_header_of_a_response_is_a_failure() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+            let head = format!("HTTP/1.1 200 OK\r\nA: {}\r\n\r\n", "x".repeat(200 << 10));
+            // The client closes the connection before the end of the header.
+            let _closed = stream.write_all(head.as_bytes()).await;
+        });
+        assert_eq!(outcome(port, "/").await.passed(), Some(false));
     }
 
     #[tokio::test]

@@ -21,7 +21,8 @@ use super::options::Options;
 use crate::bounded;
 use crate::server::log_watches::{LogWatches, Watch};
 
-const CHUNK: usize = 64 * 1024;
+/// Bytes that are read at once.
+const CHUNK: usize = 16 * 1024;
 /// Time after which a follower whose client does not read closes a file that the runtime has removed. An open file keeps
 /// its place on the disk, which no limit of the pod counts.
 const UNREAD: Duration = Duration::from_secs(60);

@@ -73,6 +73,9 @@ struct Prepared<'a> {
 pub(crate) fn run(request: &ExecRequest<'_>) -> ! {
     kernel::die_with(request.shim);
     kernel::reset_signals();
+    // The command does not get the keys of the shim, nor those of its runtime if the shim has no keyring of its own. If
+    // this fails, it has the shim's keyring, as a container's first process.
+    let _ = kernel::new_session_keyring();
     let stdio = request.stdio.into_iter().flatten().chain(request.terminal).chain([request.target]);
     let mut keep: Vec<RawFd> = stdio.map(AsRawFd::as_raw_fd).collect();
     keep.push(request.reporter.fd());

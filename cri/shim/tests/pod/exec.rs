@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::fixture::{Pod, cgroup_mounts};
 use crate::shim_client::{ErrorKind, ExecStdio, StartResult};
 
-fn process(args: &[&str]) -> Value {
+pub(crate) fn process(args: &[&str]) -> Value {
     json!({ "user": { "uid": 0, "gid": 0 }, "args": args, "env": ["PATH=/bin"], "cwd": "/" })
 }
 
@@ -19,7 +19,7 @@ fn parse(process: Value) -> Process {
 }
 
 /// Runs an exec and returns its exit code and both outputs.
-async fn output(pod: &mut Pod, id: &str, process: Value) -> (i32, String) {
+pub(crate) async fn output(pod: &mut Pod, id: &str, process: Value) -> (i32, String) {
     let (mut read, write) = std::io::pipe().unwrap();
     let stdio = ExecStdio::Pipes {
         stdin: None,

@@ -1,8 +1,11 @@
-//! The kernel's keys: containers do not inherit the session keyring of the runtime.
+//! The kernel's keys: containers and execs do not inherit the session keyring of the runtime.
 
 use std::ffi::CStr;
 use std::fs;
 
+use serde_json::json;
+
+use crate::exec::{output, process};
 use crate::fixture::Pod;
 
 /// Description of a key that only processes with the session keyring of this process can see.
@@ -47,4 +50,29 @@ pub(crate) async fn a_container_has_no_key_of_the_runtime(mut pod: Pod) {
     assert_eq!(seen.last().map(String::as_str), Some("end"));
     assert!(!seen.iter().any(|line| line.contains(name)), "{seen:?}");
     pod.end().await;
+}
+
+pub(crate) async fn each_exec_has_a_keyring_of_its_own(mut pod: Pod) {
+    if fs::metadata("/proc/keys").is_err() {
+        coracle_testing::skip_part!("the kernel has no keys (CONFIG_KEYS)");
+        return pod.end().await;
+    }
+    pod.run("c", "sleep 1000").await;
+    let mut found = Vec::new();
+    for id in ["first", "second"] {
+        let mut read = process(&["cat", "/proc/keys"]);
+        // Keyrings belong to root. Another user sees only the one that its process has.
+        read["user"] = json!({ "uid": 1000, "gid": 1000 });
+        let (code, keys) = output(&mut pod, id, read).await;
+        let own: Vec<String> = keys.lines().filter(|line| line.contains(" _ses: ")).map(serial).collect();
+        assert_eq!((code, own.len()), (0, 1), "{keys}");
+        found.extend(own);
+    }
+    assert_ne!(found[0], found[1], "two execs have the same session keyring");
+    pod.end().await;
+}
+
+/// The number of a key, the first column of `/proc/keys`.
+fn serial(line: &str) -> String {
+    line.split(' ').next().unwrap_or_default().to_owned()
 }

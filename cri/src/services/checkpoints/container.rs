@@ -7,7 +7,7 @@ use coracle_proto::cri;
 use tokio::sync::OwnedMutexGuard;
 use tracing::info;
 
-use super::CheckpointService;
+use super::{CheckpointService, checkpoint_permit};
 use crate::checkpoint::{self, Subject, checkpoint};
 use crate::container::Container;
 use crate::error::Error;
@@ -31,10 +31,15 @@ impl CheckpointService {
         is_replaceable(&location)?;
         // Checked before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
+        // Before the lock: the removal of the container does not wait for checkpoints of others.
+        let permit = checkpoint_permit().await;
         let locks = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
         // The container can have ended during another checkpoint.
         let subject = self.subject(self.tables.running(&container.id)?.as_ref())?;
-        let work = tokio::task::spawn_blocking(move || checkpoint(&subject, &location));
+        let work = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            checkpoint(&subject, &location)
+        });
         let done = work.await.map_err(Error::panicked("make the checkpoint"))?;
         done.map_err(failed)?;
         info!(container = %container.id, location = request.location, "made a checkpoint");

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use tracing::info;
 
-use super::CheckpointService;
 use super::container::ContainerLocks;
+use super::{CheckpointService, checkpoint_permit};
 use crate::checkpoint::{self, PodSubject, checkpoint_pod, remove_pod_output};
 use crate::container::Container;
 use crate::error::Error;
@@ -29,6 +29,8 @@ impl CheckpointService {
         let failed = |source| Error::Checkpoint { what: "pod sandbox", id: sandbox.id.clone(), source };
         // Checked before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
+        // Before the locks: the removal of a container does not wait for checkpoints of others.
+        let permit = checkpoint_permit().await;
         let mut locks = Vec::new();
         // Locked in the order of ids, in every call.
         for container in containers.values() {
@@ -43,7 +45,10 @@ impl CheckpointService {
             subjects.push(self.subject(&container)?);
         }
         let pod = PodSubject { record: sandbox.record_now(), containers: subjects, output };
-        let work = tokio::task::spawn_blocking(move || checkpoint_pod(&pod));
+        let work = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            checkpoint_pod(&pod)
+        });
         let done = work.await.map_err(Error::panicked("make the checkpoint"))?;
         done.map_err(failed)?;
         info!(sandbox = %sandbox.id, output = request.output_path, "made a checkpoint");

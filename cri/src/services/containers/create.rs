@@ -13,6 +13,7 @@ use super::pid_namespace::ShimCreate;
 use super::service::ContainerService;
 use crate::checkpoint;
 use crate::clock::now;
+use crate::container::config_memory::ConfigMemory;
 use crate::container::{self, Container, fields, signal};
 use crate::error::Error;
 use crate::names::Claim;
@@ -42,6 +43,10 @@ pub(crate) struct ContainerRequest {
     pub(crate) config: cri::ContainerConfig,
     /// None for a container that starts from its image.
     pub(crate) origin: Option<Origin>,
+}
+
+fn too_large() -> Error {
+    Error::invalid("envs, command, args", "are too large beside those of the other containers of this node")
 }
 
 impl ContainerService {
@@ -110,6 +115,7 @@ impl ContainerService {
             state: "not ready",
         })?;
         let pod = PodOf { sandbox, live: &live };
+        let memory = ConfigMemory::take(&config).ok_or_else(too_large)?;
         let image = self.image_of(&config)?;
         if let Some(profile) = seccomp_profile(&config)? {
             let linux = config.linux.get_or_insert_default();
@@ -136,6 +142,8 @@ impl ContainerService {
         self.unpack_checkpoint(&id, origin).await?;
         coracle_fault::point("create.bundle");
         steps.done("spec and directories");
+        // The container has a part of its own.
+        drop(memory);
         let container = Arc::new(Container::new(record, held));
         undo.push(Step::Container(id.clone()));
         self.objects.tables.containers.insert(&id, Arc::clone(&container));

@@ -1,0 +1,112 @@
+//! The memory of large configurations of containers: environments, commands and arguments.
+//!
+//! References to config maps can make the environment of each container of a pod megabytes long. The runtime keeps it in
+//! memory, and its files have it three times in the run directory, which often is in memory too. Nearly all configurations
+//! are small and do not count. The others share a limit, and those of one namespace leave a quarter of it to others.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use coracle_proto::cri;
+
+use crate::lock::locked;
+
+/// Maximum bytes of a configuration that does not count.
+const SMALL: usize = 128 << 10;
+/// Maximum bytes of all configurations that count.
+const TOTAL: usize = 128 << 20;
+/// Maximum bytes of one namespace, as a multiple of the free bytes.
+const PER_FREE: usize = 3;
+/// The label with which a kubelet names the namespace of a container.
+const NAMESPACE: &str = "io.kubernetes.pod.namespace";
+
+/// Bytes that are used, by namespace.
+static USED: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+
+/// The part of one container. Dropping it releases the part.
+#[derive(Debug)]
+pub(crate) struct ConfigMemory {
+    namespace: String,
+    bytes: usize,
+}
+
+// === impl ConfigMemory ===
+
+impl ConfigMemory {
+    /// The part of a new container. `None` if the configurations would be too large.
+    pub(crate) fn take(config: &cri::ContainerConfig) -> Option<Self> {
+        let bytes = counted(config);
+        if bytes > 0 {
+            let used = locked(&USED);
+            let own = used.get(&namespace(config)).copied().unwrap_or_default() + bytes;
+            let free = TOTAL.checked_sub(used.values().sum::<usize>() + bytes)?;
+            if own > PER_FREE * free {
+                return None;
+            }
+        }
+        Some(Self::of(config))
+    }
+
+    /// The part of a container that exists, even if it exceeds the limit.
+    pub(crate) fn of(config: &cri::ContainerConfig) -> Self {
+        let (namespace, bytes) = (namespace(config), counted(config));
+        if bytes > 0 {
+            *locked(&USED).entry(namespace.clone()).or_default() += bytes;
+        }
+        Self { namespace, bytes }
+    }
+}
+
+impl Drop for ConfigMemory {
+    fn drop(&mut self) {
+        let mut used = locked(&USED);
+        if let Some(own) = used.get_mut(&self.namespace) {
+            *own = own.saturating_sub(self.bytes);
+            if *own == 0 {
+                used.remove(&self.namespace);
+            }
+        }
+    }
+}
+
+fn namespace(config: &cri::ContainerConfig) -> String {
+    config.labels.get(NAMESPACE).cloned().unwrap_or_default()
+}
+
+/// The bytes of a configuration that count.
+fn counted(config: &cri::ContainerConfig) -> usize {
+    let words = config.command.iter().chain(&config.args).map(String::len);
+    let variables = config.envs.iter().map(|variable| variable.key.len() + variable.value.len());
+    let bytes: usize = words.chain(variables).sum();
+    if bytes > SMALL { bytes } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(namespace: &str, bytes: usize) -> cri::ContainerConfig {
+        cri::ContainerConfig {
+            envs: vec![cri::KeyValue { value: vec![b'x'; bytes], ..Default::default() }],
+            labels: [(NAMESPACE.to_owned(), namespace.to_owned())].into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn large_configurations_of_containers_share_a_limit() {
+        let large = |namespace| {
+            let config = config(namespace, 8 << 20);
+            std::iter::from_fn(|| ConfigMemory::take(&config)).collect::<Vec<_>>()
+        };
+        let (many, few) = (large("memory-a"), large("memory-b"));
+        assert_eq!((many.len(), few.len()), (12, 3));
+        let small = ConfigMemory::take(&config("memory-a", SMALL));
+        assert!(small.is_some_and(|memory| memory.bytes == 0));
+        let recovered = ConfigMemory::of(&config("memory-a", 64 << 20));
+        assert!(ConfigMemory::take(&config("memory-c", SMALL + 1)).is_none());
+        drop((many, few, recovered));
+        assert!(ConfigMemory::take(&config("memory-c", 64 << 20)).is_some());
+        assert!(!locked(&USED).keys().any(|namespace| namespace.starts_with("memory-")));
+    }
+}
