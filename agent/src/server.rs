@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream, keep_alive,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, handshake, keep_alive,
 };
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
@@ -147,7 +147,7 @@ async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit
 async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, permit: Arc<ConnectionPermit>) {
     let _ = connection.set_nodelay(true);
     keep_alive(&connection);
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
+    let Some(Ok(stream)) = handshake(tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
     let held = PermitStream::of_socket(stream, permit.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
