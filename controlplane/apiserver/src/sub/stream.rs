@@ -121,7 +121,11 @@ fn verb_of(call: &Call) -> &str {
 }
 
 /// Converts a kubelet's plain-text error into a Status: a client of logs must not read the error as a log.
-async fn refusal(answer: Response<Incoming>) -> ApiError {
+async fn refusal<B>(answer: Response<B>) -> ApiError
+where
+    B: http_body::Body,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let code = answer.status().as_u16();
     let body = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
     let body = body.map(|body| body.to_bytes()).unwrap_or_default();
@@ -351,5 +355,16 @@ mod tests {
         for (code, location) in [(200, None), (304, None), (403, None), (404, Some("/x"))] {
             assert!(answer(code, location).is_ok(), "{code}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_error_of_a_kubelet_is_read_up_to_a_limit() {
+        let of = async |length: usize| {
+            let body = Full::new(bytes::Bytes::from(vec![b'x'; length]));
+            refusal(Response::builder().status(404).body(body).unwrap()).await.status()
+        };
+        assert_eq!(of(5).await["message"], "xxxxx");
+        let long = of(MAX_REFUSAL + 1).await;
+        assert_eq!((&long["code"], &long["message"]), (&json!(404), &json!("")));
     }
 }
