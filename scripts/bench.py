@@ -272,51 +272,167 @@ class Plane:
         except OSError:
             return False
 
-    def join(self, number):
-        """Seconds from the start of `coracle agent --join` to the watch event in which its node is Ready."""
-        name = f"join-{number}"
-        host = subprocess.Popen(["unshare", "--net", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        enter = ["nsenter", f"--net=/proc/{host.pid}/ns/net", f"--mount=/proc/{host.pid}/ns/mnt", "--"]
-        path = lambda place: os.path.join(self.dir, name, place)
-        flags = ["--state-dir", path("state"), "--run-dir", path("run"), "--pod-log-dir", path("logs")]
-        flags += ["--cgroup-root", f"/{os.path.basename(self.dir)}-{number}", "--node-name", name]
-        agent = None
-        try:
-            namespace = lambda pid: os.readlink(f"/proc/{pid}/ns/mnt")
-            wait("the machine's namespaces", 10, lambda: namespace(host.pid) != namespace("self"))
-            sh("ip", "link", "add", "port0", "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
-            sh("ip", "link", "set", "port0", "master", "fabric0", "up")
-            sh(*enter, "ip", "link", "set", "lo", "up")
-            sh(*enter, "ip", "addr", "add", f"192.0.2.{10 + number}/24", "dev", "eth0")
-            sh(*enter, "ip", "link", "set", "eth0", "up")
-            command = sh(CORACLE, "token", "--state-dir", self.state, "create").split()
-            os.makedirs(path("state"))
-            log = open(path("log"), "a")
-            # The watch is established when the response begins.
-            events = self.get(f"/api/v1/nodes?watch=1&fieldSelector=metadata.name={name}")
-            begin = time.monotonic()
-            agent = subprocess.Popen([*enter, CORACLE, *command[1:], *flags], stdout=log, stderr=log)
-            while True:
-                node = json.loads(events.readline())["object"]
-                conditions = node.get("status", {}).get("conditions", [])
-                if any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
-                    return time.monotonic() - begin
-        finally:
-            if agent:
-                agent.terminate()
-                agent.wait()
-            subprocess.run([*enter, CORACLE, "down", *flags, "--purge"], check=False)
-            host.kill()
-            host.wait()
-            # The kernel removes the veth pair some time after the namespace.
-            subprocess.run(["ip", "link", "del", "port0"], capture_output=True, check=False)
-
-    def down(self):
+    def stop(self):
         if self.process:
             self.process.terminate()
             self.process.wait()
+            self.process = None
+
+    def join(self, number):
+        """Seconds from the start of `coracle agent --join` to the watch event in which its node is Ready."""
+        host = Host(self, number)
+        try:
+            return host.join()
+        finally:
+            host.remove()
+
+    def down(self):
+        self.stop()
         subprocess.run(["ip", "link", "del", "fabric0"], capture_output=True, check=False)
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class Host:
+    """A machine with an agent: network and mount namespaces, connected to the bridge of the control plane."""
+
+    def __init__(self, plane, number):
+        self.plane, self.name = plane, f"join-{number}"
+        self.cgroup = f"{os.path.basename(plane.dir)}-{number}"
+        self.run = os.path.join(volatile(), f"{self.cgroup}-run")
+        self.places = ["--state-dir", self.path("state"), "--run-dir", self.run]
+        self.flags = [*self.places, "--pod-log-dir", self.path("logs"), "--cgroup-root", f"/{self.cgroup}", "--node-name", self.name]
+        self.agent = None
+        os.makedirs(self.path("state"))
+        self.holder = subprocess.Popen(["unshare", "--net", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        pid = self.holder.pid
+        self.enter = ["nsenter", f"--net=/proc/{pid}/ns/net", f"--mount=/proc/{pid}/ns/mnt", "--"]
+        try:
+            namespace = lambda pid: os.readlink(f"/proc/{pid}/ns/mnt")
+            wait("the machine's namespaces", 10, lambda: namespace(pid) != namespace("self"))
+            sh("ip", "link", "add", "port0", "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+            sh("ip", "link", "set", "port0", "master", "fabric0", "up")
+            self.sh("ip", "link", "set", "lo", "up")
+            self.sh("ip", "addr", "add", f"192.0.2.{10 + number}/24", "dev", "eth0")
+            self.sh("ip", "link", "set", "eth0", "up")
+        except BaseException:
+            self.remove()
+            raise
+
+    def path(self, place):
+        return os.path.join(self.plane.dir, self.name, place)
+
+    def sh(self, *words):
+        return sh(*self.enter, *words)
+
+    def start(self, *more):
+        log = open(self.path("log"), "a")
+        self.agent = subprocess.Popen([*self.enter, CORACLE, "agent", *more, *self.flags], stdout=log, stderr=log)
+
+    def join(self):
+        """Seconds from the start of `coracle agent --join` to the watch event in which its node is Ready."""
+        command = sh(CORACLE, "token", "--state-dir", self.plane.state, "create").split()
+        # The watch is established when the response begins.
+        events = self.plane.get(f"/api/v1/nodes?watch=1&fieldSelector=metadata.name={self.name}")
+        begin = time.monotonic()
+        self.start(*command[2:])
+        while True:
+            node = json.loads(events.readline())["object"]
+            conditions = node.get("status", {}).get("conditions", [])
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
+                return time.monotonic() - begin
+
+    def processes(self):
+        """The shims, and all processes in the cgroups of the node's pods."""
+        found = [pid for pid, command in processes(self.run) if b"shim" in command]
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                groups = open(f"/proc/{pid}/cgroup").read()
+                os.readlink(f"/proc/{pid}/exe")
+            except OSError:  # ended, or waits for its parent
+                continue
+            if f"/{self.cgroup}/" in groups:
+                found.append(int(pid))
+        return found
+
+    def cut_power(self):
+        """Ends every process of the node, and removes its mounts and its run directory, as a power cut does."""
+        self.agent.kill()
+        self.agent.wait()
+
+        def ended():
+            left = self.processes()
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            return not left
+
+        wait("the end of the node's processes", 60, ended)
+        below = f"awk '{{print $5}}' /proc/self/mountinfo | grep -E '^({self.run}|{self.path('state')})(/|$)'"
+        self.sh("sh", "-c", f"{below} | tac | xargs -r -n1 umount -l")
+        shutil.rmtree(self.run)
+
+    def ready(self):
+        """Number of Ready pods of the node, as its kubelet API reports them."""
+        pki = lambda name: os.path.join(self.plane.state, "pki", name)
+        curl = ["curl", "-sk", "--max-time", "2", "--cert", pki("admin.crt"), "--key", pki("admin.key")]
+        answer = subprocess.run([*self.enter, *curl, "https://127.0.0.1:10250/pods"], capture_output=True, check=False)
+        pods = json.loads(answer.stdout or "{}").get("items") or []
+        of = lambda pod: pod.get("status", {}).get("conditions") or []
+        return sum(any(c["type"] == "Ready" and c["status"] == "True" for c in of(pod)) for pod in pods)
+
+    def remove(self):
+        if self.agent:
+            self.agent.terminate()
+            self.agent.wait()
+            subprocess.run([*self.enter, CORACLE, "down", *self.flags, "--purge"], check=False)
+        self.holder.kill()
+        self.holder.wait()
+        # The kernel removes the veth pair some time after the namespace.
+        subprocess.run(["ip", "link", "del", "port0"], capture_output=True, check=False)
+        shutil.rmtree(self.run, ignore_errors=True)
+
+
+# A deployment whose pods need a config map, a secret, the token of their service account and the environment of services.
+ALONE = """
+{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"color": "blue"}}
+---
+{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "password"}, "stringData": {"word": "hunter2"}}
+---
+{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "alone"}, "spec": {"replicas": 0,
+ "selector": {"matchLabels": {"app": "alone"}}, "template": {"metadata": {"labels": {"app": "alone"}}, "spec": {
+  "containers": [{"name": "c", "image": "nginx:1.22", "envFrom": [{"configMapRef": {"name": "settings"}}],
+   "volumeMounts": [{"name": "secret", "mountPath": "/secret"}],
+   "readinessProbe": {"httpGet": {"port": 80}, "periodSeconds": 1}}],
+  "volumes": [{"name": "secret", "secret": {"secretName": "password"}}]}}}}
+"""
+
+
+def boot_alone(replicas):
+    """The time in which a node that boots without a control plane makes its pods Ready."""
+    plane = Plane()
+    try:
+        plane.start()
+        host = Host(plane, 20)
+        try:
+            host.join()
+            layout = os.path.join(ROOT, "target/images/nginx")
+            host.sh(CORACLE, "image", *host.places, "import", layout, "--name", "docker.io/library/nginx:1.22")
+            environment = dict(os.environ, KUBECONFIG=os.path.join(plane.state, "admin.kubeconfig"), HOME=plane.dir)
+            sh(KUBECTL, "apply", "-f", "-", env=environment, input=ALONE)
+            sh(KUBECTL, "scale", "deployment/alone", f"--replicas={replicas}", env=environment)
+            wait("the pods", 120, lambda: host.ready() == replicas or time.sleep(0.2))
+            host.cut_power()
+            plane.stop()
+            begin = time.monotonic()
+            host.start()
+            wait("the pods without a control plane", 60, lambda: host.ready() == replicas or time.sleep(0.02))
+            row(f"boot without a control plane → {replicas} pods Ready", ms(time.monotonic() - begin))
+        finally:
+            host.remove()
+    finally:
+        plane.down()
 
 
 def joins():
@@ -335,6 +451,8 @@ def main():
     print("| what | measured |\n|---|---|")
     row("binary", f"{size / 1e6:.1f} MB, static")
     joins()
+    for replicas in (5, 100):
+        boot_alone(replicas)
     one_cluster()
     many_pods(200 if QUICK else 1000)
 

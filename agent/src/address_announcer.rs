@@ -83,8 +83,7 @@ impl AddressAnnouncer {
 
     /// Adds or renews the assigned addresses, and removes the others.
     async fn hold(&mut self, node: Option<IpAddr>) {
-        let wanted: BTreeSet<IpAddr> =
-            self.assigned.values().flatten().copied().take(ADDRESSES_MAX).collect();
+        let wanted = wanted(&self.assigned);
         for address in self.held.difference(&wanted) {
             if let Err(error) = coracle_cni::withdraw_address(*address).await {
                 tracing::warn!(%address, error = chain(&error), "cannot remove a load balancer address");
@@ -105,6 +104,11 @@ async fn sleep_until_optional(time: Option<Instant>) {
         None => std::future::pending().await,
         Some(at) => tokio::time::sleep_until(at).await,
     }
+}
+
+/// The addresses that the node holds, of all that are assigned to it.
+fn wanted(assigned: &BTreeMap<Key, BTreeSet<IpAddr>>) -> BTreeSet<IpAddr> {
+    assigned.values().flatten().copied().take(ADDRESSES_MAX).collect()
 }
 
 /// Sets the addresses of a service. Returns whether it had others.
@@ -179,5 +183,15 @@ mod tests {
         assert!(assign(&mut all, key.clone(), some.clone()));
         assert!(!assign(&mut all, key.clone(), some));
         assert!(assign(&mut all, key, BTreeSet::new()) && all.is_empty());
+    }
+
+    #[test]
+    fn a_node_holds_a_limited_number_of_addresses() {
+        let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + number));
+        let service = |first: u32| (first..first + 600).map(address).collect::<BTreeSet<_>>();
+        let mut all = BTreeMap::from([(Key::new("n", "a"), service(0))]);
+        assert_eq!(wanted(&all).len(), 600);
+        assign(&mut all, Key::new("n", "b"), service(600));
+        assert_eq!(wanted(&all).len(), 1024);
     }
 }

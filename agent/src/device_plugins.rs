@@ -45,6 +45,8 @@ use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::DeviceCounts;
 use choose::DeviceRequest;
 pub(crate) use edits::DeviceOptions;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use list_codec::fuzz as fuzz_list;
 use pace::Pace;
 use plugin::{Plugin, PluginError};
 use record::Records;

@@ -23,6 +23,8 @@ mod device_plugins;
 mod dra;
 mod duration;
 mod event_recorder;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod health_server;
 mod image_gc;
 mod image_gc_policy;

@@ -28,6 +28,8 @@ mod user_ids;
 mod worker;
 
 pub(crate) use context::NodeContext;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use env::fuzz as fuzz_env_file;
 pub use eviction::DiskUsages;
 pub(crate) use eviction::{Eviction, Evictions};
 pub(crate) use pods::Pods;

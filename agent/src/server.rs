@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
-    UNCERTIFIED_HEADER, keep_alive,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER, handshake,
+    keep_alive,
 };
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
@@ -161,7 +161,7 @@ async fn serve(connection: TcpStream, tls: TlsAcceptor, handler: Handler, permit
 async fn requests(connection: TcpStream, tls: TlsAcceptor, handler: Handler, permit: Arc<ConnectionPermit>) {
     let _ = connection.set_nodelay(true);
     keep_alive(&connection);
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
+    let Some(Ok(stream)) = handshake(tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
     let held = PermitStream::of_socket(stream, permit.clone());
     let http = builder(&caller);

@@ -32,6 +32,11 @@ pub fn seccomp(data: &[u8]) {
     crate::container::filter::fuzz(data);
 }
 
+/// A gRPC client's bytes on a Unix socket.
+pub fn client(data: &[u8]) {
+    crate::server::fuzz::client(data);
+}
+
 /// A client's request for a container in a pod.
 pub fn config(data: &[u8]) {
     crate::server::fuzz::config(data);
@@ -54,6 +59,7 @@ mod tests {
             ("cdi", super::cdi),
             ("link", super::link),
             ("seccomp", super::seccomp),
+            ("client", super::client),
             ("config", super::config),
             ("record", super::record),
         ];

@@ -368,6 +368,14 @@ fn tests_named_in(document: &str) -> Vec<String> {
 }
 
 #[test]
+fn every_limit_names_its_test() {
+    let text = fs::read_to_string(root().join("docs/limits.md")).unwrap();
+    let is_without = |row: &&str| row.trim_end().trim_end_matches('|').trim_end().ends_with('|');
+    let without: Vec<&str> = text.lines().filter(|line| line.starts_with("| ")).filter(is_without).collect();
+    assert_eq!(without, Vec::<&str>::new());
+}
+
+#[test]
 fn every_test_that_a_document_names_exists() {
     let sources: Vec<String> = all_sources().iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     for document in ["docs/security.md", "docs/limits.md"] {

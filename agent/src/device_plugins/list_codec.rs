@@ -86,6 +86,15 @@ fn list(message: &[u8]) -> Result<api::ListAndWatchResponse, Status> {
     Ok(api::ListAndWatchResponse { devices })
 }
 
+/// Fuzz target: a list of devices.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(found) = list(data) else { return };
+    let nodes = |device: &api::Device| device.topology.as_ref().map_or(0, |topology| topology.nodes.len());
+    assert!(found.devices.len() <= DEVICES_MAX + 1);
+    assert!(found.devices.iter().all(|device| nodes(device) <= NODES_MAX + 1));
+}
+
 fn device(message: &[u8]) -> Result<api::Device, Status> {
     let mut device = api::Device::default();
     for field in Fields(message) {

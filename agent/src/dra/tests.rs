@@ -509,3 +509,17 @@ async fn the_health_of_a_pods_devices_is_known_while_the_driver_is_registered() 
     let changed = tokio::time::timeout(LIMIT, dra.next_health_changes()).await.unwrap();
     assert_eq!(changed.into_iter().collect::<Vec<_>>(), ["p"]);
 }
+
+#[tokio::test]
+async fn a_response_of_a_driver_that_is_too_large_is_refused() {
+    let node = Node::new();
+    node.server.put("c", &["p"], DRIVER);
+    let (dra, _running) = node.agent("boot");
+    let (plugin, _serving) = node.driver(node.info());
+    notified(&plugin).await;
+    *plugin.fails.lock().unwrap() = Some("x".repeat(driver::ANSWER_MAX));
+    let error = coracle_error_chain::chain(&dra.prepare(&pod("p", "c")).await.unwrap_err());
+    assert!(error.contains("message length too large"), "{error:.300}");
+    *plugin.fails.lock().unwrap() = None;
+    dra.prepare(&pod("p", "c")).await.unwrap();
+}

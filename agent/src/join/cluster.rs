@@ -125,4 +125,15 @@ mod tests {
         assert!(!is_signed("content", signature, &"abcdeg.0123456789abcdef".parse().unwrap()));
         assert!(!is_signed("content", "nonsense", &token));
     }
+
+    #[tokio::test]
+    async fn a_long_response_of_an_untrusted_server_is_not_read_whole() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            let body = kube::client::Body::from(vec![b' '; ANSWER_MAX + 1]);
+            http::Response::builder().body(body)
+        });
+        let endpoint: Endpoint = "https://192.0.2.1:6443".parse().unwrap();
+        let error = cluster_info(&Client::new(service, "default"), &endpoint).await.unwrap_err();
+        assert!(matches!(&error, JoinError::ClusterInfo(why) if why.contains("limit")), "{error}");
+    }
 }

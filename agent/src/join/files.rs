@@ -253,4 +253,16 @@ mod tests {
         assert!(files.dir.join("serving.bad").exists());
         assert!(files.client().is_err());
     }
+
+    #[test]
+    fn a_file_that_is_too_large_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path());
+        files.write_client(&identity()).unwrap();
+        assert!(files.client().is_ok());
+        let path = dir.path().join("join/client.pem");
+        let text = fs::read_to_string(&path).unwrap() + &"\n".repeat(1 << 20);
+        fs::write(&path, text).unwrap();
+        assert!(files.client().is_err());
+    }
 }

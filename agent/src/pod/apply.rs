@@ -12,6 +12,7 @@ mod start_queue;
 mod stop;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use coracle_error_chain::chain;
@@ -261,8 +262,7 @@ impl Job {
     fn sandbox_config(&self, attempt: u32, parent: &str) -> SandboxConfig {
         use super::config::{dns, sandbox};
         let (config, spec) = (&self.node.config, self.spec());
-        let host = bounded::read_text(&config.resolv_conf, RESOLV_CONF_MAX);
-        let host = dns::parse(&host.unwrap_or_default());
+        let host = dns::parse(&node_resolv_conf(&config.resolv_conf));
         let cluster = dns::Cluster {
             servers: &config.cluster_dns,
             domain: &config.cluster_domain,
@@ -282,6 +282,11 @@ impl Job {
             omitted: resolved.omitted,
         }
     }
+}
+
+/// The node's resolver configuration. Empty if it cannot be read or is too large.
+fn node_resolv_conf(path: &Path) -> String {
+    bounded::read_text(path, RESOLV_CONF_MAX).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -311,5 +316,15 @@ mod tests {
             ("FailedKillPod", true)
         );
         assert!(Step::of(&Action::Finish).event(&[cgroup()]).is_none());
+    }
+
+    #[test]
+    fn a_resolver_configuration_that_is_too_large_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("resolv.conf");
+        std::fs::write(&path, "nameserver 192.0.2.1\n").unwrap();
+        assert_eq!(node_resolv_conf(&path), "nameserver 192.0.2.1\n");
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(RESOLV_CONF_MAX + 1).unwrap();
+        assert_eq!(node_resolv_conf(&path), "");
     }
 }

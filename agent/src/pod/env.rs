@@ -12,6 +12,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub(crate) use field::{Addresses, field};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use file::fuzz;
 pub(crate) use file::{EnvFile, FILE_MAX, FileName, FileProblem, wanted_keys};
 
 /// Maximum bytes of an environment, and of a command with its arguments. The kernel starts no program with more than

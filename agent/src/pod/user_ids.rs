@@ -430,4 +430,16 @@ mod tests {
             assert_eq!(first_id(wrong.as_bytes()), None, "{wrong}");
         }
     }
+
+    #[test]
+    fn a_record_that_is_too_large_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        UserIds::open(dir.path()).take("a").unwrap();
+        let path = dir.path().join("a").join(FILE);
+        let mut text = std::fs::read(&path).unwrap();
+        text.resize(1 << 13, b' ');
+        std::fs::write(&path, text).unwrap();
+        let ids = UserIds::open(dir.path());
+        assert_eq!((first(&ids, "a"), ids.unresolved().unwrap()), (None, vec!["a".to_owned()]));
+    }
 }

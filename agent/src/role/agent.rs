@@ -154,3 +154,31 @@ async fn api_config(kubeconfig: &Path) -> anyhow::Result<kube::Config> {
         .await
         .with_context(|| format!("{} has no usable cluster and user", kubeconfig.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "abcdef.0123456789abcdef";
+    const CONFIG: &str = "{apiVersion: v1, kind: Config, current-context: c, \
+        contexts: [{name: c, context: {cluster: c, user: u}}], \
+        clusters: [{name: c, cluster: {server: 'http://192.0.2.1:8080'}}], users: [{name: u, user: {}}]}";
+
+    #[tokio::test]
+    async fn files_of_flags_that_are_too_large_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let write =
+            |text: &str, spaces: usize| std::fs::write(&path, text.to_owned() + &" ".repeat(spaces)).unwrap();
+        write(TOKEN, 10);
+        assert!(token(None, Some(path.as_path())).is_ok());
+        write(TOKEN, 1 << 12);
+        let error = format!("{:#}", token(None, Some(path.as_path())).err().unwrap());
+        assert!(error.contains("larger than"), "{error}");
+        write(CONFIG, 10);
+        assert!(api_config(&path).await.is_ok());
+        write(CONFIG, 1 << 20);
+        let error = format!("{:#}", api_config(&path).await.err().unwrap());
+        assert!(error.contains("larger than"), "{error}");
+    }
+}

@@ -120,3 +120,15 @@ async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
     response
 }
+
+/// Fuzz target: a client's query, and then the lines of a log.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let mut lines = data.split(|byte| *byte == b'\n');
+    let query = String::from_utf8_lossy(lines.next().unwrap_or_default());
+    let options = Options::of(&query, jiff::Timestamp::UNIX_EPOCH).unwrap_or_default();
+    let (mut printer, mut printed) = (line::Printer::new(&options), Vec::new());
+    lines.for_each(|line| printer.print(line, &mut printed));
+    // A printed line has its time and its text, without the other fields.
+    assert!(printed.len() <= data.len() && printed.len() <= options.limit.unwrap_or(usize::MAX));
+}

@@ -248,3 +248,15 @@ fn drivers_register_in_the_kubelets_directory_unless_the_machine_has_other_nodes
     assert_eq!(registry("/var/lib/other", ""), Path::new("/var/lib/other/plugins_registry"));
     assert_eq!(registry("/var/lib/other", "plugin-registry-dir = \"/plugins\""), Path::new("/plugins"));
 }
+
+#[test]
+fn a_configuration_file_that_is_too_large_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("coracle.toml");
+    let text = format!("[node]\nmtu = 1300\n# {}\n", "x".repeat(1 << 20));
+    std::fs::write(&path, &text).unwrap();
+    let error = format!("{:#}", read(&path).err().unwrap());
+    assert!(error.contains("larger than"), "{error}");
+    std::fs::write(&path, &text[..1000]).unwrap();
+    assert!(read(&path).is_ok());
+}

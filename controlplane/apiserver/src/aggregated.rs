@@ -1,6 +1,6 @@
 //! Forwards a client's request to an aggregated server.
 
-use http::{HeaderMap, Method, Request, StatusCode, header};
+use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::Full;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     state::State,
     sub::{
         proxy::forwarded,
-        stream::{check_switch, join, pass},
+        stream::{check_switch, is_redirect, join, pass},
     },
 };
 
@@ -46,6 +46,7 @@ pub(crate) async fn run(
     let permit = state.in_flight.proxied(arrived.user)?;
     let mut answer = state.forwarder().send(remote, arrived.user, request, permit).await?;
     check_switch(arrived.headers, answer.status())?;
+    // The client would send its credentials to the address that the server chose (CVE-2022-3172).
     if is_redirect(&answer) {
         return Ok(reply::text(
             502,
@@ -60,13 +61,10 @@ pub(crate) async fn run(
     Ok(reply)
 }
 
-/// Whether a response is a redirect, which the client would follow with its credentials (CVE-2022-3172).
-fn is_redirect<T>(answer: &http::Response<T>) -> bool {
-    answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION)
-}
-
 #[cfg(test)]
 mod tests {
+    use http::header;
+
     use super::*;
 
     #[test]

@@ -18,6 +18,8 @@ pub(crate) mod discovery;
 pub(crate) mod forward;
 pub(crate) mod openapi;
 mod v3_conversion;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use v3_conversion::fuzz as fuzz_conversion;
 
 use std::{
     collections::BTreeMap,

@@ -63,6 +63,16 @@ pub fn pattern(data: &[u8]) {
     }
 }
 
+/// Pages of proxied servers, whose links are rewritten.
+pub fn page(data: &[u8]) {
+    crate::sub::proxy::fuzz_page(data);
+}
+
+/// OpenAPI documents of version 2 of aggregated servers.
+pub fn openapi(data: &[u8]) {
+    crate::aggregation::fuzz_conversion(data);
+}
+
 /// Backup files. A damaged or hostile file is refused.
 pub fn backup(data: &[u8]) {
     let _refused = coracle_store::verify_backup(data);
@@ -79,6 +89,8 @@ mod tests {
             ("cel", super::cel),
             ("pattern", super::pattern),
             ("backup", super::backup),
+            ("page", super::page),
+            ("openapi", super::openapi),
         ];
         for (name, target) in targets {
             coracle_testing::replay_corpus(name, target);

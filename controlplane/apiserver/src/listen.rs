@@ -13,8 +13,7 @@ use std::{
 };
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, HANDSHAKE, Limits, LogLimit, PermitStream,
-    UNCERTIFIED_HEADER,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER, handshake,
 };
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
@@ -103,13 +102,13 @@ async fn connection(
     let _ = stream.set_nodelay(true);
     coracle_connections::keep_alive(&stream);
     let serving = async {
-        match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => requests(server, stream, permit.clone()).await,
-            Ok(Err(error)) => {
+        match handshake(acceptor.accept(stream)).await {
+            Some(Ok(stream)) => requests(server, stream, permit.clone()).await,
+            Some(Err(error)) => {
                 server.state.metrics.serving.failed_handshake();
                 tracing::debug!(%error, "cannot complete the TLS handshake with a client");
             }
-            Err(_elapsed) => server.state.metrics.serving.failed_handshake(),
+            None => server.state.metrics.serving.failed_handshake(),
         }
     };
     tokio::select! {

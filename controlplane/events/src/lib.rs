@@ -79,16 +79,22 @@ pub fn yielding_recorder(client: Client, host: &str, urgent: watch::Receiver<boo
 }
 
 fn with_capacity(client: Client, host: &str, capacity: usize) -> (Recorder, Sender) {
-    let (queue, receiver) = mpsc::channel(capacity);
+    let (recorder, queue) = queue(capacity);
     let sender = Sender {
         client,
-        queue: receiver,
+        queue,
         host: host.into(),
         sent: HashMap::new(),
         correlator: Correlator::default(),
         urgent: None,
     };
-    (Recorder { queue }, sender)
+    (recorder, sender)
+}
+
+/// A recorder and the receiver of its records, with a queue of this capacity.
+fn queue(capacity: usize) -> (Recorder, mpsc::Receiver<Record>) {
+    let (queue, records) = mpsc::channel(capacity);
+    (Recorder { queue }, records)
 }
 
 /// Waits while other requests are urgent, for an event of this age.
@@ -217,5 +223,20 @@ mod tests {
         drop(urgent);
         wait_while_urgent(&mut receiver, Duration::ZERO).await;
         assert_eq!(start.elapsed(), Duration::ZERO, "nothing can be urgent");
+    }
+
+    #[test]
+    fn events_beyond_the_queue_are_dropped_and_messages_are_cut() {
+        for capacity in [QUEUE_CAPACITY, YIELDING_QUEUE_CAPACITY] {
+            let (recorder, mut records) = queue(capacity);
+            for _ in 0..capacity + 10 {
+                let message = "x".repeat(2 * MESSAGE_MAX);
+                let event = Event { event_type: EventType::Normal, reason: "Pulled", message };
+                recorder.record(ObjectReference::default(), "kubelet", event);
+            }
+            let taken: Vec<Record> = std::iter::from_fn(|| records.try_recv().ok()).collect();
+            assert_eq!(taken.len(), capacity);
+            assert!(taken.iter().all(|record| record.event.message.len() <= MESSAGE_MAX));
+        }
     }
 }

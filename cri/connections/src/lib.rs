@@ -31,7 +31,7 @@ pub use permit_stream::{HeldPermit, PermitStream};
 /// Maximum lifetime of a connection whose client has not authenticated.
 pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum duration of a TLS handshake.
-pub const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Maximum bytes of an HTTP/1.1 request header of a client that has no certificate: bearer tokens and the arguments of
 /// commands fit. Until a request is authenticated, its header takes memory that any client can use.
 pub const UNCERTIFIED_HEADER: usize = 64 << 10;
@@ -294,6 +294,11 @@ impl Drop for ConnectionPermit {
     }
 }
 
+/// Waits for a TLS handshake, for ten seconds at most. `None` after that.
+pub async fn handshake<T>(accepting: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(HANDSHAKE, accepting).await.ok()
+}
+
 /// Idle seconds before the first keepalive probe, seconds between probes, and unanswered probes before the connection ends.
 const KEEPALIVE_IDLE: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
@@ -390,5 +395,13 @@ mod tests {
         authenticated.set_authenticated();
         silent.expired().await;
         assert!(tokio::time::timeout(UNAUTHENTICATED_LIFETIME * 10, authenticated.expired()).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handshake_that_does_not_end_is_given_up() {
+        assert_eq!(handshake(async { 7 }).await, Some(7));
+        let silent =
+            tokio::time::timeout(UNAUTHENTICATED_LIFETIME / 2, handshake(std::future::pending::<()>()));
+        assert_eq!(silent.await.expect("before the connection ends"), None);
     }
 }

@@ -215,5 +215,20 @@ impl Frames {
     }
 }
 
+/// Fuzz target: the bytes of a client after the preface. The result must not depend on how they are divided.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn fuzz(data: &[u8]) {
+    let processed = |size: usize| {
+        let mut bytes = [&[0_u8; PREFACE][..], data].concat();
+        let mut frames = Frames::new();
+        bytes.chunks_mut(size).for_each(|piece| frames.process(piece));
+        bytes
+    };
+    let whole = processed(usize::MAX);
+    for size in [1, 7] {
+        assert_eq!(processed(size), whole, "{size}");
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Fuzz target for configurations of pods and containers.
+//! Fuzz targets for gRPC clients, and for configurations of pods and containers.
 
 use coracle_proto::cri;
 use oci_spec::runtime::Spec;
@@ -11,6 +11,11 @@ use crate::host::Host;
 use crate::namespaces;
 use crate::services::containers::check::check as check_container;
 use crate::services::sandboxes::check as check_sandbox;
+
+/// The bytes of a client after the preface of HTTP/2.
+pub(crate) fn client(data: &[u8]) {
+    super::authority::fuzz(data);
+}
 
 /// A request for a container with its pod's configuration: refused, or converted to a spec that can be encoded.
 pub(crate) fn config(data: &[u8]) {

@@ -331,6 +331,22 @@ fn odd_names_and_many_warnings_get_a_response() {
     });
 }
 
+/// Without a limit, the header of a request would be kept in memory until its end.
+#[test]
+fn long_headers_and_many_fields_are_refused() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let long = format!("{EVE}\r\nx: {}", "x".repeat(8 << 20));
+        let many: String = (0..150).map(|number| format!("x{number}: y\r\n")).collect();
+        for header in [long, many + EVE] {
+            // The code is 0 if the server closes the connection while the client is still sending.
+            let (code, answer) = plane.get(&header, "/version");
+            assert!([0, 431].contains(&code), "{code}: {answer}");
+        }
+        assert_eq!(plane.get(EVE, "/version").0, 200);
+    });
+}
+
 /// A watch whose client does not read kept every version of every object, up to 4,096 of them.
 #[test]
 fn an_unread_watch_does_not_keep_all_versions() {

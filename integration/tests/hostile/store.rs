@@ -52,17 +52,53 @@ impl Plane {
     }
 }
 
-/// Mounts a tmpfs on the state directory, in a mount namespace of this thread and its children.
-fn with_disk(options: &'static str, test: impl FnOnce(&Machine) + Send + 'static) {
+/// Runs the test in a mount namespace of this thread and its children. `make_disk` mounts the state directory.
+fn on_disk(make_disk: impl FnOnce(&Machine) + Send + 'static, test: impl FnOnce(&Machine) + Send + 'static) {
     on_a_machine(move |machine| {
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).unwrap();
         let (none, state) = (None::<&str>, machine.path("state"));
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
         fs::create_dir(&state).unwrap();
-        mount(Some("tmpfs"), &state, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
+        make_disk(machine);
         test(machine);
         umount2(&state, MntFlags::MNT_DETACH).unwrap();
     });
+}
+
+/// Mounts a tmpfs on the state directory.
+fn with_disk(options: &'static str, test: impl FnOnce(&Machine) + Send + 'static) {
+    let tmpfs = move |machine: &Machine| {
+        let state = machine.path("state");
+        mount(Some("tmpfs"), &state, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
+    };
+    on_disk(tmpfs, test);
+}
+
+/// Mounts an ext4 on the state directory that becomes read-only at its first error.
+fn with_ext4(machine: &Machine) {
+    let image = machine.path("image");
+    File::create(&image).unwrap().set_len(256 << 20).unwrap();
+    run("mkfs.ext4", &["-q", "-F", image.to_str().unwrap()]);
+    let state = machine.path("state");
+    let paths = [image.to_str().unwrap(), state.to_str().unwrap()];
+    run("mount", &["-o", "loop,errors=remount-ro", paths[0], paths[1]]);
+}
+
+/// Causes an error of an ext4.
+fn break_ext4(at: &Path) {
+    let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+    let mut devices = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ');
+        let device = fields.next()?.strip_prefix("/dev/")?;
+        (fields.next() == at.to_str()).then_some(device)
+    });
+    let device = devices.next().expect("the device of the file system");
+    fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "test").unwrap();
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn fill(path: &Path) {
@@ -107,6 +143,37 @@ fn the_api_reports_a_full_disk_and_recovers_without_a_restart() {
         );
         plane.kubectl.kubectl(&["delete", "configmap", "after"]);
         plane.end(Signal::SIGTERM);
+    });
+}
+
+/// Finding B10: a file system that became read-only, as ext4 after an error. It is replaced by a copy on another disk.
+#[test]
+fn the_api_reports_a_read_only_disk_and_recovers_without_a_restart() {
+    on_disk(with_ext4, |machine| {
+        let (state, copy) = (machine.path("state"), machine.path("copy"));
+        let plane = Plane::start(machine, &[]);
+        plane.kubectl.kubectl(&["create", "configmap", "before", "--from-literal=a=b"]);
+        assert!(plane.raw("/readyz").0);
+        break_ext4(&state);
+        let (created, why) = plane.try_run(&["create", "configmap", "during", "--from-literal=a=b"]);
+        assert!(!created && why.contains("the store cannot write to its disk"), "{why}");
+        let (ready, text) = plane.raw("/readyz?verbose");
+        assert!(!ready && text.contains("[-]store failed"), "{text}");
+        assert!(plane.raw("/livez").0);
+        assert!(names(&plane).contains("configmap/before"));
+        run("cp", &["-a", state.to_str().unwrap(), copy.to_str().unwrap()]);
+        mount(Some(&copy), &state, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        eventually("a create", 20, || {
+            plane.try_run(&["create", "configmap", "after", "--from-literal=a=b"]).0
+        });
+        eventually("the readiness", 10, || plane.raw("/readyz").0);
+        plane.end(Signal::SIGKILL);
+        let plane = Plane::start(machine, &[]);
+        let left = names(&plane);
+        let has = |name: &str| left.contains(&format!("configmap/{name}"));
+        assert!(has("before") && has("after") && !has("during"), "{left}");
+        plane.end(Signal::SIGTERM);
+        umount2(&state, MntFlags::MNT_DETACH).unwrap();
     });
 }
 

@@ -91,7 +91,11 @@ fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 /// # Errors
 /// When it cannot be read or is larger than 1 MiB.
 pub(crate) fn node_hosts() -> io::Result<String> {
-    match bounded::read_text(Path::new("/etc/hosts"), HOSTS_MAX) {
+    hosts_file(Path::new("/etc/hosts"))
+}
+
+fn hosts_file(path: &Path) -> io::Result<String> {
+    match bounded::read_text(path, HOSTS_MAX) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
         read => read.map_err(|error| {
             io::Error::new(error.kind(), format!("cannot read the node's hosts file: {error}"))
@@ -215,5 +219,14 @@ mod tests {
         fs::write(&path, format!("{parts}torn\n2026-01-01T00:00:00Z stdout P DONE\n")).unwrap();
         assert_eq!(log_tail(&path), "one\nDONE", "a line without its end has none here either");
         fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_hosts_file_of_the_node_that_is_too_large_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hosts");
+        assert_eq!(hosts_file(&path).unwrap(), "", "without a file");
+        fs::File::create(&path).unwrap().set_len(HOSTS_MAX + 1).unwrap();
+        assert_eq!(hosts_file(&path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 }

@@ -118,6 +118,19 @@ fn invalid(line: usize, what: &'static str) -> FileProblem {
     FileProblem::Format { line, what }
 }
 
+/// Fuzz target: the names of the wanted variables up to a zero byte, and then a file.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let mut parts = data.splitn(2, |byte| *byte == 0);
+    let (names, content) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let keys: BTreeSet<String> = String::from_utf8_lossy(names).split(',').map(str::to_owned).collect();
+    let file = EnvFile::parse(content, &keys);
+    assert!(file.values.keys().all(|name| keys.contains(name)));
+    // An invalid byte becomes a character of three bytes.
+    let size: usize = file.values.values().map(String::len).sum();
+    assert!(size <= 3 * content.len(), "{size} bytes of {}", content.len());
+}
+
 /// The files that a container's environment refers to, and the keys of each.
 pub(crate) fn wanted_keys(container: &Container) -> BTreeMap<FileName, BTreeSet<String>> {
     let mut files: BTreeMap<FileName, BTreeSet<String>> = BTreeMap::new();

@@ -113,4 +113,34 @@ mod tests {
         serving.await.unwrap();
         assert_eq!(check(at.0, at.1, "").await.passed(), Some(false), "nothing listens there any more");
     }
+
+    /// Serves responses with a message of this many bytes: an unknown field, which clients ignore.
+    async fn serve_long_messages(listener: tokio::net::TcpListener, length: usize) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = hyper::service::service_fn(move |_: http::Request<hyper::body::Incoming>| async move {
+            let mut body = vec![0];
+            body.extend(u32::try_from(length).unwrap().to_be_bytes());
+            // Number and type of the field, and its length in two parts of seven bits.
+            let digits = [(length - 3) % 128, (length - 3) / 128].map(|digit| u8::try_from(digit).unwrap());
+            body.extend([0x12, 0x80 | digits[0], digits[1]]);
+            body.resize(5 + length, b'x');
+            let response = http::Response::builder().header("content-type", "application/grpc");
+            response.body(http_body_util::Full::new(bytes::Bytes::from(body)))
+        });
+        let builder = hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+        let _ended = builder.serve_connection(TokioIo::new(stream), service).await;
+    }
+
+    #[tokio::test]
+    async fn a_response_that_is_too_large_is_not_decoded() {
+        for (length, is_refused) in [(ANSWER_MAX, false), (ANSWER_MAX + 1, true)] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let at = ("127.0.0.1", listener.local_addr().unwrap().port());
+            let serving = tokio::spawn(serve_long_messages(listener, length));
+            let outcome = check(at.0, at.1, "").await;
+            let text = format!("{outcome:?}");
+            assert_eq!(text.contains("message length too large"), is_refused, "{text}");
+            serving.abort();
+        }
+    }
 }

@@ -77,9 +77,7 @@ impl Forwarder {
             return Err(format!("bad status from {path}: {}", status.as_u16()));
         }
         let (head, body) = answer.into_parts();
-        let body = Limited::new(body, wanted.max).collect().await;
-        let body = body.map_err(|error| format!("cannot read {path}: {error}"))?.to_bytes();
-        Ok(Some(Fetched { headers: head.headers, body }))
+        Ok(Some(Fetched { headers: head.headers, body: read(body, &wanted).await? }))
     }
 
     /// Sends a request on behalf of a user. The permit is held as long as the connection.
@@ -102,6 +100,16 @@ impl Forwarder {
         let stream = PermitStream::new(endpoint.connect().await?, permit);
         endpoint.send_tls(stream, server, request, self.timeout).await
     }
+}
+
+/// Reads a document up to its limit.
+async fn read<B>(body: B, wanted: &DocumentRequest<'_>) -> std::result::Result<bytes::Bytes, String>
+where
+    B: http_body::Body,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let body = Limited::new(body, wanted.max).collect().await;
+    Ok(body.map_err(|error| format!("cannot read {}: {error}", wanted.path))?.to_bytes())
 }
 
 /// Adds the headers with the user's identity. An identity that cannot be encoded in headers is an error: with an
@@ -158,5 +166,14 @@ mod tests {
         for user in [User::new("ann\n", &[]), User::new("ann", &["de\nv"])] {
             assert!(identify(&mut HeaderMap::new(), &user).is_err());
         }
+    }
+
+    #[tokio::test]
+    async fn a_document_is_read_up_to_its_limit() {
+        let wanted = DocumentRequest { path: "/apis/far.io/v1", tag: None, max: MAX_DOCUMENT };
+        let body = |length: usize| Full::new(bytes::Bytes::from(vec![b' '; length]));
+        assert_eq!(read(body(MAX_DOCUMENT), &wanted).await.unwrap().len(), MAX_DOCUMENT);
+        let error = read(body(MAX_DOCUMENT + 1), &wanted).await.unwrap_err();
+        assert!(error.starts_with("cannot read /apis/far.io/v1: ") && error.contains("limit"), "{error}");
     }
 }

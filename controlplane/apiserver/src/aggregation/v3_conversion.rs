@@ -3,6 +3,8 @@
 //! Source: `ConvertV2ToV3` of `k8s.io/kube-openapi/pkg/openapiconv`. The server is not trusted: the size of the result
 //! is limited to a small multiple of the part.
 
+use std::cell::Cell;
+
 use serde_json::{Map, Value, json};
 
 /// Fields of a path item that contain operations.
@@ -22,14 +24,19 @@ const SCHEMA_FIELDS: [&str; 10] = [
 ];
 /// Maximum number of media types of a body.
 const MAX_MEDIA_TYPES: usize = 8;
+/// Maximum bytes of a media type. An operation has one list of them for all of its responses.
+const MAX_MEDIA_TYPE: usize = 128;
+/// Maximum number of bodies of a document that are repeated for a further media type.
+const MAX_REPEATS: usize = 20_000;
 /// Maximum bytes of a schema that is repeated for several media types or for each use of a parameter. Kubernetes
 /// servers use short references to definitions.
 const MAX_REPEATED: usize = 256;
 
 /// The v3 document of a part with the paths of one group version.
 pub(super) fn document(part: &Value, group: &str, version: &str) -> Value {
+    let repeats = Cell::new(MAX_REPEATS);
     let paths: Map<String, Value> =
-        entries(&part["paths"]).map(|(path, item)| (path.clone(), path_item(item, part))).collect();
+        entries(&part["paths"]).map(|(path, item)| (path.clone(), path_item(item, part, &repeats))).collect();
     let schemas: Map<String, Value> =
         entries(&part["definitions"]).map(|(name, one)| (name.clone(), schema(one))).collect();
     let shared = entries(&part["parameters"]).filter(|(_, one)| one["in"] != "body");
@@ -51,10 +58,10 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn path_item(item: &Value, part: &Value) -> Value {
+fn path_item(item: &Value, part: &Value, repeats: &Cell<usize>) -> Value {
     let fields = entries(item).map(|(name, value)| {
         let value = match name.as_str() {
-            method if METHODS.contains(&method) => operation(value, part),
+            method if METHODS.contains(&method) => operation(value, part, repeats),
             "parameters" => list(value).filter_map(|one| parameter(one, part)).collect(),
             _ => value.clone(),
         };
@@ -63,7 +70,7 @@ fn path_item(item: &Value, part: &Value) -> Value {
     Value::Object(fields.collect())
 }
 
-fn operation(operation: &Value, part: &Value) -> Value {
+fn operation(operation: &Value, part: &Value, repeats: &Cell<usize>) -> Value {
     let dropped = ["consumes", "produces", "schemes", "security", "parameters", "responses"];
     let kept = entries(operation).filter(|(name, _)| !dropped.contains(&name.as_str()));
     let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -74,7 +81,7 @@ fn operation(operation: &Value, part: &Value) -> Value {
         let is_shared = one.get("$ref").is_some();
         let content = match is_shared && !is_short(&body["schema"]) {
             true => json!({}),
-            false => content(&operation["consumes"], &body["schema"]),
+            false => content(&operation["consumes"], &body["schema"], repeats),
         };
         new.insert("requestBody".to_owned(), json!({"content": content}));
     }
@@ -85,7 +92,7 @@ fn operation(operation: &Value, part: &Value) -> Value {
     let responses = entries(&operation["responses"]).map(|(code, response)| {
         let mut new = json!({"description": response["description"].as_str().unwrap_or_default()});
         if response["schema"].is_object() {
-            new["content"] = content(&operation["produces"], &response["schema"]);
+            new["content"] = content(&operation["produces"], &response["schema"], repeats);
         }
         (code.clone(), new)
     });
@@ -93,12 +100,20 @@ fn operation(operation: &Value, part: &Value) -> Value {
     Value::Object(new)
 }
 
-/// A body for each of its media types.
-fn content(types: &Value, body: &Value) -> Value {
+/// A body for each of its media types. `repeats` is the number of bodies that may still be repeated.
+fn content(types: &Value, body: &Value, repeats: &Cell<usize>) -> Value {
     let most = if is_short(body) { MAX_MEDIA_TYPES } else { 1 };
     let body = json!({"schema": schema(body)});
-    let types = list(types).filter_map(Value::as_str).take(most);
-    Value::Object(types.map(|media| (media.to_owned(), body.clone())).collect())
+    let types = list(types).take(MAX_MEDIA_TYPES).filter_map(Value::as_str);
+    let mut content = Map::new();
+    for media in types.filter(|media| media.len() <= MAX_MEDIA_TYPE).take(most) {
+        if !content.is_empty() {
+            let Some(left) = repeats.get().checked_sub(1) else { break };
+            repeats.set(left);
+        }
+        content.insert(media.to_owned(), body.clone());
+    }
+    Value::Object(content)
 }
 
 fn is_short(value: &Value) -> bool {
@@ -170,6 +185,15 @@ fn schema(value: &Value) -> Value {
         }
         other => other.clone(),
     }
+}
+
+/// Fuzz target: a part in JSON.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(part) = serde_json::from_slice::<Value>(data) else { return };
+    let converted = document(&part, "far.io", "v1").to_string();
+    // The worst case: short references to a shared body of control characters, which is repeated for eight media types.
+    assert!(converted.len() <= 400 * (data.len() + 100), "{} bytes of {}", converted.len(), data.len());
 }
 
 #[cfg(test)]
@@ -250,6 +274,16 @@ mod tests {
         });
         let new = document(&part, "far.io", "v1").to_string();
         assert!(new.len() < 2 * part.to_string().len(), "{}", new.len());
+        let of = |types: Vec<String>| {
+            let responses = (0..10_000).map(|code| (code.to_string(), json!({"schema": {}})));
+            let get = json!({"produces": types, "responses": responses.collect::<Map<_, _>>()});
+            let part = json!({"paths": {"/a": {"get": get}}});
+            (part.to_string().len(), document(&part, "far.io", "v1").to_string())
+        };
+        let (size, new) = of((0..8).map(|number| format!("a/{number}{}", "x".repeat(1000))).collect());
+        assert!(new.len() < 4 * size, "{}", new.len());
+        let (_, new) = of((0..8).map(|number| format!("a/{number}")).collect());
+        assert_eq!(new.matches("schema\"").count(), 10_000 + MAX_REPEATS);
         for nonsense in
             [json!(null), json!({"paths": 1, "definitions": []}), json!({"paths": {"/a": {"get": 1}}})]
         {

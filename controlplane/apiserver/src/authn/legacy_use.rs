@@ -116,4 +116,16 @@ mod tests {
         assert!(recorded("2026-11-23") && recorded("2026-11-24"));
         assert!(!recorded("2026-11-22") && !recorded("") && !is_recorded(&json!({}), now));
     }
+
+    #[test]
+    fn uses_beyond_the_queue_wait_for_a_later_request() {
+        let (queue, mut receiver) = queue();
+        let note = |number: usize| {
+            queue.note(&json!({"metadata": {"namespace": "n", "name": format!("s{number}"), "uid": "u"}}));
+        };
+        (0..QUEUE_CAPACITY + 10).for_each(note);
+        assert_eq!(std::iter::from_fn(|| receiver.try_recv().ok()).count(), 64);
+        note(0);
+        assert_eq!(receiver.try_recv().unwrap().name, "s0");
+    }
 }

@@ -46,9 +46,7 @@ pub(crate) async fn send(
     let address = address(call, node)?;
     let permit = call.state.in_flight.stream(&call.user, node)?;
     let target = address.to_string();
-    let failed = |what: &str, error: &dyn std::fmt::Display| {
-        ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
-    };
+    let failed = |what: &str, error: &dyn std::fmt::Display| dial_error(what, &target, error);
     let name = ServerName::try_from(address.host.clone()).map_err(|error| failed("bad name", &error))?;
     let connector = TlsConnector::from(Arc::clone(&call.state.kubelet.0));
     let connecting = async {
@@ -57,11 +55,20 @@ pub(crate) async fn send(
         let _ = stream.set_nodelay(true);
         connector.connect(name, stream).await.map_err(|error| failed("no TLS with", &error))
     };
-    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
-    let stream = connected.unwrap_or_else(|elapsed| Err(failed("cannot connect to", &elapsed)))?;
+    let stream = in_time(&target, connecting).await?;
     let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
     request.headers_mut().insert(header::HOST, host);
     exchange(PermitStream::new(stream, permit), request, (&target, call.state.request_timeout)).await
+}
+
+fn dial_error(what: &str, target: &str, error: &dyn std::fmt::Display) -> ApiError {
+    ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
+}
+
+/// Connects within [`CONNECT_TIMEOUT`].
+async fn in_time<T>(target: &str, connecting: impl Future<Output = Result<T>>) -> Result<T> {
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
+    connected.unwrap_or_else(|elapsed| Err(dial_error("cannot connect to", target, &elapsed)))
 }
 
 fn address(call: &Call, node: &str) -> Result<Address> {
@@ -134,5 +141,13 @@ mod tests {
         assert_eq!(told("192.0.2.1"), "192.0.2.1:10250");
         assert_eq!(told("2001:db8::1"), "[2001:db8::1]:10250");
         assert_eq!(told("node-1"), "node-1:10250");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kubelet_that_does_not_accept_the_connection_ends_the_request() {
+        let connecting = in_time("n1:10250", std::future::pending::<Result<()>>());
+        let connected = tokio::time::timeout(2 * CONNECT_TIMEOUT, connecting).await;
+        let error = connected.expect("an end").expect_err("no connection").to_string();
+        assert!(error.contains("cannot connect to n1:10250"), "{error}");
     }
 }

@@ -10,6 +10,8 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use self::links::Links;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::links::fuzz as fuzz_page;
 use super::{
     kubelet,
     stream::{check_switch, join, pass},

@@ -59,7 +59,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     }
     let request = request.map_err(ApiError::internal)?;
     let mut answer = kubelet::send(call, node, request).await?;
-    check_switch(&call.headers, answer.status())?;
+    check_answer(&call.headers, &answer)?;
     if is_log && !answer.status().is_success() {
         return Err(refusal(answer).await);
     }
@@ -121,7 +121,11 @@ fn verb_of(call: &Call) -> &str {
 }
 
 /// Converts a kubelet's plain-text error into a Status: a client of logs must not read the error as a log.
-async fn refusal(answer: Response<Incoming>) -> ApiError {
+async fn refusal<B>(answer: Response<B>) -> ApiError
+where
+    B: http_body::Body,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let code = answer.status().as_u16();
     let body = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
     let body = body.map(|body| body.to_bytes()).unwrap_or_default();
@@ -253,6 +257,22 @@ pub(crate) fn check_switch(asked: &HeaderMap, status: StatusCode) -> Result<()> 
     Err(ApiError::internal("the server switched to another protocol without being asked"))
 }
 
+/// Whether a response is a redirect, which the client would follow with its credentials.
+pub(crate) fn is_redirect<T>(answer: &Response<T>) -> bool {
+    answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION)
+}
+
+/// Refuses a kubelet's response that would lead the client elsewhere. The API server itself follows no redirect.
+fn check_answer<T>(asked: &HeaderMap, answer: &Response<T>) -> Result<()> {
+    check_switch(asked, answer.status())?;
+    if is_redirect(answer) {
+        return Err(ApiError::internal(
+            "the kubelet attempted to redirect the request, which is not permitted",
+        ));
+    }
+    Ok(())
+}
+
 /// The kubelet's response without hop-by-hop headers.
 pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
     let (parts, body) = answer.into_parts();
@@ -315,5 +335,36 @@ mod tests {
         assert!(check_switch(&asked, StatusCode::SWITCHING_PROTOCOLS).is_err());
         asked.insert(header::UPGRADE, http::HeaderValue::from_static("websocket"));
         assert!(check_switch(&asked, StatusCode::SWITCHING_PROTOCOLS).is_ok());
+    }
+
+    /// CVE-2018-1002102, CVE-2020-8559: a redirect of a kubelet was followed with credentials.
+    #[test]
+    fn cve_2018_1002102_a_redirect_of_a_kubelet_is_refused() {
+        let answer = |code: u16, location: Option<&str>| {
+            let answer = Response::builder().status(code);
+            let answer = match location {
+                Some(location) => answer.header(header::LOCATION, location),
+                None => answer,
+            };
+            check_answer(&HeaderMap::new(), &answer.body(()).unwrap())
+        };
+        for code in [301, 302, 303, 307, 308] {
+            let error = answer(code, Some("https://other.example/exec")).unwrap_err();
+            assert_eq!(error.status()["code"], 500, "{}", error.status());
+        }
+        for (code, location) in [(200, None), (304, None), (403, None), (404, Some("/x"))] {
+            assert!(answer(code, location).is_ok(), "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_error_of_a_kubelet_is_read_up_to_a_limit() {
+        let of = async |length: usize| {
+            let body = Full::new(bytes::Bytes::from(vec![b'x'; length]));
+            refusal(Response::builder().status(404).body(body).unwrap()).await.status()
+        };
+        assert_eq!(of(5).await["message"], "xxxxx");
+        let long = of(MAX_REFUSAL + 1).await;
+        assert_eq!((&long["code"], &long["message"]), (&json!(404), &json!("")));
     }
 }

@@ -98,3 +98,18 @@ impl<'de> Visitor<'de> for Seed<'_> {
         Ok(Value::Object(map))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_is_limited() {
+        let nested = |depth: usize| parse(format!("{}{}", "[".repeat(depth), "]".repeat(depth)).as_bytes());
+        assert!(nested(127).is_ok());
+        for depth in [128, 1_000_000] {
+            let error = nested(depth).err().unwrap().to_string();
+            assert!(error.contains("recursion limit"), "{error}");
+        }
+    }
+}

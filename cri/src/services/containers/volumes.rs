@@ -80,11 +80,7 @@ impl ContainerService {
         let label = record.selinux.as_ref().and_then(|labels| labels.mount.as_ref());
         let Some(label) = label.map(ToString::to_string) else { return Ok(()) };
         let dir = self.objects.records.sandbox_dir(&sandbox.id);
-        let files = POD_FILES.map(|name| dir.join(name));
-        let volumes =
-            record.config.mounts.iter().filter(|mount| mount.selinux_relabel && mount.image.is_none());
-        let paths: Vec<PathBuf> =
-            files.into_iter().chain(volumes.map(|mount| PathBuf::from(&mount.host_path))).collect();
+        let paths = paths_to_relabel(&dir, &record.config.mounts);
         let work = move || {
             paths.iter().try_for_each(|path| {
                 // Links are resolved first, so that a link to a system file is recognised.
@@ -95,6 +91,14 @@ impl ContainerService {
         let done = tokio::task::spawn_blocking(work).await;
         done.map_err(Error::panicked("relabel volumes"))?
     }
+}
+
+/// The pod's own files in its directory, and the volumes whose mounts request a label. The path of a mount in the
+/// container does not matter: another file of the node may be mounted at /etc/hosts.
+fn paths_to_relabel(sandbox_dir: &Path, mounts: &[cri::Mount]) -> Vec<PathBuf> {
+    let files = POD_FILES.map(|name| sandbox_dir.join(name));
+    let volumes = mounts.iter().filter(|mount| mount.selinux_relabel && mount.image.is_none());
+    files.into_iter().chain(volumes.map(|mount| PathBuf::from(&mount.host_path))).collect()
 }
 
 /// Resolves links in source paths and creates absent directories, as Docker does.
@@ -191,5 +195,28 @@ mod tests {
         let absent = dir.join("to-a/b/c");
         assert_eq!(resolved(&[&absent]), [dir.join("a/b/c")]);
         assert!(dir.join("a/b/c").is_dir());
+    }
+
+    /// CVE-2021-43816: a file of the node that was mounted at /etc/hosts got the label of the container.
+    #[test]
+    fn cve_2021_43816_only_own_files_and_requested_volumes_are_relabelled() {
+        let mount = |host_path: &str, container_path: &str, selinux_relabel: bool| cri::Mount {
+            host_path: host_path.to_owned(),
+            container_path: container_path.to_owned(),
+            selinux_relabel,
+            ..cri::Mount::default()
+        };
+        let mut image = mount("", "/image", true);
+        image.image = Some(cri::ImageSpec::default());
+        let mounts = [
+            mount("/var/lib/kubelet/config.yaml", "/etc/hosts", false),
+            mount("/root/.ssh/authorized_keys", "/etc/resolv.conf", false),
+            mount("/volumes/data", "/data", true),
+            image,
+        ];
+        let paths = paths_to_relabel(Path::new("/run/sandbox"), &mounts);
+        let expected =
+            ["/run/sandbox/hosts", "/run/sandbox/hostname", "/run/sandbox/resolv.conf", "/volumes/data"];
+        assert_eq!(paths, expected.map(PathBuf::from));
     }
 }

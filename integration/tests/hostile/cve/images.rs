@@ -47,8 +47,8 @@ fn cve_2024_40635_a_user_id_that_overflows_is_refused() {
     });
 }
 
-/// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642: with an image's link at /proc or /sys, the mounts
-/// and masks were made at another path.
+/// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, CVE-2025-54867: with an image's link at /proc or
+/// /sys, the mounts and masks were made at another path.
 #[test]
 fn cve_2023_27561_a_link_at_proc_or_sys_is_refused() {
     on_a_cluster(|machine, cluster| {

@@ -111,7 +111,7 @@ fn cve_2020_15257_no_socket_of_the_node_is_abstract() {
     });
 }
 
-/// CVE-2025-0426, CVE-2019-11248: ports of the kubelet without authentication.
+/// CVE-2025-0426, CVE-2019-11248, CVE-2025-46599: ports of the kubelet without authentication.
 #[test]
 fn cve_2025_0426_the_kubelet_api_requires_credentials() {
     on_a_cluster(|_, _| {

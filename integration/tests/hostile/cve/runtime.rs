@@ -81,7 +81,7 @@ fn cve_2022_0811_a_sysctl_value_sets_no_other_sysctl() {
     });
 }
 
-/// CVE-2022-4318: a line end in the variable HOME added an account to /etc/passwd.
+/// CVE-2022-4318, CVE-2026-15809: a line end in the variable HOME added an account to /etc/passwd.
 #[test]
 fn cve_2022_4318_an_environment_variable_adds_no_account() {
     on_a_cluster(|_, cluster| {
@@ -272,8 +272,8 @@ fn cve_2025_47291_limits_hold_in_a_user_namespace() {
     });
 }
 
-/// GHSA-7ww5-4wqc-m92c (CVE-2020-8694), GHSA-jq35-85cj-fj4p, CVE-2022-0492: kernel files that expose or change state of
-/// the host.
+/// CVE-2018-10892, GHSA-7ww5-4wqc-m92c (CVE-2020-8694), GHSA-jq35-85cj-fj4p, CVE-2022-0492: kernel files that expose or
+/// change state of the host.
 #[test]
 fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
     on_a_cluster(|_, cluster| {

@@ -231,3 +231,11 @@ fn many_images_take_bounded_memory() {
         assert!(all.len() <= CACHE_MAX && all.contains_key(&Key::Image(number.to_string())));
     }
 }
+
+#[test]
+fn a_configuration_that_is_too_large_is_refused() {
+    let place = place("");
+    assert!(load(place.path(), PLAIN).is_ok());
+    let long = format!("{PLAIN}# {}\n", "x".repeat(1 << 20));
+    assert!(matches!(load(place.path(), &long), Err(ProviderError::Read { .. })));
+}

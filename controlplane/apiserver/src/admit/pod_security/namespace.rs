@@ -72,20 +72,7 @@ fn warn_about_pods(
     enforce: LevelVersion,
 ) {
     let pods = pods(config, admission, attributes.name);
-    let deadline = Instant::now() + CHECK_TIMEOUT;
-    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    let mut checked = 0;
-    for pod in pods.iter().take(MAX_PODS) {
-        let violations = pod_security::evaluate(enforce, &pod["metadata"], &pod["spec"]);
-        if !violations.is_empty() {
-            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-            found.entry(pod_security::reasons(&violations)).or_default().push(name);
-        }
-        checked += 1;
-        if Instant::now() > deadline {
-            break;
-        }
-    }
+    let (found, checked) = check(&pods, enforce, Instant::now() + CHECK_TIMEOUT);
     if checked < pods.len() {
         attributes.warnings.add(format!(
             "new PodSecurity enforce level only checked against the first {checked} of {} existing pods",
@@ -101,6 +88,24 @@ fn warn_about_pods(
     let mut lines: Vec<String> = found.into_iter().map(|(reasons, names)| line(&reasons, &names)).collect();
     lines.sort();
     lines.into_iter().for_each(|line| attributes.warnings.add(line));
+}
+
+/// The names of pods by their violations, and the number of checked pods.
+fn check(pods: &[Value], enforce: LevelVersion, deadline: Instant) -> (BTreeMap<String, Vec<&str>>, usize) {
+    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut checked = 0;
+    for pod in pods.iter().take(MAX_PODS) {
+        let violations = pod_security::evaluate(enforce, &pod["metadata"], &pod["spec"]);
+        if !violations.is_empty() {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            found.entry(pod_security::reasons(&violations)).or_default().push(name);
+        }
+        checked += 1;
+        if Instant::now() > deadline {
+            break;
+        }
+    }
+    (found, checked)
 }
 
 fn line(reasons: &str, names: &[&str]) -> String {
@@ -151,5 +156,16 @@ mod tests {
         assert_eq!(line("privileged", &["a"]), "a: privileged");
         assert_eq!(line("privileged", &["b", "a"]), "a (and 1 other pod): privileged");
         assert_eq!(line("privileged", &["b", "a", "c"]), "a (and 2 other pods): privileged");
+    }
+
+    #[test]
+    fn a_limited_number_of_pods_is_checked_in_a_limited_time() {
+        let pod = serde_json::json!({"metadata": {"name": "p"}, "spec": {"hostNetwork": true}});
+        let pods = vec![pod; MAX_PODS + 10];
+        let enforce = LevelVersion { level: Level::Baseline, version: pod_security::Version::Latest };
+        let (found, checked) = check(&pods, enforce, Instant::now() + Duration::from_secs(600));
+        assert_eq!((found.len(), checked), (1, MAX_PODS));
+        let (_, checked) = check(&pods, enforce, Instant::now());
+        assert!(checked < MAX_PODS, "{checked}");
     }
 }

@@ -115,3 +115,22 @@ async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
     let written = merge_status(&server, &driver, devices).await;
     assert_eq!(written.code, 200, "{}", written.body);
 }
+
+#[tokio::test]
+async fn a_refusal_names_a_limited_number_of_drivers() {
+    let server = Fixture::new().await;
+    let made = server.post(CLAIMS, json!({"metadata": {"name": "c"}, "spec": spec(false)})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let result = json!({"request": "r", "driver": "d.example.com", "pool": "p", "device": "d"});
+    let allocation = json!({"allocation": {"devices": {"results": [result]}}});
+    let allocated = merge_status(&server, &admin(), allocation).await;
+    assert_eq!(allocated.code, 200, "{}", allocated.body);
+    let driver = User::new("driver", &[]);
+    grant(&server, &driver, ("patch", "status"), None).await;
+    let device =
+        |number: u32| json!({"driver": format!("d{number}.example.com"), "pool": "p", "device": "d"});
+    let devices: Vec<Value> = (0..40).map(device).collect();
+    let refused = merge_status(&server, &driver, json!({"devices": devices})).await;
+    let causes = refused.body["details"]["causes"].as_array().map(Vec::len);
+    assert_eq!((refused.code, causes), (422, Some(32)), "{}", refused.body);
+}

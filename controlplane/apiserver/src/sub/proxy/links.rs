@@ -287,6 +287,30 @@ impl http_body::Body for Page {
     }
 }
 
+/// Fuzz target: a byte that selects the compression, and a page of a proxied server.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    use futures::FutureExt as _;
+    // A short page may be decompressed to a long one.
+    const MOST: usize = 1 << 20;
+    let Some((coding, page)) = data.split_first() else { return };
+    let coding = match coding % 3 {
+        0 => Coding::Identity,
+        1 => Coding::Gzip(MultiGzDecoder::new(Vec::new())),
+        _ => Coding::Deflate(ZlibDecoder::new(Vec::new())),
+    };
+    let links = Links { base: "/proxy".to_owned(), hosts: vec!["web:80".to_owned()] };
+    let source = http_body_util::Full::new(Bytes::copy_from_slice(page)).map_err(|never| match never {});
+    let mut page = Page::new(links, coding, source.boxed_unsync());
+    let mut sent = 0;
+    while let Some(Some(Ok(frame))) = page.frame().now_or_never() {
+        sent += frame.into_data().map_or(0, |piece| piece.len());
+        if sent > MOST {
+            return;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use flate2::{Compression, write::GzEncoder};
