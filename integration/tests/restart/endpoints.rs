@@ -135,9 +135,16 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
 #[test]
 fn services_are_reachable_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::up(machine, CIDRS, 1);
-        let services = [service("web", None), service("headless", Some("None"))];
-        create(&nodes, &[&[server("one"), server("two"), client()][..], &services].concat());
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        nodes.add(1, &["--network-policy=true"]);
+        nodes.wait_ready();
+        let from = json!([{"podSelector": {"matchLabels": {"app": "client"}}}]);
+        let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"],
+            "ingress": [{"from": from, "ports": [{"port": 8080}]}]});
+        let policy = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {"name": "for-clients"}, "spec": spec});
+        let others = [policy, service("web", None), service("headless", Some("None"))];
+        create(&nodes, &[&[server("one"), server("two"), client()][..], &others].concat());
         let web = nodes.get(&["service", "web"])["spec"]["clusterIP"].as_str().unwrap().to_owned();
         let uid = nodes.get(&["pod", "client"])["metadata"]["uid"].as_str().unwrap().to_owned();
         let reached = |nodes: &Nodes, what: &str| {
@@ -148,6 +155,10 @@ fn services_are_reachable_after_a_boot_without_control_plane() {
             });
         };
         reached(&nodes, "both endpoints");
+        let record = nodes.agents()[0].path("state/network-policies-of-pods.json");
+        eventually("the record of the policies", 30, || {
+            fs::read_to_string(&record).is_ok_and(|text| text.contains("for-clients"))
+        });
         // The agent writes endpoints that are not stored yet when it ends. Then the pods and the kernel's tables are lost.
         nodes.agent("node-1").end(Signal::SIGTERM);
         boot::of_agent(machine, nodes.agent("node-1"), 1);
