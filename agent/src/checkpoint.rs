@@ -3,8 +3,8 @@
 //! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
 //! written only when its content changed. One background task writes all due records as one batch (temporary files,
 //! their fsyncs and renames, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to
-//! `*.bad` with a warning. Records of config maps, secrets, services, tokens and RuntimeClasses belong to pods
-//! ([`Checkpoint::own`]) and are removed with the last pod that needs them.
+//! `*.bad` with a warning. Records other than those of pods belong to pods ([`Checkpoint::own`]) and are removed with
+//! the last pod that needs them.
 
 mod files;
 mod key;
@@ -156,6 +156,11 @@ impl Checkpoint {
         state.due.insert(key, Arc::new(Change::Write { content, compare: before.is_none() }));
         drop(state);
         self.shared.due.notify_one();
+    }
+
+    /// Whether a pod needs the record, so that [`put`](Self::put) stores it.
+    pub(crate) fn is_needed(&self, key: &Key) -> bool {
+        self.state().owners.has(key)
     }
 
     /// Whether the record is stored or due.

@@ -2,17 +2,19 @@
 //!
 //! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
 //! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod
-//! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate).
+//! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate). Without such a table, as after a
+//! boot, the stored policies are enforced if the API server does not answer.
 
 mod admission;
 mod checks;
 mod cluster;
 mod peers;
+mod stored;
 
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
-use coracle_network_policy::{Enforcer, Error, Model, PodFacts};
+use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
 use coracle_watch::Event;
@@ -21,6 +23,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Client;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::event_recorder::Recorder;
 use crate::pod::NodeContext;
@@ -30,6 +33,7 @@ use admission::Admitted;
 use checks::{Checks, SharedModel};
 use cluster::ClusterPolicies;
 use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
+use stored::{PolicyRecord, StoredPolicies};
 
 /// The task that keeps the table of policies.
 pub(crate) struct NetworkPolicies {
@@ -46,6 +50,7 @@ pub(crate) struct NetworkPolicies {
     /// While policies have nodes as peers.
     nodes: Option<Nodes>,
     checks: Checks,
+    record: PolicyRecord,
     /// Whether policies were received after the last record of the namespaces with policies.
     are_policies_new: bool,
 }
@@ -69,6 +74,7 @@ impl NetworkPolicies {
         let model = SharedModel::default();
         Self {
             checks: Checks::new(model.clone()),
+            record: PolicyRecord::beside(restricted.record()),
             cluster: ClusterPolicies::watch(client, recorder),
             client: client.clone(),
             node_name: node_name.to_owned(),
@@ -89,6 +95,8 @@ impl NetworkPolicies {
         let mut policies: Events<NetworkPolicy> = watch(&self.client);
         let mut table: Option<Table> = None;
         let mut pause = RepairPause::default();
+        let mut stored = JoinSet::new();
+        stored.spawn(StoredPolicies::load(self.record.path().to_owned(), self.table.clone()));
         loop {
             if let Err(error) = self.commit(&mut table).await {
                 tracing::warn!(error = chain(&error), "cannot enforce network policies, retrying");
@@ -113,6 +121,8 @@ impl NetworkPolicies {
                 }
                 Some(request) = self.requests.recv() => self.serve(request),
                 () = self.checks.next() => {}
+                () = self.record.is_due() => self.write_record().await,
+                Some(Ok(Some(stored))) = stored.join_next() => self.use_stored(stored),
                 changed = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
                     if changed {
@@ -130,8 +140,9 @@ impl NetworkPolicies {
     /// Writes the model to the kernel, and answers the requests of pods whose policies are in the kernel then.
     async fn commit(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
         if !self.policies.is_complete || !self.cluster.are_complete() {
-            return Ok(());
+            return if self.record.is_used() { self.commit_stored(table).await } else { Ok(()) };
         }
+        self.record.end_use();
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         self.record_restricted().await;
         if self.model.lock().is_empty() {
@@ -155,27 +166,57 @@ impl NetworkPolicies {
         if !self.follow_nodes() || !are_peers_complete {
             return Ok(());
         }
-        if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model.lock())) {
-            *table = None;
-        }
-        let effect = match table {
-            Some(table) => Some(table.enforcer.change(&mut self.model.lock())?),
-            none => {
-                let enforcer = Enforcer::open(&self.table)?;
-                let mut enforcer = replace(enforcer, self.model.clone()).await?;
-                // After the replacement, whose own notifications may exceed the buffer.
-                let monitor = Monitor::open().map_err(Error::Socket)?;
-                if enforcer.is_intact()? {
-                    *none = Some(Table { enforcer, monitor });
-                } else {
-                    return Err(Error::Changed { table: self.table.clone() });
-                }
-                None
-            }
-        };
+        let effect = self.write_table(table).await?;
         self.admitted.answer(|namespace| self.model.lock().has_all_policies_of(namespace));
         self.checks.begin(effect);
         Ok(())
+    }
+
+    /// Writes the changes of the model to the table, or replaces it. Returns the effect of changes.
+    async fn write_table(&mut self, table: &mut Option<Table>) -> Result<Option<Effect>, Error> {
+        if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model.lock())) {
+            *table = None;
+        }
+        if let Some(table) = table {
+            return table.enforcer.change(&mut self.model.lock()).map(Some);
+        }
+        let enforcer = Enforcer::open(&self.table)?;
+        let mut enforcer = replace(enforcer, self.model.clone()).await?;
+        // After the replacement, whose own notifications may exceed the buffer.
+        let monitor = Monitor::open().map_err(Error::Socket)?;
+        if !enforcer.is_intact()? {
+            return Err(Error::Changed { table: self.table.clone() });
+        }
+        *table = Some(Table { enforcer, monitor });
+        Ok(None)
+    }
+
+    /// Writes the stored policies to the kernel, and answers the requests of pods in their namespaces.
+    async fn commit_stored(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
+        self.admitted.facts().for_each(|facts| self.model.lock().put_pod(facts));
+        self.write_table(table).await?;
+        self.admitted.answer(|namespace| self.record.has(namespace));
+        Ok(())
+    }
+
+    /// Uses the stored policies if the API server has not listed the policies yet.
+    fn use_stored(&mut self, stored: StoredPolicies) {
+        // Policies of the whole cluster are not stored.
+        if self.policies.is_complete || self.restricted.has(policy_gate::EVERY_NAMESPACE) {
+            return;
+        }
+        tracing::info!("the API server does not answer, enforcing the stored network policies");
+        self.record.use_stored(stored, &mut self.model.lock());
+    }
+
+    /// Writes the record of the policies, after the first lists.
+    async fn write_record(&mut self) {
+        let are_peers_complete = self.peers.as_ref().is_none_or(Peers::are_complete);
+        let content = match self.policies.is_complete && are_peers_complete {
+            true => self.record.content(&self.model.lock()),
+            false => return self.record.cancel(),
+        };
+        self.record.write(content).await;
     }
 
     /// Records the namespaces with policies, if the policies have changed. A failed write is repeated later.
@@ -192,6 +233,7 @@ impl NetworkPolicies {
         match request {
             Request::Admit { facts, done } => {
                 let facts = self.admitted.add(facts, done);
+                self.record.change();
                 if self.peers.is_some() {
                     self.model.lock().put_pod(facts);
                 }
@@ -200,6 +242,7 @@ impl NetworkPolicies {
             Request::Release { uid } => {
                 self.admitted.remove(&uid);
                 self.model.lock().remove_pod(&uid);
+                self.record.change();
             }
         }
     }
@@ -212,15 +255,24 @@ impl NetworkPolicies {
                 Event::Init => self.policies.listed.clear(),
                 Event::InitApply(policy) => {
                     self.policies.listed.insert(Key::of(&policy.metadata));
+                    self.record.put(&policy);
                     model.put_policy(&policy);
                 }
                 Event::InitDone => {
                     let listed = self.policies.complete();
+                    self.record.retain(|key| listed.contains(key));
                     let absent = model.policies().filter(|key| !listed.contains(key)).cloned();
                     absent.collect::<Vec<_>>().iter().for_each(|key| model.remove_policy(key));
                 }
-                Event::Apply(policy) => model.put_policy(&policy),
-                Event::Delete(policy) => model.remove_policy(&Key::of(&policy.metadata)),
+                Event::Apply(policy) => {
+                    self.record.put(&policy);
+                    model.put_policy(&policy);
+                }
+                Event::Delete(policy) => {
+                    let key = Key::of(&policy.metadata);
+                    self.record.remove(&key);
+                    model.remove_policy(&key);
+                }
             }
         }
     }
@@ -240,6 +292,7 @@ impl NetworkPolicies {
                     let is_absent = |uid: &&String| !listed.contains(*uid);
                     let absent: Vec<_> = self.model.lock().pods().filter(is_absent).cloned().collect();
                     absent.iter().for_each(|uid| self.remove_deleted_pod(uid));
+                    self.record.change();
                 }
                 Event::Apply(pod) => self.update_pod(&pod),
                 Event::Delete(pod) => self.remove_deleted_pod(&pod.metadata.uid.unwrap_or_default()),
@@ -320,12 +373,50 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_pod_without_a_sandbox_has_no_address() {
+    /// A client of an API server that never answers.
+    fn silent_client() -> Client {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
         });
-        let client = Client::new(service, "default");
+        Client::new(service, "default")
+    }
+
+    #[test]
+    fn stored_policies_are_enforced_while_the_api_server_does_not_answer() {
+        const TABLE: &str = "test-policies";
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let dir = tempfile::tempdir().unwrap();
+            let namespaces = record(dir.path());
+            std::fs::write(&namespaces, r#"["n"]"#).unwrap();
+            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+            let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
+            std::fs::write(PolicyRecord::beside(&namespaces).path(), stored.to_string()).unwrap();
+            // Its threads are in the network namespace of this thread. Functions that block run one after the other.
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
+            runtime.block_on(async {
+                let client = silent_client();
+                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+                let (gate, end) = policy_gate::gate("here", Some(&namespaces));
+                let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+                let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "u", "namespace": "n"},
+                    "spec": {"nodeName": "here", "containers": []}}))
+                .unwrap();
+                let ips = ["10.42.0.2".parse().unwrap()];
+                tokio::select! {
+                    () = policies.run() => panic!("the task runs until it is dropped"),
+                    admitted = gate.admit(&pod, &ips) => assert!(admitted.is_ok()),
+                }
+            });
+            assert!(Enforcer::open(TABLE).unwrap().is_intact().unwrap());
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_pod_without_a_sandbox_has_no_address() {
+        let client = silent_client();
         let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
         let dir = tempfile::tempdir().unwrap();
         let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));

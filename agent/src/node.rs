@@ -135,6 +135,12 @@ impl NodeAgent {
         self.ips.subscribe()
     }
 
+    /// The address ranges of the node's pods, as they change. Until the API server answers they are those of an earlier
+    /// run.
+    pub(crate) fn ranges(&self) -> watch::Receiver<Vec<IpNetwork>> {
+        self.ranges.subscribe()
+    }
+
     /// The sender for the images in the store.
     pub fn images(&self) -> watch::Sender<Option<Vec<ContainerImage>>> {
         self.images.clone()

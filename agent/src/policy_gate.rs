@@ -135,7 +135,13 @@ impl Restricted {
         Self { record: record.to_owned(), namespaces, failed: Arc::default() }
     }
 
-    fn has(&self, namespace: &str) -> bool {
+    /// The path of the record.
+    pub(crate) fn record(&self) -> &Path {
+        &self.record
+    }
+
+    /// Whether a namespace has policies according to the record.
+    pub(crate) fn has(&self, namespace: &str) -> bool {
         let namespaces = self.namespaces.read().unwrap_or_else(PoisonError::into_inner);
         namespaces
             .as_ref()

@@ -43,7 +43,7 @@ use crate::server::{
 };
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
-use crate::service_proxy::ServiceProxy;
+use crate::service_proxy::{NodeProperties, ServiceProxy};
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
 use crate::system_oom;
@@ -191,8 +191,12 @@ async fn end_tasks(mut tasks: JoinSet<()>, node: &pod::NodeContext, shutdown: &C
     }
     // The next start continues the work of the ended tasks.
     tasks.shutdown().await;
-    let checkpoint = node.configs.checkpoint().clone();
-    let _unwritten = tokio::task::spawn_blocking(move || checkpoint.flush()).await;
+    let (checkpoint, services) = (node.configs.checkpoint().clone(), node.services.clone());
+    let write = move || {
+        services.store_changed_slices();
+        checkpoint.flush()
+    };
+    let _unwritten = tokio::task::spawn_blocking(write).await;
 }
 
 /// Renews the node's certificates, unless they are files of the user.
@@ -241,7 +245,9 @@ fn spawn_service_tasks(
         let health = ServiceHealth::new(&config.node_name, node.services.clone(), state.clone(), ranges);
         tasks.spawn(health.run());
         tasks.spawn(proxy_health::serve(settings.healthz, settings.status, state, agent.node()));
-        tasks.spawn(proxy.run(node.services.clone(), agent.node()));
+        let properties =
+            NodeProperties { object: agent.node(), pod_ranges: agent.ranges(), addresses: agent.ips() };
+        tasks.spawn(proxy.run(node.services.clone(), properties));
         let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());
         tasks.spawn(announcer.run(agent.node()));
     }

@@ -1,14 +1,15 @@
 //! Services and EndpointSlices of the cluster: one watch of each kind, shared by all consumers in the agent.
 //!
 //! While the API server does not answer, the cache has the last known state. After a restart of the agent it has the
-//! stored services until then: those of the namespaces of this node's pods. A consumer that follows changes takes a
-//! [`Subscription`], which collects the changed services.
+//! stored services and slices until then: those of the namespaces of this node's pods. A consumer that follows changes
+//! takes a [`Subscription`], which collects the changed services.
 //!
 //! A pod of this node that is not ready takes no traffic of this node, whatever its EndpointSlice says. The slices do
 //! not change without the API server.
 
 mod local_pods;
 mod ranges;
+mod stored;
 mod subscription;
 mod trigger_times;
 
@@ -22,7 +23,7 @@ use coracle_values::object::{Key as ObjectKey, ObjectExt as _};
 use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Service, ServiceStatus};
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -31,6 +32,7 @@ use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key, Kind};
 pub(crate) use local_pods::LocalPod;
 use local_pods::{Change, LocalPods};
+use stored::{StoredSlice, Unsaved};
 pub(crate) use subscription::Subscription;
 use trigger_times::TriggerTimes;
 
@@ -66,6 +68,10 @@ struct Shared {
     unsaved: Mutex<BTreeSet<String>>,
     /// Notified when a namespace is added to `unsaved`.
     unsaved_more: Notify,
+    unsaved_slices: Unsaved,
+    /// Slices of an earlier run, until the first list.
+    stored_slices: Mutex<Vec<StoredSlice>>,
+    has_stored: watch::Sender<bool>,
 }
 
 /// Progress of the watch.
@@ -101,6 +107,9 @@ impl ServiceCache {
             progress: watch::Sender::default(),
             unsaved: Mutex::default(),
             unsaved_more: Notify::new(),
+            unsaved_slices: Unsaved::default(),
+            stored_slices: Mutex::default(),
+            has_stored: watch::Sender::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -172,7 +181,8 @@ impl ServiceCache {
         let apply = |tables: &mut Tables| -> Vec<ObjectKey> {
             changes.iter().flat_map(|(address, is_ready)| tables.set_ready(*address, *is_ready)).collect()
         };
-        let changed = self.write(apply);
+        let mut changed = self.write(apply);
+        changed.extend(self.place_stored_slices(&pods));
         self.notify(&changed);
     }
 
@@ -223,13 +233,13 @@ impl ServiceCache {
         let watch = self.watch("services", |event| self.apply_event(event, &mut services));
         tokio::join!(watch, self.store(), async {
             if with_slices {
-                self.use_stored().await;
+                tokio::join!(self.use_stored(), self.store_slices());
             }
         });
     }
 
-    /// Adds the stored services to the tables if the API server does not answer after the start, so that cluster DNS
-    /// knows them. The first list replaces them.
+    /// Adds the stored services and slices to the tables if the API server does not answer after the start, so that
+    /// cluster DNS and the service proxy know them. The first lists replace them.
     async fn use_stored(&self) {
         let mut progress = self.changes();
         let decided = progress
@@ -239,9 +249,17 @@ impl ServiceCache {
             return;
         }
         let checkpoint = self.shared.checkpoint.clone();
-        let stored = tokio::task::spawn_blocking(move || checkpoint.all::<Vec<Service>>(Kind::Services));
+        let stored = tokio::task::spawn_blocking(move || {
+            let services = checkpoint.all::<Vec<Service>>(Kind::Services);
+            (services, checkpoint.all::<Vec<StoredSlice>>(Kind::Slices))
+        });
         let stored = stored.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        self.write(|tables| tables.put_stored(stored.into_iter().flatten().map(Arc::new)));
+        let (services, slices) = stored;
+        if services.is_empty() {
+            return;
+        }
+        self.write(|tables| tables.put_stored(services.into_iter().flatten().map(Arc::new)));
+        self.use_stored_slices(slices.into_iter().flatten().collect());
     }
 
     async fn watch<K>(&self, kind: &'static str, mut apply_event: impl FnMut(Event<K>))
@@ -310,7 +328,9 @@ impl ServiceCache {
             }
             Event::InitDone => {
                 let all = std::mem::take(listed);
-                self.write(|tables| tables.replace_slices(all)).into_iter().collect()
+                let changed = self.write(|tables| tables.replace_slices(all)).into_iter().collect();
+                self.forget_stored_slices();
+                changed
             }
             Event::Apply(slice) => {
                 let trigger = trigger_times::of(&slice.metadata);
@@ -325,6 +345,7 @@ impl ServiceCache {
             }
         };
         self.notify(&changed);
+        self.slices_changed(&changed);
         // Only the first list wakes readers of the progress, because they read no slices.
         self.shared
             .progress
@@ -357,12 +378,13 @@ impl ServiceCache {
             if !self.shared.checkpoint.has(&Key::services(namespace)) {
                 self.store_one(namespace);
             }
+            self.store_slices_once(namespace);
         }
     }
 
     fn store_one(&self, namespace: &str) {
         let services: Vec<Service> =
-            self.of(namespace).iter().map(|service| environment_fields(service)).collect();
+            self.of(namespace).iter().map(|service| stored_fields(service)).collect();
         self.shared.checkpoint.put(Key::services(namespace), &services);
     }
 
@@ -399,11 +421,19 @@ pub(crate) fn has_other_proxy(service: &Service) -> bool {
     service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(PROXY_NAME))
 }
 
-/// A service without fields that an environment does not need.
-fn environment_fields(service: &Service) -> Service {
-    let mut light = Service { spec: service.spec.clone(), ..Service::default() };
-    light.metadata.name.clone_from(&service.metadata.name);
-    light.metadata.namespace.clone_from(&service.metadata.namespace);
+/// A service with the fields that environments and the service proxy need.
+fn stored_fields(service: &Service) -> Service {
+    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.clone());
+    let status =
+        balancer.map(|balancer| ServiceStatus { load_balancer: Some(balancer), ..Default::default() });
+    let mut light = Service { spec: service.spec.clone(), status, ..Service::default() };
+    let (stored, metadata) = (&mut light.metadata, &service.metadata);
+    stored.name.clone_from(&metadata.name);
+    stored.namespace.clone_from(&metadata.namespace);
+    stored.uid.clone_from(&metadata.uid);
+    // The oldest service has an address that several claim.
+    stored.creation_timestamp.clone_from(&metadata.creation_timestamp);
+    stored.labels.clone_from(&metadata.labels);
     light
 }
 

@@ -3,7 +3,8 @@
 //!
 //! The table is replaced when all services and slices were listed, when the node's own properties or the ranges of
 //! services change, after a foreign change, and after a failed transaction. Any other change commits only its
-//! difference. Until the first list the table of the previous run stays as it is.
+//! difference. Until the first list the table of the previous run stays as it is. Without such a table, as after a boot, the
+//! stored services are programmed if the API server does not answer.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -46,6 +47,16 @@ pub(crate) struct ServiceProxy {
     state: ProxyState,
 }
 
+/// The properties of the node, as they change.
+pub(crate) struct NodeProperties {
+    /// The Node object. None until the API server has answered.
+    pub(crate) object: watch::Receiver<Option<Arc<Node>>>,
+    /// The ranges of its pods, which are used without the Node object.
+    pub(crate) pod_ranges: watch::Receiver<Vec<IpNetwork>>,
+    /// Its own addresses, which are used without the Node object.
+    pub(crate) addresses: watch::Receiver<Vec<IpAddr>>,
+}
+
 /// Why the table must be replaced.
 enum Replace {
     /// The properties of the node, or the ranges of services.
@@ -84,7 +95,7 @@ impl ServiceProxy {
     }
 
     /// Runs until dropped. Services work while the table exists, even after the agent has ended.
-    pub(crate) async fn run(mut self, services: ServiceCache, mut node: watch::Receiver<Option<Arc<Node>>>) {
+    pub(crate) async fn run(mut self, services: ServiceCache, mut node: NodeProperties) {
         // The bridge of the built-in network has this setting itself. Other bridges belong to their own programs.
         self.view.bridge_bypasses_filters = !coracle_cni::filters_bridges();
         let changes = services.subscribe();
@@ -93,9 +104,7 @@ impl ServiceProxy {
         let (ranges, received) = watch::channel(Vec::new());
         self.ranges = received;
         watch_of_ranges.spawn(services.clone().watch_ranges(ranges));
-        let mut progress = services.changes();
-        let listed = progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_ok();
-        if !listed || node.wait_for(Option::is_some).await.is_err() {
+        if !self.wait_for_services(&services, &node).await {
             return;
         }
         let mut pause = FIRST_PAUSE;
@@ -124,10 +133,44 @@ impl ServiceProxy {
         }
     }
 
+    /// Waits until the services are known: until the first lists, or until stored services are used and there is no table of
+    /// an earlier run. False if the agent ends.
+    async fn wait_for_services(&self, services: &ServiceCache, node: &NodeProperties) -> bool {
+        let (mut progress, mut object) = (services.changes(), node.object.clone());
+        let listed = async {
+            let is_listed =
+                progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_ok();
+            is_listed && object.wait_for(Option::is_some).await.is_ok()
+        };
+        let mut has_stored = services.has_stored();
+        let stored = async {
+            let is_used = has_stored.wait_for(|has_stored| *has_stored).await.is_ok();
+            // An existing table has the services of all namespaces.
+            if !is_used || self.has_table().await {
+                std::future::pending::<()>().await;
+            }
+        };
+        // Cancel-safe: both arms only read.
+        tokio::select! {
+            is_listed = listed => is_listed,
+            () = stored => {
+                tracing::info!("the API server does not answer, programming the stored services");
+                true
+            }
+        }
+    }
+
+    /// Whether the kernel has the table. True also if the kernel does not say.
+    async fn has_table(&self) -> bool {
+        let (table, view) = (self.config.table.clone(), self.view.clone());
+        let known = tokio::task::spawn_blocking(move || Proxy::open(&table, view)?.is_intact()).await;
+        known.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())).unwrap_or(true)
+    }
+
     /// The properties of the node now.
-    fn current_view(&mut self, node: &mut watch::Receiver<Option<Arc<Node>>>) -> NodeView {
+    fn current_view(&mut self, node: &mut NodeProperties) -> NodeView {
         let mut view = self.view.clone();
-        update_node(&mut view, node.borrow_and_update().as_deref());
+        node.update(&mut view);
         view.service_ranges.clone_from(&self.ranges.borrow_and_update());
         view
     }
@@ -172,7 +215,7 @@ impl ServiceProxy {
         &mut self,
         services: &ServiceCache,
         changes: &Subscription,
-        node: &mut watch::Receiver<Option<Arc<Node>>>,
+        node: &mut NodeProperties,
         pause: &mut Duration,
     ) -> Result<Replace, Error> {
         self.state.begin_change();
@@ -225,6 +268,21 @@ impl ServiceProxy {
     }
 }
 
+// === impl NodeProperties ===
+
+impl NodeProperties {
+    /// Sets the properties of the view.
+    fn update(&mut self, view: &mut NodeView) {
+        let object = self.object.borrow_and_update().clone();
+        let (ranges, addresses) = (self.pod_ranges.borrow_and_update(), self.addresses.borrow_and_update());
+        if object.is_some() {
+            return update_node(view, object.as_deref());
+        }
+        view.pod_networks.clone_from(&ranges);
+        view.addresses.clone_from(&addresses);
+    }
+}
+
 /// Whether a change of these services takes less time than the wake-up of another thread.
 fn is_short(services: &ServiceCache, proxy: &Proxy, changed: &BTreeSet<Key>) -> bool {
     let is_light = |key| {
@@ -247,14 +305,13 @@ fn weight(service: &Service, slices: &[Arc<EndpointSlice>]) -> usize {
     spec.ports.as_ref().map_or(0, Vec::len).saturating_mul(1 + addresses + endpoints)
 }
 
-/// Returns after a change of the Node object or of the ranges of services. Cancel safe: a change stays marked until it is
-/// read.
-async fn view_changed(
-    node: &mut watch::Receiver<Option<Arc<Node>>>,
-    ranges: &mut watch::Receiver<Vec<IpNetwork>>,
-) {
+/// Returns after a change of the node's properties or of the ranges of services. Cancel safe: a change stays marked until
+/// it is read.
+async fn view_changed(node: &mut NodeProperties, ranges: &mut watch::Receiver<Vec<IpNetwork>>) {
     tokio::select! {
-        () = changed(node) => {}
+        () = changed(&mut node.object) => {}
+        () = changed(&mut node.pod_ranges) => {}
+        () = changed(&mut node.addresses) => {}
         () = changed(ranges) => {}
     }
 }
@@ -317,9 +374,35 @@ mod tests {
         }
     }
 
+    /// The sender of the Node object, and properties without it.
+    fn node_properties() -> (watch::Sender<Option<Arc<Node>>>, NodeProperties) {
+        let (sender, object) = watch::channel(None);
+        let pod_ranges = watch::channel(vec!["10.42.0.0/24".parse().unwrap()]).1;
+        let addresses = watch::channel(vec!["192.0.2.1".parse().unwrap()]).1;
+        (sender, NodeProperties { object, pod_ranges, addresses })
+    }
+
+    #[test]
+    fn a_node_without_its_object_has_its_own_addresses_and_the_ranges_of_an_earlier_run() {
+        let ((sender, mut node), mut view) = (node_properties(), NodeView::default());
+        node.update(&mut view);
+        let known = NodeView {
+            pod_networks: vec!["10.42.0.0/24".parse().unwrap()],
+            addresses: vec!["192.0.2.1".parse().unwrap()],
+            ..NodeView::default()
+        };
+        assert_eq!(view, known);
+        let object = json!({"metadata": {}, "spec": {"podCIDRs": ["10.42.7.0/24"]}});
+        sender.send(Some(Arc::new(serde_json::from_value(object).unwrap()))).unwrap();
+        node.update(&mut view);
+        let received =
+            NodeView { pod_networks: vec!["10.42.7.0/24".parse().unwrap()], ..NodeView::default() };
+        assert_eq!(view, received);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_change_of_the_node_is_seen_after_the_end_of_the_ranges() {
-        let (nodes, mut node) = watch::channel(None);
+        let (nodes, mut node) = node_properties();
         let mut ranges = watch::channel(Vec::new()).1;
         let mut waiting = std::pin::pin!(view_changed(&mut node, &mut ranges));
         tokio::select! {

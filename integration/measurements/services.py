@@ -243,6 +243,41 @@ def endpoints_alone(api, side):
     row("… request → kernel, ms, max", most, form="{:.2f}")
 
 
+def query(name):
+    """A DNS query for the IPv4 addresses of a name."""
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return struct.pack(">6H", 1, 0x100, 1, 0, 0, 0) + labels + struct.pack(">BHH", 0, 1, 1)
+
+
+def endpoint_in_dns(api, side):
+    """Milliseconds from a request that makes an endpoint ready until our DNS answers with it. CoreDNS is not measured: its
+    cache keeps an answer for up to 30 s."""
+    headless = slice_of("h", "far", ["10.244.252.255"])
+    api("POST", f"/api/v1/namespaces/{NAMESPACE}/services",
+        {"metadata": {"name": "sh"}, "spec": {"clusterIP": "None", "ports": [{"port": 8080}]}})
+    api("POST", f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices", headless)
+    stream = inside(side.machine.holder, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    host, port = side.server.split(":")
+    stream.connect((host, int(port)))
+    stream.settimeout(5)
+    question, samples = query(f"sh.{NAMESPACE}.svc.cluster.local"), []
+    for number in range(5 if QUICK else 15):
+        time.sleep(0.2)
+        address = f"10.244.252.{number + 1}"
+        begin = time.monotonic()
+        api.patch(f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices/sh-a",
+                  {"endpoints": slice_of("h", "far", [address])["endpoints"]})
+        answer = b""
+        while socket.inet_aton(address) not in answer:
+            if time.monotonic() - begin > 30:
+                raise SystemExit("DNS does not answer with a new endpoint")
+            stream.send(question)
+            answer = stream.recv(4096)
+        samples.append((time.monotonic() - begin) * 1000)
+    row("a ready endpoint: request → DNS answers with it, ms, p50", median(samples), form="{:.2f}")
+    row("a ready endpoint: request → DNS answers with it, ms, max", max(samples), form="{:.2f}")
+
+
 def starts(sides, addresses):
     """Seconds from the start of the programs, with an empty table, until the services can be reached."""
     some = random.Random(2).sample(sorted(addresses.values()), min(50, len(addresses)))
@@ -348,6 +383,7 @@ def measure():
     starts(sides, addresses)
     row(f"PSS after a start with {COUNT} services, MB", *[side.pss() for side in sides])
     sides[1].stop()
+    endpoint_in_dns(api, sides[0])
     endpoints_alone(api, sides[0])
     policies(api, sides[0])
     sides[0].stop()

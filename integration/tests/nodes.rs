@@ -123,6 +123,54 @@ fn a_dual_stack_service_is_reached_by_both_addresses(nodes: &Nodes, pods: &[node
     }
 }
 
+/// The node that announces the addresses of the service `pool`, and one of the addresses for each family.
+fn announced(nodes: &Nodes) -> Option<(String, Vec<std::net::IpAddr>)> {
+    let status = nodes.get(&["service", "pool"])["status"].clone();
+    let conditions = status["conditions"].as_array()?;
+    let chosen = conditions.iter().find(|one| one["reason"] == "NodeChosen")?["message"].as_str()?;
+    let entries = status["loadBalancer"]["ingress"].as_array()?.iter();
+    Some((chosen.to_owned(), entries.filter_map(|entry| entry["ip"].as_str()?.parse().ok()).collect()))
+}
+
+#[test]
+fn the_addresses_of_a_pool_move_to_another_node() {
+    const POOL: &str = "192.0.2.240/28,2001:db8:1::f0/124";
+    on_a_machine(|machine| {
+        let flags = ["--load-balancer-pool", POOL, "--node-monitor-grace-seconds", "10"];
+        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
+        (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "8"]));
+        nodes.wait_ready();
+        for pod in with_nginx(&nodes, 2) {
+            // The image's server listens on IPv4 only.
+            let listener =
+                coracle_integration::inside(pod.process, || std::net::TcpListener::bind("[::]:8088"));
+            let listener = listener.unwrap();
+            std::thread::spawn(move || listener.incoming().for_each(drop));
+        }
+        nodes.apply(
+            r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "pool"}, "spec": {"type": "LoadBalancer",
+            "loadBalancerClass": "coracle.dev/address-pool", "ipFamilyPolicy": "RequireDualStack",
+            "selector": {"app": "nginx"}, "ports": [{"port": 80, "targetPort": 8088}]}}"#,
+        );
+        // The test is a machine of the nodes' network, which finds them by ARP and neighbour discovery.
+        let answers = |ip: &std::net::IpAddr| {
+            let limit = std::time::Duration::from_secs(2);
+            std::net::TcpStream::connect_timeout(&(*ip, 80).into(), limit).is_ok()
+        };
+        let (first, addresses) = eventually("an announcing node", 30, || announced(&nodes));
+        assert_eq!(addresses.len(), 2, "an address of each family: {addresses:?}");
+        eventually("the first node's answers", 30, || addresses.iter().all(answers));
+        nodes.agent(&first).host().cut();
+        let second = eventually("another node", 60, || {
+            announced(&nodes).map(|(node, _)| node).filter(|node| *node != first)
+        });
+        assert_eq!(announced(&nodes), Some((second, addresses.clone())), "the addresses stay");
+        // Half of the connections lead to the pod of the lost node until its endpoint has ended.
+        eventually("the second node's answers", 60, || addresses.iter().all(answers));
+        nodes.agent(&first).host().join();
+    });
+}
+
 #[test]
 fn pods_reach_each_other_while_nodes_and_control_plane_restart() {
     on_a_machine(|machine| {

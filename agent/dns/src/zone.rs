@@ -156,11 +156,23 @@ impl Lookup<'_> {
         }
     }
 
-    /// The answer before the first lists. A service may be known, for example from an earlier run. Its endpoints are not.
+    /// The answer before the first lists. Services and endpoints may be known, for example from an earlier run. What is
+    /// not known may exist, so there are no answers that deny a name.
     fn known(&self, owner: &Owner<'_>) -> Answer {
-        let Owner::Service { name, namespace } = owner else { return unknown() };
-        match self.tables.get(namespace, name) {
-            Some(service) if !is_headless(service) => self.service(service, &[]),
+        match owner {
+            Owner::Service { name, namespace } => {
+                let slices = self.tables.slices(&Key::new(namespace, name));
+                match self.tables.get(namespace, name) {
+                    Some(service) if !is_headless(service) || hosts(&slices).next().is_some() => {
+                        self.service(service, &slices)
+                    }
+                    _ => unknown(),
+                }
+            }
+            Owner::Port { .. } | Owner::Endpoint { .. } => {
+                let answer = self.answer(owner);
+                if answer.code == ResponseCode::NXDomain { unknown() } else { answer }
+            }
             _ => unknown(),
         }
     }

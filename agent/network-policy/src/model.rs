@@ -116,6 +116,13 @@ impl Model {
         self.namespaces.keys()
     }
 
+    /// The namespaces of this node's pods with their labels. Namespaces whose labels are not known are left out.
+    #[must_use]
+    pub fn local_namespaces(&self) -> BTreeMap<&str, &Labels> {
+        let names = self.local.iter().filter_map(|uid| Some(self.pods.get(uid)?.facts.namespace.as_str()));
+        names.filter_map(|name| Some((name, self.namespaces.get(name)?))).collect()
+    }
+
     /// The keys of the NetworkPolicies.
     pub fn policies(&self) -> impl Iterator<Item = &Key> {
         self.policies.keys()

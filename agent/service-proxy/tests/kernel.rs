@@ -19,7 +19,7 @@ use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 use serde_json::{Value, json};
 
 const TABLE: &str = "test-services";
@@ -248,6 +248,42 @@ fn source_ranges_of_a_load_balancer_hold_for_processes_of_the_node() {
         proxy.change([with("203.0.113.0/24")]).unwrap();
         assert!(connect("10.43.0.9:80").is_err());
         assert_eq!(answers("10.43.0.5:80", 3), ["a"], "the cluster IP has no ranges");
+    });
+}
+
+/// A packet that starts an SCTP association (RFC 9260, section 3.3.2). The kernel fills the empty fields of the IPv4 header.
+fn sctp_init(to: [u8; 4], port: u16) -> Vec<u8> {
+    let ip = [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 132, 0, 0, 0, 0, 0, 0][..], &to].concat();
+    // An INIT has no verification tag. Nothing checks the checksum on its way.
+    let header = [&7000_u16.to_be_bytes()[..], &port.to_be_bytes(), &[0; 8]].concat();
+    let chunk = vec![1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
+    [ip, header, chunk].concat()
+}
+
+/// The kernel of a node may have no SCTP sockets. So the test sends the packet itself, and captures it.
+#[test]
+fn a_packet_of_sctp_reaches_the_port_of_an_endpoint() {
+    const SCTP: u8 = 132;
+    alone(|| {
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let spec = json!({"clusterIP": "10.43.0.7", "ports": [{"port": 80, "protocol": "SCTP"}]});
+        proxy.replace(node(), [state("sctp", spec, &["10.42.0.2"], 8080)]).unwrap();
+        let open = |family, kind, protocol| {
+            UdpSocket::from(socket(family, kind, SockFlag::SOCK_CLOEXEC, protocol).unwrap())
+        };
+        let capture = open(AddressFamily::Packet, SockType::Datagram, SockProtocol::EthAll);
+        capture.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let sender = open(AddressFamily::Inet, SockType::Raw, SockProtocol::Raw);
+        let to = [10, 43, 0, 7];
+        sender.send_to(&sctp_init(to, 80), SocketAddr::from((to, 0))).unwrap();
+        let mut packet = [0; 256];
+        loop {
+            let size = capture.recv(&mut packet).expect("the packet to the endpoint");
+            let is_sctp = size >= 24 && packet[9] == SCTP;
+            if is_sctp && packet[16..20] == [10, 42, 0, 2] && packet[22..24] == 8080_u16.to_be_bytes() {
+                break;
+            }
+        }
     });
 }
 

@@ -77,7 +77,17 @@ fn node() -> NodeView {
         name: "here".to_owned(),
         pod_networks: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
         service_ranges: vec!["10.43.0.0/16".parse().unwrap(), "fd43::/112".parse().unwrap()],
+        external_ips: vec!["198.51.100.0/24".parse().unwrap()],
         ..NodeView::default()
+    }
+}
+
+/// Conditions of an endpoint: mostly ready, sometimes terminating while it still serves, sometimes not ready.
+fn random_conditions(random: &mut SmallRng) -> serde_json::Value {
+    match random.random_range(0..10u8) {
+        0 | 1 => json!({"ready": false, "serving": true, "terminating": true}),
+        2 => json!({"ready": false}),
+        _ => json!({"ready": true}),
     }
 }
 
@@ -90,7 +100,10 @@ fn random_state(random: &mut SmallRng, key: Key, number: u8) -> State {
     let ips = [format!("10.43.0.{number}"), format!("fd43::{number:x}")];
     let ips = if random.random_bool(0.5) { &ips[..] } else { &ips[..1] };
     let kind = if random.random_bool(0.3) { "NodePort" } else { "ClusterIP" };
+    let external = [format!("198.51.100.{number}")];
+    let external = if random.random_bool(0.3) { &external[..] } else { &[] };
     let service = json!({"metadata": {"namespace": "n", "name": key.name}, "spec": {
+        "externalIPs": external,
         "type": kind, "clusterIP": ips[0], "clusterIPs": ips,
         "sessionAffinity": if random.random_bool(0.2) { "ClientIP" } else { "None" },
         "internalTrafficPolicy": if random.random_bool(0.2) { "Local" } else { "Cluster" },
@@ -103,7 +116,7 @@ fn random_state(random: &mut SmallRng, key: Key, number: u8) -> State {
                     _ => format!("fd42::{:x}", 2 + endpoint),
                 };
                 let node = if random.random_bool(0.5) { "here" } else { "there" };
-                json!({"addresses": [address], "nodeName": node, "conditions": {"ready": random.random_bool(0.8)}})
+                json!({"addresses": [address], "nodeName": node, "conditions": random_conditions(random)})
             })
             .collect();
         let labels = json!({"kubernetes.io/service-name": key.name});

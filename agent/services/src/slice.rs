@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Label of a slice with the name of its service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -16,7 +16,7 @@ const ENDPOINTS_MAX: usize = 1000;
 const PORTS_MAX: usize = 1000;
 
 /// An EndpointSlice.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointSlice {
     /// Metadata. [`slim`](Self::slim) removes what consumers do not read.
@@ -40,7 +40,7 @@ pub struct EndpointSlice {
 coracle_values::resource!(EndpointSlice, "discovery.k8s.io", "endpointslices", NamespaceResourceScope);
 
 /// Address family of a slice.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub enum AddressType {
     /// IPv4 addresses.
     IPv4,
@@ -53,33 +53,39 @@ pub enum AddressType {
 }
 
 /// An endpoint.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Endpoint {
     /// The first address. `None` if it is invalid: then the endpoint is ignored.
-    #[serde(rename = "addresses", deserialize_with = "first_address")]
+    #[serde(rename = "addresses", deserialize_with = "first_address", serialize_with = "as_list")]
     pub address: Option<IpAddr>,
     /// State of the endpoint.
     pub conditions: Conditions,
     /// Host name of the endpoint in the DNS domain of a headless service.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<Box<str>>,
     /// The node of the endpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<Box<str>>,
     /// The consumers for which the endpoint is preferred.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hints: Option<Box<Hints>>,
 }
 
 /// State of an endpoint. Absent values have the meaning that the API defines.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct Conditions {
+    #[serde(skip_serializing_if = "Option::is_none")]
     ready: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     serving: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     terminating: Option<bool>,
 }
 
 /// Consumers for which an endpoint is preferred.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Hints {
     /// Nodes in these zones.
@@ -89,7 +95,7 @@ pub struct Hints {
 }
 
 /// A reference by name.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct Named {
     /// The name.
@@ -97,7 +103,7 @@ pub struct Named {
 }
 
 /// A port of every endpoint of a slice.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct SlicePort {
     /// Name of the service's port. Absent and empty mean the same.
@@ -136,6 +142,16 @@ impl EndpointSlice {
             ..ObjectMeta::default()
         };
         Arc::new(self)
+    }
+
+    /// A copy with the labels that [`slim`](Self::slim) has removed: the form in which a slice can be stored.
+    #[must_use]
+    pub fn with_labels(&self) -> Self {
+        let service = self.service().map(|name| (SERVICE_NAME.to_owned(), name.to_owned()));
+        let headless = self.is_headless().then(|| (HEADLESS.to_owned(), String::new()));
+        let mut slice = self.clone();
+        slice.metadata.labels = Some(service.into_iter().chain(headless).collect());
+        slice
     }
 
     /// Whether at least one of the endpoints that `of` selects takes traffic.
@@ -207,6 +223,11 @@ fn ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SlicePort>, D
     Ok(all)
 }
 
+/// An address as a list, as in the API.
+fn as_list<S: Serializer>(address: &Option<IpAddr>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(address)
+}
+
 fn first_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     let all = Option::<Vec<Box<str>>>::deserialize(deserializer)?.unwrap_or_default();
     let address = all.first().and_then(|address| address.parse().ok());
@@ -266,6 +287,24 @@ mod tests {
         assert!(slim.is_headless() && slim.metadata.labels.is_none());
         assert_eq!(slim.service(), Some("a"));
         assert!(!slice(json!({"kubernetes.io/service-name": "a"})).slim().is_headless());
+    }
+
+    #[test]
+    fn a_stored_slice_is_read_back() {
+        let labels = json!({"kubernetes.io/service-name": "a", "service.kubernetes.io/headless": ""});
+        let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": false, "serving": true},
+            "hostname": "h", "nodeName": "n", "hints": {"forZones": [{"name": "z"}]}}, {"addresses": ["10.0.0.2"]}]);
+        let slice: EndpointSlice =
+            serde_json::from_value(json!({"addressType": "IPv4", "endpoints": endpoints,
+            "metadata": {"namespace": "ns", "name": "s", "labels": labels},
+            "ports": [{"name": "p", "protocol": "UDP", "port": 53}, {}]}))
+            .unwrap();
+        let slim = slice.slim();
+        let stored = serde_json::to_value(slim.with_labels()).unwrap();
+        assert_eq!(stored["endpoints"][1], json!({"addresses": ["10.0.0.2"], "conditions": {}}));
+        let read = serde_json::from_value::<EndpointSlice>(stored).unwrap().slim();
+        assert_eq!(read, slim);
+        assert!(read.is_headless() && read.service() == Some("a"));
     }
 
     #[test]

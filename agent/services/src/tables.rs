@@ -196,6 +196,22 @@ impl Tables {
         }
     }
 
+    /// Adds or replaces slices of an earlier run, unless a list of slices was received. The first list replaces them.
+    /// Returns the services whose slices changed.
+    pub fn put_stored_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
+        let mut changed = BTreeSet::new();
+        if self.listed.1 {
+            return changed;
+        }
+        for slice in all {
+            let key = named(&slice.metadata);
+            if key.is_some_and(|key| self.known_slice(&key) != Some(&slice)) {
+                changed.extend(self.put_slice(slice));
+            }
+        }
+        changed
+    }
+
     /// Replaces all services. Returns the changed ones.
     pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
         self.listed.0 = true;
@@ -224,14 +240,16 @@ impl Tables {
         for slice in all {
             let Some(key) = named(&slice.metadata) else { continue };
             absent.remove(&key);
-            let known =
-                self.service_of.get(&key).and_then(|service| self.slices.get(service)?.get(&key.name));
-            if known != Some(&slice) {
+            if self.known_slice(&key) != Some(&slice) {
                 changed.extend(self.put_slice(slice));
             }
         }
         changed.extend(absent.iter().filter_map(|key| self.remove_slice(key)));
         changed
+    }
+
+    fn known_slice(&self, key: &Key) -> Option<&Arc<EndpointSlice>> {
+        self.slices.get(self.service_of.get(key)?)?.get(&key.name)
     }
 }
 
@@ -318,6 +336,21 @@ mod tests {
         assert_eq!(names(tables.replace_services([service("a", "10.0.0.1")]).iter()), ["b"]);
         tables.put_stored([service("b", "10.0.0.2")]);
         assert!(tables.get("n", "b").is_none());
+    }
+
+    #[test]
+    fn stored_slices_are_known_until_the_first_list() {
+        let mut tables = Tables::default();
+        tables.put_stored([service("a", "10.0.0.1")]);
+        let stored = || [slice("s", "a", &["10.1.0.1"]), slice("t", "b", &["10.1.0.2"])];
+        assert_eq!(names(tables.put_stored_slices(stored()).iter()), ["a", "b"]);
+        assert!(tables.put_stored_slices(stored()).is_empty(), "nothing changed");
+        assert_eq!(names(tables.put_stored_slices([slice("s", "a", &["10.1.0.9"])]).iter()), ["a"]);
+        assert_eq!(names(tables.with_endpoint("10.1.0.9".parse().unwrap())), ["a"]);
+        assert!(!tables.is_complete());
+        assert_eq!(names(tables.replace_slices([slice("s", "a", &["10.1.0.9"])]).iter()), ["b"]);
+        assert!(tables.put_stored_slices(stored()).is_empty(), "the list is newer");
+        assert!(tables.slices(&Key::new("n", "b")).is_empty());
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Secret,
     /// The services of one namespace.
     Services,
+    /// The EndpointSlices of one namespace.
+    Slices,
     /// A service-account token of one pod.
     Token,
     /// The handler of a RuntimeClass.
@@ -32,8 +34,15 @@ pub(crate) struct Key {
 
 impl Kind {
     /// All kinds.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Pod, Self::ConfigMap, Self::Secret, Self::Services, Self::Token, Self::RuntimeClass];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Pod,
+        Self::ConfigMap,
+        Self::Secret,
+        Self::Services,
+        Self::Slices,
+        Self::Token,
+        Self::RuntimeClass,
+    ];
 
     /// Name of the directory.
     pub(crate) fn directory(self) -> &'static str {
@@ -42,6 +51,7 @@ impl Kind {
             Self::ConfigMap => "configmaps",
             Self::Secret => "secrets",
             Self::Services => "services",
+            Self::Slices => "slices",
             Self::Token => "tokens",
             Self::RuntimeClass => "runtimeclasses",
         }
@@ -78,6 +88,11 @@ impl Key {
     /// The record of a namespace's services.
     pub(crate) fn services(namespace: &str) -> Self {
         Self::new(Kind::Services, namespace)
+    }
+
+    /// The record of a namespace's EndpointSlices.
+    pub(crate) fn slices(namespace: &str) -> Self {
+        Self::new(Kind::Slices, namespace)
     }
 
     /// The record of a RuntimeClass.

@@ -7,11 +7,12 @@ use super::Key;
 /// Lifetime in seconds of a requested token whose volume sets no lifetime.
 pub(crate) const TOKEN_SECONDS: i64 = 3600;
 
-/// Config maps, secrets, tokens, services and the RuntimeClass that a pod refers to anywhere.
+/// Config maps, secrets, tokens, services with their slices, and the RuntimeClass that a pod refers to anywhere.
 pub(crate) fn references(pod: &Pod) -> Vec<Key> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let mut found = vec![Key::services("default"), Key::services(namespace)];
+    found.extend([Key::slices("default"), Key::slices(namespace)]);
     for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
         of_env(namespace, container.env_from.as_deref(), container.env.as_deref(), &mut found);
     }
@@ -94,6 +95,8 @@ mod tests {
         let wanted = [
             "services/default",
             "services/n",
+            "slices/default",
+            "slices/n",
             "secrets/n/env",
             "configmaps/n/key",
             "configmaps/n/added",

@@ -112,6 +112,7 @@ impl Peers {
 impl NetworkPolicies {
     pub(super) fn apply_namespace_events(&mut self, events: Vec<Received<Namespace>>) {
         let Some(peers) = &mut self.peers else { return };
+        self.record.change();
         let mut model = self.model.lock();
         for event in events.into_iter().filter_map(|event| received(event, "namespaces")) {
             let known = model.namespaces().map(String::as_str);

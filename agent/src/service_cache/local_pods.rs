@@ -58,6 +58,17 @@ impl LocalPods {
         self.owners.contains_key(&address)
     }
 
+    /// The uid of the pod that has the address.
+    pub(super) fn pod_at(&self, address: IpAddr) -> Option<&str> {
+        self.owners.get(&address).map(|owner| &*owner.uid)
+    }
+
+    /// The address of a pod in a family.
+    pub(super) fn address_of(&self, uid: &str, is_ipv4: bool) -> Option<IpAddr> {
+        let mut own = self.addresses.get(uid)?.iter().copied();
+        own.find(|address| address.is_ipv4() == is_ipv4 && self.pod_at(*address) == Some(uid))
+    }
+
     /// Records a pod. An address that the pod has lost counts as ready: its slices decide.
     pub(super) fn put(&mut self, pod: &LocalPod<'_>) -> Vec<Change> {
         let mut changes = Vec::new();

@@ -110,6 +110,90 @@ async fn stored_services_are_in_the_tables_while_the_api_server_does_not_answer(
     assert_eq!(names(&next.of("ns")), ["b"]);
 }
 
+fn list_slices(cache: &ServiceCache, slices: Vec<serde_json::Value>) {
+    let mut listed = Vec::new();
+    cache.apply_slice_event(Event::Init, &mut listed);
+    for slice in slices {
+        cache.apply_slice_event(Event::InitApply(serde_json::from_value(slice).unwrap()), &mut listed);
+    }
+    cache.apply_slice_event(Event::InitDone, &mut listed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_boot_without_the_api_server_services_have_the_new_addresses_of_this_nodes_pods() {
+    let dir = tempfile::tempdir().unwrap();
+    let slice = |own: &str| {
+        let labels = json!({"kubernetes.io/service-name": "web"});
+        json!({"metadata": {"namespace": "ns", "name": "s", "labels": labels}, "addressType": "IPv4",
+            "endpoints": [{"addresses": [own]}, {"addresses": ["10.42.1.2"]}], "ports": [{"port": 80}]})
+    };
+    let report = |cache: &ServiceCache, address: &str| {
+        let addresses = vec![address.parse().unwrap()];
+        cache.report_pod(&LocalPod { uid: "u", addresses, is_ready: true, is_attached: true });
+    };
+    let first = cache(dir.path());
+    list(&first, vec![service("ns", "web", "10.43.0.1")]);
+    list_slices(&first, vec![slice("10.42.0.2")]);
+    report(&first, "10.42.0.2");
+    first.environment(Some("ns")).await.unwrap();
+    first.store_changed_slices();
+    assert!(!first.shared.checkpoint.flush());
+
+    let next = cache(dir.path());
+    next.shared.health.failed();
+    next.use_stored().await;
+    assert!(*next.has_stored().borrow());
+    let key = ObjectKey::new("ns", "web");
+    let addresses = || -> Vec<String> {
+        let slices = next.state(&key).unwrap().1;
+        let all = slices.iter().flat_map(|slice| &slice.endpoints);
+        all.map(|endpoint| endpoint.address.unwrap().to_string()).collect()
+    };
+    assert_eq!(addresses(), ["10.42.1.2"], "the node's pod has not started");
+    let changes = next.subscribe();
+    report(&next, "10.42.0.7");
+    assert_eq!(changes.take(), [key.clone()].into());
+    assert_eq!(addresses(), ["10.42.0.7", "10.42.1.2"]);
+    list(&next, vec![service("ns", "web", "10.43.0.1")]);
+    list_slices(&next, vec![slice("10.42.0.9")]);
+    report(&next, "10.42.0.8");
+    assert_eq!(addresses(), ["10.42.0.9", "10.42.1.2"], "the list is newer");
+}
+
+#[tokio::test]
+async fn slices_are_stored_only_after_the_first_lists_and_where_pods_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    let slice = |namespace: &str| {
+        let labels = json!({"kubernetes.io/service-name": "web"});
+        json!({"metadata": {"namespace": namespace, "name": "s", "labels": labels}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.42.1.2"]}], "ports": [{"port": 80}]})
+    };
+    list_slices(&cache, vec![slice("ns"), slice("z")]);
+    cache.store_changed_slices();
+    assert!(!cache.shared.checkpoint.has(&Key::slices("ns")), "the services are not listed");
+    list(&cache, vec![service("ns", "web", "10.43.0.1"), service("z", "web", "10.43.0.2")]);
+    cache.store_changed_slices();
+    let stored: Vec<serde_json::Value> = cache.shared.checkpoint.get(&Key::slices("ns")).unwrap();
+    assert_eq!(stored.len(), 1);
+    assert!(!cache.shared.checkpoint.has(&Key::slices("z")));
+}
+
+#[test]
+fn stored_services_have_what_the_proxy_reads() {
+    let whole = json!({"metadata": {"namespace": "ns", "name": "a", "uid": "u",
+        "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {PROXY_NAME: "mesh", "other": "x"}},
+        "spec": {"clusterIP": "10.43.0.1"},
+        "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}, "conditions": []}});
+    let cached = without_unread_fields(serde_json::from_value(whole).unwrap());
+    let stored = stored_fields(&cached);
+    assert!(has_other_proxy(&stored));
+    assert_eq!(stored.metadata.uid.as_deref(), Some("u"));
+    assert_eq!(stored.metadata.creation_timestamp, cached.metadata.creation_timestamp);
+    let (stored, cached) = (stored.status.unwrap(), cached.status.unwrap());
+    assert_eq!((stored.load_balancer, stored.conditions), (cached.load_balancer, None));
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_a_list_and_without_a_copy_a_container_waits() {
     let dir = tempfile::tempdir().unwrap();

@@ -7,7 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_integration::{Nodes, eventually, has_condition, inside, on_a_machine};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+
+use crate::boot;
 
 const CIDRS: &str = "10.42.0.0/16";
 /// The address of cluster DNS.
@@ -126,6 +129,47 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
         have("the other endpoint alone, with the control plane", &["two"]);
         fs::write(&ready, "").unwrap();
         have("both endpoints, with the control plane", &["one", "two"]);
+    });
+}
+
+#[test]
+fn services_are_reachable_after_a_boot_without_control_plane() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        nodes.add(1, &["--network-policy=true"]);
+        nodes.wait_ready();
+        let from = json!([{"podSelector": {"matchLabels": {"app": "client"}}}]);
+        let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"],
+            "ingress": [{"from": from, "ports": [{"port": 8080}]}]});
+        let policy = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {"name": "for-clients"}, "spec": spec});
+        let others = [policy, service("web", None), service("headless", Some("None"))];
+        create(&nodes, &[&[server("one"), server("two"), client()][..], &others].concat());
+        let web = nodes.get(&["service", "web"])["spec"]["clusterIP"].as_str().unwrap().to_owned();
+        let uid = nodes.get(&["pod", "client"])["metadata"]["uid"].as_str().unwrap().to_owned();
+        let reached = |nodes: &Nodes, what: &str| {
+            eventually(what, 60, || {
+                let Some(client) = nodes.agents()[0].process_of(&uid) else { return false };
+                let name = "headless.default.svc.cluster.local";
+                answers(client, &web) == ["one", "two"] && addresses(client, name) == 2
+            });
+        };
+        reached(&nodes, "both endpoints");
+        let record = nodes.agents()[0].path("state/network-policies-of-pods.json");
+        eventually("the record of the policies", 30, || {
+            fs::read_to_string(&record).is_ok_and(|text| text.contains("for-clients"))
+        });
+        // The agent writes endpoints that are not stored yet when it ends. Then the pods and the kernel's tables are lost.
+        nodes.agent("node-1").end(Signal::SIGTERM);
+        boot::of_agent(machine, nodes.agent("node-1"), 1);
+        let flushed = nodes.agents()[0].host().command("nft").args(["flush", "ruleset"]).status().unwrap();
+        assert!(flushed.success());
+        nodes.stop_plane();
+        nodes.agent("node-1").start();
+        reached(&nodes, "both endpoints after the boot");
+        nodes.start_plane();
+        nodes.wait_ready();
+        reached(&nodes, "both endpoints with the control plane");
     });
 }
 

@@ -64,6 +64,31 @@ fn known_services_have_their_cluster_ips_before_the_first_lists() {
     }
 }
 
+#[test]
+fn known_endpoints_have_addresses_before_the_first_lists() {
+    let (all, mut stored) = (tables(), Tables::default());
+    stored.put_stored(all.services().cloned().collect::<Vec<_>>());
+    stored.put_stored_slices(all.all_slices().cloned().collect::<Vec<_>>());
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(stored)), Vec::new()).unwrap();
+    let ask = |name: &str, kind| {
+        let name = format!("{name}.ns.svc.cluster.local.");
+        let answer = zone.answer(&Name::from_ascii(name).unwrap(), kind).unwrap();
+        (answer.code, answer.records.len())
+    };
+    for (name, kind, count) in [
+        ("db", RecordType::A, 2),
+        ("db", RecordType::AAAA, 0),
+        ("db-0.db", RecordType::A, 1),
+        ("_sql._tcp.db", RecordType::SRV, 2),
+        ("_http._tcp.web", RecordType::SRV, 1),
+    ] {
+        assert_eq!(ask(name, kind), (ResponseCode::NoError, count), "{name} {kind}");
+    }
+    for unknown in ["db-9.db", "_other._tcp.db", "empty", "other"] {
+        assert_eq!(ask(unknown, RecordType::A), (ResponseCode::ServFail, 0), "{unknown}");
+    }
+}
+
 fn ask(name: &str, kind: RecordType) -> Option<Answer> {
     let zone =
         Zone::new("cluster.local", Arc::new(RwLock::new(tables())), vec!["10.43.0.10".parse().unwrap()]);

@@ -1,5 +1,7 @@
 //! The table, evaluated packet by packet, against the meaning of the policies.
 
+mod kernel;
+
 use std::net::IpAddr;
 
 use coracle_values::label_selector::LabelSelector;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
 use std::process::Command;
 
 use coracle_service_proxy::State;
-use coracle_services::{AddressType, EndpointSlice};
+use coracle_services::{AddressType, Conditions, EndpointSlice};
 use k8s_openapi::api::core::v1::Service;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -73,7 +73,7 @@ pub(super) fn check(random: &mut SmallRng, states: &[State], count: usize) {
     }
 }
 
-/// A packet to a cluster IP, used or not, or to a node port.
+/// A packet to a cluster IP, used or not, to a node port or to an external IP.
 fn packet(random: &mut SmallRng, states: &[State]) -> Packet {
     let number = random.random_range(1..20u8);
     let is_ipv4 = random.random_bool(0.6);
@@ -83,6 +83,11 @@ fn packet(random: &mut SmallRng, states: &[State]) -> Packet {
     let is_udp = random.random_bool(0.5);
     let state = states.iter().find(|(key, _)| key.name == format!("s{number}"));
     let service = state.and_then(|(_, state)| state.as_ref()).map(|(service, _)| &**service);
+    let external = service.filter(|service| is_ipv4 && has_external_ip(service));
+    if let Some(service) = external.filter(|_| random.random_bool(0.3)) {
+        let to = SocketAddr::new(IpAddr::from([198, 51, 100, number]), 80);
+        return Packet { to, is_udp: protocol(service) == "UDP" };
+    }
     let node_port = service.filter(|service| has_node_port(service, to));
     match node_port {
         Some(service) if random.random_bool(0.5) => Packet {
@@ -98,9 +103,17 @@ fn protocol(service: &Service) -> &str {
     ports[0].protocol.as_deref().unwrap()
 }
 
+fn external_ips(service: &Service) -> &[String] {
+    service.spec.as_ref().and_then(|spec| spec.external_ips.as_deref()).unwrap_or_default()
+}
+
+fn has_external_ip(service: &Service) -> bool {
+    !external_ips(service).is_empty()
+}
+
 fn has_address(service: &Service, address: IpAddr) -> bool {
     let listed = service.spec.as_ref().and_then(|spec| spec.cluster_ips.as_ref()).unwrap();
-    listed.iter().any(|listed| listed.parse() == Ok(address))
+    listed.iter().chain(external_ips(service)).any(|listed| listed.parse() == Ok(address))
 }
 
 fn has_node_port(service: &Service, address: IpAddr) -> bool {
@@ -108,15 +121,19 @@ fn has_node_port(service: &Service, address: IpAddr) -> bool {
     kind == Some("NodePort") && has_address(service, address)
 }
 
-/// The ready endpoints of a family: all of them, or those of one node.
-fn ready(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, node: Option<&str>) -> Vec<SocketAddr> {
+/// The endpoints of a family that take traffic: all of them, or those of one node. If none is ready, they are those that
+/// still serve while they terminate.
+fn usable(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, node: Option<&str>) -> Vec<SocketAddr> {
     let family = if is_ipv4 { AddressType::IPv4 } else { AddressType::IPv6 };
-    let endpoints =
-        slices.iter().filter(|slice| slice.address_type == family).flat_map(|slice| &slice.endpoints);
-    let usable = endpoints.filter(|endpoint| {
-        endpoint.conditions.is_ready() && (node.is_none() || endpoint.node_name.as_deref() == node)
-    });
-    usable.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address?, 8080))).collect()
+    let those = |takes: fn(Conditions) -> bool| -> Vec<SocketAddr> {
+        let slices = slices.iter().filter(|slice| slice.address_type == family);
+        let all = slices.flat_map(|slice| &slice.endpoints);
+        let all = all.filter(|endpoint| node.is_none() || endpoint.node_name.as_deref() == node);
+        let all = all.filter(|endpoint| takes(endpoint.conditions));
+        all.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address?, 8080))).collect()
+    };
+    let ready = those(Conditions::is_ready);
+    if ready.is_empty() { those(|of| of.is_serving() && of.is_terminating()) } else { ready }
 }
 
 /// All permitted deliveries of a packet.
@@ -138,9 +155,10 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
         return refused(Delivery::Rejected);
     }
     let policy = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref());
-    let is_local = policy == Some("Local") && !is_node_port;
-    let everywhere = ready(slices, to.is_ipv4(), None);
-    let targets = if is_local { ready(slices, to.is_ipv4(), Some("here")) } else { everywhere.clone() };
+    let is_external = is_node_port || external_ips(service).iter().any(|ip| ip.parse() == Ok(to.ip()));
+    let is_local = policy == Some("Local") && !is_external;
+    let everywhere = usable(slices, to.is_ipv4(), None);
+    let targets = if is_local { usable(slices, to.is_ipv4(), Some("here")) } else { everywhere.clone() };
     match (targets.is_empty(), everywhere.is_empty()) {
         (false, _) => targets.into_iter().map(Delivery::Sent).collect(),
         (true, true) => refused(Delivery::Rejected),

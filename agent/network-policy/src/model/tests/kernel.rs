@@ -1,0 +1,208 @@
+//! The kernel's table after random changes and foreign flushes equals a table that is written anew, and random packets
+//! between namespaces on one bridge have the verdict of the policies.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, unshare};
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+
+use super::*;
+use crate::enforcer::Enforcer;
+
+const TABLE: &str = "test-policies";
+/// Number of the pods of random changes. Each has a namespace.
+const PODS: u8 = 6;
+const PORTS: [u16; 3] = [80, 81, 8080];
+/// Maximum wait for a packet that is expected to arrive.
+const ARRIVAL: Duration = Duration::from_secs(10);
+/// Wait for a packet that must not arrive. Usually it has arrived when the call that sends it returns. A packet that
+/// arrives later is missed, so the test does not fail because of a slow machine.
+const QUIET: Duration = Duration::from_millis(20);
+
+/// A thread in a network namespace with the addresses of a pod. The namespace ends with the thread.
+struct Host {
+    jobs: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+/// A packet between two pods.
+#[derive(Clone, Copy, Debug)]
+struct Datagram {
+    from: u8,
+    to: u8,
+    is_ipv4: bool,
+    port: u16,
+}
+
+fn run(program: &str, words: &[&str]) -> String {
+    let done = Command::new(program).args(words).output().unwrap();
+    assert!(done.status.success(), "{program} {words:?}: {done:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+fn ip(words: &str) {
+    run("ip", &words.split(' ').collect::<Vec<_>>());
+}
+
+/// The addresses that `pod` gives to the pod with the number.
+fn address(number: u8, is_ipv4: bool) -> IpAddr {
+    if is_ipv4 { [10, 42, 0, number].into() } else { format!("fd42::{number:x}").parse().unwrap() }
+}
+
+/// Runs in a new network namespace with a bridge.
+fn alone(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+        ip("link set lo up");
+        ip("link add bridge0 type bridge nf_call_iptables 1 nf_call_ip6tables 1");
+        ip("link set bridge0 up");
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+// === impl Host ===
+
+impl Host {
+    fn on_the_bridge(number: u8) -> Self {
+        let (sender, receiver) = channel();
+        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            sender.send(nix::unistd::gettid()).unwrap();
+            todo.into_iter().for_each(|job| job());
+        });
+        let thread = receiver.recv().unwrap();
+        ip(&format!("link add pod{number} type veth peer name eth0 netns {thread}"));
+        ip(&format!("link set pod{number} master bridge0 up"));
+        let host = Self { jobs };
+        host.within(move || {
+            ip("link set lo up");
+            ip("link set eth0 up");
+            ip(&format!("addr add {}/24 dev eth0", address(number, true)));
+            ip(&format!("addr add {}/64 dev eth0 nodad", address(number, false)));
+        });
+        host
+    }
+
+    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (sender, receiver) = channel();
+        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
+        receiver.recv().unwrap()
+    }
+
+    /// Whether a packet from this port arrives at another pod. `is_expected` is whether it should.
+    fn reaches(&self, other: &Self, packet: Packet, from_port: u16, is_expected: bool) -> bool {
+        let (from, to) = (SocketAddr::new(packet.from, from_port), SocketAddr::new(packet.to, packet.port));
+        let wait = if is_expected { ARRIVAL } else { QUIET };
+        let receiver = other.within(move || {
+            let socket = UdpSocket::bind(to).unwrap();
+            socket.set_read_timeout(Some(wait)).unwrap();
+            socket
+        });
+        self.within(move || drop(UdpSocket::bind(from).unwrap().send_to(b"packet", to)));
+        receiver.recv(&mut [0; 8]).is_ok()
+    }
+}
+
+fn any_datagram() -> impl Strategy<Value = Datagram> {
+    let ends = (1..=PODS, 1..PODS);
+    (ends, any::<bool>(), prop::sample::select(PORTS.to_vec())).prop_map(
+        |((from, distance), is_ipv4, port)| {
+            let to = (from - 1 + distance) % PODS + 1;
+            Datagram { from, to, is_ipv4, port }
+        },
+    )
+}
+
+/// Number of changes. `CORACLE_PROPERTY_CHANGES` sets it.
+fn changes() -> usize {
+    std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
+}
+
+/// The text with the elements of each set in order: their order has no meaning.
+fn with_sorted_sets(text: &str) -> String {
+    let mut parts = text.split('{');
+    let mut sorted = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (elements, rest) = part.split_once('}').unwrap_or((part, ""));
+        let mut elements: Vec<&str> = elements.split(',').map(str::trim).collect();
+        elements.sort_unstable();
+        sorted.push('{');
+        sorted.push_str(&elements.join(","));
+        sorted.push_str(rest);
+    }
+    sorted
+}
+
+/// The chains and sets of the table: their order has no meaning.
+fn table() -> Vec<String> {
+    let text = run("nft", &["--stateless", "list", "table", "inet", TABLE]);
+    let block = |block: &str| with_sorted_sets(&block.split_whitespace().collect::<Vec<_>>().join(" "));
+    // The first block begins with the name of the table.
+    let text = text.split_once('{').unwrap().1;
+    let mut blocks: Vec<String> = text.split("\n\t}").map(block).collect();
+    blocks.sort_unstable();
+    blocks
+}
+
+/// A table that is written anew from the whole model.
+fn written_anew(model: &mut Model) -> Vec<String> {
+    let write = || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        Enforcer::open(TABLE).unwrap().replace(model).unwrap();
+        table()
+    };
+    std::thread::scope(|scope| scope.spawn(write).join().unwrap())
+}
+
+#[test]
+fn the_kernel_gives_every_packet_the_verdict_of_the_policies() {
+    const CHECK_EVERY: usize = 50;
+    const FLUSH_EVERY: usize = 40;
+    const PACKETS: usize = 24;
+    alone(|| {
+        let hosts: Vec<Host> = (1..=PODS).map(Host::on_the_bridge).collect();
+        let host = |number: u8| &hosts[usize::from(number) - 1];
+        let mut random = TestRunner::deterministic();
+        let (any_change, any_datagram) = (any_change(), any_datagram());
+        let (mut model, mut cluster) = (Model::default(), Cluster::default());
+        let mut enforcer = Enforcer::open(TABLE).unwrap();
+        enforcer.replace(&mut model).unwrap();
+        // No packet belongs to an earlier connection.
+        let mut from_ports = (20_000..60_000).cycle();
+        for step in 1..=changes() {
+            let change = any_change.new_tree(&mut random).unwrap().current();
+            apply(&mut model, &mut cluster, change);
+            let is_flushed = step % FLUSH_EVERY == 0;
+            if is_flushed {
+                run("nft", &["flush", "ruleset"]);
+                assert!(!enforcer.is_intact().unwrap(), "the flush is noticed");
+            }
+            match is_flushed || enforcer.must_replace(&model) {
+                true => enforcer.replace(&mut model).unwrap(),
+                false => drop(enforcer.change(&mut model).unwrap()),
+            }
+            if step % CHECK_EVERY != 0 {
+                continue;
+            }
+            assert!(enforcer.is_intact().unwrap());
+            assert_eq!(table(), written_anew(&mut model), "after {step} changes");
+            for _ in 0..PACKETS {
+                let Datagram { from, to, is_ipv4, port } =
+                    any_datagram.new_tree(&mut random).unwrap().current();
+                let (source, target) = (address(from, is_ipv4), address(to, is_ipv4));
+                let packet = Packet { from: source, to: target, protocol: UDP, port };
+                let is_allowed = cluster.allows(packet);
+                let arrives = host(from).reaches(host(to), packet, from_ports.next().unwrap(), is_allowed);
+                assert_eq!(arrives, is_allowed, "after {step} changes: {packet:?}");
+            }
+        }
+        enforcer.remove().unwrap();
+    });
+}
