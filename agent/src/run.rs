@@ -1,5 +1,7 @@
 //! Starts the tasks of the agent and waits for its end.
 
+mod error;
+
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 use crate::address_announcer::AddressAnnouncer;
 use crate::api_health::ApiHealth;
 use crate::cgroup::resources::Amount;
-use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::cgroup::{CgroupConfig, Cgroups, Machine};
+use crate::checkpoint::Checkpoint;
 use crate::cluster_dns::ClusterDns;
 use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
@@ -26,7 +28,7 @@ use crate::image_gc::{Collected, ImageGc};
 use crate::image_gc_trigger::Trigger;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::network_policy::{self, NetworkPolicies};
-use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, PodNetwork, keep_images};
+use crate::node::{NodeAgent, NodeConfig, NodeFacts, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
 use crate::node_health;
 use crate::overlay_guard;
@@ -36,48 +38,19 @@ use crate::pod::sync::Inputs;
 use crate::pod_resources::PodResources;
 use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
-use crate::resource_managers::{ManagerInputs, ResourceManagerError, ResourceManagers};
-use crate::runtime::{Measured, NodeRuntime, Runtime, RuntimeError};
-use crate::server::{
-    Access, Backend, Certificate, ComponentPages, LogWatches, Server, ServerConfig, ServerError,
-};
+use crate::resource_managers::{ManagerInputs, ResourceManagers};
+use crate::runtime::{Measured, NodeRuntime, Runtime};
+use crate::server::{Access, Backend, Certificate, ComponentPages, LogWatches, Server, ServerConfig};
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
 use crate::service_proxy::{NodeProperties, ServiceProxy};
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
 use crate::system_oom;
-use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, VolumeError, local_cleanup};
+use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, local_cleanup};
 use coracle_values::quantity::millis_of;
 
-/// Why the agent cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The Node object cannot be described.
-    #[error("cannot describe the node")]
-    Node(#[source] NodeError),
-    /// The cgroup tree of pods cannot be created.
-    #[error("cannot prepare the cgroups of pods")]
-    Cgroups(#[source] CgroupError),
-    /// The managers of CPUs, memory and topology cannot start.
-    #[error("cannot start the resource managers")]
-    ResourceManagers(#[source] ResourceManagerError),
-    /// The directories of volumes cannot be prepared.
-    #[error("cannot prepare the volumes of pods")]
-    Volumes(#[source] VolumeError),
-    /// The checkpoint cannot be opened.
-    #[error(transparent)]
-    Checkpoint(CheckpointError),
-    /// The credential providers cannot be used.
-    #[error("cannot use the image credential providers")]
-    CredentialProviders(#[source] pod::ProviderError),
-    /// The kubelet API cannot be served.
-    #[error(transparent)]
-    Server(ServerError),
-    /// The runtime did not respond.
-    #[error("cannot ask the container runtime for its version")]
-    Runtime(#[source] RuntimeError),
-}
+pub use error::Error;
 
 /// Runs the agent until `shutdown`. Pods continue to run after it.
 ///

@@ -264,4 +264,14 @@ mod tests {
         next.write(next.content(&Model::default())).await;
         assert!(!next.path().exists());
     }
+
+    #[test]
+    fn a_record_of_policies_that_is_too_large_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("policies.json");
+        std::fs::File::create(&path).unwrap().set_len(RECORD_MAX + 1).unwrap();
+        assert!(read(&path).is_none());
+        std::fs::write(&path, r#"{"namespaces":{},"policies":[]}"#).unwrap();
+        assert!(read(&path).is_some());
+    }
 }
