@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER, handshake,
-    keep_alive,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER,
+    handshake, keep_alive,
 };
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};

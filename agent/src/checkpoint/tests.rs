@@ -116,7 +116,7 @@ fn a_large_batch_is_written_whole_except_for_the_records_that_fail() {
     assert_eq!(due, [keys[7].clone()]);
     let mut files = all_files(dir.path());
     files.retain(|path| path.extension().is_some_and(|found| found == "tmp"));
-    assert_eq!(files, [blocked.clone()]);
+    assert_eq!(files, std::slice::from_ref(&blocked));
     fs::remove_dir(&blocked).unwrap();
     assert!(!checkpoint.flush());
     assert_eq!(open(dir.path()).all::<i32>(Kind::Pod), vec![1; keys.len()]);

@@ -13,7 +13,8 @@ use std::{
 };
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER, handshake,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER,
+    handshake,
 };
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};

@@ -394,8 +394,7 @@ impl Apiserver {
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
         let body = turn::receive(state, body, &mut memory, requester, seats).await?;
         freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
-        let warnings = Warnings::about(&kind);
-        let audit = record;
+        let (warnings, audit) = (Warnings::about(&kind), record);
         let (state, cost) = (state.clone(), RequestCost::default());
         let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };
         if let Some(record) = &call.audit {

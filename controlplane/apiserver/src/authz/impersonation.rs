@@ -14,7 +14,7 @@ use crate::{
     error::{ApiError, Result},
 };
 use mode::Mode;
-pub(crate) use mode::{Caller, account, node_of_account};
+pub(crate) use mode::{Caller, node_of_account};
 
 const EXTRA: &str = "impersonate-extra-";
 const AUTHENTICATED: &str = "system:authenticated";

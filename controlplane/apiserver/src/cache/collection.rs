@@ -1,7 +1,6 @@
 //! The objects of one kind, their recent changes, and their watchers.
 
 use std::{
-    cell::LazyCell,
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Weak},
     time::Duration,

@@ -42,7 +42,6 @@ mod tests {
     use serde_json::json;
 
     use super::super::test_scheduler::scheduler_of_accepting_server;
-    use super::*;
     use crate::fixture;
 
     #[tokio::test]
