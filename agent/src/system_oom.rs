@@ -16,6 +16,9 @@ use crate::event_recorder::{Level, Recorder};
 const LOG: &str = "/dev/kmsg";
 /// Maximum bytes of a record (`PRINTK_MESSAGE_MAX` of the kernel). One read returns one record.
 const MAX_RECORD: usize = 8192;
+/// Minimum of the first field of a record that a program has written to the log: the facility, of which the kernel's is 0,
+/// above three bits of the level.
+const PROGRAMS: u32 = 8;
 
 /// A killed process.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub(crate) async fn run(recorder: Recorder) {
             let message = format!("System OOM encountered, victim process: {name}, pid: {pid}");
             recorder.node(Level::Warning, "SystemOOM", message);
         }
+        // Reads succeed at once while a program writes records without end. The worker has other tasks.
+        tokio::task::yield_now().await;
     }
 }
 
@@ -75,7 +80,11 @@ async fn next(log: &AsyncFd<File>, record: &mut [u8]) -> io::Result<usize> {
 
 /// The process that a record reports as killed, because the whole machine has no free memory.
 fn victim(record: &str) -> Option<Victim<'_>> {
-    let (_prefix, text) = record.split_once(';')?;
+    let (prefix, text) = record.split_once(';')?;
+    let kind: u32 = prefix.split(',').next()?.parse().ok()?;
+    if kind >= PROGRAMS {
+        return None;
+    }
     let fields = text.lines().next()?.strip_prefix("oom-kill:constraint=")?;
     let (head, _) = fields.split_once(",task_memcg=")?;
     if fields.starts_with("CONSTRAINT_MEMCG,") || !head.ends_with(",global_oom") {
@@ -105,7 +114,9 @@ mod tests {
         assert_eq!(found(&global), Some(("stress".to_owned(), 1234)));
         let forged = record("CONSTRAINT_NONE", "global_oom", "a,pid=1,uid=0");
         assert_eq!(found(&forged), Some(("a,pid=1,uid=0".to_owned(), 1234)));
+        let by_a_program = format!("12{}", global.trim_start_matches('6'));
         for other in [
+            by_a_program,
             record("CONSTRAINT_MEMCG", "oom_memcg=/kubepods/podx", "stress"),
             record("CONSTRAINT_MEMCG", "oom_memcg=/x,global_oom", "stress"),
             "6,2095,511717,-;Out of memory: Killed process 1234 (stress)".to_owned(),

@@ -35,11 +35,16 @@ impl ImageFiles {
 
     /// Target of the link `/var/run` of an image. None if it is no link.
     pub(crate) fn run_link(&self, image: &Image) -> Option<String> {
-        if let Some(known) = self.run_links.get(&image.id) {
+        self.run_link_of(&image.id, &image.layers)
+    }
+
+    fn run_link_of(&self, id: &str, layers: &[PathBuf]) -> Option<String> {
+        if let Some(known) = self.run_links.get(id) {
             return known;
         }
-        let found = link_target(&image.layers, "var/run");
-        self.run_links.put(&image.id, found.clone());
+        // After an error the next container tries again.
+        let found = link_target(layers, "var/run").ok()?;
+        self.run_links.put(id, found.clone());
         found
     }
 
@@ -129,6 +134,20 @@ mod tests {
         assert_eq!(uid(&files.accounts_of("large", &layers)), Ok(3));
         layer(dir.path(), 4);
         assert_eq!(uid(&files.accounts_of("large", &layers)), Ok(4), "read again");
+    }
+
+    #[test]
+    fn a_link_that_could_not_be_read_is_searched_again() {
+        let dir = tempfile::tempdir().expect("directory");
+        let files = ImageFiles::default();
+        let unreadable = [dir.path().join("x".repeat(1000))];
+        assert_eq!(files.run_link_of("image", &unreadable), None);
+        std::fs::create_dir(dir.path().join("var")).expect("directory");
+        std::os::unix::fs::symlink("/run", dir.path().join("var/run")).expect("link");
+        for _ in 0..2 {
+            assert_eq!(files.run_link_of("image", &[dir.path().to_owned()]).as_deref(), Some("/run"));
+            std::fs::remove_file(dir.path().join("var/run")).unwrap_or_default();
+        }
     }
 
     #[test]

@@ -186,7 +186,7 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
             ".." => drop(resolved.pop()),
             _ => {
                 resolved.push(part);
-                match find_entry(layers, &resolved) {
+                match find_entry(layers, &resolved).ok().flatten() {
                     None => return String::new(),
                     Some(Entry::Directory) => {}
                     Some(Entry::File(text)) if left.is_empty() => return text,
@@ -213,12 +213,15 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
 
 /// Target of a symbolic link in an overlay of `layers`. None if there is no link at this path. Links on the way to it are not
 /// followed.
-pub(crate) fn link_target(layers: &[PathBuf], path: &str) -> Option<String> {
+///
+/// # Errors
+/// As [`find_entry`].
+pub(crate) fn link_target(layers: &[PathBuf], path: &str) -> Result<Option<String>, Errno> {
     let path: Vec<String> = parts(path).collect();
-    match find_entry(layers, &path)? {
-        Entry::Link(target) => Some(target),
-        Entry::Directory | Entry::File(_) => None,
-    }
+    Ok(match find_entry(layers, &path)? {
+        Some(Entry::Link(target)) => Some(target),
+        Some(Entry::Directory | Entry::File(_)) | None => None,
+    })
 }
 
 fn parts(path: &str) -> impl Iterator<Item = String> {
@@ -226,20 +229,25 @@ fn parts(path: &str) -> impl Iterator<Item = String> {
 }
 
 /// The entry of an overlay at a path whose parents are directories.
-fn find_entry(layers: &[PathBuf], resolved: &[String]) -> Option<Entry> {
+///
+/// # Errors
+/// If a layer cannot be searched, for example because this process has no free descriptor.
+fn find_entry(layers: &[PathBuf], resolved: &[String]) -> Result<Option<Entry>, Errno> {
     let path: PathBuf = resolved.iter().collect();
     for layer in layers {
         match within(layer, &path) {
-            Ok(entry) => return Some(entry),
+            Ok(entry) => return Ok(Some(entry)),
             Err(Errno::ENOENT) => {}
-            // A whiteout, or a parent that is not a directory in this layer, hides lower layers.
-            Err(_) => return None,
+            // A whiteout, or a parent that is not a directory in this layer, hides lower layers. The target of a link may
+            // be no text.
+            Err(Errno::ENXIO | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL) => return Ok(None),
+            Err(errno) => return Err(errno),
         }
         if is_hidden_below(layer, resolved) {
-            return None;
+            return Ok(None);
         }
     }
-    None
+    Ok(None)
 }
 
 /// Whether a parent of the path is opaque in this layer: it hides lower layers.

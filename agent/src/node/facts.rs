@@ -186,7 +186,7 @@ fn allocatable(
 }
 
 /// Memory that all pods together can use. As upstream, the threshold of evictions is not subtracted: pods may use that
-/// memory, too, and are evicted then. Source: `getNodeAllocatableAbsolute` of the kubelet's container manager.
+/// memory, too, although no pod can request it. Source: `getNodeAllocatableAbsolute` of the kubelet's container manager.
 fn memory_of_pods(
     capacity: &BTreeMap<String, Quantity>,
     reserved: &[BTreeMap<String, String>],

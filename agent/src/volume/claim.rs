@@ -234,7 +234,7 @@ fn options_of(volume: &PersistentVolume) -> Vec<String> {
     const ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
     let annotation = volume.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION));
     match annotation {
-        Some(list) => list.split(',').map(str::to_owned).collect(),
+        Some(list) => list.split(',').filter(|option| !option.is_empty()).map(str::to_owned).collect(),
         None => volume.spec.as_ref().and_then(|spec| spec.mount_options.clone()).unwrap_or_default(),
     }
 }
@@ -306,6 +306,8 @@ mod tests {
             options_of(&serde_json::from_value(volume).expect("volume"))
         };
         assert!(refuse_options(&options(json!({}), json!([]))).is_ok());
+        let empty = json!({"volume.beta.kubernetes.io/mount-options": ""});
+        assert!(refuse_options(&options(empty, json!(null))).is_ok());
         let former = options(json!({"volume.beta.kubernetes.io/mount-options": "ro,noexec"}), json!(["rw"]));
         assert_eq!(former, ["ro", "noexec"]);
         for refused in [former, options(json!({}), json!(["ro"]))] {

@@ -107,7 +107,7 @@ mod tests {
         };
         let plain = image("plain", None);
         let found = |image: &[PathBuf]| {
-            let run_link = user::link_target(image, "var/run");
+            let run_link = user::link_target(image, "var/run").expect("searched");
             layers(root, run_link.as_deref(), &[mount("/data"), mount(TOKEN)])
         };
         assert_eq!(found(std::slice::from_ref(&plain)), [below_var_run(root), layer(root)]);
