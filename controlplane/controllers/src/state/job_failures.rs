@@ -21,7 +21,7 @@ pub(crate) struct FailedPods {
     ends: BTreeMap<String, Timestamp>,
 }
 
-/// Failed pods by job. Jobs without failed pods are absent.
+/// Failed pods by job. Jobs without pods that have ended are absent.
 #[derive(Debug, Default)]
 pub(crate) struct JobFailures(Mutex<HashMap<Key, Entry>>);
 
@@ -40,10 +40,10 @@ impl FailedPods {
         ends: impl Iterator<Item = (&'a str, Timestamp)>,
     ) -> Self {
         let ends = ends.filter(|(_, end)| last_success.is_none_or(|success| *end > success));
-        let mut ends: Vec<(String, Timestamp)> = ends.map(|(uid, end)| (uid.to_owned(), end)).collect();
+        let mut ends: Vec<(&str, Timestamp)> = ends.collect();
         ends.sort_by_key(|(_, end)| std::cmp::Reverse(*end));
         ends.truncate(MAX_PODS);
-        Self { last_success, ends: ends.into_iter().collect() }
+        Self { last_success, ends: ends.into_iter().map(|(uid, end)| (uid.to_owned(), end)).collect() }
     }
 
     /// These failed pods and newer ones.
@@ -72,9 +72,10 @@ impl JobFailures {
         own.map(|entry| entry.failed.clone()).unwrap_or_default()
     }
 
-    /// Keeps the failed pods of a job for later reconciles.
+    /// Keeps the failed pods of a job for later reconciles. A success is kept, too: when its pod is deleted, failed pods
+    /// from before do not count again.
     pub(crate) fn keep(&self, job: &Job, failed: &FailedPods) {
-        if failed.ends.is_empty() {
+        if *failed == FailedPods::default() {
             return self.forget(&job.key());
         }
         let entry = Entry { uid: job.uid().to_owned(), failed: failed.clone() };
@@ -131,5 +132,15 @@ mod tests {
         assert_eq!((failures.of(&job("1")), failures.of(&job("2"))), (one, FailedPods::default()));
         failures.keep(&job("1"), &FailedPods::default());
         assert!(failures.entries().is_empty());
+    }
+
+    #[test]
+    fn failures_before_a_success_do_not_count_after_its_pod_is_gone() {
+        let job: Job = serde_json::from_value(json!({"metadata": {"name": "j", "uid": "j"}})).unwrap();
+        let (failures, before) = (JobFailures::default(), [("a", 1), ("b", 2)]);
+        failures.keep(&job, &failed(Some(3), &before));
+        assert_eq!(failures.of(&job).and(&failed(None, &before)).count_and_last(), None);
+        let later = failed(None, &[("a", 1), ("b", 2), ("c", 4)]);
+        assert_eq!(failures.of(&job).and(&later).count_and_last(), Some((1, at(4))));
     }
 }
