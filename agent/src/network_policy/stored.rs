@@ -74,6 +74,11 @@ fn remove(record: &Path) -> io::Result<()> {
     }
 }
 
+/// Whether an earlier run has written this content.
+fn has_content(record: &Path, content: &str) -> bool {
+    crate::bounded::read(record, RECORD_MAX).is_ok_and(|found| found == content.as_bytes())
+}
+
 fn read(record: &Path) -> Option<StoredPolicies> {
     let content = crate::bounded::read(record, RECORD_MAX)
         .and_then(|text| serde_json::from_slice(&text).map_err(io::Error::from));
@@ -182,9 +187,10 @@ impl PolicyRecord {
         if self.written == Some(digest) {
             return;
         }
-        let path = self.path.clone();
+        let (path, is_unknown) = (self.path.clone(), self.written.is_none());
         let write = move || match content.is_empty() {
             true => remove(&path),
+            false if is_unknown && has_content(&path, &content) => Ok(()),
             false => crate::private_file::replace(&path, content.as_bytes()).inspect_err(|_| {
                 // The warning below has the cause of the first failure.
                 let _ = remove(&path);
@@ -295,6 +301,21 @@ mod tests {
         std::fs::remove_dir(record.path().with_extension("tmp")).unwrap();
         record.write("old".to_owned()).await;
         assert!(record.path().exists(), "the former content is not on disk any more");
+    }
+
+    #[tokio::test]
+    async fn an_unchanged_record_of_policies_is_not_written_after_a_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let namespaces = dir.path().join("network-policies.json");
+        PolicyRecord::beside(&namespaces).write("content".to_owned()).await;
+        let mut next = PolicyRecord::beside(&namespaces);
+        let path = next.path().to_owned();
+        let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
+        let first = inode();
+        next.write("content".to_owned()).await;
+        assert_eq!(inode(), first);
+        next.write("other".to_owned()).await;
+        assert_ne!(inode(), first);
     }
 
     #[test]

@@ -97,6 +97,34 @@ impl ServiceCache {
         self.shared.has_stored.subscribe()
     }
 
+    /// Whether the service proxy programs the stored services. A table of an earlier run has the services of all namespaces,
+    /// so it stays, unless it was made from stored services: a file is the mark of that. Blocks.
+    pub(crate) fn take_stored(&self, has_table: bool) -> bool {
+        let mark = self.shared.checkpoint.stored_services_mark();
+        if has_table && !mark.exists() {
+            return false;
+        }
+        if let Err(error) = std::fs::write(&mark, "") {
+            tracing::warn!(%error, mark = %mark.display(), "cannot mark the table of stored services");
+        }
+        // The first lists may have been received since the caller's decision.
+        if self.read(Tables::is_complete) {
+            self.end_stored();
+        }
+        true
+    }
+
+    /// Removes the mark of a table of stored services after the first lists. Blocks.
+    pub(super) fn end_stored(&self) {
+        let mark = self.shared.checkpoint.stored_services_mark();
+        match std::fs::remove_file(&mark) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(%error, mark = %mark.display(), "cannot remove the mark of stored services");
+            }
+            _ => {}
+        }
+    }
+
     /// Stores the changed slices that are not stored yet. Blocks.
     pub(crate) fn store_changed_slices(&self) {
         // An incomplete list must not replace a record.
@@ -132,14 +160,19 @@ impl ServiceCache {
         if progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_err() {
             return;
         }
+        self.blocking(Self::end_stored).await;
         loop {
             self.shared.unsaved_slices.more.notified().await;
             tokio::time::sleep(STORE_AFTER).await;
-            let cache = self.clone();
-            let stored = tokio::task::spawn_blocking(move || cache.store_changed_slices()).await;
-            stored.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+            self.blocking(Self::store_changed_slices).await;
             tokio::time::sleep(STORE_PAUSE).await;
         }
+    }
+
+    async fn blocking(&self, work: fn(&Self)) {
+        let cache = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&cache)).await;
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     }
 
     /// Adds stored slices to the tables, and follows the addresses of this node's pods until the first list.

@@ -196,6 +196,21 @@ async fn the_record_of_slices_has_pods_that_are_reported_after_their_endpoints()
     assert_eq!(stored[0]["pods"], json!({"10.42.0.2": "u"}));
 }
 
+#[tokio::test]
+async fn stored_services_replace_no_table_with_all_services() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = cache(dir.path());
+    assert!(!first.take_stored(true));
+    assert!(first.take_stored(false));
+    let next = cache(dir.path());
+    assert!(next.take_stored(true), "the table was made from stored services");
+    list(&next, Vec::new());
+    list_slices(&next, Vec::new());
+    next.end_stored();
+    assert!(!next.take_stored(true));
+    assert!(next.take_stored(false) && !next.take_stored(true), "the table gets all services");
+}
+
 #[test]
 fn stored_services_have_what_the_proxy_reads() {
     let whole = json!({"metadata": {"namespace": "ns", "name": "a", "uid": "u",
