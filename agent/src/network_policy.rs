@@ -121,7 +121,7 @@ impl NetworkPolicies {
                 }
                 Some(request) = self.requests.recv() => self.serve(request),
                 () = self.checks.next() => {}
-                () = self.record.is_due() => self.write_record().await,
+                () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(stored))) = stored.join_next() => self.use_stored(stored),
                 changed = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
@@ -214,13 +214,13 @@ impl NetworkPolicies {
     }
 
     /// Writes the record of the policies, after the first lists.
-    async fn write_record(&mut self) {
+    fn write_record(&mut self) {
         let are_peers_complete = self.peers.as_ref().is_none_or(Peers::are_complete);
         let content = match self.policies.is_complete && are_peers_complete {
             true => self.record.content(&self.model.lock()),
             false => return self.record.cancel(),
         };
-        self.record.write(content).await;
+        self.record.write(content);
     }
 
     /// Records the namespaces with policies, if the policies have changed. A failed write is repeated later.

@@ -15,6 +15,7 @@ use coracle_values::object::Key;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// Name of the record, in the directory of the record of the namespaces with policies.
@@ -47,8 +48,16 @@ pub(super) struct PolicyRecord {
     due: Option<Instant>,
     /// Digest of the content on disk. None if it is not known.
     written: Option<[u8; 32]>,
+    /// The write in progress. Pods do not wait for the disk.
+    writing: Option<JoinHandle<Outcome>>,
     /// The namespaces with stored policies, while these are in use.
     used: BTreeSet<String>,
+}
+
+/// Result of a write.
+struct Outcome {
+    digest: [u8; 32],
+    written: io::Result<()>,
 }
 
 // === impl StoredPolicies ===
@@ -102,6 +111,7 @@ impl PolicyRecord {
             policies: BTreeMap::new(),
             due: None,
             written: None,
+            writing: None,
             used: BTreeSet::new(),
         }
     }
@@ -148,8 +158,9 @@ impl PolicyRecord {
         self.change();
     }
 
-    /// Returns when changes must be written. Cancel safe.
-    pub(super) async fn is_due(&self) {
+    /// Returns when changes must be written, after the end of a write in progress. Cancel safe.
+    pub(super) async fn is_due(&mut self) {
+        self.end_write().await;
         match self.due {
             Some(due) => tokio::time::sleep_until(due).await,
             None => std::future::pending().await,
@@ -179,31 +190,34 @@ impl PolicyRecord {
         })
     }
 
-    /// Writes the content unless it is on disk. A failed write is repeated later. Until then there is no record, as outdated
-    /// policies could allow what newer ones forbid.
-    pub(super) async fn write(&mut self, content: String) {
+    /// Begins to write the content unless it is on disk. To be called after [`is_due`](Self::is_due).
+    pub(super) fn write(&mut self, content: String) {
         self.due = None;
         let digest: [u8; 32] = Sha256::digest(content.as_bytes()).into();
         if self.written == Some(digest) {
             return;
         }
         let (path, is_unknown) = (self.path.clone(), self.written.is_none());
-        let write = move || match content.is_empty() {
-            true => remove(&path),
-            false if is_unknown && has_content(&path, &content) => Ok(()),
-            false => crate::private_file::replace(&path, content.as_bytes()).inspect_err(|_| {
-                // The warning below has the cause of the first failure.
-                let _ = remove(&path);
-            }),
-        };
-        let written = tokio::task::spawn_blocking(write).await;
-        match written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-            Ok(()) => self.written = Some(digest),
-            Err(error) => {
-                self.written = None;
-                tracing::warn!(%error, record = %self.path.display(), "cannot record network policies, retrying");
-                self.due = Some(Instant::now() + RETRY_AFTER);
-            }
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            let written = match content.is_empty() {
+                true => remove(&path),
+                false if is_unknown && has_content(&path, &content) => Ok(()),
+                false => crate::private_file::replace(&path, content.as_bytes()),
+            };
+            Outcome { digest, written: written.inspect_err(|_| drop(remove(&path))) }
+        }));
+    }
+
+    /// Waits for the end of the write in progress. A failed write is repeated later. Until then there is no record, as
+    /// outdated policies could allow what newer ones forbid. Cancel safe.
+    async fn end_write(&mut self) {
+        let Some(writing) = &mut self.writing else { return };
+        let done = writing.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        self.writing = None;
+        self.written = done.written.is_ok().then_some(done.digest);
+        if let Err(error) = done.written {
+            tracing::warn!(%error, record = %self.path.display(), "cannot record network policies, retrying");
+            self.due = Some(Instant::now() + RETRY_AFTER);
         }
     }
 
@@ -256,6 +270,11 @@ mod tests {
         model.put_pod(PodFacts::of(&serde_json::from_value(pod).unwrap(), "here").unwrap());
     }
 
+    async fn write(record: &mut PolicyRecord, content: &str) {
+        record.write(content.to_owned());
+        record.end_write().await;
+    }
+
     #[tokio::test]
     async fn the_policies_of_this_nodes_namespaces_are_read_back() {
         let dir = tempfile::tempdir().unwrap();
@@ -269,7 +288,8 @@ mod tests {
         put_pod(&mut model, "free", "here");
         let labels = |name: &str| Labels::from([("kubernetes.io/metadata.name".to_owned(), name.to_owned())]);
         ["own", "far", "free"].iter().for_each(|name| model.put_namespace(name, labels(name)));
-        record.write(record.content(&model)).await;
+        let content = record.content(&model);
+        write(&mut record, &content).await;
         let stored = read(record.path()).unwrap();
         let namespaces = ["free", "own"].map(|name| (name.to_owned(), labels(name)));
         assert_eq!(stored.namespaces, BTreeMap::from(namespaces));
@@ -285,7 +305,8 @@ mod tests {
         assert_eq!(model.policies().collect::<Vec<_>>(), [&Key::new("own", "p")]);
         assert!(next.end_use() && !next.is_used() && !next.end_use());
         // The last policy was deleted.
-        next.write(next.content(&Model::default())).await;
+        let content = next.content(&Model::default());
+        write(&mut next, &content).await;
         assert!(!next.path().exists());
     }
 
@@ -293,13 +314,13 @@ mod tests {
     async fn an_outdated_record_of_policies_is_removed_if_it_cannot_be_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let mut record = PolicyRecord::beside(&dir.path().join("network-policies.json"));
-        record.write("old".to_owned()).await;
+        write(&mut record, "old").await;
         // A directory in the place of the temporary file makes the replacement fail, as a full disk does.
         std::fs::create_dir(record.path().with_extension("tmp")).unwrap();
-        record.write("new".to_owned()).await;
+        write(&mut record, "new").await;
         assert!(!record.path().exists() && record.due.is_some());
         std::fs::remove_dir(record.path().with_extension("tmp")).unwrap();
-        record.write("old".to_owned()).await;
+        write(&mut record, "old").await;
         assert!(record.path().exists(), "the former content is not on disk any more");
     }
 
@@ -307,14 +328,14 @@ mod tests {
     async fn an_unchanged_record_of_policies_is_not_written_after_a_start() {
         let dir = tempfile::tempdir().unwrap();
         let namespaces = dir.path().join("network-policies.json");
-        PolicyRecord::beside(&namespaces).write("content".to_owned()).await;
+        write(&mut PolicyRecord::beside(&namespaces), "content").await;
         let mut next = PolicyRecord::beside(&namespaces);
         let path = next.path().to_owned();
         let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
         let first = inode();
-        next.write("content".to_owned()).await;
+        write(&mut next, "content").await;
         assert_eq!(inode(), first);
-        next.write("other".to_owned()).await;
+        write(&mut next, "other").await;
         assert_ne!(inode(), first);
     }
 
