@@ -439,7 +439,7 @@ mod tests {
                 assert!(table.is_some());
                 let policy: NetworkPolicy = serde_json::from_value(policy).unwrap();
                 let listed = [Event::Init, Event::InitApply(policy.clone()), Event::InitDone];
-                policies.apply_policy_events(listed.map(Ok).into());
+                policies.apply_policy_events(listed.into_iter().map(Ok).collect());
                 for kind in coracle_network_policy::ClusterKind::ALL {
                     let none = vec![Ok(Event::Init), Ok(Event::InitDone)];
                     let none = cluster::ClusterPolicyEvents::Definition(kind, none);
