@@ -267,6 +267,11 @@ impl Checkpoint {
         }
     }
 
+    /// The file that exists while the kernel's table of services was made from stored services.
+    pub(crate) fn stored_services_mark(&self) -> PathBuf {
+        self.shared.dir.join("services-in-use")
+    }
+
     /// The files of the stored records of a kind. An error is logged.
     fn list(&self, kind: Kind) -> io::Result<Vec<PathBuf>> {
         let dir = self.shared.dir.join(kind.directory());

@@ -121,7 +121,7 @@ impl NetworkPolicies {
                 }
                 Some(request) = self.requests.recv() => self.serve(request),
                 () = self.checks.next() => {}
-                () = self.record.is_due() => self.write_record().await,
+                () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(stored))) = stored.join_next() => self.use_stored(stored),
                 changed = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
@@ -142,7 +142,11 @@ impl NetworkPolicies {
         if !self.policies.is_complete || !self.cluster.are_complete() {
             return if self.record.is_used() { self.commit_stored(table).await } else { Ok(()) };
         }
-        self.record.end_use();
+        if self.record.end_use() {
+            // The table is replaced, so that all connections are checked that the stored policies allowed.
+            *table = None;
+            self.admitted.is_settled = false;
+        }
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         self.record_restricted().await;
         if self.model.lock().is_empty() {
@@ -210,13 +214,13 @@ impl NetworkPolicies {
     }
 
     /// Writes the record of the policies, after the first lists.
-    async fn write_record(&mut self) {
+    fn write_record(&mut self) {
         let are_peers_complete = self.peers.as_ref().is_none_or(Peers::are_complete);
         let content = match self.policies.is_complete && are_peers_complete {
             true => self.record.content(&self.model.lock()),
             false => return self.record.cancel(),
         };
-        self.record.write(content).await;
+        self.record.write(content);
     }
 
     /// Records the namespaces with policies, if the policies have changed. A failed write is repeated later.
@@ -410,6 +414,44 @@ mod tests {
                 }
             });
             assert!(Enforcer::open(TABLE).unwrap().is_intact().unwrap());
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
+    fn the_table_of_stored_policies_is_replaced_or_removed_after_the_first_lists() {
+        const TABLE: &str = "test-policies";
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            // Its threads are in the network namespace of this thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+                let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+                let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+                let policy =
+                    json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+                let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
+                policies.use_stored(serde_json::from_value(stored).unwrap());
+                let mut table = None;
+                policies.commit(&mut table).await.unwrap();
+                assert!(table.is_some());
+                let policy: NetworkPolicy = serde_json::from_value(policy).unwrap();
+                let listed = [Event::Init, Event::InitApply(policy.clone()), Event::InitDone];
+                policies.apply_policy_events(listed.into_iter().map(Ok).collect());
+                for kind in coracle_network_policy::ClusterKind::ALL {
+                    let none = vec![Ok(Event::Init), Ok(Event::InitDone)];
+                    let none = cluster::ClusterPolicyEvents::Definition(kind, none);
+                    policies.cluster.apply(none, &mut policies.model.lock());
+                }
+                policies.commit(&mut table).await.unwrap();
+                assert!(table.is_none(), "it is replaced when the pods are known");
+                assert!(Enforcer::open(TABLE).unwrap().is_intact().unwrap(), "it is in force until then");
+                policies.apply_policy_events(vec![Ok(Event::Delete(policy))]);
+                policies.commit(&mut table).await.unwrap();
+                assert!(!Enforcer::open(TABLE).unwrap().is_intact().unwrap());
+            });
         };
         std::thread::spawn(test).join().unwrap();
     }

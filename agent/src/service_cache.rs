@@ -182,6 +182,11 @@ impl ServiceCache {
             changes.iter().flat_map(|(address, is_ready)| tables.set_ready(*address, *is_ready)).collect()
         };
         let mut changed = self.write(apply);
+        // The records of slices have the pods of their endpoints.
+        let served: Vec<ObjectKey> = self.read(|tables| {
+            changes.iter().flat_map(|(address, _)| tables.with_endpoint(*address)).cloned().collect()
+        });
+        self.slices_changed(&served);
         changed.extend(self.place_stored_slices(&pods));
         self.notify(&changed);
     }

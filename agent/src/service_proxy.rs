@@ -3,8 +3,8 @@
 //!
 //! The table is replaced when all services and slices were listed, when the node's own properties or the ranges of
 //! services change, after a foreign change, and after a failed transaction. Any other change commits only its
-//! difference. Until the first list the table of the previous run stays as it is. Without such a table, as after a boot, the
-//! stored services are programmed if the API server does not answer.
+//! difference. Until the first list the table of the previous run stays as it is. Without such a table, as after a boot, or if
+//! it was made from stored services, the stored services are programmed if the API server does not answer.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -133,8 +133,7 @@ impl ServiceProxy {
         }
     }
 
-    /// Waits until the services are known: until the first lists, or until stored services are used and there is no table of
-    /// an earlier run. False if the agent ends.
+    /// Waits until the services are known: until the first lists, or until stored services are used. False if the agent ends.
     async fn wait_for_services(&self, services: &ServiceCache, node: &NodeProperties) -> bool {
         let (mut progress, mut object) = (services.changes(), node.object.clone());
         let listed = async {
@@ -145,12 +144,11 @@ impl ServiceProxy {
         let mut has_stored = services.has_stored();
         let stored = async {
             let is_used = has_stored.wait_for(|has_stored| *has_stored).await.is_ok();
-            // An existing table has the services of all namespaces.
-            if !is_used || self.has_table().await {
+            if !is_used || !self.takes_stored(services).await {
                 std::future::pending::<()>().await;
             }
         };
-        // Cancel-safe: both arms only read.
+        // Cancel-safe: both arms only read, except for the mark, which the first lists end.
         tokio::select! {
             is_listed = listed => is_listed,
             () = stored => {
@@ -160,11 +158,16 @@ impl ServiceProxy {
         }
     }
 
-    /// Whether the kernel has the table. True also if the kernel does not say.
-    async fn has_table(&self) -> bool {
-        let (table, view) = (self.config.table.clone(), self.view.clone());
-        let known = tokio::task::spawn_blocking(move || Proxy::open(&table, view)?.is_intact()).await;
-        known.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())).unwrap_or(true)
+    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. They are not if the kernel does not say
+    /// whether it has the table.
+    async fn takes_stored(&self, services: &ServiceCache) -> bool {
+        let (table, view, services) = (self.config.table.clone(), self.view.clone(), services.clone());
+        let decide = move || {
+            let has_table = Proxy::open(&table, view).and_then(|mut proxy| proxy.is_intact());
+            has_table.is_ok_and(|has_table| services.take_stored(has_table))
+        };
+        let decided = tokio::task::spawn_blocking(decide).await;
+        decided.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
     /// The properties of the node now.

@@ -15,12 +15,15 @@ use coracle_values::object::Key;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// Name of the record, in the directory of the record of the namespaces with policies.
 const RECORD: &str = "network-policies-of-pods.json";
 /// Maximum size in bytes of the record. A larger one is not read.
 const RECORD_MAX: u64 = 64 << 20;
+/// Maximum size in bytes of the policies of one namespace in the record. With more, its pods wait for the API server.
+const NAMESPACE_MAX: usize = 1 << 20;
 /// Time from a change until it is written, so that a burst is written once.
 const WRITE_AFTER: Duration = Duration::from_secs(1);
 /// Time from a failed write until it is repeated.
@@ -45,8 +48,16 @@ pub(super) struct PolicyRecord {
     due: Option<Instant>,
     /// Digest of the content on disk. None if it is not known.
     written: Option<[u8; 32]>,
+    /// The write in progress. Pods do not wait for the disk.
+    writing: Option<JoinHandle<Outcome>>,
     /// The namespaces with stored policies, while these are in use.
     used: BTreeSet<String>,
+}
+
+/// Result of a write.
+struct Outcome {
+    digest: [u8; 32],
+    written: io::Result<()>,
 }
 
 // === impl StoredPolicies ===
@@ -63,6 +74,18 @@ impl StoredPolicies {
         let read = tokio::task::spawn_blocking(read).await;
         read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
+}
+
+fn remove(record: &Path) -> io::Result<()> {
+    match std::fs::remove_file(record) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether an earlier run has written this content.
+fn has_content(record: &Path, content: &str) -> bool {
+    crate::bounded::read(record, RECORD_MAX).is_ok_and(|found| found == content.as_bytes())
 }
 
 fn read(record: &Path) -> Option<StoredPolicies> {
@@ -88,6 +111,7 @@ impl PolicyRecord {
             policies: BTreeMap::new(),
             due: None,
             written: None,
+            writing: None,
             used: BTreeSet::new(),
         }
     }
@@ -134,19 +158,23 @@ impl PolicyRecord {
         self.change();
     }
 
-    /// Returns when changes must be written. Cancel safe.
-    pub(super) async fn is_due(&self) {
+    /// Returns when changes must be written, after the end of a write in progress. Cancel safe.
+    pub(super) async fn is_due(&mut self) {
+        self.end_write().await;
         match self.due {
             Some(due) => tokio::time::sleep_until(due).await,
             None => std::future::pending().await,
         }
     }
 
-    /// The content for these namespaces.
+    /// The content for these namespaces. The policies of a namespace are complete or left out.
     fn text(&self, namespaces: &BTreeMap<&str, &Labels>) -> serde_json::Result<String> {
+        let mut of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         let policies =
             self.policies.iter().filter(|(key, _)| namespaces.contains_key(key.namespace.as_str()));
-        let policies: Vec<&str> = policies.map(|(_, text)| &**text).collect();
+        policies.for_each(|(key, text)| of.entry(key.namespace.as_str()).or_default().push(text));
+        of.retain(|_, policies| policies.iter().map(|text| text.len()).sum::<usize>() <= NAMESPACE_MAX);
+        let policies: Vec<&str> = of.into_values().flatten().collect();
         let namespaces = serde_json::to_string(namespaces)?;
         Ok(format!(r#"{{"namespaces":{namespaces},"policies":[{}]}}"#, policies.join(",")))
     }
@@ -162,39 +190,50 @@ impl PolicyRecord {
         })
     }
 
-    /// Writes the content unless it is on disk. A failed write is repeated later.
-    pub(super) async fn write(&mut self, content: String) {
+    /// Begins to write the content unless it is on disk. To be called after [`is_due`](Self::is_due).
+    pub(super) fn write(&mut self, content: String) {
         self.due = None;
         let digest: [u8; 32] = Sha256::digest(content.as_bytes()).into();
         if self.written == Some(digest) {
             return;
         }
-        let path = self.path.clone();
-        let write = move || match content.is_empty() {
-            true => match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            },
-            false => crate::private_file::replace(&path, content.as_bytes()),
-        };
-        let written = tokio::task::spawn_blocking(write).await;
-        match written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-            Ok(()) => self.written = Some(digest),
-            Err(error) => {
-                tracing::warn!(%error, record = %self.path.display(), "cannot record network policies, retrying");
-                self.due = Some(Instant::now() + RETRY_AFTER);
-            }
+        let (path, is_unknown) = (self.path.clone(), self.written.is_none());
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            let written = match content.is_empty() {
+                true => remove(&path),
+                false if is_unknown && has_content(&path, &content) => Ok(()),
+                false => crate::private_file::replace(&path, content.as_bytes()),
+            };
+            Outcome { digest, written: written.inspect_err(|_| drop(remove(&path))) }
+        }));
+    }
+
+    /// Waits for the end of the write in progress. A failed write is repeated later. Until then there is no record, as
+    /// outdated policies could allow what newer ones forbid. Cancel safe.
+    async fn end_write(&mut self) {
+        let Some(writing) = &mut self.writing else { return };
+        let done = writing.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        self.writing = None;
+        self.written = done.written.is_ok().then_some(done.digest);
+        if let Err(error) = done.written {
+            tracing::warn!(%error, record = %self.path.display(), "cannot record network policies, retrying");
+            self.due = Some(Instant::now() + RETRY_AFTER);
         }
     }
 
-    /// Adds stored policies to a model without policies.
+    /// Adds stored policies to a model. The API server may have sent the first part of a list, whose policies are newer.
     pub(super) fn use_stored(&mut self, stored: StoredPolicies, model: &mut Model) {
         for (name, labels) in stored.namespaces {
             model.put_namespace(&name, labels);
         }
-        stored.policies.iter().for_each(|policy| model.put_policy(policy));
-        // The first policy of another namespace may be newer than the record.
-        self.used = model.restricted_namespaces();
+        for policy in stored.policies {
+            let key = Key::of(&policy.metadata);
+            if !self.policies.contains_key(&key) {
+                model.put_policy(&policy);
+            }
+            // Only of these namespaces all policies are known.
+            self.used.insert(key.namespace);
+        }
     }
 
     /// Whether stored policies are in use.
@@ -207,9 +246,9 @@ impl PolicyRecord {
         self.used.contains(namespace)
     }
 
-    /// Ends the use of stored policies: the API server has listed all.
-    pub(super) fn end_use(&mut self) {
-        self.used.clear();
+    /// Ends the use of stored policies: the API server has listed all. Returns whether they were in use.
+    pub(super) fn end_use(&mut self) -> bool {
+        !std::mem::take(&mut self.used).is_empty()
     }
 }
 
@@ -231,6 +270,11 @@ mod tests {
         model.put_pod(PodFacts::of(&serde_json::from_value(pod).unwrap(), "here").unwrap());
     }
 
+    async fn write(record: &mut PolicyRecord, content: &str) {
+        record.write(content.to_owned());
+        record.end_write().await;
+    }
+
     #[tokio::test]
     async fn the_policies_of_this_nodes_namespaces_are_read_back() {
         let dir = tempfile::tempdir().unwrap();
@@ -244,7 +288,8 @@ mod tests {
         put_pod(&mut model, "free", "here");
         let labels = |name: &str| Labels::from([("kubernetes.io/metadata.name".to_owned(), name.to_owned())]);
         ["own", "far", "free"].iter().for_each(|name| model.put_namespace(name, labels(name)));
-        record.write(record.content(&model)).await;
+        let content = record.content(&model);
+        write(&mut record, &content).await;
         let stored = read(record.path()).unwrap();
         let namespaces = ["free", "own"].map(|name| (name.to_owned(), labels(name)));
         assert_eq!(stored.namespaces, BTreeMap::from(namespaces));
@@ -258,11 +303,85 @@ mod tests {
         let others = ["far", "unlabelled", "free"];
         assert!(!others.iter().any(|name| next.has(name)), "their policies are not known, or newer");
         assert_eq!(model.policies().collect::<Vec<_>>(), [&Key::new("own", "p")]);
-        next.end_use();
-        assert!(!next.is_used());
+        assert!(next.end_use() && !next.is_used() && !next.end_use());
         // The last policy was deleted.
-        next.write(next.content(&Model::default())).await;
+        let content = next.content(&Model::default());
+        write(&mut next, &content).await;
         assert!(!next.path().exists());
+    }
+
+    #[tokio::test]
+    async fn an_outdated_record_of_policies_is_removed_if_it_cannot_be_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = PolicyRecord::beside(&dir.path().join("network-policies.json"));
+        write(&mut record, "old").await;
+        // A directory in the place of the temporary file makes the replacement fail, as a full disk does.
+        std::fs::create_dir(record.path().with_extension("tmp")).unwrap();
+        write(&mut record, "new").await;
+        assert!(!record.path().exists() && record.due.is_some());
+        std::fs::remove_dir(record.path().with_extension("tmp")).unwrap();
+        write(&mut record, "old").await;
+        assert!(record.path().exists(), "the former content is not on disk any more");
+    }
+
+    #[tokio::test]
+    async fn an_unchanged_record_of_policies_is_not_written_after_a_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let namespaces = dir.path().join("network-policies.json");
+        write(&mut PolicyRecord::beside(&namespaces), "content").await;
+        let mut next = PolicyRecord::beside(&namespaces);
+        let path = next.path().to_owned();
+        let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
+        let first = inode();
+        write(&mut next, "content").await;
+        assert_eq!(inode(), first);
+        write(&mut next, "other").await;
+        assert_ne!(inode(), first);
+    }
+
+    #[test]
+    fn stored_policies_do_not_replace_those_that_were_received() {
+        let mut record = PolicyRecord::beside(Path::new("/network-policies.json"));
+        let mut model = Model::default();
+        put_pod(&mut model, "own", "here");
+        let mut received = policy("own", "p");
+        received.spec.get_or_insert_default().policy_types = Some(vec!["Egress".to_owned()]);
+        // The first part of a list.
+        for policy in [received, policy("new", "p")] {
+            record.put(&policy);
+            model.put_policy(&policy);
+        }
+        let stored = |namespace: &str| StoredPolicies {
+            namespaces: BTreeMap::from([(namespace.to_owned(), Labels::new())]),
+            policies: vec![policy(namespace, "p")],
+        };
+        record.use_stored(stored("own"), &mut model);
+        let into_the_pod = coracle_nft::Flow {
+            protocol: 17,
+            from: [192, 0, 2, 1].into(),
+            to: [10, 42, 0, 2].into(),
+            port: 80,
+            answered_by: [10, 42, 0, 2].into(),
+            answering_port: 80,
+            mark: 0,
+        };
+        assert!(model.allows(&into_the_pod), "the stored policy forbids it");
+        assert!(
+            record.has("own") && !record.has("new"),
+            "other policies of the namespace may follow in the list"
+        );
+    }
+
+    #[test]
+    fn a_namespace_with_too_many_policies_is_not_in_the_record() {
+        let mut record = PolicyRecord::beside(Path::new("/network-policies.json"));
+        record.put(&policy("small", "p"));
+        let name = "n".repeat(250);
+        (0..4000).for_each(|number| record.put(&policy("large", &format!("{name}{number}"))));
+        let labels = Labels::new();
+        let text = record.text(&BTreeMap::from([("large", &labels), ("small", &labels)])).unwrap();
+        let stored: StoredPolicies = serde_json::from_str(&text).unwrap();
+        assert_eq!(stored.policies.len(), 1);
     }
 
     #[test]

@@ -20,8 +20,9 @@ use crate::checkpoint::Key;
 
 /// Pause between two writes, so that pods of other nodes whose readiness changes often do not wear the disk.
 const STORE_PAUSE: Duration = Duration::from_secs(30);
-/// Maximum endpoints of a namespace that are stored. Services with more than remain are left out.
-const ENDPOINTS_MAX: usize = 10_000;
+/// Maximum number of slices, their endpoints and ports of a namespace that are stored. Services with more than remain are
+/// left out.
+const ENTRIES_MAX: usize = 10_000;
 
 /// The stored form of a slice.
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,9 +61,11 @@ impl StoredSlice {
         let mut slice = self.slice.clone();
         for endpoint in &mut slice.endpoints {
             let Some(address) = endpoint.address else { continue };
-            if let Some(uid) = self.pods.get(&address) {
-                endpoint.address = pods.address_of(uid, address.is_ipv4());
-            }
+            endpoint.address = match self.pods.get(&address) {
+                Some(uid) => pods.address_of(uid, address.is_ipv4()),
+                // A pod of this node that has the address now is not the endpoint: that would be in the record.
+                None => Some(address).filter(|address| pods.pod_at(*address).is_none()),
+            };
         }
         slice.endpoints.retain(|endpoint| endpoint.address.is_some());
         slice.slim()
@@ -92,6 +95,34 @@ impl ServiceCache {
     /// Whether the tables have services of an earlier run, because the API server did not answer after the start.
     pub(crate) fn has_stored(&self) -> watch::Receiver<bool> {
         self.shared.has_stored.subscribe()
+    }
+
+    /// Whether the service proxy programs the stored services. A table of an earlier run has the services of all namespaces,
+    /// so it stays, unless it was made from stored services: a file is the mark of that. Blocks.
+    pub(crate) fn take_stored(&self, has_table: bool) -> bool {
+        let mark = self.shared.checkpoint.stored_services_mark();
+        if has_table && !mark.exists() {
+            return false;
+        }
+        if let Err(error) = std::fs::write(&mark, "") {
+            tracing::warn!(%error, mark = %mark.display(), "cannot mark the table of stored services");
+        }
+        // The first lists may have been received since the caller's decision.
+        if self.read(Tables::is_complete) {
+            self.end_stored();
+        }
+        true
+    }
+
+    /// Removes the mark of a table of stored services after the first lists. Blocks.
+    pub(super) fn end_stored(&self) {
+        let mark = self.shared.checkpoint.stored_services_mark();
+        match std::fs::remove_file(&mark) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(%error, mark = %mark.display(), "cannot remove the mark of stored services");
+            }
+            _ => {}
+        }
     }
 
     /// Stores the changed slices that are not stored yet. Blocks.
@@ -129,14 +160,19 @@ impl ServiceCache {
         if progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_err() {
             return;
         }
+        self.blocking(Self::end_stored).await;
         loop {
             self.shared.unsaved_slices.more.notified().await;
             tokio::time::sleep(STORE_AFTER).await;
-            let cache = self.clone();
-            let stored = tokio::task::spawn_blocking(move || cache.store_changed_slices()).await;
-            stored.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+            self.blocking(Self::store_changed_slices).await;
             tokio::time::sleep(STORE_PAUSE).await;
         }
+    }
+
+    async fn blocking(&self, work: fn(&Self)) {
+        let cache = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&cache)).await;
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     }
 
     /// Adds stored slices to the tables, and follows the addresses of this node's pods until the first list.
@@ -170,12 +206,12 @@ impl ServiceCache {
     }
 }
 
-/// The slices of a namespace's services, up to the maximum of endpoints.
+/// The slices of a namespace's services, up to the maximum.
 fn slices_of(tables: &Tables, namespace: &str) -> Vec<Arc<EndpointSlice>> {
-    let (mut found, mut left) = (Vec::new(), ENDPOINTS_MAX);
+    let (mut found, mut left) = (Vec::new(), ENTRIES_MAX);
     for service in tables.of(namespace) {
         let slices = tables.slices(&service.key());
-        let count = slices.iter().map(|slice| slice.endpoints.len()).sum();
+        let count = slices.iter().map(|slice| 1 + slice.endpoints.len() + slice.ports.len()).sum();
         let Some(rest) = left.checked_sub(count) else { continue };
         left = rest;
         found.extend(slices);
@@ -242,12 +278,15 @@ mod tests {
         let current = stored.current(&now);
         assert_eq!(shown(&current), [own, far].concat());
         assert_eq!(current.service(), Some("web"));
+        // This pod was no endpoint of the service.
+        put(&mut now, "three", "10.42.1.3");
+        assert_eq!(shown(&stored.current(&now)).len(), 3);
     }
 
     #[test]
     fn the_stored_endpoints_of_a_namespace_have_a_maximum() {
         let mut tables = Tables::default();
-        tables.replace_services(["a", "b", "c"].map(service));
+        tables.replace_services(["a", "b", "c", "d"].map(service));
         let endpoints = |of: usize, count: usize| -> Vec<serde_json::Value> {
             let address = |at: usize| format!("10.{of}.{}.{}", at / 250, at % 250 + 1);
             (0..count).map(|at| json!({"addresses": [address(at)]})).collect()
@@ -256,9 +295,10 @@ mod tests {
             (0..11).map(|number| slice(&format!("a-{number}"), "a", &endpoints(number, 1000))).collect();
         all.push(slice("b", "b", &endpoints(20, 1000)));
         all.push(slice("c", "c", &endpoints(21, 1)));
+        all.extend((0..5000).map(|number| slice(&format!("d-{number}"), "d", &[])));
         tables.replace_slices(all);
         let found = slices_of(&tables, "ns");
         let names: Vec<_> = found.iter().filter_map(|slice| slice.service()).collect();
-        assert_eq!(names, ["b", "c"], "the service with 11,000 endpoints is left out");
+        assert_eq!(names, ["b", "c"], "those with 11,000 endpoints and with 5,000 empty slices are left out");
     }
 }

@@ -179,6 +179,38 @@ async fn slices_are_stored_only_after_the_first_lists_and_where_pods_are() {
     assert!(!cache.shared.checkpoint.has(&Key::slices("z")));
 }
 
+#[tokio::test]
+async fn the_record_of_slices_has_pods_that_are_reported_after_their_endpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    list(&cache, vec![service("ns", "web", "10.43.0.1")]);
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    let slice = json!({"metadata": {"namespace": "ns", "name": "s", "labels": labels}, "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.42.0.2"]}], "ports": [{"port": 80}]});
+    list_slices(&cache, vec![slice]);
+    cache.store_changed_slices();
+    let addresses = vec!["10.42.0.2".parse().unwrap()];
+    cache.report_pod(&LocalPod { uid: "u", addresses, is_ready: true, is_attached: true });
+    cache.store_changed_slices();
+    let stored: Vec<serde_json::Value> = cache.shared.checkpoint.get(&Key::slices("ns")).unwrap();
+    assert_eq!(stored[0]["pods"], json!({"10.42.0.2": "u"}));
+}
+
+#[tokio::test]
+async fn stored_services_replace_no_table_with_all_services() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = cache(dir.path());
+    assert!(!first.take_stored(true));
+    assert!(first.take_stored(false));
+    let next = cache(dir.path());
+    assert!(next.take_stored(true), "the table was made from stored services");
+    list(&next, Vec::new());
+    list_slices(&next, Vec::new());
+    next.end_stored();
+    assert!(!next.take_stored(true));
+    assert!(next.take_stored(false) && !next.take_stored(true), "the table gets all services");
+}
+
 #[test]
 fn stored_services_have_what_the_proxy_reads() {
     let whole = json!({"metadata": {"namespace": "ns", "name": "a", "uid": "u",

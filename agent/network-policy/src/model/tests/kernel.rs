@@ -17,8 +17,10 @@ const TABLE: &str = "test-policies";
 /// Number of the pods of random changes. Each has a namespace.
 const PODS: u8 = 6;
 const PORTS: [u16; 3] = [80, 81, 8080];
-/// Maximum wait for a packet that is expected to arrive.
-const ARRIVAL: Duration = Duration::from_secs(10);
+/// Maximum number of packets that are sent if they are expected to arrive, and the wait for each. The first one is lost
+/// while a new link is not up.
+const TRIES: usize = 20;
+const ARRIVAL: Duration = Duration::from_millis(500);
 /// Wait for a packet that must not arrive. Usually it has arrived when the call that sends it returns. A packet that
 /// arrives later is missed, so the test does not fail because of a slow machine.
 const QUIET: Duration = Duration::from_millis(20);
@@ -96,17 +98,19 @@ impl Host {
         receiver.recv().unwrap()
     }
 
-    /// Whether a packet from this port arrives at another pod. `is_expected` is whether it should.
+    /// Whether packets from this port arrive at another pod. `is_expected` is whether they should.
     fn reaches(&self, other: &Self, packet: Packet, from_port: u16, is_expected: bool) -> bool {
         let (from, to) = (SocketAddr::new(packet.from, from_port), SocketAddr::new(packet.to, packet.port));
-        let wait = if is_expected { ARRIVAL } else { QUIET };
+        let (wait, tries) = if is_expected { (ARRIVAL, TRIES) } else { (QUIET, 1) };
         let receiver = other.within(move || {
             let socket = UdpSocket::bind(to).unwrap();
             socket.set_read_timeout(Some(wait)).unwrap();
             socket
         });
-        self.within(move || drop(UdpSocket::bind(from).unwrap().send_to(b"packet", to)));
-        receiver.recv(&mut [0; 8]).is_ok()
+        (0..tries).any(|_| {
+            self.within(move || drop(UdpSocket::bind(from).unwrap().send_to(b"packet", to)));
+            receiver.recv(&mut [0; 8]).is_ok()
+        })
     }
 }
 
