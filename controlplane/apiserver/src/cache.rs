@@ -231,12 +231,13 @@ impl Cache {
     pub(crate) fn resync(&self, page: Page, unreadable: &[Arc<str>]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
         let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
+        let mut guards = Vec::new();
         for entry in page.entries {
             match split(&entry.key) {
                 Some((group, plural)) => {
                     found.entry((group.into(), plural.into())).or_default().push(entry);
                 }
-                None => self.note_guard(&entry.key, entry.modified),
+                None => guards.push(entry),
             }
         }
         let mut quotas = self.quotas.lock();
@@ -248,7 +249,20 @@ impl Cache {
         }
         quotas.load(self);
         drop(quotas);
+        // After the objects: a request that knows a guard must find all objects up to the guard's revision.
+        self.forget_guards(unreadable);
+        guards.iter().for_each(|guard| self.note_guard(&guard.key, guard.modified));
         self.revision.advance(page.revision);
+    }
+
+    /// Forgets all guards but the unreadable ones: the store may have been restored from a backup without them.
+    fn forget_guards(&self, unreadable: &[Arc<str>]) {
+        let quotas = (0..QUOTA_GUARDS).map(|number| format!("{QUOTA_GUARD}{number}"));
+        for key in quotas.chain([ALLOCATIONS.to_owned()]) {
+            if !unreadable.iter().any(|one| **one == *key) {
+                self.note_guard(&key, 0);
+            }
+        }
     }
 
     fn note_guard(&self, key: &str, revision: u64) {
@@ -391,6 +405,20 @@ mod tests {
         cache.apply(&commit("quotas-64", false));
         let guard = cache.quota_guard(5);
         assert_eq!((&*guard.key, guard.expect), ("quotas-5", Expect::Revision(2)));
+    }
+
+    #[test]
+    fn a_guard_that_a_restored_store_lacks_is_forgotten() {
+        let cache = Cache::new(1);
+        for key in [ALLOCATIONS, "quotas-5", "quotas-6"] {
+            let value = Some(bytes::Bytes::new());
+            cache.apply(&Commit { key: key.into(), revision: 5, value, created: 5, guard_follows: false });
+        }
+        let entry = Entry { key: "quotas-6".into(), value: bytes::Bytes::new(), created: 2, modified: 3 };
+        cache.resync(Page { entries: vec![entry], revision: 4, more: false }, &[ALLOCATIONS.into()]);
+        assert_eq!(cache.allocations(), 5, "an unreadable guard still exists");
+        let expect = |number: usize| cache.quota_guard(number).expect;
+        assert_eq!((expect(5), expect(6)), (Expect::Absent, Expect::Revision(3)));
     }
 
     #[tokio::test]

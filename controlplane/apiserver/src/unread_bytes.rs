@@ -7,7 +7,7 @@
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -58,9 +58,13 @@ struct Unread {
 struct Owner {
     /// Number of bytes. Bytes that readers of this owner share count once.
     bytes: usize,
+    /// Bytes of readers that have lost and still hold them.
+    ending: usize,
     /// Number of references to bytes.
     references: HashMap<Identity, usize>,
     readers: HashMap<u64, Holding>,
+    /// The readers that have not lost: bytes and number.
+    remaining: BTreeSet<(usize, u64)>,
 }
 
 /// The unread bytes of one reader.
@@ -122,8 +126,8 @@ impl UnreadBytes {
 // === impl Reader ===
 
 impl Reader {
-    /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, the owner with the most
-    /// bytes loses a reader. Returns false if it is this one, or if this one has lost before; the bytes do not count then.
+    /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, owners with the most bytes
+    /// lose readers. Returns false if this one is among them, or has lost before; the bytes do not count then.
     pub(crate) fn add(&self, bytes: &Bytes) -> bool {
         self.count(identity(bytes))
     }
@@ -133,17 +137,20 @@ impl Reader {
         if self.lost.is_cancelled() || !unread.add(self, identity) {
             return false;
         }
-        let Some((number, loser)) = unread.loser() else { return true };
-        if number == self.number {
-            unread.remove(self, identity);
-            return false;
+        let (mut lost, mut is_kept) = (Vec::new(), true);
+        // A large piece needs the memory of many small ones.
+        while let Some((owner, number)) = unread.loser() {
+            if number == self.number {
+                unread.remove(self, identity);
+                is_kept = false;
+                break;
+            }
+            let Some(token) = unread.end(&owner, number) else { break };
+            lost.push(token);
         }
-        loser.has_lost = true;
-        let (ending, lost) = (loser.bytes, loser.lost.clone());
-        unread.ending += ending;
         drop(unread);
-        lost.cancel();
-        true
+        lost.iter().for_each(CancellationToken::cancel);
+        is_kept
     }
 
     /// Ends the count of bytes that were added.
@@ -203,8 +210,10 @@ impl Unread {
         if holding.has_lost {
             return false;
         }
+        owner.remaining.remove(&(holding.bytes, reader.number));
         holding.bytes += counted;
         holding.references += 1;
+        owner.remaining.insert((holding.bytes, reader.number));
         let references = owner.references.entry(identity).or_default();
         *references += 1;
         if *references == 1 {
@@ -222,12 +231,20 @@ impl Unread {
         let counted = counted(identity);
         let Some(owner) = self.owners.get_mut(&reader.owner) else { return };
         let Some(holding) = owner.readers.get_mut(&reader.number) else { return };
+        let before = holding.bytes;
         holding.bytes -= counted;
         holding.references -= 1;
+        let (after, is_last) = (holding.bytes, holding.references == 0);
         if holding.has_lost {
+            owner.ending -= counted;
             self.ending -= counted;
+        } else {
+            owner.remaining.remove(&(before, reader.number));
+            if !is_last {
+                owner.remaining.insert((after, reader.number));
+            }
         }
-        if holding.references == 0 {
+        if is_last {
             owner.readers.remove(&reader.number);
         }
         if dereference(&mut owner.references, identity) {
@@ -243,24 +260,24 @@ impl Unread {
 
     /// The reader with the most bytes of the owner with the most bytes; of equal ones the newest. Readers that have lost
     /// do not count. `None` within the limit.
-    fn loser(&mut self) -> Option<(u64, &mut Holding)> {
+    fn loser(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;
         }
-        let owner = self.owners.values_mut().max_by_key(|owner| owner.remaining())?;
-        let remaining = owner.readers.iter_mut().filter(|(_, holding)| !holding.has_lost);
-        let most = remaining.max_by_key(|(number, holding)| (holding.bytes, **number));
-        most.map(|(number, holding)| (*number, holding))
+        let owners = self.owners.iter().filter(|(_, owner)| !owner.remaining.is_empty());
+        let (name, owner) = owners.max_by_key(|(_, owner)| owner.bytes.saturating_sub(owner.ending))?;
+        owner.remaining.last().map(|(_, number)| (name.clone(), *number))
     }
-}
 
-// === impl Owner ===
-
-impl Owner {
-    /// Bytes without those of readers that have lost.
-    fn remaining(&self) -> usize {
-        let lost = self.readers.values().filter(|holding| holding.has_lost);
-        self.bytes.saturating_sub(lost.map(|holding| holding.bytes).sum())
+    /// Makes a reader lose. Returns the token that closes its connection.
+    fn end(&mut self, owner: &str, number: u64) -> Option<CancellationToken> {
+        let owner = self.owners.get_mut(owner)?;
+        let holding = owner.readers.get_mut(&number)?;
+        holding.has_lost = true;
+        owner.remaining.remove(&(holding.bytes, number));
+        owner.ending += holding.bytes;
+        self.ending += holding.bytes;
+        Some(holding.lost.clone())
     }
 }
 
@@ -340,6 +357,19 @@ mod tests {
         assert_eq!([&small, &ann, &bob].map(has_lost), [false; 3], "the bytes of a loser are released soon");
         assert!(bob.hold(large(30)).is_none(), "now this owner has the most");
         drop((of_eve, of_ann, first, second));
+        let unread = unread.lock();
+        assert!(unread.bytes == 0 && unread.ending == 0 && unread.owners.is_empty());
+    }
+
+    #[test]
+    fn as_many_small_responses_lose_as_a_large_one_needs() {
+        let unread = Arc::<UnreadBytes>::default();
+        let small: Vec<_> = (0..63).map(|_| unread.reader("eve")).collect();
+        let of_eve: Vec<Bytes> = small.iter().map(|reader| reader.hold(large(1)).unwrap()).collect();
+        let of_bob = unread.reader("bob").hold(large(20)).unwrap();
+        let has_lost: Vec<bool> = small.iter().map(|reader| reader.lost().is_cancelled()).collect();
+        assert_eq!(has_lost, [[false; 44].as_slice(), &[true; 19]].concat(), "the newest ones lose");
+        drop((of_eve, of_bob));
         let unread = unread.lock();
         assert!(unread.bytes == 0 && unread.ending == 0 && unread.owners.is_empty());
     }

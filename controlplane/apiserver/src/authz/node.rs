@@ -39,7 +39,8 @@ impl Authorizer for Nodes {
 }
 
 fn allows(attributes: &AccessAttributes<'_>) -> bool {
-    let Some(node) = attributes.user.node() else { return false };
+    // As upstream, an empty name is not that of a node. It would match the pods that have no node yet.
+    let Some(node) = attributes.user.node().filter(|node| !node.is_empty()) else { return false };
     let Some(resource) = &attributes.info.resource else { return false };
     let verb = attributes.verb;
     match (resource.group.as_str(), resource.resource.as_str(), resource.subresource.as_str()) {
@@ -251,6 +252,23 @@ mod tests {
             let info = RequestInfo::parse(&method, &uri);
             let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
             assert_eq!(allows(&attributes), expect, "{verb} {path}");
+        }
+    }
+
+    #[test]
+    fn a_user_without_a_node_name_is_no_node() {
+        let cache = cache_of(0);
+        let uri = "/api/v1/pods?fieldSelector=spec.nodeName%3D".parse().unwrap();
+        let info = RequestInfo::parse(&http::Method::GET, &uri);
+        for (name, verb, expect) in [
+            ("system:node:n", "delete", true),
+            ("system:node:", "delete", false),
+            ("system:node:n", "list", false),
+            ("system:node:", "list", false),
+        ] {
+            let user = User::new(name, &["system:nodes"]);
+            let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&attributes), expect, "{name} {verb}");
         }
     }
 

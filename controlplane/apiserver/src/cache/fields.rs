@@ -57,6 +57,11 @@ impl<'a> Fields<'a> {
         self.0.insert(name.to_owned(), Cow::Owned(text));
     }
 
+    /// Removes a field.
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
     /// The object as JSON.
     pub(crate) fn json(&self) -> String {
         let mut json = String::from("{");
@@ -99,6 +104,9 @@ mod tests {
         fields.set_text("map", changed);
         fields.set("list", &json!([]));
         assert_eq!(fields.json(), r#"{"a\"b":1e3,"list":[],"map":{"k":"v","l":["m"]},"none":null}"#);
+        fields.remove("list");
+        fields.remove("absent");
+        assert_eq!(fields.json(), r#"{"a\"b":1e3,"map":{"k":"v","l":["m"]},"none":null}"#);
     }
 
     #[test]

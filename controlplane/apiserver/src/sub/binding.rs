@@ -106,6 +106,8 @@ fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
         }
         spec.set("nodeName", &binding["target"]["name"]);
         set_scheduled(&mut status);
+        // As upstream: a bound pod needs no other node (gate ClearingNominatedNodeNameAfterBinding).
+        status.remove("nominatedNodeName");
         [("metadata", metadata.json()), ("spec", spec.json()), ("status", status.json())]
     };
     for (name, json) in changed {
@@ -193,7 +195,7 @@ mod tests {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"app": "\"x\"", "zone": "b"}},
             "spec": {"containers": [{"name": "c", "image": "i", "args": ["\u{e9}\\n"]}], "priority": -1},
-            "status": {"phase": "Pending", "conditions": [
+            "status": {"phase": "Pending", "nominatedNodeName": "m", "conditions": [
                 {"type": "PodScheduled", "status": "False"}, {"type": "Other", "status": "True"}]},
         }));
         let binding = json!({"metadata": {"name": "p", "uid": "u", "resourceVersion": "7",
