@@ -2,12 +2,18 @@
 //!
 //! Addresses have a lifetime. The kernel removes an address that the agent does not renew, because another node takes
 //! over the services of a node that is not ready. While the API server is unreachable, the agent renews its addresses.
+//!
+//! Another node that takes over an address announces it. A node that receives such an announcement reads the service from
+//! the API server. If the API server does not confirm that the node has the address, the node removes the address, and
+//! adds it again when the API server confirms it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_cni::ConflictMonitor;
 use coracle_error_chain::chain;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::{Node, Service};
@@ -24,6 +30,8 @@ const CHOSEN: &str = "NodeChosen";
 /// Lifetime of an address, and interval of its renewal.
 const LIFETIME: Duration = Duration::from_secs(60);
 const RENEWAL: Duration = Duration::from_secs(20);
+/// Pause after a check of announcements of other machines (`DEFEND_INTERVAL` in RFC 5227).
+const CHECK_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum addresses of one node.
 const ADDRESSES_MAX: usize = 1024;
 
@@ -33,18 +41,36 @@ pub(crate) struct AddressAnnouncer {
     services: ServiceCache,
     assigned: BTreeMap<Key, BTreeSet<IpAddr>>,
     held: BTreeSet<IpAddr>,
+    /// Assigned addresses that another machine announced, and that the API server did not confirm.
+    yielded: BTreeSet<IpAddr>,
+    /// Receives announcements of the held addresses.
+    conflicts: Option<ConflictMonitor>,
+    /// Time from which announcements are checked.
+    next_check: Instant,
 }
 
 // === impl AddressAnnouncer ===
 
 impl AddressAnnouncer {
     pub(crate) fn new(node_name: &str, services: ServiceCache) -> Self {
-        let (assigned, held) = (BTreeMap::new(), BTreeSet::new());
-        Self { node_name: node_name.to_owned(), services, assigned, held }
+        Self {
+            node_name: node_name.to_owned(),
+            services,
+            assigned: BTreeMap::new(),
+            held: BTreeSet::new(),
+            yielded: BTreeSet::new(),
+            conflicts: None,
+            next_check: Instant::now(),
+        }
     }
 
-    /// Runs until dropped. Without an address only changes of services wake it.
-    pub(crate) async fn run(mut self, node: watch::Receiver<Option<Arc<Node>>>) {
+    /// Runs until dropped. Without an address only changes of services wake it. `renewals`: changes when the API server
+    /// has renewed the node's lease.
+    pub(crate) async fn run(
+        mut self,
+        node: watch::Receiver<Option<Arc<Node>>>,
+        mut renewals: watch::Receiver<()>,
+    ) {
         let changes = self.services.subscribe();
         let mut progress = self.services.changes();
         if progress.wait_for(|progress| progress.listed).await.is_err() {
@@ -62,6 +88,15 @@ impl AddressAnnouncer {
                 let is_other = tokio::select! {
                     changed = changes.next() => self.read_services(changed),
                     () = sleep_until_optional(renewal) => true,
+                    announced = next_conflicts(&mut self.conflicts, self.next_check) => {
+                        renewals.mark_unchanged();
+                        self.check(announced).await
+                    }
+                    Ok(()) = renewals.changed(), if !self.yielded.is_empty() => {
+                        let yielded = self.yielded.clone();
+                        self.confirm(&yielded).await;
+                        true
+                    }
                 };
                 if is_other {
                     break;
@@ -83,7 +118,9 @@ impl AddressAnnouncer {
 
     /// Adds or renews the assigned addresses, and removes the others.
     async fn hold(&mut self, node: Option<IpAddr>) {
-        let wanted = wanted(&self.assigned);
+        let assigned = wanted(&self.assigned);
+        self.yielded.retain(|address| assigned.contains(address));
+        let wanted = &assigned - &self.yielded;
         for address in self.held.difference(&wanted) {
             if let Err(error) = coracle_cni::withdraw_address(*address).await {
                 tracing::warn!(%address, error = chain(&error), "cannot remove a load balancer address");
@@ -94,8 +131,89 @@ impl AddressAnnouncer {
                 tracing::warn!(%address, error = chain(&error), "cannot announce a load balancer address");
             }
         }
-        self.held = wanted;
+        if self.held != wanted || self.conflicts.is_none() {
+            self.held = wanted;
+            self.monitor().await;
+        }
     }
+
+    /// Receives announcements of the held addresses from now on.
+    async fn monitor(&mut self) {
+        let monitor = match self.held.is_empty() {
+            true => None,
+            false => ConflictMonitor::open(&self.held)
+                .await
+                .inspect_err(|error| {
+                    tracing::warn!(error = chain(error), "cannot monitor load balancer addresses, retrying");
+                })
+                .ok(),
+        };
+        close(std::mem::replace(&mut self.conflicts, monitor));
+    }
+
+    /// Checks addresses that another machine announced. Returns whether the addresses must be held again.
+    async fn check(&mut self, announced: io::Result<BTreeSet<IpAddr>>) -> bool {
+        let announced = match announced {
+            Ok(announced) => announced,
+            Err(error) => {
+                tracing::debug!(%error, "the monitor of load balancer addresses failed");
+                // It is opened again with the next renewal.
+                close(self.conflicts.take());
+                return false;
+            }
+        };
+        self.confirm(&announced).await;
+        for address in announced.difference(&self.yielded) {
+            tracing::warn!(%address, "another machine announces a load balancer address of this node");
+            if let Err(error) = coracle_cni::repeat_announcement(*address).await {
+                tracing::warn!(%address, error = chain(&error), "cannot announce a load balancer address");
+            }
+        }
+        self.next_check = Instant::now() + CHECK_PAUSE;
+        true
+    }
+
+    /// Reads the services of these addresses from the API server. Yields the addresses that it does not confirm, and ends
+    /// this for the others.
+    async fn confirm(&mut self, addresses: &BTreeSet<IpAddr>) {
+        let of_service = |(key, own): (&Key, &BTreeSet<IpAddr>)| (key.clone(), own & addresses);
+        let concerned: Vec<_> = self.assigned.iter().map(of_service).collect();
+        let mut is_reachable = true;
+        for (key, addresses) in concerned.into_iter().filter(|(_, addresses)| !addresses.is_empty()) {
+            // One timeout is enough.
+            let service = if is_reachable { self.services.fetch(&key).await.ok() } else { None };
+            is_reachable = service.is_some();
+            let confirmed = service.flatten().map(|service| assigned(&service, &self.node_name));
+            let confirmed = confirmed.unwrap_or_default();
+            for address in &addresses - &confirmed {
+                if self.yielded.insert(address) {
+                    tracing::warn!(
+                        %address,
+                        is_reachable,
+                        "another machine announces a load balancer address, which the API server does not confirm for this node"
+                    );
+                }
+            }
+            self.yielded.retain(|address| !confirmed.contains(address));
+        }
+    }
+}
+
+/// Closes a monitor on a thread that may block: the kernel waits for a grace period.
+fn close(monitor: Option<ConflictMonitor>) {
+    if let Some(monitor) = monitor {
+        let _closing = tokio::task::spawn_blocking(move || drop(monitor));
+    }
+}
+
+/// Waits until the time, and then for announcements. Without a monitor it never returns. Cancel safe.
+async fn next_conflicts(
+    monitor: &mut Option<ConflictMonitor>,
+    from: Instant,
+) -> io::Result<BTreeSet<IpAddr>> {
+    let Some(monitor) = monitor else { return std::future::pending().await };
+    tokio::time::sleep_until(from).await;
+    monitor.next().await
 }
 
 /// Waits until the time. Without a time it never returns.
@@ -156,18 +274,93 @@ fn node_address(node: &Node) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::path::Path;
+    use std::process::Command;
+
+    use kube::Client;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::api_health::ApiHealth;
+    use crate::checkpoint::Checkpoint;
+
+    fn service(class: &str, node: &str, ip: &str) -> Value {
+        let condition = json!({"type": ANNOUNCED, "status": "True", "reason": CHOSEN, "message": node,
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        json!({"metadata": {}, "spec": {"type": "LoadBalancer", "loadBalancerClass": class},
+            "status": {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": "VIP"}]}, "conditions": [condition]}})
+    }
+
+    /// A cache whose API server answers every request with this object. Without an object it never answers.
+    fn cache(dir: &Path, answer: Option<Value>) -> ServiceCache {
+        let serve = move |_request: http::Request<kube::client::Body>| {
+            let answer = answer.clone();
+            async move {
+                let Some(answer) = answer else { return std::future::pending().await };
+                let body = kube::client::Body::from(answer.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        };
+        let client = Client::new(tower::service_fn(serve), "default");
+        let checkpoint = Checkpoint::open(&dir.join("agent"), &dir.join("sealing.key")).unwrap();
+        ServiceCache::new(client, checkpoint, ApiHealth::default())
+    }
+
+    fn ip(words: &str) -> String {
+        let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
+        assert!(done.status.success(), "ip {words}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    }
+
+    async fn yield_and_take_again() {
+        let [silent, other, own] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let address: IpAddr = "192.0.2.77".parse().unwrap();
+        let announced = BTreeSet::from([address]);
+        let mut announcer = AddressAnnouncer::new("here", cache(silent.path(), None));
+        assign(&mut announcer.assigned, Key::new("n", "s"), announced.clone());
+        let is_held = || ip("addr show dev uplink0").contains("192.0.2.77/32");
+        announcer.hold(None).await;
+        assert!(is_held() && announcer.conflicts.is_some());
+
+        assert!(announcer.check(Ok(announced.clone())).await, "the API server does not answer");
+        announcer.hold(None).await;
+        assert!(!is_held() && announcer.conflicts.is_none());
+
+        announcer.services = cache(other.path(), Some(service(CLASS, "there", "192.0.2.77")));
+        announcer.confirm(&announced).await;
+        announcer.hold(None).await;
+        assert!(!is_held(), "the API server names the other node");
+
+        announcer.services = cache(own.path(), Some(service(CLASS, "here", "192.0.2.77")));
+        announcer.confirm(&announced).await;
+        announcer.hold(None).await;
+        assert!(is_held() && announcer.yielded.is_empty());
+
+        assert!(announcer.check(Ok(announced)).await, "another machine has no right to it");
+        announcer.hold(None).await;
+        assert!(is_held());
+    }
+
+    #[test]
+    fn an_address_that_another_machine_announces_needs_a_confirmation_of_the_api_server() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            ip("link add name uplink0 type veth peer name uplink1");
+            ip("link set uplink1 up");
+            ip("link set uplink0 up");
+            ip("addr add 192.0.2.1/24 dev uplink0");
+            // Its threads are in the network namespace of this thread.
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+            runtime.block_on(yield_and_take_again());
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
 
     #[test]
     fn a_node_announces_the_addresses_that_it_was_chosen_for() {
         let of = |class: &str, node: &str, ip: &str| {
-            let condition = json!({"type": ANNOUNCED, "status": "True", "reason": CHOSEN, "message": node,
-                "lastTransitionTime": "2026-01-01T00:00:00Z"});
-            let service = json!({"metadata": {}, "spec": {"type": "LoadBalancer", "loadBalancerClass": class},
-                "status": {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": "VIP"}]}, "conditions": [condition]}});
-            assigned(&serde_json::from_value(service).unwrap(), "here").len()
+            assigned(&serde_json::from_value(service(class, node, ip)).unwrap(), "here").len()
         };
         assert_eq!(of(CLASS, "here", "192.0.2.1"), 1);
         assert_eq!(of(CLASS, "there", "192.0.2.1"), 0);

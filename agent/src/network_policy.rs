@@ -2,8 +2,9 @@
 //!
 //! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
 //! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod
-//! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate). Without such a table, as after a
-//! boot, the stored policies are enforced if the API server does not answer.
+//! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate). If the API server does not
+//! answer, containers start in pods whose policies are in the table of the previous run. Without such a table, as after a
+//! boot, the stored policies are enforced.
 
 mod admission;
 mod checks;
@@ -33,7 +34,7 @@ use admission::Admitted;
 use checks::{Checks, SharedModel};
 use cluster::ClusterPolicies;
 use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
-use stored::{PolicyRecord, StoredPolicies};
+use stored::{Earlier, PolicyRecord, StoredPolicies};
 
 /// The task that keeps the table of policies.
 pub(crate) struct NetworkPolicies {
@@ -51,6 +52,8 @@ pub(crate) struct NetworkPolicies {
     nodes: Option<Nodes>,
     checks: Checks,
     record: PolicyRecord,
+    /// The table of the previous run, while it is in force because the API server does not answer.
+    earlier_table: Option<Enforcer>,
     /// Whether policies were received after the last record of the namespaces with policies.
     are_policies_new: bool,
 }
@@ -86,6 +89,7 @@ impl NetworkPolicies {
             policies: Listing::default(),
             peers: None,
             nodes: None,
+            earlier_table: None,
             are_policies_new: true,
         }
     }
@@ -95,8 +99,8 @@ impl NetworkPolicies {
         let mut policies: Events<NetworkPolicy> = watch(&self.client);
         let mut table: Option<Table> = None;
         let mut pause = RepairPause::default();
-        let mut stored = JoinSet::new();
-        stored.spawn(StoredPolicies::load(self.record.path().to_owned(), self.table.clone()));
+        let mut earlier = JoinSet::new();
+        earlier.spawn(Earlier::find(self.record.path().to_owned(), self.table.clone()));
         loop {
             if let Err(error) = self.commit(&mut table).await {
                 tracing::warn!(error = chain(&error), "cannot enforce network policies, retrying");
@@ -122,7 +126,7 @@ impl NetworkPolicies {
                 Some(request) = self.requests.recv() => self.serve(request),
                 () = self.checks.next() => {}
                 () = self.record.is_due() => self.write_record(),
-                Some(Ok(Some(stored))) = stored.join_next() => self.use_stored(stored),
+                Some(Ok(Some(found))) = earlier.join_next() => self.use_earlier(found),
                 changed = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
                     if changed {
@@ -140,13 +144,17 @@ impl NetworkPolicies {
     /// Writes the model to the kernel, and answers the requests of pods whose policies are in the kernel then.
     async fn commit(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
         if !self.policies.is_complete || !self.cluster.are_complete() {
-            return if self.record.is_used() { self.commit_stored(table).await } else { Ok(()) };
+            return match self.record.is_used() {
+                true => self.commit_stored(table).await,
+                false => self.admit_by_earlier_table(),
+            };
         }
         if self.record.end_use() {
             // The table is replaced, so that all connections are checked that the stored policies allowed.
             *table = None;
             self.admitted.is_settled = false;
         }
+        self.earlier_table = None;
         // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         self.record_restricted().await;
         if self.model.lock().is_empty() {
@@ -197,18 +205,40 @@ impl NetworkPolicies {
 
     /// Writes the stored policies to the kernel, and answers the requests of pods in their namespaces.
     async fn commit_stored(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
-        self.admitted.facts().for_each(|facts| self.model.lock().put_pod(facts));
+        for mut facts in self.admitted.facts() {
+            // Pods of other namespaces are peers.
+            facts.are_policies_known = self.record.has(facts.namespace());
+            self.model.lock().put_pod(facts);
+        }
         self.write_table(table).await?;
         self.admitted.answer(|namespace| self.record.has(namespace));
         Ok(())
     }
 
-    /// Uses the stored policies if the API server has not listed the policies yet.
-    fn use_stored(&mut self, stored: StoredPolicies) {
-        // Policies of the whole cluster are not stored.
+    /// Answers the requests of pods whose policies are in the table of the previous run.
+    fn admit_by_earlier_table(&mut self) -> Result<(), Error> {
+        // Listed policies may be newer than the table.
+        let is_current = !self.policies.is_complete;
+        let Some(enforcer) = self.earlier_table.as_mut().filter(|_| is_current) else { return Ok(()) };
+        self.admitted.answer_enforced(|facts| enforcer.enforces(&facts.uid, &facts.ips))
+    }
+
+    /// Uses the policies of the previous run if the API server has not listed the policies yet.
+    fn use_earlier(&mut self, earlier: Earlier) {
+        // Policies of the whole cluster are not stored, and need the labels of namespaces.
         if self.policies.is_complete || self.restricted.has(policy_gate::EVERY_NAMESPACE) {
             return;
         }
+        match earlier {
+            Earlier::Table(enforcer) => {
+                tracing::info!("the API server does not answer, keeping the table of network policies");
+                self.earlier_table = Some(enforcer);
+            }
+            Earlier::Stored(stored) => self.use_stored(stored),
+        }
+    }
+
+    fn use_stored(&mut self, stored: StoredPolicies) {
         tracing::info!("the API server does not answer, enforcing the stored network policies");
         self.record.use_stored(stored, &mut self.model.lock());
     }
@@ -373,6 +403,8 @@ pub(crate) fn record(state_dir: &std::path::Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use serde_json::json;
 
     use super::*;
@@ -385,9 +417,41 @@ mod tests {
         Client::new(service, "default")
     }
 
+    const TABLE: &str = "test-policies";
+
+    /// Which pods start while the API server does not answer. The file is the record of the namespaces with policies.
+    fn admitted(namespaces: &std::path::Path, pods: &[(Pod, IpAddr)]) -> Vec<bool> {
+        // Its threads are in the network namespace of this thread. Functions that block run one after the other.
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let client = silent_client();
+            let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+            let (gate, end) = policy_gate::gate("here", Some(namespaces));
+            let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+            let admit = async {
+                let mut admitted = Vec::new();
+                for (pod, ip) in pods {
+                    admitted.push(gate.admit(pod, &[*ip]).await.is_ok());
+                }
+                admitted
+            };
+            tokio::select! {
+                () = policies.run() => panic!("the task runs until it is dropped"),
+                admitted = admit => admitted,
+            }
+        })
+    }
+
+    /// A pod of the namespace `n`.
+    fn pod(uid: &str) -> Pod {
+        serde_json::from_value(json!({"metadata": {"uid": uid, "namespace": "n"},
+            "spec": {"nodeName": "here", "containers": []}}))
+        .unwrap()
+    }
+
     #[test]
     fn stored_policies_are_enforced_while_the_api_server_does_not_answer() {
-        const TABLE: &str = "test-policies";
         let test = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
             let dir = tempfile::tempdir().unwrap();
@@ -396,23 +460,7 @@ mod tests {
             let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
             let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
             std::fs::write(PolicyRecord::beside(&namespaces).path(), stored.to_string()).unwrap();
-            // Its threads are in the network namespace of this thread. Functions that block run one after the other.
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
-            runtime.block_on(async {
-                let client = silent_client();
-                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
-                let (gate, end) = policy_gate::gate("here", Some(&namespaces));
-                let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
-                let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "u", "namespace": "n"},
-                    "spec": {"nodeName": "here", "containers": []}}))
-                .unwrap();
-                let ips = ["10.42.0.2".parse().unwrap()];
-                tokio::select! {
-                    () = policies.run() => panic!("the task runs until it is dropped"),
-                    admitted = gate.admit(&pod, &ips) => assert!(admitted.is_ok()),
-                }
-            });
+            assert_eq!(admitted(&namespaces, &[(pod("u"), IpAddr::from([10, 42, 0, 2]))]), [true]);
             assert!(Enforcer::open(TABLE).unwrap().is_intact().unwrap());
         };
         std::thread::spawn(test).join().unwrap();
@@ -420,7 +468,6 @@ mod tests {
 
     #[test]
     fn the_table_of_stored_policies_is_replaced_or_removed_after_the_first_lists() {
-        const TABLE: &str = "test-policies";
         let test = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
             // Its threads are in the network namespace of this thread.
@@ -452,6 +499,33 @@ mod tests {
                 policies.commit(&mut table).await.unwrap();
                 assert!(!Enforcer::open(TABLE).unwrap().is_intact().unwrap());
             });
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
+    fn pods_of_the_previous_table_start_while_the_api_server_does_not_answer() {
+        const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
+        const NEW: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let dir = tempfile::tempdir().unwrap();
+            let namespaces = record(dir.path());
+            std::fs::write(&namespaces, r#"["n"]"#).unwrap();
+            let [first, second] = [2_u8, 3].map(|last| IpAddr::from([10, 42, 0, last]));
+            let mut model = Model::default();
+            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+            model.put_policy(&serde_json::from_value(policy).unwrap());
+            let mut facts = PodFacts::of(&pod(UID), "here").unwrap();
+            facts.ips = vec![first];
+            model.put_pod(facts);
+            let mut enforcer = Enforcer::open(TABLE).unwrap();
+            enforcer.replace(&mut model).unwrap();
+            let pods = [(pod(UID), first), (pod(NEW), second), (pod(NEW), first), (pod(UID), second)];
+            assert_eq!(admitted(&namespaces, &pods), [true, false, false, false]);
+            assert!(enforcer.enforces(UID, &[first]).unwrap(), "the table stays as it is");
+            std::fs::write(&namespaces, r#"["n", "*"]"#).unwrap();
+            assert_eq!(admitted(&namespaces, &[(pod(UID), first)]), [false], "policies of the whole cluster");
         };
         std::thread::spawn(test).join().unwrap();
     }

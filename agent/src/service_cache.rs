@@ -137,6 +137,15 @@ impl ServiceCache {
         })
     }
 
+    /// Reads a service from the API server, not from the cache. `None` if there is none.
+    ///
+    /// # Errors
+    /// The request's own error, or a timeout after 5 s.
+    pub(crate) async fn fetch(&self, key: &ObjectKey) -> Result<Option<Service>, kube::Error> {
+        let api: Api<Service> = Api::namespaced(self.shared.client.clone(), &key.namespace);
+        self.shared.health.request(false, api.get_opt(&key.name)).await
+    }
+
     /// The keys of all services.
     #[must_use]
     pub(crate) fn keys(&self) -> Vec<ObjectKey> {

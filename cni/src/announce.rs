@@ -35,7 +35,8 @@ pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Optio
     thread.inspect_err(|error| debug!(%error, "cannot start a thread to announce addresses")).ok()
 }
 
-fn send(index: u32, frames: &[Vec<u8>]) -> io::Result<()> {
+/// Sends frames by an interface of the calling thread's network namespace.
+pub(crate) fn send(index: u32, frames: &[Vec<u8>]) -> io::Result<()> {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
     // SAFETY: all-zero bytes are a valid sockaddr_ll.
     let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -61,7 +62,8 @@ fn send(index: u32, frames: &[Vec<u8>]) -> io::Result<()> {
     Ok(())
 }
 
-fn frame(mac: [u8; 6], address: IpAddr) -> Vec<u8> {
+/// The frame that announces an address.
+pub(crate) fn frame(mac: [u8; 6], address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => request(mac, address),
         IpAddr::V6(address) => advertisement(mac, address),

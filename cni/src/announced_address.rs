@@ -4,6 +4,7 @@
 //! The kernel removes such an address after its lifetime, unless the caller renews it. So a node without a running
 //! agent loses the address.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -56,6 +57,19 @@ pub async fn announce_address(
     Ok(())
 }
 
+/// Announces an address of this node to neighbours again, after another machine has announced it. An absent address is
+/// not an error.
+///
+/// # Errors
+/// When netlink fails.
+pub async fn repeat_announcement(address: IpAddr) -> Result<(), Error> {
+    let Some(name) = interface_with(address) else { return Ok(()) };
+    let link = Links::in_own_namespace()?.get(&name).await?;
+    // The task ends by itself after some milliseconds.
+    let _announcing = announce(Netns::open(Path::new("/proc/thread-self/ns/net"))?, &link, &[address]);
+    Ok(())
+}
+
 /// Removes the address from all interfaces. An absent address is not an error. The node's own addresses are kept.
 ///
 /// # Errors
@@ -91,8 +105,30 @@ fn interface_with(address: IpAddr) -> Option<String> {
 }
 
 fn interfaces(fits: impl Fn(IpAddr, IpAddr) -> bool) -> Option<String> {
+    let found = own_addresses().find(|own| fits(own.address, own.mask));
+    found.map(|own| own.interface)
+}
+
+/// Those of the addresses that interfaces have, by the name of the interface.
+pub(crate) fn by_interface(addresses: &BTreeSet<IpAddr>) -> BTreeMap<String, BTreeSet<IpAddr>> {
+    let mut found: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+    for own in own_addresses().filter(|own| addresses.contains(&own.address)) {
+        found.entry(own.interface).or_default().insert(own.address);
+    }
+    found
+}
+
+/// An address of an interface of this machine.
+struct OwnAddress {
+    interface: String,
+    address: IpAddr,
+    mask: IpAddr,
+}
+
+/// The addresses of all usable interfaces.
+fn own_addresses() -> impl Iterator<Item = OwnAddress> {
     let all = getifaddrs().into_iter().flatten();
-    let mut usable = all.filter(|one| {
+    let usable = all.filter(|one| {
         one.flags.contains(InterfaceFlags::IFF_UP) && !one.flags.contains(InterfaceFlags::IFF_LOOPBACK)
     });
     let ip = |address: Option<nix::sys::socket::SockaddrStorage>| -> Option<IpAddr> {
@@ -100,9 +136,10 @@ fn interfaces(fits: impl Fn(IpAddr, IpAddr) -> bool) -> Option<String> {
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
         v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
     };
-    let found =
-        usable.find(|one| ip(one.address).zip(ip(one.netmask)).is_some_and(|(own, mask)| fits(own, mask)));
-    found.map(|one| one.interface_name)
+    usable.filter_map(move |one| {
+        let (address, mask) = ip(one.address).zip(ip(one.netmask))?;
+        Some(OwnAddress { interface: one.interface_name, address, mask })
+    })
 }
 
 /// Whether both addresses are in the network with the mask. False for a network of one address.

@@ -12,6 +12,7 @@
 //!   running sandboxes, and removes objects without an owner;
 //! - each nftables table of the crate is changed by one atomic transaction at a time.
 
+mod address_conflict;
 mod address_store;
 mod announce;
 mod announced_address;
@@ -56,7 +57,8 @@ mod tuning;
 mod virtual_host;
 mod watch;
 
-pub use announced_address::{announce_address, withdraw_address};
+pub use address_conflict::ConflictMonitor;
+pub use announced_address::{announce_address, repeat_announcement, withdraw_address};
 pub use error::Error;
 pub use executable::main as plugin_main;
 pub use host_address::{add_host_address, remove_host_address};

@@ -111,6 +111,12 @@ impl Nodes {
         eventually("the API", 20, || self.kubectl.try_kubectl(&["get", "--raw", "/readyz"]).status.success());
     }
 
+    /// Address of the host of the control plane.
+    #[must_use]
+    pub fn plane_address(&self) -> String {
+        self.plane.host.address()
+    }
+
     /// Stops the control plane with SIGTERM.
     pub fn stop_plane(&mut self) {
         end(&mut self.plane.process, Signal::SIGTERM);

@@ -164,10 +164,22 @@ fn the_addresses_of_a_pool_move_to_another_node() {
         let second = eventually("another node", 60, || {
             announced(&nodes).map(|(node, _)| node).filter(|node| *node != first)
         });
-        assert_eq!(announced(&nodes), Some((second, addresses.clone())), "the addresses stay");
+        assert_eq!(announced(&nodes), Some((second.clone(), addresses.clone())), "the addresses stay");
         // Half of the connections lead to the pod of the lost node until its endpoint has ended.
         eventually("the second node's answers", 60, || addresses.iter().all(answers));
         nodes.agent(&first).host().join();
+        eventually("the first node to be Ready", 120, || condition(&nodes, &first, "Ready") == "True");
+
+        // The second node loses only the API server. It receives the announcements of the first one.
+        let host = nodes.agents().iter().find(|agent| agent.name() == second).unwrap().host();
+        let plane = nodes.plane_address();
+        host.run("ip", &["route", "add", "prohibit", &plane]);
+        eventually("the first node", 60, || announced(&nodes).filter(|(node, _)| *node == first));
+        eventually("the second node without the addresses", 60, || {
+            let own = host.run("ip", &["address", "show"]);
+            addresses.iter().all(|address| !own.contains(&format!("{address}/")))
+        });
+        host.run("ip", &["route", "del", "prohibit", &plane]);
     });
 }
 

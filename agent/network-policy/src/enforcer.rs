@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use coracle_nft::{Attributes, Channel, Element, INET, Transaction, Verb};
 
 use crate::layout;
-use crate::model::Model;
-use crate::program::Changes;
+use crate::model::{Model, enforced_key};
+use crate::program::{Changes, Set};
 use crate::rules::{Direction, Tier};
 
 /// Why the table does not match the policies.
@@ -37,7 +37,7 @@ pub enum Error {
 /// Effect of a change on open connections, with the addresses of the affected connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing changed.
+    /// No connection gets another verdict.
     None,
     /// The change can only allow more connections.
     Allows(BTreeSet<IpAddr>),
@@ -84,6 +84,31 @@ impl Enforcer {
         listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
     }
 
+    /// Whether the table in the kernel has the policies of a pod at all of these addresses. The table may be that of an
+    /// earlier agent.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn enforces(&mut self, uid: &str, ips: &[IpAddr]) -> Result<bool, Error> {
+        // A flush of the table removes the rules, but no elements.
+        if ips.is_empty() || !self.is_intact()? {
+            return Ok(false);
+        }
+        for ip in ips {
+            let Some(key) = enforced_key(uid, *ip) else { return Ok(false) };
+            let key = Attributes::default().nest(1, Attributes::default().bytes(1, key.as_bytes()));
+            let named = Attributes::default()
+                .text(1, &self.table)
+                .text(2, &layout::set_name(Set::Enforced(ip.is_ipv4())))
+                .nest(3, Attributes::default().nest(1, key));
+            let has = self.channel.has(Verb::GetElements, INET, &named);
+            if !has.map_err(|source| Error::Commit { table: self.table.clone(), source })? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Whether the model needs other base chains than the table has: the first policy of administrators was added, or
     /// the last was removed. Then [`replace`](Self::replace) must follow.
     #[must_use]
@@ -119,6 +144,7 @@ impl Enforcer {
         }
         let addresses = changes.addresses();
         let effect = match model.is_tiered() || changes.may_forbid() {
+            _ if addresses.is_empty() => Effect::None,
             true => Effect::MayForbid(addresses),
             false => Effect::Allows(addresses),
         };

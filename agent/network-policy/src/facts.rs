@@ -33,6 +33,9 @@ pub struct PodFacts {
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,
     pub(crate) ports: Vec<NamedPort>,
+    /// Whether the caller knows all policies that select the pod. Otherwise the table does not name the pod for
+    /// [`Enforcer::enforces`](crate::Enforcer::enforces).
+    pub are_policies_known: bool,
 }
 
 /// Number of a transport protocol. `None` for an unknown one.
@@ -84,6 +87,7 @@ impl PodFacts {
             sandbox: 0,
             is_local: spec.node_name.as_deref() == Some(node),
             ports: ports.collect(),
+            are_policies_known: true,
         })
     }
 
@@ -100,6 +104,7 @@ impl PodFacts {
             sandbox: 0,
             is_local: false,
             ports: Vec::new(),
+            are_policies_known: false,
         })
     }
 

@@ -64,6 +64,9 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
 /// Makes the fixed sets, the base chains and their rules. `is_tiered`: also makes the sets and chains for policies of
 /// administrators.
 pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
+    for is_ipv4 in [true, false] {
+        make_set(transaction, Set::Enforced(is_ipv4));
+    }
     for ((tier, direction), priority) in BASE_CHAINS.into_iter().zip(FIRST_PRIORITY..) {
         if tier == Tier::Admin && !is_tiered {
             continue;
@@ -150,6 +153,7 @@ fn make_set(transaction: &mut Transaction<'_>, set: Set) {
     let (types, length): (&[u32], u32) = match set {
         Set::Isolated(..) | Set::Addresses(..) | Set::Blocks(..) => (&[kind], length),
         Set::Itself(..) => (&[kind, kind], 2 * length),
+        Set::Enforced(_) => (&[kind, IPV6_ADDR], length + 16),
         Set::NamedPorts(..) => (&[kind, INET_PROTO, INET_SERVICE], length + 8),
     };
     transaction.make_set(&SetSpec {
@@ -264,6 +268,7 @@ pub(crate) fn set_name(set: Set) -> String {
     match set {
         Set::Isolated(tier, direction, _) => format!("{}-{}-{family}", isolated(tier), short(direction)),
         Set::Itself(direction, _) => format!("itself-{}-{family}", short(direction)),
+        Set::Enforced(_) => format!("enforced-{family}"),
         Set::Addresses(number, _) => format!("pods{number}-{family}"),
         Set::NamedPorts(number, _) => format!("ports{number}-{family}"),
         Set::Blocks(number, direction, position, _) => {

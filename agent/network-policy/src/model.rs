@@ -6,6 +6,7 @@
 mod addresses;
 mod build;
 mod cluster;
+mod enforced;
 mod selection;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use crate::program::{Chain, Line, Lines, Program, RuleAction, Set};
 use crate::rules::{Direction, Rules, Tier};
 use addresses::Addresses;
 use build::Built;
+pub(crate) use enforced::enforced_key;
 use selection::Selections;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -182,6 +184,7 @@ impl Model {
         // made again.
         self.select(&uid);
         self.restrict_by_all(&uid);
+        self.claim_enforced(&uid);
         if let Some(old) = old {
             self.remove_claims(&old, &uid);
         }
@@ -337,6 +340,7 @@ impl Model {
                 self.program.remove_claim(set, &key, old.number);
             }
         }
+        self.remove_enforced(old, uid);
         let now = self.pods.get(uid);
         let ips_now = now.map(|entry| entry.facts.ips.clone()).unwrap_or_default();
         for (place, policies) in &old.policies {

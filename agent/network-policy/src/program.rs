@@ -16,6 +16,9 @@ pub(crate) enum Set {
     /// Each address of a pod of this node with NetworkPolicies, paired with itself: it matches packets of a pod to
     /// itself.
     Itself(Direction, bool),
+    /// Addresses of the pods of this node whose policies are in the table, each with the pod's uid. No rule refers to
+    /// it: the next agent reads it.
+    Enforced(bool),
     /// Addresses of the pods of a selection.
     Addresses(u64, bool),
     /// Addresses, protocols and numbers of a named port of a selection.
@@ -121,6 +124,7 @@ impl Set {
         match self {
             Self::Isolated(.., is_ipv4)
             | Self::Itself(_, is_ipv4)
+            | Self::Enforced(is_ipv4)
             | Self::Addresses(_, is_ipv4)
             | Self::NamedPorts(_, is_ipv4)
             | Self::Blocks(.., is_ipv4) => is_ipv4,
@@ -244,9 +248,11 @@ impl Changes {
     /// NetworkPolicy lost a member. Other changes only allow more. While policies of other tiers exist, which the
     /// caller checks, every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
-        let is_namespaced = |set: &Set| matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..));
+        let has_no_peers = |set: &Set| {
+            matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..) | Set::Enforced(_))
+        };
         let isolates = self.new_elements.keys().any(|set| matches!(set, Set::Isolated(..)));
-        let excludes = self.ended_elements.keys().any(|set| !is_namespaced(set));
+        let excludes = self.ended_elements.keys().any(|set| !has_no_peers(set));
         isolates || excludes
     }
 
@@ -257,7 +263,8 @@ impl Changes {
         let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
         let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));
         let ended = self.ended_elements.iter().flat_map(|(set, all)| all.iter().map(|key| (*set, key)));
-        new.chain(ended).filter_map(|(set, key)| address(key, set.is_ipv4())).collect()
+        let of_rules = new.chain(ended).filter(|(set, _)| !matches!(set, Set::Enforced(_)));
+        of_rules.filter_map(|(set, key)| address(key, set.is_ipv4())).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -412,6 +412,50 @@ fn the_next_agent_completes_what_a_killed_one_began() {
 }
 
 #[test]
+fn the_next_agent_reads_which_pods_have_their_policies_in_the_table() {
+    const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
+    const OTHER: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
+    alone(|| {
+        let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
+        let pod = |uid: &str, number: u8| {
+            let mut facts = facts(ips(number), "n", "web");
+            facts.uid = uid.to_owned();
+            facts
+        };
+        let enforces = |uid: &str, number: u8| {
+            Enforcer::open("test-policies").unwrap().enforces(uid, &ips(number)).unwrap()
+        };
+        assert!(!enforces(UID, 2), "there is no table");
+        model.put_policy(&for_friends());
+        model.put_pod(pod(UID, 2));
+        enforcer.replace(&mut model).unwrap();
+        assert!(enforces(UID, 2) && !enforces(UID, 3) && !enforces(OTHER, 2));
+        model.put_pod(pod(UID, 3));
+        assert!(!enforces(UID, 3), "before the transaction");
+        enforcer.change(&mut model).unwrap();
+        assert!(enforces(UID, 3) && !enforces(UID, 2));
+        let mut next = pod(OTHER, 3);
+        next.sandbox = 1;
+        model.put_pod(next);
+        enforcer.change(&mut model).unwrap();
+        assert!(enforces(OTHER, 3) && !enforces(UID, 3), "the addresses belong to the other pod");
+        model.remove_pod(OTHER);
+        enforcer.change(&mut model).unwrap();
+        assert!(enforces(UID, 3) && !enforces(OTHER, 3));
+        let mut unknown = pod(UID, 3);
+        unknown.are_policies_known = false;
+        model.put_pod(unknown);
+        enforcer.change(&mut model).unwrap();
+        assert!(!enforces(UID, 3), "policies may be missing");
+        model.put_pod(pod(UID, 3));
+        assert_eq!(enforcer.change(&mut model).unwrap(), Effect::None);
+        assert!(enforces(UID, 3));
+        enforcer.remove().unwrap();
+        assert!(!enforces(UID, 3));
+    });
+}
+
+#[test]
 fn one_address_and_one_port_hold_without_a_set() {
     alone(|| {
         let (web, near, far) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
@@ -432,7 +476,7 @@ fn one_address_and_one_port_hold_without_a_set() {
         channel
             .dump(Verb::GetSet, &table, |message| sets += usize::from(kind_of(message) >> 8 == 10))
             .unwrap();
-        assert_eq!(sets, 8, "the fixed sets: two of each direction and family");
+        assert_eq!(sets, 10, "the fixed sets: two of each direction and family, and one of each family");
         enforcer.remove().unwrap();
     });
 }

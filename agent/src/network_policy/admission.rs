@@ -1,6 +1,6 @@
 //! Pods of this node whose sandbox exists, with the sandbox's addresses, which the API server gets later.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use coracle_network_policy::PodFacts;
 use tokio::sync::oneshot;
@@ -11,10 +11,16 @@ pub(super) struct Admitted {
     pods: HashMap<String, PodFacts>,
     /// Number of requests so far.
     count: u64,
-    /// Namespaces of the pods, and the requests.
-    waiting: Vec<(String, oneshot::Sender<()>)>,
+    waiting: Vec<Waiting>,
     /// Whether the table was written, or removed, since the start.
     pub(super) is_settled: bool,
+}
+
+/// A request that waits for the policies of its pod.
+struct Waiting {
+    uid: String,
+    namespace: String,
+    done: oneshot::Sender<()>,
 }
 
 // === impl Admitted ===
@@ -25,7 +31,9 @@ impl Admitted {
     pub(super) fn add(&mut self, mut facts: PodFacts, done: oneshot::Sender<()>) -> PodFacts {
         self.count += 1;
         facts.sandbox = self.count;
-        self.waiting.push((facts.namespace().to_owned(), done));
+        // Pods repeat their requests while the API server does not answer.
+        self.waiting.retain(|waiting| !waiting.done.is_closed());
+        self.waiting.push(Waiting { uid: facts.uid.clone(), namespace: facts.namespace().to_owned(), done });
         self.pods.insert(facts.uid.clone(), facts.clone());
         facts
     }
@@ -56,10 +64,29 @@ impl Admitted {
     /// Answers the waiting requests of pods in these namespaces.
     pub(super) fn answer(&mut self, are_known: impl Fn(&str) -> bool) {
         self.is_settled = true;
-        for (_, done) in self.waiting.extract_if(.., |(namespace, _)| are_known(namespace)) {
+        for waiting in self.waiting.extract_if(.., |waiting| are_known(&waiting.namespace)) {
             // A caller that disconnects before the answer has stopped waiting.
-            let _ = done.send(());
+            let _ = waiting.done.send(());
         }
+    }
+
+    /// Answers the waiting requests of pods whose policies are in the table of an earlier agent.
+    pub(super) fn answer_enforced<E>(
+        &mut self,
+        mut is_enforced: impl FnMut(&PodFacts) -> Result<bool, E>,
+    ) -> Result<(), E> {
+        let mut enforced = BTreeSet::new();
+        for waiting in &self.waiting {
+            if let Some(facts) = self.pods.get(&waiting.uid)
+                && is_enforced(facts)?
+            {
+                enforced.insert(waiting.uid.clone());
+            }
+        }
+        for waiting in self.waiting.extract_if(.., |waiting| enforced.contains(&waiting.uid)) {
+            let _ = waiting.done.send(());
+        }
+        Ok(())
     }
 }
 

@@ -39,6 +39,14 @@ pub(super) struct StoredPolicies {
     policies: Vec<NetworkPolicy>,
 }
 
+/// The policies of an earlier agent.
+pub(super) enum Earlier {
+    /// Its table is in the kernel and stays in force.
+    Table(Enforcer),
+    /// The kernel has no table, as after a boot, but there is a record.
+    Stored(StoredPolicies),
+}
+
 /// The record on disk, and the policies that it may have.
 pub(super) struct PolicyRecord {
     path: PathBuf,
@@ -60,19 +68,22 @@ struct Outcome {
     written: io::Result<()>,
 }
 
-// === impl StoredPolicies ===
+// === impl Earlier ===
 
-impl StoredPolicies {
-    /// Reads the record after a wait for the API server. None if there is no record, or if the kernel has the table of an
-    /// earlier run, which stays in force.
-    pub(super) async fn load(record: PathBuf, table: String) -> Option<Self> {
+impl Earlier {
+    /// Looks for the table, and reads the record if there is none, after a wait for the API server. None if neither
+    /// exists.
+    pub(super) async fn find(record: PathBuf, table: String) -> Option<Self> {
         tokio::time::sleep(LIST_TIMEOUT).await;
-        let read = move || {
-            let has_table = Enforcer::open(&table).and_then(|mut enforcer| enforcer.is_intact());
-            if has_table.unwrap_or(true) { None } else { read(&record) }
+        let find = move || {
+            let mut enforcer = Enforcer::open(&table).ok()?;
+            match enforcer.is_intact().ok()? {
+                true => Some(Self::Table(enforcer)),
+                false => read(&record).map(Self::Stored),
+            }
         };
-        let read = tokio::task::spawn_blocking(read).await;
-        read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+        let found = tokio::task::spawn_blocking(find).await;
+        found.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 }
 

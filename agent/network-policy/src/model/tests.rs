@@ -46,7 +46,7 @@ impl Kernel {
             assert!(self.chains.insert(chain, program.chains[&chain].clone()).is_none(), "{chain:?} exists");
         }
         for (set, elements) in changes.new_elements {
-            let is_fixed = matches!(set, Set::Isolated(..) | Set::Itself(..));
+            let is_fixed = matches!(set, Set::Isolated(..) | Set::Itself(..) | Set::Enforced(_));
             assert!(is_fixed || self.sets.contains_key(&set), "{set:?} does not exist");
             for (key, value) in elements {
                 assert!(self.elements.insert((set, key), value).is_none(), "an element of {set:?} exists");
