@@ -101,7 +101,7 @@ impl PolicyRecord {
         self.due.get_or_insert_with(|| Instant::now() + WRITE_AFTER);
     }
 
-    /// Cancels the next write: the content is not known before the lists are complete, whose ends are changes.
+    /// Cancels the next write, because a list has begun. The end of the list schedules a write.
     pub(super) fn cancel(&mut self) {
         self.due = None;
     }
@@ -193,7 +193,7 @@ impl PolicyRecord {
             model.put_namespace(&name, labels);
         }
         stored.policies.iter().for_each(|policy| model.put_policy(policy));
-        // The first policy of another namespace may be newer than the record.
+        // Another namespace may have got its first policy after the record was written, so only these ones count.
         self.used = model.restricted_namespaces();
     }
 

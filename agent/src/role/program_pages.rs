@@ -26,8 +26,8 @@ pub(super) async fn release_after_start() {
     release_pages();
 }
 
-/// Releases the program's pages and free memory. It does so each time the process becomes idle after changes of pods
-/// or of the store, and after each heartbeat of an idle node. An idle process has no timer between heartbeats.
+/// Releases the program's pages and free memory each time the process becomes idle after changes of pods or of the
+/// store. Does the same after each heartbeat of an idle node. An idle process has no timer between heartbeats.
 pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats: watch::Receiver<()>) {
     when_idle(changes, heartbeats, release_pages).await;
 }

@@ -1,8 +1,8 @@
 //! EndpointSlices in the checkpoint: those of the namespaces of this node's pods. With them, and with the stored services,
 //! a node that boots while the API server does not answer serves its pods.
 //!
-//! After a boot the pods of this node have other addresses. So the record of a slice names the pods of this node among its
-//! endpoints, and these endpoints have the addresses that the pods have when the record is used.
+//! After a boot the pods of this node have other addresses. So the record of a slice names the pods of this node among
+//! its endpoints. When the record is used, these endpoints get the current addresses of the pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,7 +20,8 @@ use crate::checkpoint::Key;
 
 /// Pause between two writes, so that pods of other nodes whose readiness changes often do not wear the disk.
 const STORE_PAUSE: Duration = Duration::from_secs(30);
-/// Maximum endpoints of a namespace that are stored. Services with more than remain are left out.
+/// Maximum endpoints of a namespace that are stored. A service with which the sum would exceed the maximum is left
+/// out.
 const ENDPOINTS_MAX: usize = 10_000;
 
 /// The stored form of a slice.
