@@ -347,8 +347,8 @@ fn is_controller(option: &str) -> bool {
     )
 }
 
-/// Whether a path names a group below a hierarchy's root. The root contains the whole machine: an empty path from a damaged
-/// record, or a path with `..` from a client, must never be killed or removed.
+/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So an empty path from a
+/// damaged record, or a path with `..` from a client, must never be killed or removed.
 pub(crate) fn is_below_root(group: &str) -> bool {
     let mut parts = group.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
