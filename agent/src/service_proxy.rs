@@ -1,10 +1,10 @@
 //! Runs the service proxy: follows the shared cache, the Node object and the ServiceCIDRs, and repairs foreign changes of
 //! the table.
 //!
-//! The table is replaced when all services and slices were listed, and when the node's own properties or the ranges of
-//! services change. It is also replaced after a foreign change and after a failed transaction. Any other change
-//! commits only its difference. Until the first list the table of the previous run stays as it is. Without such a
-//! table, as after a boot, the stored services are programmed if the API server does not answer.
+//! The table is replaced when all services and slices were listed, when the node's own properties or the ranges of
+//! services change, after a foreign change, and after a failed transaction. Any other change commits only its
+//! difference. Until the first list the table of the previous run stays as it is. Without such a table, as after a boot, the
+//! stored services are programmed if the API server does not answer.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -160,7 +160,7 @@ impl ServiceProxy {
         }
     }
 
-    /// Whether the kernel has the table. True also if the query fails.
+    /// Whether the kernel has the table. True also if the kernel does not say.
     async fn has_table(&self) -> bool {
         let (table, view) = (self.config.table.clone(), self.view.clone());
         let known = tokio::task::spawn_blocking(move || Proxy::open(&table, view)?.is_intact()).await;

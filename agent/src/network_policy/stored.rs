@@ -193,7 +193,7 @@ impl PolicyRecord {
             model.put_namespace(&name, labels);
         }
         stored.policies.iter().for_each(|policy| model.put_policy(policy));
-        // Another namespace may have got its first policy after the record was written, so only these ones count.
+        // The first policy of another namespace may be newer than the record.
         self.used = model.restricted_namespaces();
     }
 

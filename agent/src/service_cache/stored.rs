@@ -20,8 +20,7 @@ use crate::checkpoint::Key;
 
 /// Pause between two writes, so that pods of other nodes whose readiness changes often do not wear the disk.
 const STORE_PAUSE: Duration = Duration::from_secs(30);
-/// Maximum endpoints of a namespace that are stored. A service with which the sum would exceed the maximum is left
-/// out.
+/// Maximum endpoints of a namespace that are stored. Services with more than remain are left out.
 const ENDPOINTS_MAX: usize = 10_000;
 
 /// The stored form of a slice.
