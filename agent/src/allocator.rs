@@ -2,7 +2,7 @@
 //! and builds for another C library than musl.
 //!
 //! `docs/decisions/allocator.md` has the measurements. dlmalloc has one lock and returns little memory to the kernel
-//! after a load, but its state takes one page, and each pod has a shim. A pointer must be freed by the allocator that
+//! after a load. But its state takes one page, and each pod has a shim. A pointer must be freed by the allocator that
 //! allocated it, so the choice is made once, at the beginning of `main`. The standard library's allocations before
 //! `main` come from a small static area, which is never freed.
 #![allow(unsafe_code, reason = "an allocator is unsafe by its interface")]
@@ -65,7 +65,7 @@ pub(crate) fn choose() {
 /// Returns free memory to the kernel. Called while the process is idle.
 #[cfg(target_env = "musl")]
 pub(crate) fn collect() {
-    /// Operations of jemalloc(3) that return free memory: they flush the cache of the calling thread and purge all
+    /// Operations of jemalloc(3) that return free memory. They flush the cache of the calling thread and purge all
     /// arenas. 4096 is the index for all arenas (`MALLCTL_ARENAS_ALL`).
     const CONTROLS: [&std::ffi::CStr; 2] = [c"thread.tcache.flush", c"arena.4096.purge"];
     if KIND.load(Ordering::Relaxed) != SERVER {

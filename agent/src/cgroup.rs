@@ -273,8 +273,8 @@ impl Cgroups {
     }
 }
 
-/// Maximum processes and threads of all pods together. Pods without a limit of their own could otherwise use up those of
-/// the machine, and the node could start no process to end a pod. `None` if the machine's limits cannot be read.
+/// Maximum processes and threads of all pods together. Pods without a limit of their own could otherwise use up those
+/// of the machine. The node could then start no process to end a pod. `None` if the machine's limits cannot be read.
 fn pids_of_all_pods() -> Option<i64> {
     let read = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;

@@ -126,8 +126,8 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
     Ok(Some(Membership { node, files, current: Arc::new(current), serving: Arc::new(serving) }))
 }
 
-/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may only
-/// in the same cluster, because its pods and volumes belong to that.
+/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may join
+/// only the same cluster, because its pods and volumes belong to that cluster.
 ///
 /// # Errors
 /// [`JoinError::Joined`] when it had joined another cluster.

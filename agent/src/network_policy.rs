@@ -194,7 +194,7 @@ impl NetworkPolicies {
         }
         let enforcer = Enforcer::open(&self.table)?;
         let mut enforcer = replace(enforcer, self.model.clone()).await?;
-        // After the replacement, whose own notifications may exceed the buffer.
+        // Opened after the replacement, because the notifications of the replacement may exceed the monitor's buffer.
         let monitor = Monitor::open().map_err(Error::Socket)?;
         if !enforcer.is_intact()? {
             return Err(Error::Changed { table: self.table.clone() });

@@ -1,9 +1,9 @@
 //! The table of Services on a node whose Services another program proxies.
 //!
-//! It keeps pods from the overlay's port, as the service proxy does otherwise. It replaces the table of an earlier run
-//! with the service proxy, whose rules would be outdated. Until the Node object with the networks of pods is known,
-//! that table stays as it is. It protects the port after a restart without API server. Without an overlay there is no
-//! table.
+//! It keeps pods from the overlay's port, as the service proxy does otherwise. An earlier run with the service proxy
+//! may have left a table with outdated rules: that table is replaced. Until the Node object with the networks of pods
+//! is known, it stays as it is, and protects the port after a restart without API server. Without an overlay there is
+//! no table.
 
 use std::sync::Arc;
 

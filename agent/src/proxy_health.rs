@@ -1,5 +1,6 @@
-//! Health of the service proxy at the ports of kube-proxy: `/healthz` and `/livez`, which load balancers check if a Service
-//! has no `healthCheckNodePort`, and `/proxyMode` and `/metrics`. Source: `pkg/proxy/healthcheck/proxy_health.go`.
+//! Health of the service proxy at the ports of kube-proxy: `/healthz`, `/livez`, `/proxyMode` and `/metrics`. Load
+//! balancers check the first two if a Service has no `healthCheckNodePort`. Source:
+//! `pkg/proxy/healthcheck/proxy_health.go`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

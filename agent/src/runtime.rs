@@ -1,8 +1,8 @@
 //! The container runtime as pod sync and the kubelet API use it: five small traits in CRI types.
 //!
-//! Two types implement them: [`InProcess`], the cri crate in this process (no gRPC, no serialization), and [`Remote`],
-//! a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O). A third one, `Measured`, counts
-//! the calls of either.
+//! Two types implement them. [`InProcess`] is the cri crate in this process (no gRPC, no serialization). [`Remote`] is
+//! a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O). A third one, `Measured`,
+//! counts the calls of either.
 
 mod deadline;
 mod error;

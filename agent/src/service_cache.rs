@@ -252,8 +252,8 @@ impl ServiceCache {
         });
     }
 
-    /// Adds the stored services and slices to the tables if the API server does not answer after the start, so that
-    /// cluster DNS and the service proxy know them. The first lists replace them.
+    /// Adds the stored services and slices to the tables if the API server does not answer after the start. Cluster
+    /// DNS and the service proxy use them. The first lists replace them.
     async fn use_stored(&self) {
         let mut progress = self.changes();
         let decided = progress

@@ -155,8 +155,8 @@ impl ServiceHealth {
     }
 }
 
-/// Whether a service of a namespace may have a server beside those that exist. The services of one namespace have at most
-/// three times what is left for others.
+/// Whether a service of the namespace may get a server. The services of one namespace have at most three times as many
+/// servers as are left for other namespaces.
 fn has_room<'a>(servers: impl Iterator<Item = &'a Key>, namespace: &str, maximum: usize) -> bool {
     let (all, own) = servers
         .fold((0, 0), |(all, own), server| (all + 1, own + usize::from(server.namespace == namespace)));

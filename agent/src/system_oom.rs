@@ -55,7 +55,7 @@ pub(crate) async fn run(recorder: Recorder) {
     }
 }
 
-/// Opens the kernel's log at its end: an earlier agent has reported what is before.
+/// Opens the kernel's log at its end, because an earlier agent has reported the older records.
 fn open() -> io::Result<AsyncFd<File>> {
     let mut log = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(LOG)?;
     log.seek(SeekFrom::End(0))?;

@@ -1,9 +1,10 @@
-//! ADD and DEL of pods with one host port: our plugins in process and as executables, and the reference plugins
-//! (Debian's containernetworking-plugins), alternating in one run. As root: `cargo bench -p coracle-cni --bench
-//! reference`. The path of a built `coracle` follows `--` if it is not `target/coracle`.
+//! ADD and DEL of pods with one host port. Our plugins in process and as executables, and the reference plugins
+//! (Debian's containernetworking-plugins) alternate in one run. As root:
+//! `cargo bench -p coracle-cni --bench reference`. The path of a built `coracle` follows `--` if it is not
+//! `target/coracle`.
 //!
-//! Two measurements: one pod at a time with complete DELs; and many pods at once, removed as a node does it, by
-//! ending their namespaces and one sweep. The second one ends when no address is allocated.
+//! Two measurements. The first has one pod at a time with complete DELs. The second has many pods at once, and removes
+//! them as a node does: their namespaces end before one sweep. The second one ends when no address is allocated.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! A limit on the connections of each pod of the default network: one pod cannot fill the node's connection tracking
-//! table, which stops new connections of all others.
+//! A limit on the connections of each pod of the default network. Without it one pod can fill the node's connection
+//! tracking table, which stops new connections of all others.
 //!
 //! One table of the family `inet`. The kernel counts the tracked connections that each address behind the bridge began
 //! (`ct count`), and drops the first packet of one more. Packets of existing connections cost two comparisons. When the

@@ -189,8 +189,8 @@ impl Links {
     }
 
     /// Makes a veth pair with one end here and the other inside the sandbox, so that its name cannot collide on the
-    /// host. Returns name, index and hardware address of the host's end only. A query of a link that is up while its
-    /// peer is down makes the kernel stop its queues, which takes a grace period under a global lock.
+    /// host. Returns name, index and hardware address of the host's end only. If a link is up while its peer is down,
+    /// a query makes the kernel stop the link's queues. This takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         let host_mac = random_mac();
         if let Err(error) = self.try_pair(pair, host_mac, netns).await {

@@ -10,7 +10,7 @@
 //! peer costs a few messages, independent of the number of peers, and an idle node costs nothing.
 //!
 //! The layout on the wire and in the kernel is flannel's. Each peer has a forwarding entry (its hardware address → its
-//! node), a neighbour entry and a route (its range → by the range's first address → by the device).
+//! node) and a neighbour entry. It also has a route (its range → by the range's first address → by the device).
 
 mod address;
 mod change_text;

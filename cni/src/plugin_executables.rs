@@ -103,8 +103,8 @@ impl Executables {
         answer(request, &output.stdout)
     }
 
-    /// Waits while the executable is open for writing (ETXTBSY): it is being replaced, or a process that forked in the
-    /// meantime still has the descriptor. libcni waits as well.
+    /// Waits while the executable is open for writing (ETXTBSY). It is being replaced, or a process that forked in the
+    /// meantime still has the descriptor. As in libcni.
     async fn start_when_written(&self, program: &Path, request: &Request) -> io::Result<Child> {
         let busy = |error: &io::Error| error.kind() == io::ErrorKind::ExecutableFileBusy;
         for _ in 0..BUSY_TRIES {

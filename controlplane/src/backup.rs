@@ -86,7 +86,8 @@ impl BackupFile {
         let file = file.map_err(failed)?;
         match file.try_lock() {
             Ok(()) if is_at(&file, &partial).map_err(failed)? => {}
-            // Another process takes it for the rest of an interrupted backup, and removes it.
+            // Another process has locked or removed the new file: it considers the file as the rest of an interrupted
+            // backup.
             Ok(()) | Err(TryLockError::WouldBlock) => return Err(failed(in_use())),
             Err(TryLockError::Error(error)) => {
                 let _ = fs::remove_file(&partial);
@@ -166,8 +167,8 @@ fn remove_partial(partial: &Path) -> io::Result<()> {
     match File::options().read(true).custom_flags(flags).open(partial) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(_link_or_other) => fs::remove_file(partial),
-        // The file stays locked until it is removed. Otherwise its creator, which has not locked it yet, could do so now
-        // and lose it.
+        // The file stays locked until it is removed. Without this lock, a process that has just created the file could
+        // lock it before the removal, and write a backup that is lost.
         Ok(left) => match left.try_lock() {
             Ok(()) if !is_at(&left, partial)? => Err(in_use()),
             Ok(()) | Err(TryLockError::Error(_)) => fs::remove_file(partial),

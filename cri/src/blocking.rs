@@ -1,8 +1,8 @@
-//! Work on files whose server may never respond, as those of an NFS volume: the kernel then blocks the thread until the
-//! server responds, and no signal interrupts it.
+//! Work on files whose server may never respond, such as those of an NFS volume. The kernel blocks the thread until
+//! the server responds, and no signal interrupts it.
 //!
-//! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a thread
-//! that no other work waits for, and a timeout.
+//! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a
+//! timeout, and a thread for which no other work waits.
 
 use std::collections::BTreeSet;
 use std::io;

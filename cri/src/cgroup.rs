@@ -39,8 +39,8 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the removal of a shim's cgroup.
 const SHIM_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time for which the group of a shim has no process before it counts as left by a pod that has ended: the shim of another
-/// runtime on this machine may be about to enter a new group.
+/// Time after which an empty group of a shim counts as left over. The shim of another runtime on this machine may
+/// enter its new group in this time.
 const STRAY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The mounted hierarchies.
@@ -347,8 +347,8 @@ fn is_controller(option: &str) -> bool {
     )
 }
 
-/// Whether a path names a group below a hierarchy's root. The root contains the whole machine: an empty path from a damaged
-/// record, or a path with `..` from a client, must never be killed or removed.
+/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So an empty path from a
+/// damaged record, or a path with `..` from a client, must never be killed or removed.
 pub(crate) fn is_below_root(group: &str) -> bool {
     let mut parts = group.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))

@@ -61,7 +61,7 @@ pub(crate) struct Container {
     pub(crate) meter: Meter,
     /// Holds on the layers of its image and of its image volumes: the layers are not removed.
     _held: Vec<ImageHold>,
-    /// The part of its configuration in the memory of all.
+    /// The share of its configuration in the memory of all large configurations.
     _memory: ConfigMemory,
 }
 

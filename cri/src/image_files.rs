@@ -1,5 +1,6 @@
-//! Files that the start of a container reads from its image. They are in any layer, so a search takes some system calls for
-//! each layer. The layers of an image never change: what was found for an image is kept for its next containers.
+//! Files that the start of a container reads from its image. Each of them may be in any layer, so a search takes some
+//! system calls for each layer. The layers of an image never change, so the results are kept for the next containers
+//! of the image.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;

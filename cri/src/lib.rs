@@ -1,8 +1,8 @@
 //! The container runtime: sandboxes, containers, streaming and the CRI service.
 //!
-//! Owns everything that runs on the node: the pod sandboxes (each has a shim process, see `shim_client`), their containers,
-//! and the records, logs, streams and statistics of both. Start reading at [`Runtime`], which composes the `services`; each
-//! call has a file of its own. `server/` passes the calls of the CRI to the services.
+//! Owns everything that runs on the node: the pod sandboxes (each has a shim process, see `shim_client`) and their
+//! containers. Also owns the records, logs, streams and statistics of both. Start reading at [`Runtime`], which
+//! composes the `services`; each call has a file of its own. `server/` passes the calls of the CRI to the services.
 //!
 //! Invariants:
 //! - The crate uses the types of the CRI and the OCI, but no Kubernetes kind.

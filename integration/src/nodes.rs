@@ -131,8 +131,9 @@ impl Nodes {
         self.agents.push(agent);
     }
 
-    /// Adds `node-<number>` on another container runtime: `start` starts it on the node's host, in the node's directory
-    /// and with the registry mirrors, and returns its socket. Does not wait until the node is Ready.
+    /// Adds `node-<number>` on another container runtime. `start` starts the runtime on the node's host, in the node's
+    /// directory and with the registry mirrors. It returns the runtime's socket. Does not wait until the node is
+    /// Ready.
     pub fn add_on<T>(&mut self, number: u8, start: impl FnOnce(&Host, &Path, &Path) -> (PathBuf, T)) -> T {
         let mut agent = self.machine(number, &[]);
         let (socket, runtime) = start(&agent.host, &agent.dir, &self.mirrors);

@@ -89,8 +89,8 @@ impl Stock {
         }
     }
 
-    /// Shell commands that mount files over the sysctls that the kubelet writes. They run in the kubelet's mount namespace
-    /// only: the kernel does not allow a new /proc in a user namespace if the visible /proc has such mounts.
+    /// Shell commands that mount files over the sysctls that the kubelet writes. They run in the kubelet's mount
+    /// namespace only. The kernel does not allow a new /proc in a user namespace if the visible /proc has such mounts.
     fn cover_sysctls(&self) -> String {
         let mut script = "mount --make-private /proc\n".to_owned();
         for (name, _) in KERNEL {

@@ -1,6 +1,6 @@
-//! A soak test: four workers create pods, execute commands, stop and remove pods at random, while the runtime and shims
-//! are killed and calls are cancelled. At the end nothing is left, and a long-running pod and the runtime use no more
-//! memory.
+//! A soak test. Four workers create pods, execute commands, stop and remove pods at random. Meanwhile the runtime and
+//! shims are killed, and calls are cancelled. At the end nothing is left, and a long-running pod and the runtime use
+//! no more memory.
 //!
 //! It takes half a minute. `SOAK_SECONDS=3600` makes it an hour; `SOAK_SEED` repeats the choices of an earlier run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and prints")]

@@ -156,8 +156,8 @@ impl Lookup<'_> {
         }
     }
 
-    /// The answer before the first lists. Services and endpoints may be known, for example from an earlier run. What is
-    /// not known may exist, so there are no answers that deny a name.
+    /// The answer before the first lists. Services and endpoints may be known, for example from an earlier run. An
+    /// unknown name may exist, so no answer says that a name does not exist.
     fn known(&self, owner: &Owner<'_>) -> Answer {
         match owner {
             Owner::Service { name, namespace } => {

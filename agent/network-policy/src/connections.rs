@@ -16,8 +16,8 @@ use crate::packet::Packet;
 /// Bit of the conntrack mark of connections that the policies do not allow.
 pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 
-/// Up to this number of connections they are all listed together. For each list, however short, the kernel goes
-/// through its whole table. With the usual 262,144 buckets this takes 8 to 10 ms, as long as a list of this number of
+/// Up to this number of connections, one list has all of them. For each list, however short, the kernel goes through
+/// its whole table. With the usual 262,144 buckets this takes 8 to 10 ms, as long as a list of this number of
 /// connections.
 const ALL_MAX: u32 = 8192;
 /// Above [`ALL_MAX`] the connections of each address are listed separately, up to this number of addresses. For more

@@ -27,8 +27,9 @@ pub struct PodFacts {
     pub ips: Vec<IpAddr>,
     /// Time of the pod's creation in seconds since 1970.
     pub(crate) created: i64,
-    /// Position in the order in which sandboxes got addresses on this node. Of the pods with one address, the one with
-    /// the greatest position has it. 0: the sandbox is unknown, and the addresses are those of the pod's status.
+    /// Position in the order in which sandboxes got addresses on this node. If several pods have the same address, it
+    /// belongs to the pod with the greatest position. With 0 the sandbox is unknown, and the addresses are those of
+    /// the pod's status.
     pub sandbox: u64,
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,

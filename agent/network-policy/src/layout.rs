@@ -12,7 +12,7 @@
 //! While there are policies of administrators, a base chain `egress-admin` precedes `egress`, and `ingress-admin`
 //! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet
 //! that it passes has no mark. A `goto` to the chains of NetworkPolicies would need no mark. But the kernel validates
-//! every path through the chains, and the number of paths would be the product of the pods and policies of both tiers.
+//! every path through the chains. The number of paths would be the product of the pods and policies of both tiers.
 //! Pods that no NetworkPolicy selects pass the group of their baseline policies at the end of `egress` and `ingress`.
 
 use std::collections::BTreeSet;

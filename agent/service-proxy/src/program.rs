@@ -115,7 +115,7 @@ impl Entry {
         Element { key: element_id.key.clone(), value, expires: None }
     }
 
-    /// Elements of the map of targets that end, and those that begin, when the entry of an element changes.
+    /// The elements of the map of targets to remove, and those to add, when the entry of an element changes.
     pub(crate) fn target_changes(
         element_id: &ElementId,
         before: Option<&Self>,

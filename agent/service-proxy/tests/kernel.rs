@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 const TABLE: &str = "test-services";
 
-/// Runs the test in a new network namespace, in which the addresses of 10.42.0.0/24 are local and a route leads the
+/// Runs the test in a new network namespace. The addresses of 10.42.0.0/24 are local there. A route leads the
 /// addresses of services, 10.43.0.0/16, to a veth device.
 fn alone(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {

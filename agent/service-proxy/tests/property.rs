@@ -1,4 +1,4 @@
-//! The kernel's table after random changes and foreign flushes equals that of a fresh start, and random packets go where
+//! After random changes and foreign flushes, the kernel's table equals that of a fresh start. Random packets go where
 //! a model of services sends them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 

@@ -78,10 +78,11 @@ impl Version {
     }
 }
 
-/// Creates the cgroup with its parents, each of which gives these controllers to its children.
+/// Creates the cgroup with its parents. Each parent enables these controllers for its children.
 fn create_on_v2(controllers: &[String], mount: &Path, below: &str) -> io::Result<()> {
     let whole = mount.join(below);
-    // A cgroup gives only controllers that its own parent gives. So the other parents need not be read.
+    // The kernel lets a cgroup enable only controllers that its own parent enables. So the other parents need not be
+    // read.
     if whole.parent().is_some_and(|parent| gives_all(parent, controllers)) && make_dir(&whole).is_ok() {
         return Ok(());
     }
@@ -94,14 +95,14 @@ fn create_on_v2(controllers: &[String], mount: &Path, below: &str) -> io::Result
     Ok(())
 }
 
-/// Whether the children of a cgroup get all these controllers.
+/// Whether a cgroup enables all these controllers for its children.
 fn gives_all(dir: &Path, controllers: &[String]) -> bool {
     let Ok(given) = fs::read_to_string(dir.join(SUBTREE_CONTROL)) else { return false };
     controllers.iter().all(|wanted| given.split_whitespace().any(|name| name == wanted))
 }
 
-/// Gives controllers to the children of a cgroup. One write of all costs the kernel as much as a write of one. The kernel
-/// refuses a controller that the cgroup does not have. Pods have no limits of that controller then.
+/// Enables controllers for the children of a cgroup. To write all at once costs the kernel as much as to write one.
+/// The kernel refuses a controller that the cgroup does not have. Pods have no limits of that controller then.
 fn give_all(dir: &Path, controllers: &[String]) {
     let file = dir.join(SUBTREE_CONTROL);
     let each = || controllers.iter().map(|controller| format!("+{controller}"));
@@ -212,7 +213,7 @@ mod tests {
             ["", "kubepods", "kubepods/pod1"].map(given),
             [Some("+cpu +memory".to_owned()), Some("+cpu +memory".to_owned()), None]
         );
-        // As the kernel shows them.
+        // The kernel lists the names without `+`.
         let parent = mount.path().join("kubepods").join(SUBTREE_CONTROL);
         fs::write(&parent, "cpuset cpu memory\n").unwrap();
         fs::remove_file(mount.path().join(SUBTREE_CONTROL)).unwrap();

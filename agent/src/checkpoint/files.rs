@@ -29,8 +29,8 @@ pub(super) fn remove_temporary(dir: &Path) {
     }
 }
 
-/// A record under a temporary name. All records of a batch are written before the first one is replaced: then they
-/// are in one transaction of the file system's journal, and the first fsync commits it.
+/// A record under a temporary name. All records of a batch are written before the first one is replaced. So they are
+/// in one transaction of the file system's journal, and the first fsync commits it.
 pub(super) struct NewRecord {
     file: File,
     temporary: PathBuf,

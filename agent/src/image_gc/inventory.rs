@@ -57,8 +57,8 @@ pub(super) struct NamedImages {
 // === impl NamedImages ===
 
 impl NamedImages {
-    /// Whether one of these pods names an image. The names are read again only if the pods have changed. A user can
-    /// make pods with a hundred thousand names, and each of many images is checked.
+    /// Whether one of these pods names an image. The names are read again only if the pods have changed. Otherwise
+    /// each of many images would read the names of all pods, and a user can make pods with a hundred thousand names.
     pub(super) fn contains(&mut self, pods: Vec<Arc<Pod>>, id: &str, names: &[String]) -> bool {
         let is_same = |(one, other): (&Arc<Pod>, &Arc<Pod>)| Arc::ptr_eq(one, other);
         if pods.len() != self.pods.len() || !pods.iter().zip(&self.pods).all(is_same) {

@@ -136,7 +136,7 @@ impl PolicyRecord {
         self.due.get_or_insert_with(|| Instant::now() + WRITE_AFTER);
     }
 
-    /// Cancels the next write: the content is not known before the lists are complete, whose ends are changes.
+    /// Cancels the next write, because a list has begun. The end of the list schedules a write.
     pub(super) fn cancel(&mut self) {
         self.due = None;
     }

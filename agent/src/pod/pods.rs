@@ -1,5 +1,5 @@
-//! Desired pods of this node, with sums over them that each change updates: the cost of a change does not depend on
-//! the number of pods.
+//! Desired pods of this node, with sums over them. Each change updates the sums, so its cost does not depend on the
+//! number of pods.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -101,8 +101,8 @@ impl<'a> Exits<'a> {
     }
 }
 
-/// Whether a container starts again after an exit with this code: its first matching rule decides, then its own policy,
-/// then the policy of the pod.
+/// Whether a container starts again after an exit with this code. Its first matching rule decides, then its own
+/// policy, then the policy of the pod.
 pub(crate) fn restarts_after(spec: &PodSpec, container: &Container, code: i32) -> bool {
     let has_policy = container.restart_policy.is_some();
     if has_policy && matches!(matching_action(container, code), Some(RESTART | RESTART_ALL)) {

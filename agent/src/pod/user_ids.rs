@@ -1,8 +1,7 @@
 //! Ids of pods with user namespaces (`hostUsers: false`).
 //!
-//! As in the kubelet: blocks of 65536 ids for users and groups, starting with the second block (the first one is the
-//! node's), recorded in the pod's directory before use. No two pods share a block, so an escaped process has no
-//! rights in others.
+//! As in the kubelet, a block has 65536 ids for users and groups. The first block is the node's. A block is recorded
+//! in the pod's directory before it is used. No two pods share a block, so an escaped process has no rights in others.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, ErrorKind};
@@ -211,8 +210,8 @@ impl UserIds {
         Ok(unread)
     }
 
-    /// Sets the block that the runtime returned for a pod, and replaces the pod's unreadable record: a later agent may
-    /// find no sandbox, but volumes with these ids.
+    /// Sets the block that the runtime returned for a pod, and replaces the pod's unreadable record. A later agent may
+    /// find volumes with these ids, but no sandbox.
     fn adopt(&self, uid: &str, first: Option<u32>) {
         self.resolve(uid, first);
         let state = self.state();

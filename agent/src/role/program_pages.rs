@@ -26,8 +26,8 @@ pub(super) async fn release_after_start() {
     release_pages();
 }
 
-/// Releases the program's pages and free memory. It does so each time the process becomes idle after changes of pods
-/// or of the store, and after each heartbeat of an idle node. An idle process has no timer between heartbeats.
+/// Releases the program's pages and free memory each time the process becomes idle after changes of pods or of the
+/// store. Does the same after each heartbeat of an idle node. An idle process has no timer between heartbeats.
 pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats: watch::Receiver<()>) {
     when_idle(changes, heartbeats, release_pages).await;
 }
@@ -72,8 +72,8 @@ fn release_pages() {
     crate::allocator::collect();
     for (start, length) in program_headers().into_iter().filter_map(|(base, header)| unwritten(base, header))
     {
-        // SAFETY: the segment is mapped from the program's file and cannot be written, so that released pages have the
-        // same content when they are loaded again.
+        // SAFETY: the segment is mapped from the program's file and cannot be written. So released pages have the same
+        // content when they are loaded again.
         if unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED) } != 0 {
             let error = io::Error::last_os_error();
             tracing::debug!(%error, "cannot release the program's pages");

@@ -1,5 +1,5 @@
-//! Limits on the responses of one server: the memory of those that clients have not read, and the number of logs that
-//! are read at the same time.
+//! Limits on the responses of one server. One is on the memory of responses that clients have not read. The other is
+//! on the number of logs that are read at the same time.
 //!
 //! A response with the pods of the node, or with their usage, is in memory until its client has read it. A client may read
 //! slowly or not at all, on many connections. So these responses share a limit. A new response above it closes the
@@ -29,8 +29,8 @@ const MAX_BYTES: usize = 32 << 20;
 const MIN_BYTES: usize = 8 << 10;
 /// Maximum logs that are read or followed at the same time.
 const MAX_LOGS: usize = 512;
-/// Bytes of a log that its connection holds at most, and one piece more. Otherwise it would hold 400 KiB for each client that
-/// does not read.
+/// Unsent bytes of a log from which on its connection gets no further piece. Without the limit, the connection would
+/// hold 400 KiB for each client that does not read.
 const MAX_UNSENT: usize = 32 << 10;
 
 /// The limits of one server.

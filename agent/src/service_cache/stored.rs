@@ -1,8 +1,8 @@
 //! EndpointSlices in the checkpoint: those of the namespaces of this node's pods. With them, and with the stored services,
 //! a node that boots while the API server does not answer serves its pods.
 //!
-//! After a boot the pods of this node have other addresses. So the record of a slice names the pods of this node among its
-//! endpoints, and these endpoints have the addresses that the pods have when the record is used.
+//! After a boot the pods of this node have other addresses. So the record of a slice names the pods of this node among
+//! its endpoints. When the record is used, these endpoints get the current addresses of the pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -18,7 +18,7 @@ const ALLOWED: [&str; 12] = [
     "node.kubernetes.io/windows-build",
 ];
 
-/// Refuses labels that the API server would refuse: it would refuse the Node object each time.
+/// Refuses labels with which the API server would refuse the Node object each time.
 pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
     for (key, value) in labels {
         let (domain, name) = key.split_once('/').unwrap_or(("", key));

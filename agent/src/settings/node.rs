@@ -142,9 +142,9 @@ settings! {
     /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (8 or
     /// more).
     topology_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
-    /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods:
-    /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each a quantity or a percentage. A
-    /// signal that is not listed has no threshold.
+    /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods. The
+    /// signals are memory.available, nodefs.available, nodefs.inodesFree and pid.available, each with a quantity or a
+    /// percentage. A signal that is not listed has no threshold.
     eviction_hard: Option<Thresholds>
         = unset "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,pid.available<5%", "THRESHOLDS";
     /// Percentage of nodefs.available in the default of eviction-hard.
@@ -163,9 +163,9 @@ settings! {
     pinned_image: Vec<PinPattern> = default "", "PATTERN";
     /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
-    /// Images of the store that a pod may use without a verification of its pull secrets: NeverVerify (all),
-    /// NeverVerifyPreloadedImages (those that the node did not pull), NeverVerifyAllowlistedImages (those of
-    /// preloaded-images-verification-allowlist) or AlwaysVerify (none).
+    /// Images of the store that a pod may use without a verification of its pull secrets. NeverVerify: all.
+    /// NeverVerifyPreloadedImages: those that the node did not pull. NeverVerifyAllowlistedImages: those of
+    /// preloaded-images-verification-allowlist. AlwaysVerify: none.
     image_pull_credentials_verification_policy: image_pull::Policy
         = default "NeverVerifyPreloadedImages", "POLICY";
     /// Names of images with registry and without tag and digest (docker.io/library/busybox), or prefixes of such names that

@@ -158,7 +158,7 @@ impl Ledger {
         elements || self.are_rules_changed()
     }
 
-    /// Whether objects changed that are rules: networks, bridges, and ports with conditions.
+    /// Whether a network, a bridge or a port with conditions has changed. These objects are rules of the table.
     fn are_rules_changed(&self) -> bool {
         self.conditional.is_changed()
             || self.masquerade.is_changed()
@@ -239,7 +239,7 @@ impl Ledger {
     }
 }
 
-/// Networks with the destinations that all claims except.
+/// The networks, each with the destinations that are exceptions in all claims on it.
 fn common(claimed: &BTreeSet<(IpNetwork, Vec<IpNetwork>)>) -> BTreeMap<IpNetwork, Vec<IpNetwork>> {
     let mut all: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
     for (network, except) in claimed {

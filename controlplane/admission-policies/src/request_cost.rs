@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::BUDGET;
 
-/// Maximum cost of all policies, bindings, parameters and match conditions of one request. Upstream limits each
-/// evaluation alone, to [`BUDGET`], which is about a second; then the number of policies multiplies the time.
+/// Maximum cost of all policies, bindings, parameters and match conditions of one request. Upstream limits only each
+/// evaluation, to [`BUDGET`], which is about a second. So the time of a request grows there with the number of
+/// policies.
 pub const REQUEST_BUDGET: u64 = 10 * BUDGET;
 
 /// The cost of the expressions of one request until now.
@@ -39,7 +40,7 @@ impl RequestCost {
         self.spent.fetch_add(cost, Ordering::Relaxed);
     }
 
-    /// Evaluates expressions with at most this cost. None if that is not enough; the cost counts.
+    /// Evaluates expressions with at most this cost. None if that is not enough. The spent cost counts in both cases.
     pub fn attempt<T>(&self, limit: u64, evaluate: impl FnOnce() -> T) -> Option<T> {
         self.is_cut.store(false, Ordering::Relaxed);
         self.attempt_end.store(self.spent().saturating_add(limit), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Bodies whose rendered frames count as unread bytes from their beginning. Indentation and compression may hold a frame
-//! long before the connection takes its last part.
+//! Bodies whose rendered frames count as unread bytes from their beginning. Indentation and compression keep a frame
+//! in memory until the connection has taken its last part.
 
 use std::{
     pin::Pin,

@@ -110,7 +110,7 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
 }
 
 /// Media types in requests for the document as protobuf. The response always has the first one. client-go requests the
-/// second one, but cannot parse it in a response, because RFC 2045 allows no `@` in a media type.
+/// second one. It cannot parse it in a response, because RFC 2045 allows no `@` in a media type.
 const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",

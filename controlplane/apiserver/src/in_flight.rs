@@ -1,5 +1,5 @@
-//! Limits on the requests of one user, separate for reads and writes, on the bytes of all bodies, and on the connections
-//! to each kubelet and to other servers of the cluster.
+//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Also limits on
+//! the connections to each kubelet and to other servers of the cluster.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests,

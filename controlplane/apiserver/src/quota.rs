@@ -10,9 +10,9 @@
 //! returns after the cache and its ledger contain the object. The ledger is therefore exact while the lock is held, and
 //! concurrent requests cannot exceed a quota.
 //!
-//! Several servers on one store also use guards: the commit of such a request updates an entry of the namespace, and fails
-//! if another server has updated it since the check. Then the request is checked again. Services have a guard already, for
-//! their addresses. Objects in memory, such as leases, have none.
+//! Several servers on one store also use guards. The commit of such a request updates an entry of the namespace. It
+//! fails if another server has updated the entry since the check. Then the request is checked again. Services have a
+//! guard already, for their addresses. Objects in memory, such as leases, have none.
 
 use coracle_kinds::{
     Resource,

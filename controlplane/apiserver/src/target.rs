@@ -23,8 +23,8 @@ use crate::{
 
 /// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum bytes of a response that are in memory, as of its header. The owner of a pod can have a thousand connections to
-/// it whose responses never begin.
+/// Maximum bytes of a response that are in memory, for example of its header. The owner of a pod can have a thousand
+/// connections to it whose responses never begin.
 const RESPONSE_BUFFER: usize = 64 << 10;
 
 /// An address to which requests may be sent.

@@ -1,8 +1,9 @@
 //! Memory of events and responses that clients have not read yet.
 //!
-//! A client that does not read keeps the queued events of its watch in memory, and the piece of the response that is being
-//! sent. Each watch has a limit, but a user can have thousands of them, and users can be many. So all users share a limit.
-//! Above it, the owner with the most unread bytes loses a response first: the one with the most bytes.
+//! A client that does not read keeps the queued events of its watch in memory, and the piece of the response that is
+//! being sent. Each watch has a limit, but a user can have thousands of them, and users can be many. So all users
+//! share a limit. Above it, the owner with the most unread bytes loses its largest response: the reader of this
+//! response has lost, and its connection is closed.
 //!
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
 
@@ -176,8 +177,8 @@ impl Reader {
         self.add(&bytes).then(|| Bytes::from_owner(HeldBytes { bytes, reader: self.clone() }))
     }
 
-    /// As [`Self::hold`], for a frame of a response that only this response has, as a rendered table. A stored object that
-    /// is sent as it is takes no memory of its own.
+    /// As [`Self::hold`], for a frame that only this response has, such as a rendered table. A stored object that is
+    /// sent as it is takes no memory of its own.
     pub(crate) fn hold_frame(self: &Arc<Self>, frame: Bytes) -> std::io::Result<Bytes> {
         if !frame.is_unique() {
             return Ok(frame);

@@ -30,7 +30,7 @@ pub struct Event {
     /// The impersonated user, if the request impersonates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub impersonated_user: Option<UserInfo>,
-    /// How the impersonation was allowed, if by constrained impersonation.
+    /// The permission for the impersonation, if it is one of constrained impersonation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authentication_metadata: Option<AuthenticationMetadata>,
     /// Addresses of the client: first those from the headers of proxies, last that of the connection.

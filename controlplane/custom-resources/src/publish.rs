@@ -124,8 +124,8 @@ fn metadata(prefix: &str) -> Value {
     described(&description, prefix, OBJECT_META)
 }
 
-/// A reference with a description. In OpenAPI v3 a reference has no siblings: `allOf` wraps it, as `WrapRefs` does
-/// upstream, and clients show the description instead of that of the referenced definition.
+/// A reference with a description. In OpenAPI v3 a reference has no siblings, so `allOf` wraps it, as `WrapRefs` does
+/// upstream. Clients show the description instead of that of the referenced definition.
 fn described(description: &str, prefix: &str, name: &str) -> Value {
     let reference = format!("{prefix}{name}");
     if prefix == V3 {

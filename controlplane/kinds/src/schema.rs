@@ -106,8 +106,8 @@ pub fn decode(
     Ok((value, notes))
 }
 
-/// Makes an object of a definition canonical: removes fields that Go omits because they are zero or empty, and adds the
-/// fields that it always writes.
+/// Makes an object of a definition canonical. Removes fields that Go omits because they are zero or empty, and adds
+/// the fields that Go always writes.
 pub fn canonical(schema: &str, value: &mut Value) {
     canonical_with(schema, value, UnknownFields::Keep);
 }

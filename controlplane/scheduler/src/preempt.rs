@@ -50,8 +50,8 @@ pub(crate) struct Preemption {
     pub(crate) victims: Vec<Victim>,
 }
 
-/// The message of a pod that cannot be scheduled, with the outcome of the preemption and the text that upstream's
-/// plugin DynamicResources adds to every such message: `devices`. If a pre-filter refused the pod, that plugin has no
+/// The message of a pod that cannot be scheduled, with the outcome of the preemption. `devices` is the text that
+/// upstream's plugin DynamicResources adds to every such message. If a pre-filter refused the pod, that plugin has no
 /// state of the pod and reports "not found".
 pub(crate) fn with_outcome(refused: &Unschedulable, devices: &str, preemption: &str) -> String {
     let message = &refused.message;
@@ -145,8 +145,8 @@ pub(crate) fn candidates(
     (found, unhelpful)
 }
 
-/// The cost of removing pods. The fields have upstream's order: violated budgets, the highest priority, the sum of the
-/// priorities, the number of pods, and the start time of the pods of the highest priority.
+/// The cost of removing pods. The fields have upstream's order. They are violated budgets, the highest priority, the
+/// sum of the priorities, the number of pods, and the start time of the pods of the highest priority.
 pub(crate) fn disruption_cost(victims: &[Victim]) -> impl Ord + use<> {
     let violations = victims.iter().filter(|victim| victim.violates).count();
     let highest = victims.iter().map(|victim| victim.priority).max();

@@ -241,7 +241,7 @@ impl WantedPorts {
         self.0.is_empty()
     }
 
-    /// Whether one of the ports cannot be used on a node with this one.
+    /// Whether a port that is in use on a node prevents one of these ports there.
     pub(crate) fn conflict(&self, used: &HostPort) -> bool {
         let addresses = self.0.get(&used.port).and_then(|protocols| protocols.get(&used.protocol));
         addresses.is_some_and(|addresses| {

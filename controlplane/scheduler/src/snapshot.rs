@@ -274,8 +274,8 @@ impl Snapshot {
         self.candidates().map(|node| node.properties.name.clone()).collect()
     }
 
-    /// Adds a pod to a node, and removes it from its previous node. Returns the changes that may help waiting pods: the
-    /// pod is new on the node or has other labels, or it requests less of a resource.
+    /// Adds a pod to a node, and removes it from its previous node. Returns the changes that may help waiting pods.
+    /// The pod is new on the node or has other labels, or it requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
         let mut placed = Placed::of(pod);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));

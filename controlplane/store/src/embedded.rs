@@ -73,8 +73,8 @@ struct Job {
 }
 
 impl Embedded {
-    /// Opens the store in `path`, or creates it. Entries that must be encrypted get the first key before, if they do not
-    /// have it and if the disk has space for a copy.
+    /// Opens the store in `path`, or creates it. First encrypts the entries that must have the first key and do not
+    /// have it, if the disk has space for a copy.
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.

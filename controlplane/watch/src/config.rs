@@ -11,7 +11,7 @@ const TIMEOUT_SECONDS: u32 = 290;
 /// Default pauses after failures.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
-/// Timeout of a watch request in seconds, and first pause after a failure, for watches of the control plane.
+/// For watches of the control plane: timeout of a watch request in seconds, and first pause after a failure.
 const CONTROL_PLANE_TIMEOUT_SECONDS: u32 = 1500;
 const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Pause while a kind is not served, of watches of the control plane and of optional kinds.

@@ -30,7 +30,7 @@ use crate::observed::{Observe, Observed};
 /// Interval of the checks of a stream that does not read.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Number of intervals without a read after which a stream is abandoned, if its client is gone. A client that has only
-/// closed its side for writing waits for the answer, so this leaves time to read its data.
+/// closed its side for writing still waits for the answer. So the stream gets this time to read the client's data.
 const IDLE_INTERVALS: u32 = 3;
 
 /// The socket of a connection. None before the connection has a stream, and after the stream's end.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Gets the results of a stream's operations, and returns those for the caller.
+/// Gets the result of each operation of a stream, and returns the result that the caller gets.
 pub trait Observe: Unpin {
     /// A read. `is_end`: it found the end of the stream.
     fn on_read(

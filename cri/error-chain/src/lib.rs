@@ -7,10 +7,12 @@ use std::error::Error;
 
 /// The error and its sources, outermost first, joined with `: `.
 ///
-/// A source whose text the line already ends with is skipped: some libraries repeat their source in their own text. An
-/// error whose source begins with the same text is skipped too: `cannot pull x` before `cannot pull x: not found`.
+/// Some libraries repeat the text of a source in their own text. So a source is skipped if the line already ends with
+/// its text. An error is skipped if the text of its source begins with it: `cannot pull x` before
+/// `cannot pull x: not found`.
 ///
-/// The numbers of the kernel's errors are left out: `No such file or directory (os error 2)` has its meaning twice.
+/// The numbers of the kernel's errors are left out. In `No such file or directory (os error 2)` the number repeats the
+/// text.
 pub fn chain(error: &dyn Error) -> String {
     let mut line = without_numbers(error.to_string());
     // Where the text of the last error begins.

@@ -1,13 +1,13 @@
 //! Container images: references, registries, pulls, unpacking and layers on disk.
 //!
-//! Owns everything under `<root>/images`: one record per image (`manifests/`), one unpacked directory per
-//! layer (`layers/`), directories in which layers are unpacked (`partial/`), partly fetched layers
-//! (`resume/`), and removed layers that are being deleted (`rubbish/`).
-//! Start reading at [`Images`]. A pull is `pull.rs`; a layer goes through `layers.rs` and `unpack.rs`.
+//! Owns everything under `<root>/images`: one record per image (`manifests/`) and one unpacked directory per layer
+//! (`layers/`). Layers are unpacked in `partial/`. Partly fetched layers are in `resume/`, and removed layers that are
+//! being deleted in `rubbish/`. Start reading at [`Images`]. A pull is `pull.rs`; a layer goes through `layers.rs` and
+//! `unpack.rs`.
 //!
 //! Invariants:
-//! - Complete compressed layers are never stored. Layers are unpacked during the download, and both digests
-//!   (of the blob and of the tar inside) are verified before one rename makes the layer exist.
+//! - Complete compressed layers are never stored. Layers are unpacked during the download. Both digests (of the blob
+//!   and of the tar inside) are verified before one rename makes the layer exist.
 //! - A directory in `layers/` is complete and on disk (`syncfs` precedes the rename). Only such directories
 //!   are handed out. Layers do not depend on each other, so images share them by diff id. References to lower
 //!   layers (hard links, attributes of directories) are in a small additional layer (`layers/links.rs`).

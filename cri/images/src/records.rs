@@ -61,8 +61,8 @@ struct Head {
 /// Reads all records. A damaged one is renamed, with a warning.
 ///
 /// # Errors
-/// If one is of a later version, or if the kernel refuses to read one: without its record, layers of running containers
-/// would be removed.
+/// If one is of a later version, or if the kernel refuses to read one. Without its record, layers of running
+/// containers would be removed.
 pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     load_by(directory, bytes)
 }

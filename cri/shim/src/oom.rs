@@ -1,10 +1,10 @@
 //! Detects OOM kills in a v1 cgroup that systemd has removed already.
 //!
-//! systemd removes a scope's cgroups after its last process ends, while the shim is still processing that
-//! exit. The kernel's counter is removed with the cgroup, and v1 keeps no counter in the parent. eventfds
-//! remain: `memory.oom_control` signals one at every OOM, and once more at the cgroup's removal (memory.rst,
-//! "OOM Control"; `memcg_event_remove` in mm/memcontrol-v1.c). A second eventfd, which is signalled only at
-//! the removal, distinguishes the two cases.
+//! systemd removes a scope's cgroups after its last process ends, while the shim is still processing that exit. The
+//! kernel's counter is removed with the cgroup, and v1 keeps no counter in the parent. So eventfds are used. The file
+//! `memory.oom_control` signals an eventfd at every OOM, and once more at the cgroup's removal (memory.rst, "OOM
+//! Control"; `memcg_event_remove` in mm/memcontrol-v1.c). A second eventfd, which is signalled only at the removal,
+//! distinguishes the two cases.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

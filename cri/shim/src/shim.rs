@@ -114,8 +114,8 @@ impl Shim {
     }
 
     fn wait(&self) -> nix::Result<Vec<(Source, PollFlags)>> {
-        // `watched` and `next_deadline` use the same time: if a pause ended between two readings of the clock, the loop
-        // would neither poll the output nor wake up for it.
+        // `watched` and `next_deadline` use the same time. If a pause ended between two readings of the clock, the
+        // loop would neither poll the output nor wake up for it.
         let now = Instant::now();
         let watched = self.watched(now);
         let mut fds: Vec<PollFd<'_>> =

@@ -1,8 +1,8 @@
 //! Makes a terminal in the container that this process has joined.
 //!
 //! Paths that the container controls are checked before they are opened for use. The devpts directory is opened with
-//! O_PATH and checked. The master is opened on the same mount, and the slave through the master. runc and libcontainer
-//! open /dev/ptmx, which root of a container can replace (CVE-2025-52565).
+//! O_PATH and checked. The master is opened on the same mount, and the slave through the master. Instead, runc and
+//! libcontainer open /dev/ptmx, which root of a container can replace (CVE-2025-52565).
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! Capabilities of a container: the usual fourteen, changed by the request, and limited to the capabilities of this process.
-//! "privileged" and `ALL` mean all capabilities of this process. Pure.
+//! Capabilities of a container: the usual fourteen, changed by the request, and limited to the capabilities of this
+//! process. Both "privileged" and `ALL` mean all capabilities of this process. Pure.
 
 use coracle_proto::cri::Capability;
 

@@ -1,5 +1,5 @@
-//! Fixture of one test run: an image of busybox, a runtime with its own directories, bridge, table and cgroups, and a
-//! check for leftovers at the end.
+//! Fixture of one test run: an image of busybox, and a runtime with its own directories, bridge, table and cgroups. At
+//! the end it checks for leftovers.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

@@ -1,5 +1,5 @@
-//! Threads for work that may block. A thread that has done its work waits for more for a few seconds: the start of a
-//! thread costs more than most work.
+//! Threads for work that may block. A thread that has done its work waits a few seconds for more work, because the
+//! start of a thread costs more than most work.
 //!
 //! Work never waits behind other work. It goes to a thread that waits, or to a new thread.
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Time for which a thread waits for more work.
 const KEEP: Duration = Duration::from_secs(3);
-/// Maximum number of threads of a group that wait. A thread that would be one more ends.
+/// Maximum number of threads of a group that wait. Further threads end after their work.
 const WAITING_MAX: usize = 8;
 
 type Work = Box<dyn FnOnce() -> ControlFlow<()> + Send>;

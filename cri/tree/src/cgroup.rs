@@ -24,7 +24,8 @@ pub fn processes(top: &Path) -> Vec<i32> {
     processes_of(top, usize::MAX)
 }
 
-/// The processes in the cgroup at a path and in at most `most` cgroups below it, at least one. Empty if it is absent.
+/// The processes in the cgroup at a path and in at most `most` cgroups below it. `most` is at least one. Empty if the
+/// cgroup is absent.
 #[must_use]
 pub fn processes_of(top: &Path, most: usize) -> Vec<i32> {
     let mut pids = Vec::new();

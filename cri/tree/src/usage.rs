@@ -30,8 +30,8 @@ pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
     Ok((whole_units(bytes), whole_units(inodes)))
 }
 
-/// Converts parts to whole units, rounded to the nearest: `PARTS_PER_FILE / names` rounds down, so the parts of one file
-/// may add up to slightly less than [`PARTS_PER_FILE`].
+/// Converts parts to whole units, rounded to the nearest. `PARTS_PER_FILE / names` rounds down. So the parts of one
+/// file may add up to slightly less than [`PARTS_PER_FILE`].
 fn whole_units(parts: u128) -> u64 {
     u64::try_from((parts + PARTS_PER_FILE / 2) / PARTS_PER_FILE).unwrap_or(u64::MAX)
 }

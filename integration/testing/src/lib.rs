@@ -1,5 +1,5 @@
-//! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), skipped tests ([`skip!`]),
-//! inputs of fuzz targets ([`replay_corpus`]) and a harness for test programs with their own `main` ([`Suite`]).
+//! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), skipped tests ([`skip!`]) and
+//! inputs of fuzz targets ([`replay_corpus`]). Test programs with their own `main` use the harness [`Suite`].
 //!
 //! Only dev-dependencies name this crate. It links nothing of what is tested.
 #![allow(

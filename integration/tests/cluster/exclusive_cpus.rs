@@ -6,7 +6,7 @@ use std::fs;
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
 
-/// One CPU is reserved: 500 millicores, rounded up. 200 MiB of memory are reserved: 100 MiB of `system-reserved`, and
+/// One CPU is reserved: 500 millicores, rounded up. The reserved memory is 200 MiB: 100 MiB of `system-reserved`, and
 /// 100 MiB of the default threshold of evictions.
 const FLAGS: [&str; 14] = [
     "--image-gc-high-threshold",

@@ -176,7 +176,7 @@ fn unread_lists_share_the_encoded_objects() {
     });
 }
 
-/// CVE-2019-9511, CVE-2019-9517: each stream had its own copy of the object, because a client may let all streams begin and
+/// CVE-2019-9511, CVE-2019-9517: each stream had its own copy of the object. A client may let all streams begin and
 /// read a few bytes of each.
 #[test]
 fn unread_streams_share_the_encoded_objects() {

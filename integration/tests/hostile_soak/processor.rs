@@ -11,8 +11,8 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Mount points of the hierarchy with the cpu controller below `/sys/fs/cgroup` on v1 and v2, the file of the weight there,
-/// and a weight four times as large as the default.
+/// For v1 and v2: mount point of the hierarchy with the cpu controller below `/sys/fs/cgroup`, and file of the weight.
+/// Last: a weight four times as large as the default.
 const HIERARCHIES: [(&str, &str, &str); 2] = [("cpu", "cpu.shares", "4096"), ("", "cpu.weight", "400")];
 
 /// The cgroups of the node and of this test. Dropping it moves this process back, because a machine kills all processes

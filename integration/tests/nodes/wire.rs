@@ -72,8 +72,8 @@ impl CapturedTraffic {
         self.pods.iter().find(|pod| pod.ips.contains(&ip.to_string())).unwrap()
     }
 
-    /// Asserts that no frame exceeds the link's MTU, that `seen` contains all packets of pods, and that it contains small
-    /// and full-size packets in both directions.
+    /// Asserts that no frame exceeds the link's MTU, and that `seen` contains all packets of pods. These must include
+    /// small and full-size packets in both directions.
     fn check(&self, naked: bool, seen: &Seen) {
         let hosts = self.hosts().map(|host| [host.address(), host.address_v6()]).concat();
         // Except frames of the control plane, whose uplink has segmentation offload.

@@ -1,8 +1,8 @@
 //! The pod that has each address, if the objects of several pods list it.
 //!
-//! An address passes to a new pod when the former pod's sandbox ends. The former pod's object may exist for longer, for
-//! example that of a pod on a lost node. Until the object is removed, policies that name the former pod as a peer must
-//! not allow packets of the new pod.
+//! An address passes to a new pod when the former pod's sandbox ends. The former pod's object may exist for longer,
+//! for example if the pod's node is lost. Until the object is removed, policies that name the former pod as a peer
+//! must not allow packets of the new pod.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -156,12 +156,12 @@ fn unknown(error: &io::Error) -> Verdict {
     refuse("UnexpectedAdmissionError", message)
 }
 
-/// Time for which a found owner is known.
+/// Time for which the result of a search is used again.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
-/// Maximum searches in that time. A user can create pods with used ports without end, and each search stops the
+/// Maximum searches in that time. A user can create any number of pods with used ports, and each search blocks the
 /// admission of all pods.
 const MAX_SEARCHES: usize = 20;
-/// The owners of sockets that rejected pods have found.
+/// The results of the last searches.
 static RECENT: Mutex<RecentOwners> = Mutex::new(RecentOwners { owners: BTreeMap::new() });
 
 /// Owners by the inode of their socket, and when each was found.
@@ -170,7 +170,8 @@ struct RecentOwners {
 }
 
 impl RecentOwners {
-    /// The owner of a socket. After many searches the owner of another socket is not searched for a while.
+    /// The owner of a socket. After [`MAX_SEARCHES`] searches within [`KNOWN_FOR`], further sockets get "another
+    /// process" without a search.
     fn owner(&mut self, inode: u32, now: Instant, search: impl FnOnce(u32) -> String) -> String {
         self.owners.retain(|_, (found, _)| now.duration_since(*found) < KNOWN_FOR);
         if let Some((_, owner)) = self.owners.get(&inode) {

@@ -1,8 +1,8 @@
 //! The table of pod fields that this node does not support. A pod is rejected if such a field changes its meaning;
 //! other fields are reported by an event. No field is dropped silently.
 //!
-//! Two kinds of fields are handled elsewhere: a volume of an unsupported type keeps its pod waiting with a
-//! `FailedMount` event (`volume.rs`), as upstream; an unsafe sysctl is rejected by `sysctls.rs`.
+//! Two kinds of fields are handled elsewhere. As upstream, a volume of an unsupported type keeps its pod waiting with
+//! a `FailedMount` event (`volume.rs`). An unsafe sysctl is rejected by `sysctls.rs`.
 
 use coracle_cri::labels_containers;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, PodSpec, Probe, SeccompProfile, Volume};

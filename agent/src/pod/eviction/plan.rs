@@ -116,8 +116,8 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<(String, &'static str
     None
 }
 
-/// The pod to evict first for a shortage on the node: pods above their request first, then the lowest priority, then
-/// the largest excess over the request. Critical pods, and pods that use nothing, are excluded.
+/// The pod to evict first for a shortage on the node. Pods above their request are first, then the lowest priority,
+/// then the largest excess over the request. Critical pods, and pods that use nothing, are excluded.
 pub(crate) fn first<P: AsRef<Pod>>(pods: &[(P, Usage)], resource: Resource) -> Option<&(P, Usage)> {
     let candidates =
         pods.iter().filter(|(pod, usage)| !is_critical(pod.as_ref()) && usage.total().of(resource) > 0);

@@ -14,8 +14,8 @@ pub(super) enum Due {
     No,
     /// This plan changes them.
     Now,
-    /// The last attempt failed, as because of the memory usage, and waits. The pod has the resources of its cgroup and of
-    /// its running containers.
+    /// The last attempt failed, for example because of the memory usage, and waits. The pod has the resources of its
+    /// cgroup and of its running containers.
     Later(Arc<Pod>),
 }
 

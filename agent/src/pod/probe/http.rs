@@ -20,7 +20,8 @@ use crate::event_recorder::MESSAGE_MAX;
 
 /// Maximum bytes that are read of a response.
 const BODY_BYTES: usize = 10 * 1024;
-/// Maximum bytes of a response that are in memory, as of its header. A pod can have 1,500 probes at the same time.
+/// Maximum bytes of a response that are in memory, for example of its header. A pod can have 1,500 probes at the same
+/// time.
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Maximum requests of one probe, redirects included.
 const REQUESTS_MAX: usize = 10;

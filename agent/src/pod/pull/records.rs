@@ -2,7 +2,7 @@
 //! each pod of the node could use the private images that other pods have pulled.
 //!
 //! Source: `pkg/kubelet/images/pullmanager` (KEP-2535). A secret is recorded by its uid, without a digest of its
-//! content: a pod with an equal secret of another name is verified by the registry once.
+//! content. So the registry verifies a pod with an equal secret of another name once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -192,9 +192,9 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
-    /// names has no result, because a pod may name it by digest or id. It also counts as pulled if its record is
-    /// unreadable.
+    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of
+    /// its names has no result. The reason: a pod may name it by digest or id. It also counts as pulled if its record
+    /// is unreadable.
     pub(super) fn check(&self, wanted: ImageRequest<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);

@@ -1,6 +1,6 @@
 //! Record of the containers that a restart of all containers removes, in the pod's directory.
 //!
-//! The pod's status in the API is not sufficient: it is written after the removal, and not at all while the API server
+//! The pod's status in the API is not sufficient. It is written after the removal, and not at all while the API server
 //! does not respond. Without the record, an agent that starts meanwhile would treat the removed containers as lost. A
 //! pod with the policy Never would fail. Other containers would start at attempt 0 and write to the logs of earlier
 //! attempts.

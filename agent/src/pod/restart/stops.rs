@@ -1,7 +1,7 @@
 //! Record of the containers that the agent stops so that they start again or must not continue, in the pod's directory.
 //!
 //! The exit code of such a container does not decide whether it starts again. Without the record, an agent that starts
-//! after the stop would treat the exit as the container's own: a pod could end because one of its probes failed.
+//! after the stop would treat the exit as the container's own. A pod could end because one of its probes failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

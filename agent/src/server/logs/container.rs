@@ -38,7 +38,7 @@ pub(in crate::server) async fn find(
 /// Waits for a container to end.
 pub(super) struct Ended(Option<End>);
 
-/// A wait for the end of this container. It is over at once if the container does not run.
+/// Returns a wait for the end of this container. The wait ends at once if the container does not run.
 pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
     // Events are subscribed before the status is read, so that an end in between is not missed.
     let end = backend.ends.of(backend.runtime.as_ref(), id).await;

@@ -7,7 +7,7 @@ pub(super) struct Masters;
 
 impl Authorizer for Masters {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
-        // As upstream without a reason.
+        // As upstream, the decision has no reason.
         Decision::allow_if(allows(attributes), "").ready()
     }
 }

@@ -121,9 +121,9 @@ impl Activity {
 
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
-    /// short-lived response, and of the first events of a watch and the last ones after its end; the connection is closed
-    /// after it. A response that the client reads slowly gives its seats back earlier. The connection is also closed if
-    /// the response has lost to other owners of unread bytes.
+    /// short-lived response. It also applies to the first events of a watch, and to the last ones after its end. The
+    /// connection is closed after the limit. A response that the client reads slowly gives its seats back earlier. The
+    /// connection is also closed if the response has lost to other owners of unread bytes.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();

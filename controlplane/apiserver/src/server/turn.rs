@@ -1,8 +1,8 @@
 //! The turn of a request: its seats while the client is slow, and the wait of a large request.
 //!
-//! Seats of a priority level are for the work of this server. A client that sends its body slowly, or does not read its
-//! response, would otherwise hold them for the whole request timeout: one user could use up a level that all service
-//! accounts share. Upstream's server has this weakness.
+//! Seats of a priority level are for the work of this server. A client that sends its body slowly, or does not read
+//! its response, would otherwise hold them for the whole request timeout. One user could use up a level that all
+//! service accounts share. Upstream's server has this weakness.
 
 use std::{sync::Arc, time::Duration};
 
@@ -84,8 +84,9 @@ pub(super) async fn of_large_request(call: &Call, seats: &mut Option<Seats>) -> 
     Some(wait_for_turn(&call.state.large_requests, (owner, bytes), seats).await)
 }
 
-/// Waits for a turn. After [`SLOW_CLIENT`] the request gives its seats back. It needs none in its turn, which is a limit,
-/// too: while a turn waits for the seats of a level that others use up, the large requests of all levels would wait for it.
+/// Waits for a turn. After [`SLOW_CLIENT`] the request gives its seats back. It needs none in its turn, because the
+/// turn is a limit, too. A turn may wait for the seats of a level that others use up. The large requests of all levels
+/// would then wait for this turn.
 async fn wait_for_turn(
     large: &LargeRequests,
     (owner, bytes): (&str, usize),

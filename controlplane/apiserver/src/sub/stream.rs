@@ -248,7 +248,7 @@ pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util:
     });
 }
 
-/// Refuses a protocol switch that the request did not ask for: the client would read the next bytes of the server as
+/// Refuses a protocol switch that the request did not ask for. The client would read the next bytes of the server as
 /// responses to its other requests.
 pub(crate) fn check_switch(asked: &HeaderMap, status: StatusCode) -> Result<()> {
     if status != StatusCode::SWITCHING_PROTOCOLS || asked.contains_key(header::UPGRADE) {

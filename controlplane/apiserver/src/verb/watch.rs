@@ -44,8 +44,8 @@ const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kuber
 /// Maximum time of one conversion that the client gets in addition to read the first events. A client can stop reading
 /// during a conversion, which then seems to last longer.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
-/// Microseconds that the client gets in addition for each byte of the first events that it reads: 16.7 s for each MiB, so
-/// half a megabit per second is fast enough. A client that stops reading gets no more time.
+/// Microseconds that the client gets in addition for each byte of the first events that it reads. These are 16.8 s for
+/// each MiB, so half a megabit per second is fast enough. A client that stops reading gets no more time.
 const MICROS_PER_BYTE: u64 = 16;
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
@@ -76,7 +76,7 @@ pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 pub(crate) struct FirstEvents {
     /// Cancelled when they are sent.
     sent: CancellationToken,
-    /// Microseconds that the client gets in addition, since the wait for the events has added them.
+    /// Microseconds that the client gets in addition. The wait for the events takes them and sets 0.
     additional: Arc<AtomicU64>,
 }
 
@@ -223,9 +223,9 @@ fn error_event(form: Form, error: &ApiError) -> Bytes {
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
 }
 
-/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status: a compacted
-/// revision, and a future revision of a watch with initial events. Clients rely on it: kube-rs lists again only after an
-/// ERROR event.
+/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status. They are a
+/// compacted revision, and a future revision of a watch with initial events. Clients rely on it: kube-rs lists again
+/// only after an ERROR event.
 fn ended_by(form: Form, error: &ApiError) -> Reply {
     let mut response = Response::new(full(error_event(form, error)));
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));

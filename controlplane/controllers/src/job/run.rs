@@ -193,8 +193,8 @@ async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<D
     Ok(update.again)
 }
 
-/// The patch of the status, for the version of the job with the former counts. A request of an earlier process may
-/// arrive late, after newer counts: pods would be counted twice or not at all.
+/// The patch of the status. It is valid only for the version of the job with the former counts. Otherwise a late
+/// request of an earlier process could replace newer counts: pods would be counted twice or not at all.
 fn counting_patch(job: &Job, status: &JobStatus) -> Option<Value> {
     let mut patch = status_patch(job, &json!(job.status), &json!(status))?;
     patch["metadata"]["resourceVersion"] = job.metadata.resource_version.clone().into();

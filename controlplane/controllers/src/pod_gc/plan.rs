@@ -1,5 +1,5 @@
-//! The pods to delete: pods of nodes that do not exist or are out of service, terminating pods without a node, and the
-//! oldest finished pods above the limit.
+//! The pods to delete. They are pods of nodes that do not exist or are out of service, terminating pods without a
+//! node, and the oldest finished pods above the limit.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

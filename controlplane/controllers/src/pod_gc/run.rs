@@ -1,5 +1,5 @@
-//! Deletes the pods of deleted nodes, the terminating pods of nodes that are out of service or without a node, and the
-//! oldest finished pods if there are too many.
+//! Deletes the pods of deleted nodes, and the oldest finished pods if there are too many. Also deletes terminating
+//! pods without a node, or on nodes that are out of service.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::queue::{Next, Queue};
 /// Delay before the pods and volumes of a deleted node are released, because the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Queues nodes that do not exist but have pods, nodes that are out of service, terminating pods without a node, and
-/// finished pods above the limit. The key of a node has no namespace.
+/// Queues nodes that have pods but do not exist, and nodes that are out of service. Also queues terminating pods
+/// without a node, and finished pods above the limit. The key of a node has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {

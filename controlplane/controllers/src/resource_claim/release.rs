@@ -15,7 +15,7 @@ use crate::queue::{Next, Queue};
 use crate::queueing::queue_stored;
 use crate::write::Part;
 
-/// The module structure of all controllers.
+/// The functions at the path `run`, as in all controllers.
 pub(crate) mod run {
     pub(crate) use super::{listen, reconcile};
 }

@@ -111,7 +111,7 @@ fn set_element_order_orders_the_merged_list() {
 }
 
 #[test]
-fn primitive_lists_are_united_and_thinned() {
+fn elements_of_primitive_lists_are_added_and_deleted() {
     let original = json!({"metadata": {"finalizers": ["a", "b", "c"]}});
     check(
         POD,

@@ -99,7 +99,7 @@ pub(super) fn match_conditions(causes: &mut Causes, path: &Path, conditions: &Va
     }
 }
 
-/// Checks that wildcards make other entries superfluous only where upstream allows it.
+/// Refuses entries that a wildcard of the list makes superfluous, as upstream.
 fn resources(causes: &mut Causes, path: &Path, list: &Value) {
     let all: HashSet<&str> = items(list).map(|(_, one)| text(one)).collect();
     if all.contains("*/*") && items(list).count() > 1 {

@@ -2,8 +2,8 @@
 //! `submitPodGroupAlgorithmResult` of upstream.
 //!
 //! Until all pods are placed, the snapshot contains the placed pods and not the victims of their preemption. Then the
-//! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions, and the attempt
-//! ends as soon as too many pods were refused for the gang to fit.
+//! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions. The attempt ends
+//! as soon as too many pods were refused for the gang to fit.
 
 use coracle_values::object::ObjectExt;
 

@@ -25,7 +25,7 @@ use crate::fixture::{
 };
 use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 
-/// Timeout for anything that happens at all, even on a slow machine.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Opens a store. A task of the previous one in this process may still hold the lock.

@@ -120,7 +120,7 @@ impl<R: Read> RecordingReader<R> {
         self.content = content;
     }
 
-    /// Records where the content that was read was written to.
+    /// Records the range of the file that has the content which was just read.
     pub(super) fn record_content(&mut self, path: &PlainPath, offset: u64, length: u64) {
         if let Some(recorder) = self.recorder.as_mut().filter(|_| length > 0) {
             recorder.content(path, offset, length);

@@ -203,7 +203,8 @@ impl Hierarchy {
         if self.is_unified() {
             let whole = self.at(path);
             if let Some(parent) = whole.parent().filter(|parent| has_all(parent, &self.mount)) {
-                // The parents above have given it all controllers.
+                // A cgroup has a controller only if its parent enables it, so the parents above enable all
+                // controllers.
                 enable_controllers(parent);
                 return self.make(path);
             }
@@ -420,7 +421,7 @@ mod tests {
         unified.make_limited("/pods/pod1/c1").unwrap();
         assert!(mount.join("pods/pod1/c1").is_dir());
         assert_eq!(given(), ["", "", "+cpu +memory"]);
-        // A parent has not given them yet.
+        // A parent does not enable them yet.
         fs::write(file("pods/pod1", "controllers"), "cpu\n").unwrap();
         unified.make_limited("/pods/pod1/c2").unwrap();
         assert!(mount.join("pods/pod1/c2").is_dir());

@@ -73,8 +73,8 @@ struct Prepared<'a> {
 pub(crate) fn run(request: &ExecRequest<'_>) -> ! {
     kernel::die_with(request.shim);
     kernel::reset_signals();
-    // The command does not get the keys of the shim, nor those of its runtime if the shim has no keyring of its own. If
-    // this fails, it has the shim's keyring, as a container's first process.
+    // The command gets a keyring of its own, so it has no keys of the shim or of the shim's runtime. If the kernel
+    // refuses, the command shares the shim's keyring, as a container's first process does.
     let _ = kernel::new_session_keyring();
     let stdio = request.stdio.into_iter().flatten().chain(request.terminal).chain([request.target]);
     let mut keep: Vec<RawFd> = stdio.map(AsRawFd::as_raw_fd).collect();

@@ -117,8 +117,9 @@ pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<
     replace(path, &encode(path, value)?)
 }
 
-/// Writes a file of a container that is being created. Nothing reads it before the creation is complete, and a start after a
-/// crash removes the whole directory. So the file is written in place, which takes a third of the system calls fewer.
+/// Writes a file of a container that is being created. Nothing reads it before the creation is complete, and a start
+/// after a crash removes the whole directory. So the file is written in place, which saves a third of the system
+/// calls.
 fn write_new_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {
     write_private(path, &encode(path, value)?).map_err(Error::file("write", path))
 }

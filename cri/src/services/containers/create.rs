@@ -142,7 +142,7 @@ impl ContainerService {
         self.unpack_checkpoint(&id, origin).await?;
         coracle_fault::point("create.bundle");
         steps.done("spec and directories");
-        // The container has a part of its own.
+        // The container below counts its own share.
         drop(memory);
         let container = Arc::new(Container::new(record, held));
         undo.push(Step::Container(id.clone()));

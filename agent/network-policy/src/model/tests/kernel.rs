@@ -1,4 +1,4 @@
-//! The kernel's table after random changes and foreign flushes equals a table that is written anew, and random packets
+//! After random changes and foreign flushes, the kernel's table equals a table that is written anew. Random packets
 //! between namespaces on one bridge have the verdict of the policies.
 
 use std::net::{SocketAddr, UdpSocket};
@@ -22,7 +22,7 @@ const PORTS: [u16; 3] = [80, 81, 8080];
 const TRIES: usize = 20;
 const ARRIVAL: Duration = Duration::from_millis(500);
 /// Wait for a packet that must not arrive. Usually it has arrived when the call that sends it returns. A packet that
-/// arrives later is missed, so the test does not fail because of a slow machine.
+/// arrives later is missed: a slow machine can hide a fault, but cannot fail the test.
 const QUIET: Duration = Duration::from_millis(20);
 
 /// A thread in a network namespace with the addresses of a pod. The namespace ends with the thread.

@@ -81,7 +81,7 @@ impl Waiting {
     }
 }
 
-/// Whether a status only shows the progress of a start: no container has run or failed, and the conditions differ only
+/// Whether a status only shows the progress of a start. No container has run or failed, and the conditions differ only
 /// in that there is a sandbox.
 fn is_progress(known: &PodStatus, status: &PodStatus) -> bool {
     let pending = |status: &PodStatus| matches!(status.phase.as_deref(), None | Some("Pending"));

@@ -1,5 +1,5 @@
-//! Copies the zone and the region of a node to its pods: at the binding, and at the creation of a pod that names its
-//! node.
+//! Copies the zone and the region of a node to its pods. A pod gets them when it is bound, or when it is created if it
+//! names its node.
 //!
 //! Source: `plugin/pkg/admission/podtopologylabels`.
 

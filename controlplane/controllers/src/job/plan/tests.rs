@@ -280,7 +280,7 @@ fn the_work_does_not_grow_with_the_completions() {
     let status = json!({"completedIndexes": "0-2147483639", "failedIndexes": "2147483641-2147483643"});
     let begin = std::time::Instant::now();
     assert_eq!(decide(&job(spec, status), ""), "+2147483640 +2147483644 +2147483645");
-    // Work for each of the completions takes longer, also on a fast machine.
+    // Work that is repeated for each completion would take longer, also on a fast machine.
     assert!(begin.elapsed() < std::time::Duration::from_secs(20));
 }
 
