@@ -5,7 +5,10 @@
 //! with policies decides: pods of these namespaces wait, others start.
 
 use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -119,11 +122,7 @@ impl PolicyGate {
 
 impl Restricted {
     fn load(record: &Path) -> Self {
-        let namespaces = match crate::bounded::read(record, RECORD_MAX) {
-            Ok(text) => serde_json::from_slice(&text).map_err(std::io::Error::from),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-            Err(error) => Err(error),
-        };
+        let namespaces = read(record);
         if let Err(error) = &namespaces {
             tracing::warn!(
                 %error,
@@ -153,9 +152,8 @@ impl Restricted {
         if self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces) {
             return self.retry().await;
         }
-        let text = serde_json::to_vec(&namespaces).unwrap_or_default();
-        *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces);
-        self.write(text).await;
+        *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces.clone());
+        self.write(namespaces).await;
     }
 
     /// Writes the record again if the last write failed, after a pause.
@@ -165,14 +163,18 @@ impl Restricted {
             return;
         }
         let namespaces = self.namespaces.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let text = serde_json::to_vec(&namespaces.unwrap_or_default()).unwrap_or_default();
-        self.write(text).await;
+        self.write(namespaces.unwrap_or_default()).await;
     }
 
-    async fn write(&self, text: Vec<u8>) {
+    async fn write(&self, namespaces: BTreeSet<String>) {
         let record = self.record.clone();
-        let written = tokio::task::spawn_blocking(move || crate::private_file::replace(&record, &text));
-        let written = written.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let write = move || {
+            let text = serde_json::to_vec(&namespaces).unwrap_or_default();
+            let written = crate::private_file::replace(&record, &text);
+            written.inspect_err(|_| empty_outdated(&record, &namespaces))
+        };
+        let written = tokio::task::spawn_blocking(write).await;
+        let written = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let failed = written.is_err().then(Instant::now);
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
         if let Err(error) = written {
@@ -182,6 +184,35 @@ impl Restricted {
                 "cannot record the namespaces with network policies, retrying"
             );
         }
+    }
+}
+
+/// Reads the record. Without one no policy was ever known.
+fn read(record: &Path) -> io::Result<BTreeSet<String>> {
+    match crate::bounded::read(record, RECORD_MAX) {
+        Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Empties a record that could not be replaced and that lacks one of the namespaces. After a restart all pods wait then.
+/// With the outdated record, pods of that namespace would start without its policies. A full disk has room for an empty
+/// file.
+fn empty_outdated(record: &Path, namespaces: &BTreeSet<String>) {
+    let has =
+        |recorded: BTreeSet<String>| recorded.contains(EVERY_NAMESPACE) || namespaces.is_subset(&recorded);
+    if read(record).is_ok_and(has) {
+        return;
+    }
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).create(true).truncate(true).mode(0o600).open(record);
+    if let Err(error) = opened.and_then(|file| file.sync_all()) {
+        tracing::warn!(
+            %error,
+            record = %record.display(),
+            "cannot empty an outdated record of the namespaces with network policies"
+        );
     }
 }
 
@@ -227,6 +258,30 @@ mod tests {
         std::fs::remove_file(&record).unwrap();
         restricted.set(["n".to_owned()].into()).await;
         assert!(!record.exists(), "written once");
+    }
+
+    #[tokio::test]
+    async fn a_record_that_lacks_a_namespace_and_cannot_be_replaced_makes_all_pods_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record.json");
+        let restricted = Restricted::load(&record);
+        // A directory in the place of the temporary file makes the replacement fail, as a full disk does.
+        let obstacle = record.with_extension("tmp");
+        for recorded in [false, true] {
+            if recorded {
+                restricted.set(["m".to_owned(), "n".to_owned()].into()).await;
+            }
+            std::fs::create_dir(&obstacle).unwrap();
+            restricted.set(["n".to_owned()].into()).await;
+            let next = Restricted::load(&record);
+            assert_eq!(next.has("other"), !recorded, "without a record, the namespace is not in it");
+            assert!(next.has("n"));
+            restricted.set(["n".to_owned(), "o".to_owned()].into()).await;
+            assert!(Restricted::load(&record).has("o"));
+            std::fs::remove_dir(&obstacle).unwrap();
+            restricted.set(BTreeSet::new()).await;
+            assert!(!Restricted::load(&record).has("n"));
+        }
     }
 
     #[tokio::test(start_paused = true)]
