@@ -25,6 +25,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Client;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::event_recorder::Recorder;
 use crate::pod::NodeContext;
@@ -32,7 +33,7 @@ use crate::policy_gate::{self, GateEnd, Request};
 use crate::repair::RepairPause;
 use admission::Admitted;
 use checks::{Checks, SharedModel};
-use cluster::ClusterPolicies;
+use cluster::{ClusterPolicies, ClusterPolicyEvents};
 use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
 use stored::{Earlier, PolicyRecord, StoredPolicies};
 
@@ -101,12 +102,16 @@ impl NetworkPolicies {
         let mut pause = RepairPause::default();
         let mut earlier = JoinSet::new();
         earlier.spawn(Earlier::find(self.record.path().to_owned(), self.table.clone()));
+        // Time of the next attempt after a failure. Events are received until then, as one of them may end the cause.
+        let mut retry: Option<Instant> = None;
         loop {
-            if let Err(error) = self.commit(&mut table).await {
-                tracing::warn!(error = chain(&error), "cannot enforce network policies, retrying");
-                table = None;
-                pause.after_failure().await;
-                continue;
+            if retry.is_none_or(|at| at <= Instant::now()) {
+                retry = None;
+                if let Err(error) = self.commit(&mut table).await {
+                    tracing::warn!(error = chain(&error), "cannot enforce network policies, retrying");
+                    table = None;
+                    retry = Some(pause.next_after_failure());
+                }
             }
             let (pods, namespaces) = match &mut self.peers {
                 Some(peers) => (Some(&mut peers.pods), Some(&mut peers.namespaces)),
@@ -120,10 +125,9 @@ impl NetworkPolicies {
                 Some(events) = next(pods) => self.apply_pod_events(events),
                 Some(events) = next(namespaces) => self.apply_namespace_events(events),
                 Some(events) = next(nodes) => self.apply_node_events(events),
-                Some(news) = self.cluster.next() => {
-                    self.are_policies_new |= self.cluster.apply(news, &mut self.model.lock());
-                }
+                Some(news) = self.cluster.next() => self.apply_cluster_events(news),
                 Some(request) = self.requests.recv() => self.serve(request),
+                () = wait_until(retry) => {}
                 () = self.checks.next() => {}
                 () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(found))) = earlier.join_next() => self.use_earlier(found),
@@ -205,20 +209,22 @@ impl NetworkPolicies {
 
     /// Writes the stored policies to the kernel, and answers the requests of pods in their namespaces.
     async fn commit_stored(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
+        // A list of policies of the whole cluster may have begun.
+        let is_tiered = self.model.lock().is_tiered();
         for mut facts in self.admitted.facts() {
             // Pods of other namespaces are peers.
-            facts.are_policies_known = self.record.has(facts.namespace());
+            facts.are_policies_known = !is_tiered && self.record.has(facts.namespace());
             self.model.lock().put_pod(facts);
         }
         self.write_table(table).await?;
-        self.admitted.answer(|namespace| self.record.has(namespace));
+        self.admitted.answer(|namespace| !is_tiered && self.record.has(namespace));
         Ok(())
     }
 
     /// Answers the requests of pods whose policies are in the table of the previous run.
     fn admit_by_earlier_table(&mut self) -> Result<(), Error> {
         // Listed policies may be newer than the table.
-        let is_current = !self.policies.is_complete;
+        let is_current = !self.policies.is_complete && !self.model.lock().is_tiered();
         let Some(enforcer) = self.earlier_table.as_mut().filter(|_| is_current) else { return Ok(()) };
         self.admitted.answer_enforced(|facts| enforcer.enforces(&facts.uid, &facts.ips))
     }
@@ -243,10 +249,14 @@ impl NetworkPolicies {
         self.record.use_stored(stored, &mut self.model.lock());
     }
 
-    /// Writes the record of the policies, after the first lists.
+    /// Writes the record of the policies, after the first lists. Before, not all pods and namespaces are known.
     fn write_record(&mut self) {
-        let are_peers_complete = self.peers.as_ref().is_none_or(Peers::are_complete);
-        let content = match self.policies.is_complete && are_peers_complete {
+        let are_policies_complete = self.policies.is_complete && self.cluster.are_complete();
+        let are_peers_complete = match &self.peers {
+            Some(peers) => peers.are_complete(),
+            None => self.model.lock().is_empty(),
+        };
+        let content = match are_policies_complete && are_peers_complete {
             true => self.record.content(&self.model.lock()),
             false => return self.record.cancel(),
         };
@@ -311,6 +321,14 @@ impl NetworkPolicies {
         }
     }
 
+    fn apply_cluster_events(&mut self, news: ClusterPolicyEvents) {
+        let were_complete = self.cluster.are_complete();
+        self.are_policies_new |= self.cluster.apply(news, &mut self.model.lock());
+        if !were_complete && self.cluster.are_complete() {
+            self.record.change();
+        }
+    }
+
     fn apply_pod_events(&mut self, events: Vec<Received<Pod>>) {
         for event in events.into_iter().filter_map(|event| received(event, "pods")) {
             match event {
@@ -369,6 +387,14 @@ async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer,
     replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
+/// Waits until the time. Without a time it never returns.
+async fn wait_until(time: Option<Instant>) {
+    match time {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Returns after a change by another process, or false when notifications are not available any more.
 async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
     let Some(table) = table else { return std::future::pending().await };
@@ -404,7 +430,9 @@ pub(crate) fn record(state_dir: &std::path::Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
+    use std::time::Duration;
 
+    use coracle_network_policy::{ClusterKind, ClusterPolicy};
     use serde_json::json;
 
     use super::*;
@@ -418,6 +446,7 @@ mod tests {
     }
 
     const TABLE: &str = "test-policies";
+    const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
 
     /// Which pods start while the API server does not answer. The file is the record of the namespaces with policies.
     fn admitted(namespaces: &std::path::Path, pods: &[(Pod, IpAddr)]) -> Vec<bool> {
@@ -505,7 +534,6 @@ mod tests {
 
     #[test]
     fn pods_of_the_previous_table_start_while_the_api_server_does_not_answer() {
-        const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
         const NEW: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
         let test = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
@@ -528,6 +556,107 @@ mod tests {
             assert_eq!(admitted(&namespaces, &[(pod(UID), first)]), [false], "policies of the whole cluster");
         };
         std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
+    fn events_are_received_while_the_kernel_refuses_the_table() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let dir = tempfile::tempdir().unwrap();
+            let namespaces = record(dir.path());
+            std::fs::write(&namespaces, r#"["n"]"#).unwrap();
+            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+            let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
+            std::fs::write(PolicyRecord::beside(&namespaces).path(), stored.to_string()).unwrap();
+            // Its threads are in the network namespace of this thread.
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
+            runtime.block_on(async {
+                let client = silent_client();
+                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+                let (gate, end) = policy_gate::gate("here", Some(&namespaces));
+                // The kernel refuses such a long name.
+                let table = "t".repeat(300);
+                let policies = NetworkPolicies::with(&client, recorder, "here", &table, end.unwrap());
+                let model = policies.model.clone();
+                let admit = async {
+                    // The stored policies are in use then.
+                    tokio::time::sleep(Duration::from_secs(10)).await;
+                    gate.admit(&pod(UID), &[IpAddr::from([10, 42, 0, 2])]).await.is_ok()
+                };
+                let is_admitted = tokio::select! {
+                    () = policies.run() => panic!("the task runs until it is dropped"),
+                    is_admitted = admit => is_admitted,
+                };
+                assert!(!is_admitted);
+                assert_eq!(model.lock().pods().count(), 1, "received after the first failure");
+            });
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
+    fn stored_policies_admit_no_pod_while_there_are_policies_of_the_whole_cluster() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            // Its threads are in the network namespace of this thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+                let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+                let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+                let policy =
+                    json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+                let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
+                policies.use_stored(serde_json::from_value(stored).unwrap());
+                // The first policy of a list.
+                let kind = ClusterKind::AdminNetworkPolicy;
+                let specification = json!({"priority": 1, "subject": {"namespaces": {}}});
+                let of_cluster = ClusterPolicy::parse(kind, "p", &specification).unwrap();
+                policies.model.lock().put_cluster_policy(of_cluster);
+                let mut facts = PodFacts::of(&pod(UID), "here").unwrap();
+                facts.ips = vec![IpAddr::from([10, 42, 0, 2])];
+                let ips = facts.ips.clone();
+                let (done, mut answered) = tokio::sync::oneshot::channel();
+                policies.serve(Request::Admit { facts, done });
+                let mut table = None;
+                policies.commit(&mut table).await.unwrap();
+                assert!(answered.try_recv().is_err());
+                let mut next = Enforcer::open(TABLE).unwrap();
+                assert!(!next.enforces(UID, &ips).unwrap(), "the next agent must not start it either");
+                policies.model.lock().remove_cluster_policy(kind, "p");
+                policies.commit(&mut table).await.unwrap();
+                assert!(answered.try_recv().is_ok() && next.enforces(UID, &ips).unwrap());
+            });
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_record_of_policies_is_written_after_all_lists() {
+        let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+        let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+        let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+        let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+        let path = policies.record.path().to_owned();
+        std::fs::write(&path, "of an earlier run").unwrap();
+        let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+        let policy: NetworkPolicy = serde_json::from_value(policy).unwrap();
+        let listed = [Event::Init, Event::InitApply(policy), Event::InitDone];
+        policies.apply_policy_events(listed.into_iter().map(Ok).collect());
+        policies.record.is_due().await;
+        policies.write_record();
+        // It ends a write in progress.
+        let is_due = tokio::time::timeout(Duration::from_secs(60), policies.record.is_due()).await;
+        assert!(is_due.is_err(), "the policies of the whole cluster are not known");
+        assert_eq!(std::fs::read(&path).unwrap(), b"of an earlier run");
+        for kind in ClusterKind::ALL {
+            let none = vec![Ok(Event::Init), Ok(Event::InitDone)];
+            policies.apply_cluster_events(ClusterPolicyEvents::Definition(kind, none));
+        }
+        let is_due = tokio::time::timeout(Duration::from_secs(60), policies.record.is_due()).await;
+        assert!(is_due.is_ok(), "an outdated record must not stay");
     }
 
     #[tokio::test]

@@ -29,9 +29,15 @@ impl RepairPause {
 
     /// Waits after a failure.
     pub(crate) async fn after_failure(&mut self) {
+        tokio::time::sleep_until(self.next_after_failure()).await;
+    }
+
+    /// The time of the next repair after a failure.
+    pub(crate) fn next_after_failure(&mut self) -> Instant {
         self.next = (self.next * 2).clamp(FIRST_PAUSE, MAX_PAUSE);
-        tokio::time::sleep(self.next).await;
-        self.last = Some(Instant::now());
+        let at = Instant::now() + self.next;
+        self.last = Some(at);
+        at
     }
 }
 
