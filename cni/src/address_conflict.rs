@@ -27,8 +27,11 @@ use crate::link::{Link, Links};
 const PACKET_MAX: usize = 1500;
 /// Maximum packets that are read in one step.
 const PACKETS_MAX: usize = 256;
-/// Maximum addresses of one filter. The kernel refuses programs above 4,096 instructions.
-const ADDRESSES_MAX: usize = 1500;
+/// Maximum addresses of one filter. Each takes up to 16 bytes in the kernel, which limits a filter to
+/// `net.core.optmem_max`: 20 KiB before Linux 6.8.
+const ADDRESSES_MAX: usize = 1024;
+/// Maximum addresses in a block of a filter. A conditional jump skips at most 255 instructions.
+const BLOCK_MAX: usize = 200;
 /// Type of a neighbour advertisement, and of its option with the hardware address.
 const ADVERTISEMENT: u8 = 136;
 const HARDWARE_ADDRESS: u8 = 2;
@@ -231,6 +234,7 @@ const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const REFUSE: libc::sock_filter = libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 };
 const PASS: libc::sock_filter = libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
@@ -282,8 +286,9 @@ fn discovery_program(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     steps
 }
 
-/// Passes packets whose loaded word is the end of one of the addresses, and refuses others.
-fn among(addresses: &BTreeSet<IpAddr>) -> impl Iterator<Item = libc::sock_filter> {
+/// Passes packets whose loaded word is the end of one of the addresses, and refuses others. The addresses of a block share
+/// one instruction that passes a packet.
+fn among(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let end = |address: &IpAddr| match address {
         IpAddr::V4(address) => address.to_bits(),
         IpAddr::V6(address) => {
@@ -291,8 +296,17 @@ fn among(addresses: &BTreeSet<IpAddr>) -> impl Iterator<Item = libc::sock_filter
             u32::from_be_bytes([a, b, c, d])
         }
     };
-    let ends = addresses.iter().take(ADDRESSES_MAX).map(end);
-    ends.flat_map(|end| [equal(end, 0, 1), PASS]).chain([REFUSE])
+    let ends: Vec<u32> = addresses.iter().take(ADDRESSES_MAX).map(end).collect();
+    let mut steps = Vec::new();
+    for block in ends.chunks(BLOCK_MAX) {
+        // From each address, the distance to `PASS`. It follows the jump to the next block.
+        let last = u8::try_from(block.len()).unwrap_or(u8::MAX);
+        let distances = (1..=last).rev();
+        steps.extend(block.iter().zip(distances).map(|(end, distance)| equal(*end, distance, 0)));
+        steps.extend([load(JUMP, 1), PASS]);
+    }
+    steps.push(REFUSE);
+    steps
 }
 
 #[cfg(test)]
@@ -385,7 +399,31 @@ mod tests {
     #[test]
     fn the_kernel_accepts_programs_of_any_number_of_addresses() {
         let addresses: BTreeSet<IpAddr> = (0..2000_u32).map(|number| Ipv4Addr::from(number).into()).collect();
-        assert!(arp_program([0; 6], &addresses).len() <= 4096);
-        assert!(discovery_program(&addresses).len() <= 4096);
+        // The kernel translates an instruction into at most two of 8 bytes, and those that load into some more.
+        let most = (20_480 - 1024) / 16;
+        assert!(arp_program([0; 6], &addresses).len() <= most);
+        assert!(discovery_program(&addresses).len() <= most);
+    }
+
+    #[test]
+    fn programs_pass_all_of_their_addresses_and_no_others() {
+        let passes = |steps: &[libc::sock_filter], word: u32| {
+            let mut at = 0;
+            loop {
+                let step = steps[at];
+                at += 1;
+                match step.code {
+                    EQUAL => at += usize::from(if step.k == word { step.jt } else { step.jf }),
+                    JUMP => at += usize::try_from(step.k).unwrap(),
+                    _ => return step.k != 0,
+                }
+            }
+        };
+        for count in [0, 1, 2, BLOCK_MAX, BLOCK_MAX + 1, ADDRESSES_MAX] {
+            let ends: Vec<u32> = (0..u32::MAX).step_by(2).take(count).collect();
+            let steps = among(&ends.iter().map(|end| Ipv4Addr::from(*end).into()).collect());
+            assert!(ends.iter().all(|end| passes(&steps, *end) && !passes(&steps, end + 1)), "{count}");
+        }
+        assert!(!passes(&among(&BTreeSet::new()), 0));
     }
 }
