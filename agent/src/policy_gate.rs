@@ -110,6 +110,18 @@ impl PolicyGate {
         }
     }
 
+    /// Notes a pod that an earlier agent has started, with the addresses of its sandbox. So its policies stay in force
+    /// until its release, also if its object is deleted before its containers have ended.
+    pub(crate) fn note_running(&self, pod: &Pod, ips: &[IpAddr]) {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let facts = PodFacts::of(pod, &self.node_name).filter(|_| node == Some(self.node_name.as_str()));
+        if let (Some(requests), Some(mut facts)) = (&self.requests, facts) {
+            facts.ips = ips.to_vec();
+            // Nothing waits for the answer.
+            let _ = requests.send(Request::Admit { facts, done: oneshot::channel().0 });
+        }
+    }
+
     /// Removes the entry of a pod whose sandbox is removed.
     pub(crate) fn release(&self, uid: &str) {
         if let Some(requests) = &self.requests {
@@ -282,6 +294,21 @@ mod tests {
             restricted.set(BTreeSet::new()).await;
             assert!(!Restricted::load(&record).has("n"));
         }
+    }
+
+    #[test]
+    fn a_pod_of_an_earlier_agent_is_noted_with_the_addresses_of_its_sandbox() {
+        let dir = tempfile::tempdir().unwrap();
+        let (gate, end) = gate("here", Some(&dir.path().join("record")));
+        let mut requests = end.unwrap().requests;
+        let ips = [IpAddr::from([10, 42, 0, 2])];
+        gate.note_running(&pod(), &ips);
+        assert!(requests.try_recv().is_err(), "a pod that is assigned to no node");
+        let mut own = pod();
+        own.spec.get_or_insert_default().node_name = Some("here".to_owned());
+        gate.note_running(&own, &ips);
+        let Ok(Request::Admit { facts, .. }) = requests.try_recv() else { panic!("no request") };
+        assert_eq!(facts.ips, ips);
     }
 
     #[tokio::test(start_paused = true)]

@@ -81,6 +81,7 @@ struct Worker {
     failures: usize,
     /// No job starts before this time.
     not_before: Option<Timestamp>,
+    was_observed: bool,
     finished: bool,
 }
 
@@ -277,6 +278,7 @@ impl Worker {
             received: start.received.filter(|_| is_pending),
             failures: 0,
             not_before: None,
+            was_observed: false,
             finished: false,
         }
     }
@@ -295,6 +297,7 @@ impl Worker {
                 return Plan::default();
             }
         }
+        self.note_earlier_sandbox(desired);
         self.forget_removed_containers();
         self.take_eviction(desired);
         self.follow_resize(desired);

@@ -1,6 +1,7 @@
 //! Applies the reports of jobs and probes to the worker's state.
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -15,6 +16,19 @@ use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape,
 use crate::volume;
 
 impl Worker {
+    /// After the first observation: tells the network policies the addresses of a sandbox that an earlier agent has
+    /// made.
+    pub(super) fn note_earlier_sandbox(&mut self, desired: &DesiredPod) {
+        if std::mem::replace(&mut self.was_observed, true) {
+            return;
+        }
+        let Some(sandbox) = self.observed.sandbox() else { return };
+        let ips: Vec<IpAddr> = sandbox.ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+        if !ips.is_empty() {
+            self.node.policies.note_running(desired.pod(), &ips);
+        }
+    }
+
     pub(super) fn apply_report(&mut self, report: Report) {
         let now = Timestamp::now();
         match report {
