@@ -54,7 +54,7 @@ pub(crate) struct NetworkPolicies {
     checks: Checks,
     record: PolicyRecord,
     /// The table of the previous run, while it is in force because the API server does not answer.
-    earlier_table: Option<Enforcer>,
+    earlier_table: Option<Table>,
     /// Whether policies were received after the last record of the namespaces with policies.
     are_policies_new: bool,
 }
@@ -131,6 +131,11 @@ impl NetworkPolicies {
                 () = self.checks.next() => {}
                 () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(found))) = earlier.join_next() => self.use_earlier(found),
+                _ = foreign_change(self.earlier_table.as_mut(), &self.table) => {
+                    // If the table was removed, the stored policies follow.
+                    self.earlier_table = None;
+                    earlier.spawn(Earlier::find(self.record.path().to_owned(), self.table.clone()));
+                }
                 changed = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
                     if changed {
@@ -225,8 +230,8 @@ impl NetworkPolicies {
     fn admit_by_earlier_table(&mut self) -> Result<(), Error> {
         // Listed policies may be newer than the table.
         let is_current = !self.policies.is_complete && !self.model.lock().is_tiered();
-        let Some(enforcer) = self.earlier_table.as_mut().filter(|_| is_current) else { return Ok(()) };
-        self.admitted.answer_enforced(|facts| enforcer.enforces(&facts.uid, &facts.ips))
+        let Some(table) = self.earlier_table.as_mut().filter(|_| is_current) else { return Ok(()) };
+        self.admitted.answer_enforced(|facts| table.enforcer.enforces(&facts.uid, &facts.ips))
     }
 
     /// Uses the policies of the previous run if the API server has not listed the policies yet.
@@ -236,10 +241,19 @@ impl NetworkPolicies {
             return;
         }
         match earlier {
-            Earlier::Table(enforcer) => {
-                tracing::info!("the API server does not answer, keeping the table of network policies");
-                self.earlier_table = Some(enforcer);
-            }
+            Earlier::Table(enforcer) => match Monitor::open() {
+                Ok(monitor) => {
+                    tracing::info!("the API server does not answer, keeping the table of network policies");
+                    self.earlier_table = Some(Table { enforcer, monitor });
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(
+                        error,
+                        "cannot monitor the table of network policies, pods wait for the API server"
+                    );
+                }
+            },
             Earlier::Stored(stored) => self.use_stored(stored),
         }
     }
@@ -554,6 +568,51 @@ mod tests {
             assert!(enforcer.enforces(UID, &[first]).unwrap(), "the table stays as it is");
             std::fs::write(&namespaces, r#"["n", "*"]"#).unwrap();
             assert_eq!(admitted(&namespaces, &[(pod(UID), first)]), [false], "policies of the whole cluster");
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
+    fn stored_policies_follow_when_another_process_removes_the_previous_table() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let dir = tempfile::tempdir().unwrap();
+            let namespaces = record(dir.path());
+            std::fs::write(&namespaces, r#"["n"]"#).unwrap();
+            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+            let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
+            std::fs::write(PolicyRecord::beside(&namespaces).path(), stored.to_string()).unwrap();
+            let ips = [IpAddr::from([10, 42, 0, 2])];
+            let mut model = Model::default();
+            model.put_policy(&serde_json::from_value(policy).unwrap());
+            let mut facts = PodFacts::of(&pod(UID), "here").unwrap();
+            facts.ips = ips.to_vec();
+            model.put_pod(facts);
+            let mut other = Enforcer::open(TABLE).unwrap();
+            other.replace(&mut model).unwrap();
+            // Its threads are in the network namespace of this thread.
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
+            runtime.block_on(async {
+                let client = silent_client();
+                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+                let (gate, end) = policy_gate::gate("here", Some(&namespaces));
+                let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+                let remove = async {
+                    assert!(gate.admit(&pod(UID), &ips).await.is_ok(), "by the previous table");
+                    other.remove().unwrap();
+                    let mut seconds = 0;
+                    while !other.enforces(UID, &ips).unwrap() {
+                        assert!(seconds < 60, "its policies are not in the kernel");
+                        seconds += 1;
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                };
+                tokio::select! {
+                    () = policies.run() => panic!("the task runs until it is dropped"),
+                    () = remove => {}
+                }
+            });
         };
         std::thread::spawn(test).join().unwrap();
     }
