@@ -193,6 +193,7 @@ impl Drop for Machine {
 fn apart(test: impl Future<Output = ()> + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).expect("unshare needs root");
+        coracle_threads::declare_own_namespaces();
         let none: Option<&str> = None;
         kernel_mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(test);

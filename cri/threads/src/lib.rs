@@ -3,6 +3,7 @@
 //!
 //! Work never waits behind other work. It goes to a thread that waits, or to a new thread.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
@@ -16,6 +17,17 @@ const KEEP: Duration = Duration::from_secs(3);
 const WAITING_MAX: usize = 8;
 
 type Work = Box<dyn FnOnce() -> ControlFlow<()> + Send>;
+
+thread_local! {
+    static HAS_OWN_NAMESPACES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Declares that the current thread has entered namespaces that the other threads of the process do not have. A new
+/// thread inherits them; a waiting thread does not have them. So work of the current thread gets a new thread from now on,
+/// which ends after the work.
+pub fn declare_own_namespaces() {
+    HAS_OWN_NAMESPACES.set(true);
+}
 
 /// A group of threads with one name and one kind of work.
 pub struct Threads {
@@ -52,6 +64,10 @@ impl Threads {
     /// # Errors
     /// If the kernel starts no thread. The work is dropped.
     pub fn run(&'static self, work: impl FnOnce() -> ControlFlow<()> + Send + 'static) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name(self.name.to_owned());
+        if HAS_OWN_NAMESPACES.get() {
+            return thread.spawn(|| drop(work())).map(drop);
+        }
         let mut state = self.state();
         if state.waiting > state.handed_over.len() {
             state.handed_over.push_back(Box::new(work));
@@ -60,7 +76,6 @@ impl Threads {
             return Ok(());
         }
         drop(state);
-        let thread = std::thread::Builder::new().name(self.name.to_owned());
         let started = thread.spawn(move || {
             let mut then = work();
             while then.is_continue() {
@@ -138,6 +153,20 @@ mod tests {
         while threads.state().waiting != number {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn work_of_a_thread_with_own_namespaces_gets_a_new_thread() {
+        static THREADS: Threads = long();
+        let waiting = thread_of_work(&THREADS, AGAIN);
+        until_waiting(&THREADS, 1);
+        let apart = thread::spawn(|| {
+            declare_own_namespaces();
+            thread_of_work(&THREADS, AGAIN)
+        });
+        assert_ne!(apart.join().expect("the thread"), waiting);
+        assert_eq!(THREADS.state().waiting, 1, "it waits for no other work");
+        assert_eq!(thread_of_work(&THREADS, AGAIN), waiting);
     }
 
     #[test]
