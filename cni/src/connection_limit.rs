@@ -352,7 +352,12 @@ mod tests {
                 run(&[&add, nodad].concat());
             }
             run(&["nsenter", &inside, "ip", "link", "set", "v1", "up"]);
-            Self { peer }
+            let pair = Self { peer };
+            // The kernel drops what is sent before it has noticed that the link is up.
+            for address in ["10.9.0.2", "fd09::2"] {
+                assert!((0..20).any(|_| pair.arrived(address) > 0), "{address}");
+            }
+            pair
         }
 
         /// Sends one datagram from an address of the peer to each of ten sockets. Returns the number that arrive.

@@ -66,7 +66,7 @@ impl Threads {
     pub fn run(&'static self, work: impl FnOnce() -> ControlFlow<()> + Send + 'static) -> io::Result<()> {
         let thread = std::thread::Builder::new().name(self.name.to_owned());
         if HAS_OWN_NAMESPACES.get() {
-            return thread.spawn(|| drop(work())).map(drop);
+            return thread.spawn(|| _ = work()).map(drop);
         }
         let mut state = self.state();
         if state.waiting > state.handed_over.len() {
