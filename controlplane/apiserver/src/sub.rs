@@ -19,15 +19,19 @@ use crate::{
     call::Call,
     convert,
     error::{ApiError, Result},
+    verb::create::set_namespace,
 };
 
-/// Decodes the body as the kind of the called subresource. Also returns warnings.
+/// Decodes the body as the kind of the called subresource. Also returns warnings. As upstream, the object gets the
+/// namespace of the path, and another namespace is refused: admission policies read it.
 pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let name = call.resource.subresource.as_str();
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
     let api_version = sub.api_version();
     let schema = coracle_kinds::kind::schema_of(&api_version, &sub.kind).ok_or_else(ApiError::no_resource)?;
-    call.decode(&Expected::defined(&api_version, &sub.kind, schema))
+    let (mut object, warnings) = call.decode(&Expected::defined(&api_version, &sub.kind, schema))?;
+    set_namespace(call, &mut object)?;
+    Ok((object, warnings))
 }
 
 /// The object whose subresource is called.

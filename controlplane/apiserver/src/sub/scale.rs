@@ -37,8 +37,7 @@ pub(crate) async fn get(call: &Call) -> Result<Reply> {
 
 pub(crate) async fn update(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
-    let (mut wanted, warnings) = body_of(call)?;
-    create::set_namespace(call, &mut wanted)?;
+    let (wanted, warnings) = body_of(call)?;
     update::same_name(&wanted, &call.resource.name)?;
     write(call, Writer::Update, &warnings, |old| changed(call, old, &wanted)).await
 }

@@ -1,6 +1,9 @@
 //! POST serviceaccounts/token: a token that expires, and becomes invalid when its bound object is deleted.
 
-use coracle_kinds::{kind::by_resource, validate};
+use coracle_kinds::{
+    kind::by_resource,
+    validate::{self, Cause},
+};
 use serde_json::{Value, json};
 
 use super::{body_of, parent};
@@ -26,7 +29,8 @@ const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
-    let (request, warnings) = body_of(call)?;
+    let (mut request, warnings) = body_of(call)?;
+    set_name(call, &mut request)?;
     let account = parent(call).await?;
     let mut request = call.admit_subresource(Operation::Create, request).await?;
     let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
@@ -66,6 +70,19 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         "creationTimestamp": crate::write::now(),
     });
     Ok(reply::warned(reply::json(201, &request), &warnings))
+}
+
+/// Sets the name of the account in a request without a name. As upstream, the name of another account is refused.
+fn set_name(call: &Call, request: &mut Value) -> Result<()> {
+    let name = text(request, "name").to_owned();
+    if name.is_empty() {
+        request["metadata"]["name"] = call.resource.name.clone().into();
+    } else if name != call.resource.name {
+        let message = format!("Invalid value: {name:?}: must match the service account name if specified");
+        let cause = Cause { reason: "FieldValueInvalid", field: "metadata.name".to_owned(), message };
+        return Err(ApiError::invalid_parameters(("TokenRequest", "authentication.k8s.io"), &[cause]));
+    }
+    Ok(())
 }
 
 /// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are.

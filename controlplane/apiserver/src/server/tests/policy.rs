@@ -273,3 +273,35 @@ async fn each_object_of_a_deleted_collection_has_a_budget_of_its_own() {
     assert_eq!(deleted.code, 200, "{}", deleted.body);
     assert_eq!(server.get(&large).await.body["items"], json!([]));
 }
+
+#[tokio::test]
+async fn the_object_of_a_subresource_has_the_namespace_of_the_request() {
+    const NAMESPACE: &str = "/api/v1/namespaces/default";
+    let server = Fixture::new().await;
+    assert_eq!(server.post(&format!("{NAMESPACE}/pods"), pod("p")).await.code, 201);
+    let mut matched = constraints("pods/binding");
+    matched["resourceRules"][0]["resources"] =
+        json!(["pods/binding", "pods/eviction", "serviceaccounts/token"]);
+    let expression =
+        "object.metadata.?namespace.orValue('') != 'default' || object.metadata.?name.orValue('') == ''";
+    let spec = json!({"matchConstraints": matched, "validations": [{"expression": expression}]});
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    bind(&server, "validating", "b", json!({})).await;
+    let binding = json!({"metadata": {"name": "p"}, "target": {"name": "n"}});
+    for (path, object) in [
+        ("pods/p/binding", binding),
+        ("pods/p/eviction", json!({"metadata": {"name": "p"}})),
+        ("serviceaccounts/default/token", json!({"spec": {}})),
+    ] {
+        let refused = server.post(&format!("{NAMESPACE}/{path}"), object.clone()).await;
+        assert_eq!(refused.code, 422, "{path}: {}", refused.body);
+        let mut elsewhere = object;
+        elsewhere["metadata"]["namespace"] = "kube-system".into();
+        let refused = server.post(&format!("{NAMESPACE}/{path}"), elsewhere).await;
+        assert_eq!(refused.code, 400, "{path}: {}", refused.body);
+    }
+    let other = json!({"metadata": {"name": "other"}, "spec": {}});
+    let refused = server.post(&format!("{NAMESPACE}/serviceaccounts/default/token"), other).await;
+    let cause = &refused.body["details"]["causes"][0]["field"];
+    assert_eq!((refused.code, cause), (422, &json!("metadata.name")), "{}", refused.body);
+}
