@@ -1,12 +1,13 @@
 //! The memory of large configurations of containers: environments, commands and arguments.
 //!
-//! References to config maps can make the environment of each container of a pod megabytes long. The runtime keeps it in
-//! memory, and its files have it three times in the run directory, which often is in memory too. Nearly all configurations
+//! References to config maps can make the environment of each container of a pod megabytes long, and so can an image. The
+//! runtime keeps it in memory, and its files have it three times in the run directory, which often is in memory too. Nearly all configurations
 //! are small and do not count. The others share a limit, and those of one namespace leave a quarter of it to others.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use coracle_images::Image;
 use coracle_proto::cri;
 
 use crate::lock::locked;
@@ -33,9 +34,9 @@ pub(crate) struct ConfigMemory {
 // === impl ConfigMemory ===
 
 impl ConfigMemory {
-    /// The part of a new container. `None` if the configurations would be too large.
-    pub(crate) fn take(config: &cri::ContainerConfig) -> Option<Self> {
-        let bytes = counted(config);
+    /// The part of a new container, whose image adds `of_image` bytes. `None` if the configurations would be too large.
+    pub(crate) fn take(config: &cri::ContainerConfig, of_image: usize) -> Option<Self> {
+        let bytes = counted(config, of_image);
         if bytes > 0 {
             let used = locked(&USED);
             let own = used.get(&namespace(config)).copied().unwrap_or_default() + bytes;
@@ -44,12 +45,12 @@ impl ConfigMemory {
                 return None;
             }
         }
-        Some(Self::of(config))
+        Some(Self::of(config, of_image))
     }
 
-    /// The part of a container that exists, even if it exceeds the limit.
-    pub(crate) fn of(config: &cri::ContainerConfig) -> Self {
-        let (namespace, bytes) = (namespace(config), counted(config));
+    /// As [`take`](Self::take) for a container that exists, even if it exceeds the limit.
+    pub(crate) fn of(config: &cri::ContainerConfig, of_image: usize) -> Self {
+        let (namespace, bytes) = (namespace(config), counted(config, of_image));
         if bytes > 0 {
             *locked(&USED).entry(namespace.clone()).or_default() += bytes;
         }
@@ -73,11 +74,17 @@ fn namespace(config: &cri::ContainerConfig) -> String {
     config.labels.get(NAMESPACE).cloned().unwrap_or_default()
 }
 
+/// Bytes that an image adds to the configurations of its containers: its environment, entrypoint and command.
+pub(crate) fn bytes_of_image(image: &Image) -> usize {
+    let words = image.env().iter().chain(image.entrypoint()).chain(image.cmd());
+    words.map(String::len).sum()
+}
+
 /// The bytes of a configuration that count.
-fn counted(config: &cri::ContainerConfig) -> usize {
+fn counted(config: &cri::ContainerConfig, of_image: usize) -> usize {
     let words = config.command.iter().chain(&config.args).map(String::len);
     let variables = config.envs.iter().map(|variable| variable.key.len() + variable.value.len());
-    let bytes: usize = words.chain(variables).sum();
+    let bytes: usize = words.chain(variables).chain([of_image]).sum();
     if bytes > SMALL { bytes } else { 0 }
 }
 
@@ -97,16 +104,17 @@ mod tests {
     fn large_configurations_of_containers_share_a_limit() {
         let large = |namespace| {
             let config = config(namespace, 8 << 20);
-            std::iter::from_fn(|| ConfigMemory::take(&config)).collect::<Vec<_>>()
+            std::iter::from_fn(|| ConfigMemory::take(&config, 0)).collect::<Vec<_>>()
         };
         let (many, few) = (large("memory-a"), large("memory-b"));
         assert_eq!((many.len(), few.len()), (12, 3));
-        let small = ConfigMemory::take(&config("memory-a", SMALL));
+        let small = ConfigMemory::take(&config("memory-a", SMALL), 0);
         assert!(small.is_some_and(|memory| memory.bytes == 0));
-        let recovered = ConfigMemory::of(&config("memory-a", 64 << 20));
-        assert!(ConfigMemory::take(&config("memory-c", SMALL + 1)).is_none());
+        let recovered = ConfigMemory::of(&config("memory-a", 64 << 20), 0);
+        assert!(ConfigMemory::take(&config("memory-c", SMALL + 1), 0).is_none());
+        assert!(ConfigMemory::take(&config("memory-c", SMALL), 1).is_none(), "of the image");
         drop((many, few, recovered));
-        assert!(ConfigMemory::take(&config("memory-c", 64 << 20)).is_some());
+        assert!(ConfigMemory::take(&config("memory-c", 64 << 20), 0).is_some());
         assert!(!locked(&USED).keys().any(|namespace| namespace.starts_with("memory-")));
     }
 }
