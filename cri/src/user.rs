@@ -18,6 +18,9 @@ const MAX_LINKS: usize = 40;
 /// which is searched in hundreds of layers.
 const MAX_LOOKUPS: usize = 50_000;
 
+/// Maximum groups of an image's `/etc/group` that have one user as a member.
+const MAX_GROUPS: usize = 1_000;
+
 /// An entry of an image.
 enum Entry {
     Directory,
@@ -106,6 +109,9 @@ impl Accounts {
         let mut groups = vec![gid];
         if security.supplemental_groups_policy() == SupplementalGroupsPolicy::Merge && !name.is_empty() {
             groups.extend(self.groups().filter(|(_, _, members)| has(members, &name)).map(|(_, gid, _)| gid));
+            if groups.len() > MAX_GROUPS {
+                return Err(format!("the image has user {name:?} in more than {MAX_GROUPS} groups"));
+            }
         }
         for gid in &security.supplemental_groups {
             groups.push(id(*gid)?);
@@ -378,6 +384,18 @@ mod tests {
         assert_eq!(accounts.resolve(Some(&security), ""), user(1000, 7, &[7, 8, 29]));
         security.run_as_user = None;
         assert!(accounts.resolve(Some(&security), "").is_err(), "a group without a user");
+    }
+
+    #[test]
+    fn a_user_in_very_many_groups_of_an_image_is_refused() {
+        let lines = |number: usize| -> String {
+            (0..number).map(|gid| format!("g:x:{}:alice\n", 5000 + gid)).collect()
+        };
+        let found = |number: usize| Accounts { group: lines(number), ..accounts() }.resolve(None, "alice");
+        assert_eq!(found(MAX_GROUPS - 1).map(|user| user.groups.len()), Ok(MAX_GROUPS));
+        assert!(found(MAX_GROUPS).is_err());
+        let numeric = Accounts { group: lines(MAX_GROUPS), ..accounts() }.resolve(None, "5:6");
+        assert!(numeric.is_ok(), "a user without a name has no groups of the image");
     }
 
     #[test]

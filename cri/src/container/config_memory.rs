@@ -1,4 +1,4 @@
-//! The memory of large configurations of containers: environments, commands and arguments.
+//! The memory of large configurations of containers: environments, commands, arguments and supplemental groups.
 //!
 //! References to config maps can make the environment of each container of a pod megabytes long, and so can an image. The
 //! runtime keeps it in memory, and its files have it three times in the run directory, which often is in memory too. Nearly all configurations
@@ -14,6 +14,8 @@ use crate::lock::locked;
 
 /// Maximum bytes of a configuration that does not count.
 const SMALL: usize = 128 << 10;
+/// Bytes of a supplemental group: it is in several lists, in memory and in files.
+const PER_GROUP: usize = 32;
 /// Maximum bytes of all configurations that count.
 const TOTAL: usize = 128 << 20;
 /// Maximum bytes of one namespace, as a multiple of the free bytes.
@@ -84,7 +86,9 @@ pub(crate) fn bytes_of_image(image: &Image) -> usize {
 fn counted(config: &cri::ContainerConfig, of_image: usize) -> usize {
     let words = config.command.iter().chain(&config.args).map(String::len);
     let variables = config.envs.iter().map(|variable| variable.key.len() + variable.value.len());
-    let bytes: usize = words.chain(variables).chain([of_image]).sum();
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let groups = security.map_or(0, |security| PER_GROUP * security.supplemental_groups.len());
+    let bytes: usize = words.chain(variables).chain([of_image, groups]).sum();
     if bytes > SMALL { bytes } else { 0 }
 }
 
@@ -98,6 +102,17 @@ mod tests {
             labels: [(NAMESPACE.to_owned(), namespace.to_owned())].into(),
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn many_supplemental_groups_count() {
+        let of = |groups: usize| {
+            let mut config = config("groups", 0);
+            let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+            security.supplemental_groups = vec![7; groups];
+            counted(&config, 0)
+        };
+        assert_eq!((of(SMALL / PER_GROUP), of(60_000)), (0, 60_000 * PER_GROUP));
     }
 
     #[test]

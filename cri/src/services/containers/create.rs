@@ -46,7 +46,10 @@ pub(crate) struct ContainerRequest {
 }
 
 fn too_large() -> Error {
-    Error::invalid("envs, command, args", "are too large beside those of the other containers of this node")
+    Error::invalid(
+        "envs, command, args, supplemental_groups",
+        "are too large beside those of the other containers of this node",
+    )
 }
 
 impl ContainerService {
