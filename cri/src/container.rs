@@ -77,8 +77,7 @@ pub(crate) struct ContainerState {
 // === impl Container ===
 
 impl Container {
-    pub(crate) fn new(mut record: ContainerRecord, held: Vec<ImageHold>) -> Self {
-        let memory = ConfigMemory::of(&record.config);
+    pub(crate) fn new(mut record: ContainerRecord, held: Vec<ImageHold>, memory: ConfigMemory) -> Self {
         let packed = packed_fields::pack(&mut record.config);
         let resources = record.config.linux.as_ref().and_then(|linux| linux.resources.clone());
         let state = ContainerState { phase: record.phase.clone(), pid: record.pid, resources };

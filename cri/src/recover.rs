@@ -22,6 +22,7 @@ use crate::cgroup::driver::Layout;
 use crate::cgroup::freezer::Freezer;
 use crate::checkpoint;
 use crate::config::RuntimeConfig;
+use crate::container::config_memory::{ConfigMemory, bytes_of_image};
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
 use crate::event_outbox::EventOutbox;
@@ -413,7 +414,9 @@ impl Recovery {
         self.selinux.hold(&record.id, record.selinux.as_ref());
         self.containers.finish_limit_change(&record).await;
         coracle_fault::point("recover.limits");
-        let container = Container::new(record, held);
+        let of_image = self.images.get(&record.image_id).as_ref().map_or(0, bytes_of_image);
+        let memory = ConfigMemory::of(&record.config, of_image);
+        let container = Container::new(record, held, memory);
         if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
             container.exited(exit_record(&container, exit));
         }

@@ -14,6 +14,13 @@ const LIMIT: u64 = 4 << 20;
 /// Maximum symbolic links on the way to an account file: the kernel's limit.
 const MAX_LINKS: usize = 40;
 
+/// Maximum names that the kernel looks up in layers for one file. Links can lead through thousands of directories, each of
+/// which is searched in hundreds of layers.
+const MAX_LOOKUPS: usize = 50_000;
+
+/// Maximum groups of an image's `/etc/group` that have one user as a member.
+const MAX_GROUPS: usize = 1_000;
+
 /// An entry of an image.
 enum Entry {
     Directory,
@@ -102,6 +109,9 @@ impl Accounts {
         let mut groups = vec![gid];
         if security.supplemental_groups_policy() == SupplementalGroupsPolicy::Merge && !name.is_empty() {
             groups.extend(self.groups().filter(|(_, _, members)| has(members, &name)).map(|(_, gid, _)| gid));
+            if groups.len() > MAX_GROUPS {
+                return Err(format!("the image has user {name:?} in more than {MAX_GROUPS} groups"));
+            }
         }
         for gid in &security.supplemental_groups {
             groups.push(id(*gid)?);
@@ -172,13 +182,13 @@ fn numeric(text: &str) -> Option<Result<u32, String>> {
     is_number.then(|| text.parse().map_err(|_too_large| format!("id {text} is out of range")).and_then(id))
 }
 
-/// The text of `path` in an overlay of `layers`. Empty if it is absent or not a readable file.
+/// The text of `path` in an overlay of `layers`. Empty if it is absent, not a readable file, or behind too many directories.
 fn topmost(layers: &[PathBuf], path: &str) -> String {
     let mut left: Vec<String> = parts(path).collect();
     left.reverse();
     // The resolved path from the root, without links.
     let mut resolved: Vec<String> = Vec::new();
-    let mut links = 0;
+    let (mut links, mut lookups) = (0, MAX_LOOKUPS);
     while let Some(part) = left.pop() {
         match part.as_str() {
             "." => {}
@@ -186,7 +196,7 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
             ".." => drop(resolved.pop()),
             _ => {
                 resolved.push(part);
-                match find_entry(layers, &resolved).ok().flatten() {
+                match find_entry(layers, &resolved, &mut lookups).ok().flatten() {
                     None => return String::new(),
                     Some(Entry::Directory) => {}
                     Some(Entry::File(text)) if left.is_empty() => return text,
@@ -218,7 +228,8 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
 /// As [`find_entry`].
 pub(crate) fn link_target(layers: &[PathBuf], path: &str) -> Result<Option<String>, Errno> {
     let path: Vec<String> = parts(path).collect();
-    Ok(match find_entry(layers, &path)? {
+    let mut lookups = MAX_LOOKUPS;
+    Ok(match find_entry(layers, &path, &mut lookups)? {
         Some(Entry::Link(target)) => Some(target),
         Some(Entry::Directory | Entry::File(_)) | None => None,
     })
@@ -228,13 +239,14 @@ fn parts(path: &str) -> impl Iterator<Item = String> {
     path.split('/').filter(|part| !part.is_empty()).map(str::to_owned)
 }
 
-/// The entry of an overlay at a path whose parents are directories.
+/// The entry of an overlay at a path whose parents are directories. Each name that is looked up decreases `lookups`.
 ///
 /// # Errors
-/// If a layer cannot be searched, for example because this process has no free descriptor.
-fn find_entry(layers: &[PathBuf], resolved: &[String]) -> Result<Option<Entry>, Errno> {
+/// If a layer cannot be searched, for example because this process has no free descriptor, or no lookups are left.
+fn find_entry(layers: &[PathBuf], resolved: &[String], lookups: &mut usize) -> Result<Option<Entry>, Errno> {
     let path: PathBuf = resolved.iter().collect();
     for layer in layers {
+        spend(lookups, resolved.len())?;
         match within(layer, &path) {
             Ok(entry) => return Ok(Some(entry)),
             Err(Errno::ENOENT) => {}
@@ -243,7 +255,7 @@ fn find_entry(layers: &[PathBuf], resolved: &[String]) -> Result<Option<Entry>, 
             Err(Errno::ENXIO | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL) => return Ok(None),
             Err(errno) => return Err(errno),
         }
-        if is_hidden_below(layer, resolved) {
+        if is_hidden_below(layer, resolved, lookups)? {
             return Ok(None);
         }
     }
@@ -251,15 +263,27 @@ fn find_entry(layers: &[PathBuf], resolved: &[String]) -> Result<Option<Entry>, 
 }
 
 /// Whether a parent of the path is opaque in this layer: it hides lower layers.
-fn is_hidden_below(layer: &Path, resolved: &[String]) -> bool {
+fn is_hidden_below(layer: &Path, resolved: &[String], lookups: &mut usize) -> Result<bool, Errno> {
     let mut dir = layer.to_owned();
-    resolved.iter().take(resolved.len().saturating_sub(1)).any(|part| {
+    let parents = resolved.iter().take(resolved.len().saturating_sub(1));
+    for (above, part) in parents.enumerate() {
+        spend(lookups, above + 1)?;
         dir.push(part);
         // The parents are not links in the topmost layer that has them: links were resolved before.
-        let is_directory = std::fs::symlink_metadata(&dir).is_ok_and(|metadata| metadata.is_dir());
-        let opaque = || xattr::get(&dir, "trusted.overlay.opaque").ok().flatten();
-        is_directory && opaque().as_deref() == Some(b"y")
-    })
+        if !std::fs::symlink_metadata(&dir).is_ok_and(|metadata| metadata.is_dir()) {
+            return Ok(false);
+        }
+        if xattr::get(&dir, "trusted.overlay.opaque").ok().flatten().as_deref() == Some(b"y") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Takes a number of lookups from those that are left.
+fn spend(lookups: &mut usize, names: usize) -> Result<(), Errno> {
+    *lookups = lookups.checked_sub(names).ok_or(Errno::E2BIG)?;
+    Ok(())
 }
 
 /// The entry at a path of one layer. Only the last component may be a link.
@@ -363,6 +387,18 @@ mod tests {
     }
 
     #[test]
+    fn a_user_in_very_many_groups_of_an_image_is_refused() {
+        let lines = |number: usize| -> String {
+            (0..number).map(|gid| format!("g:x:{}:alice\n", 5000 + gid)).collect()
+        };
+        let found = |number: usize| Accounts { group: lines(number), ..accounts() }.resolve(None, "alice");
+        assert_eq!(found(MAX_GROUPS - 1).map(|user| user.groups.len()), Ok(MAX_GROUPS));
+        assert!(found(MAX_GROUPS).is_err());
+        let numeric = Accounts { group: lines(MAX_GROUPS), ..accounts() }.resolve(None, "5:6");
+        assert!(numeric.is_ok(), "a user without a name has no groups of the image");
+    }
+
+    #[test]
     fn account_files_are_read_topmost_first_and_never_from_outside() {
         let dir = tempfile::tempdir().expect("directory");
         let (top, low) = (dir.path().join("top"), dir.path().join("low"));
@@ -409,5 +445,24 @@ mod tests {
         // A directory that a file replaced.
         std::fs::write(middle.join("etc"), "").expect("write");
         assert_eq!(topmost(&layers[1..], "etc/shadow"), "");
+    }
+
+    /// The search of an image's files must not occupy a thread for minutes.
+    #[test]
+    fn account_files_behind_very_many_directories_are_not_searched() {
+        let dir = tempfile::tempdir().expect("directory");
+        let layers: Vec<PathBuf> = (0..100).map(|number| dir.path().join(number.to_string())).collect();
+        for layer in &layers {
+            std::fs::create_dir(layer).expect("directory");
+        }
+        let lowest = layers.last().expect("layer");
+        for depth in [10, 300] {
+            let place = vec![depth.to_string(); depth].join("/");
+            std::fs::create_dir_all(lowest.join(&place)).expect("directory");
+            std::fs::write(lowest.join(&place).join("passwd"), "found").expect("write");
+            std::os::unix::fs::symlink(place + "/passwd", lowest.join(format!("to-{depth}"))).expect("link");
+        }
+        assert_eq!(topmost(&layers, "to-10"), "found");
+        assert_eq!(topmost(&layers, "to-300"), "");
     }
 }

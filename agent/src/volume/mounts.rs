@@ -26,7 +26,14 @@ pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
     if is_shared(&coracle_tree::read_lossy(MOUNTINFO)?, &dir) {
         return Ok(());
     }
-    mount(Some(&dir), &dir, NONE, MsFlags::MS_BIND, NONE)?;
+    // A further mount of the directory would hide the mounts in it, and the pods that have them could not be removed.
+    let points = mount_points(&dir)?;
+    if points.is_empty() {
+        mount(Some(&dir), &dir, NONE, MsFlags::MS_BIND, NONE)?;
+    } else if !points.contains(&dir) {
+        tracing::warn!(dir = %dir.display(), "cannot share mounts with other mount namespaces while pods have volumes");
+        return Ok(());
+    }
     mount(NONE, &dir, NONE, MsFlags::MS_SHARED, NONE)?;
     Ok(())
 }
@@ -262,6 +269,24 @@ mod tests {
         });
         assert_eq!(is_set, has_option);
         assert!(mode, "the other options are applied");
+    }
+
+    #[test]
+    fn mounts_of_pods_stay_visible_after_their_directory_became_private() {
+        let place = tempfile::tempdir().expect("directory");
+        let (shared, mounts) = apart(|| {
+            let dir = place.path().canonicalize().expect("path").join("pods");
+            ensure_shared(&dir).expect("prepare");
+            fs::create_dir(dir.join("pod")).expect("directory");
+            mount_tmpfs(&dir.join("pod"), "mode=0755").expect("mount");
+            mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).expect("private mounts");
+            ensure_shared(&dir).expect("prepare again");
+            let shared = is_shared(&coracle_tree::read_lossy(MOUNTINFO).expect("mounts"), &dir);
+            let mounts = mount_points(&dir).expect("mounts").len();
+            remove_tree(&dir.join("pod")).expect("removed");
+            (shared, mounts)
+        });
+        assert_eq!((shared, mounts), (true, 2));
     }
 
     #[test]

@@ -1,18 +1,22 @@
-//! The memory of large configurations of containers: environments, commands and arguments.
+//! The memory of large configurations of containers: environments, commands, arguments and supplemental groups.
 //!
-//! References to config maps can make the environment of each container of a pod megabytes long. The runtime keeps it in
-//! memory, and its files have it three times in the run directory, which often is in memory too. Nearly all configurations
-//! are small and do not count. The others share a limit, and those of one namespace leave a quarter of it to others.
+//! References to config maps can make the environment of each container of a pod megabytes long, and so can an image.
+//! The runtime keeps the configuration in memory, and its files have it three times in the run directory, which often is
+//! in memory too. Nearly all configurations are small and do not count. The others share a limit, and those of one
+//! namespace leave a quarter of it to others.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use coracle_images::Image;
 use coracle_proto::cri;
 
 use crate::lock::locked;
 
 /// Maximum bytes of a configuration that does not count.
 const SMALL: usize = 128 << 10;
+/// Bytes of a supplemental group: it is in several lists, in memory and in files.
+const PER_GROUP: usize = 32;
 /// Maximum bytes of all configurations that count.
 const TOTAL: usize = 128 << 20;
 /// Maximum bytes of one namespace, as a multiple of the free bytes.
@@ -33,9 +37,9 @@ pub(crate) struct ConfigMemory {
 // === impl ConfigMemory ===
 
 impl ConfigMemory {
-    /// The part of a new container. `None` if the configurations would be too large.
-    pub(crate) fn take(config: &cri::ContainerConfig) -> Option<Self> {
-        let bytes = counted(config);
+    /// The part of a new container, whose image adds `of_image` bytes. `None` if the configurations would be too large.
+    pub(crate) fn take(config: &cri::ContainerConfig, of_image: usize) -> Option<Self> {
+        let bytes = counted(config, of_image);
         if bytes > 0 {
             let used = locked(&USED);
             let own = used.get(&namespace(config)).copied().unwrap_or_default() + bytes;
@@ -44,12 +48,12 @@ impl ConfigMemory {
                 return None;
             }
         }
-        Some(Self::of(config))
+        Some(Self::of(config, of_image))
     }
 
-    /// The part of a container that exists, even if it exceeds the limit.
-    pub(crate) fn of(config: &cri::ContainerConfig) -> Self {
-        let (namespace, bytes) = (namespace(config), counted(config));
+    /// As [`take`](Self::take) for a container that exists, even if it exceeds the limit.
+    pub(crate) fn of(config: &cri::ContainerConfig, of_image: usize) -> Self {
+        let (namespace, bytes) = (namespace(config), counted(config, of_image));
         if bytes > 0 {
             *locked(&USED).entry(namespace.clone()).or_default() += bytes;
         }
@@ -73,11 +77,19 @@ fn namespace(config: &cri::ContainerConfig) -> String {
     config.labels.get(NAMESPACE).cloned().unwrap_or_default()
 }
 
+/// Bytes that an image adds to the configurations of its containers: its environment, entrypoint and command.
+pub(crate) fn bytes_of_image(image: &Image) -> usize {
+    let words = image.env().iter().chain(image.entrypoint()).chain(image.cmd());
+    words.map(String::len).sum()
+}
+
 /// The bytes of a configuration that count.
-fn counted(config: &cri::ContainerConfig) -> usize {
+fn counted(config: &cri::ContainerConfig, of_image: usize) -> usize {
     let words = config.command.iter().chain(&config.args).map(String::len);
     let variables = config.envs.iter().map(|variable| variable.key.len() + variable.value.len());
-    let bytes: usize = words.chain(variables).sum();
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let groups = security.map_or(0, |security| PER_GROUP * security.supplemental_groups.len());
+    let bytes: usize = words.chain(variables).chain([of_image, groups]).sum();
     if bytes > SMALL { bytes } else { 0 }
 }
 
@@ -94,19 +106,31 @@ mod tests {
     }
 
     #[test]
+    fn many_supplemental_groups_count() {
+        let of = |groups: usize| {
+            let mut config = config("groups", 0);
+            let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+            security.supplemental_groups = vec![7; groups];
+            counted(&config, 0)
+        };
+        assert_eq!((of(SMALL / PER_GROUP), of(60_000)), (0, 60_000 * PER_GROUP));
+    }
+
+    #[test]
     fn large_configurations_of_containers_share_a_limit() {
         let large = |namespace| {
             let config = config(namespace, 8 << 20);
-            std::iter::from_fn(|| ConfigMemory::take(&config)).collect::<Vec<_>>()
+            std::iter::from_fn(|| ConfigMemory::take(&config, 0)).collect::<Vec<_>>()
         };
         let (many, few) = (large("memory-a"), large("memory-b"));
         assert_eq!((many.len(), few.len()), (12, 3));
-        let small = ConfigMemory::take(&config("memory-a", SMALL));
+        let small = ConfigMemory::take(&config("memory-a", SMALL), 0);
         assert!(small.is_some_and(|memory| memory.bytes == 0));
-        let recovered = ConfigMemory::of(&config("memory-a", 64 << 20));
-        assert!(ConfigMemory::take(&config("memory-c", SMALL + 1)).is_none());
+        let recovered = ConfigMemory::of(&config("memory-a", 64 << 20), 0);
+        assert!(ConfigMemory::take(&config("memory-c", SMALL + 1), 0).is_none());
+        assert!(ConfigMemory::take(&config("memory-c", SMALL), 1).is_none(), "of the image");
         drop((many, few, recovered));
-        assert!(ConfigMemory::take(&config("memory-c", 64 << 20)).is_some());
+        assert!(ConfigMemory::take(&config("memory-c", 64 << 20), 0).is_some());
         assert!(!locked(&USED).keys().any(|namespace| namespace.starts_with("memory-")));
     }
 }

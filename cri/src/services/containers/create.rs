@@ -13,7 +13,7 @@ use super::pid_namespace::ShimCreate;
 use super::service::ContainerService;
 use crate::checkpoint;
 use crate::clock::now;
-use crate::container::config_memory::ConfigMemory;
+use crate::container::config_memory::{ConfigMemory, bytes_of_image};
 use crate::container::{self, Container, fields, signal};
 use crate::error::Error;
 use crate::names::Claim;
@@ -46,7 +46,10 @@ pub(crate) struct ContainerRequest {
 }
 
 fn too_large() -> Error {
-    Error::invalid("envs, command, args", "are too large beside those of the other containers of this node")
+    Error::invalid(
+        "envs, command, args, supplemental_groups",
+        "are too large beside those of the other containers of this node",
+    )
 }
 
 impl ContainerService {
@@ -115,8 +118,8 @@ impl ContainerService {
             state: "not ready",
         })?;
         let pod = PodOf { sandbox, live: &live };
-        let memory = ConfigMemory::take(&config).ok_or_else(too_large)?;
         let image = self.image_of(&config)?;
+        let memory = ConfigMemory::take(&config, bytes_of_image(&image)).ok_or_else(too_large)?;
         if let Some(profile) = seccomp_profile(&config)? {
             let linux = config.linux.get_or_insert_default();
             linux.security_context.get_or_insert_default().seccomp = Some(profile);
@@ -142,9 +145,7 @@ impl ContainerService {
         self.unpack_checkpoint(&id, origin).await?;
         coracle_fault::point("create.bundle");
         steps.done("spec and directories");
-        // The container below counts its own share.
-        drop(memory);
-        let container = Arc::new(Container::new(record, held));
+        let container = Arc::new(Container::new(record, held, memory));
         undo.push(Step::Container(id.clone()));
         self.objects.tables.containers.insert(&id, Arc::clone(&container));
         self.create_process(pod, ShimCreate { container: &container, call }, &mut steps, undo).await?;
