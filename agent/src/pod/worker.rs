@@ -421,6 +421,9 @@ impl Worker {
         let DesiredPod::Run(pod) = desired else { return };
         let api = pod.status.clone().unwrap_or_default();
         let is_over = matches!(api.phase.as_deref(), Some("Failed" | "Succeeded"));
+        let holds_resources = self.node.dra.holds(&self.uid)
+            || self.node.devices.holds(&self.uid)
+            || (!is_over && self.node.managers.holds(&self.uid));
         let facts = status::Facts {
             pod,
             observed: &self.observed,
@@ -429,12 +432,8 @@ impl Worker {
             host_ips: &self.node.host_ips(),
             runtime_name: &self.node.runtime_name,
             now,
-            // After the report of its end, the control plane may give its devices and CPUs to another pod.
-            finished: !self.observed.alive()
-                && self.has_ended(desired, plan)
-                && !self.node.dra.holds(&self.uid)
-                && !self.node.devices.holds(&self.uid)
-                && (is_over || !self.node.managers.holds(&self.uid)),
+            finished: !self.observed.alive() && self.has_ended(desired, plan) && !holds_resources,
+            holds_resources,
         };
         // The final status of an ended pod is in the API already, and its containers here may have been removed.
         if is_over && facts.finished {

@@ -46,7 +46,7 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
     let exits = facts.exits(shape);
     let restarts_all = exits.restart_all();
     if !restarts_all && exits.init_failed_at().is_some() {
-        return "Failed";
+        return if facts.holds_resources { "Pending" } else { "Failed" };
     }
     if !initialized(shape, facts) {
         // Ended before it was initialized: no container will run.
@@ -74,6 +74,7 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
     match count.stopped {
         0 => "Pending",
         _ if count.restarting > 0 && !facts.finished => "Running",
+        _ if facts.holds_resources => "Running",
         stopped if stopped == count.succeeded => "Succeeded",
         _ => "Failed",
     }

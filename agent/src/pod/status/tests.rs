@@ -33,12 +33,13 @@ struct Case {
     state: WorkerState,
     last: Option<PodStatus>,
     finished: bool,
+    holds_resources: bool,
 }
 
 impl Case {
     fn new(spec: serde_json::Value, observed: ObservedPod) -> Self {
         let state = WorkerState { start_time: Some(at(0)), ..WorkerState::default() };
-        Self { pod: pod(spec), observed, state, last: None, finished: false }
+        Self { pod: pod(spec), observed, state, last: None, finished: false, holds_resources: false }
     }
 
     fn status(&self, now: i64) -> PodStatus {
@@ -51,6 +52,7 @@ impl Case {
             host_ips: &["192.0.2.1".to_owned()],
             now: at(now),
             finished: self.finished,
+            holds_resources: self.holds_resources,
         })
     }
 
@@ -144,6 +146,24 @@ fn a_crash_loop_shows_the_wait_and_the_last_end() {
     let last = container.last_state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert_eq!((last.exit_code, last.reason.as_deref()), (1, Some("Error")));
     assert_eq!(container.restart_count, 2);
+}
+
+#[test]
+fn the_end_of_a_pod_is_reported_after_its_resources_are_free() {
+    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+        "initContainers": [{"name": "i"}]});
+    for (code, ends, expected) in [
+        (0, [("i", 0), ("a", 0)].as_slice(), ["Running", "Succeeded"]),
+        (1, [("i", 0), ("a", 1)].as_slice(), ["Running", "Failed"]),
+        (2, [("i", 2)].as_slice(), ["Pending", "Failed"]),
+    ] {
+        let ends = ends.iter().map(|(name, code)| container(name, 0, exited(*code)));
+        let mut case = Case::new(spec.clone(), observed(ends.collect()));
+        case.holds_resources = true;
+        let held = case.phase();
+        case.holds_resources = false;
+        assert_eq!([held, case.phase()], expected, "{code}");
+    }
 }
 
 #[test]
