@@ -27,7 +27,10 @@ use coracle_kinds::{Resource, kind::built_in};
 use coracle_store::{Commit, Entry, Event as Stored, Expect, Guard, Page, Range, Store, Watch};
 use tokio::{sync::Notify, time::Instant};
 
-use crate::error::{ApiError, Result};
+use crate::{
+    error::{ApiError, Result},
+    superseded::SupersededObjects,
+};
 pub(crate) use allocated::Allocated;
 #[cfg(test)]
 pub(crate) use collection::RECENT;
@@ -36,7 +39,7 @@ pub(crate) use fields::Fields;
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
 pub(crate) use object::parses;
-pub(crate) use object::{Object, encode, encode_fields, key_of, prefix_of};
+pub(crate) use object::{Object, encode, encode_fields, key_of, part_of, prefix_of};
 use progress::Progress;
 pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
@@ -70,6 +73,8 @@ pub(crate) struct Cache {
     pub(crate) quotas: Ledger,
     /// Events that watches share.
     pub(crate) rendered: Arc<RenderedEvents>,
+    /// Superseded objects that responses still refer to.
+    pub(crate) superseded: Arc<SupersededObjects>,
 }
 
 /// The collection of one resource.
@@ -101,9 +106,9 @@ impl Cache {
 
     /// An empty cache of the built-in resources at a revision.
     pub(crate) fn new(revision: u64) -> Self {
-        let mut collections = Collections::new();
+        let (mut collections, superseded) = (Collections::new(), Arc::<SupersededObjects>::default());
         for kind in built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
-            insert(&mut collections, Collection::new(kind.clone(), revision));
+            insert(&mut collections, Collection::new(kind.clone(), revision), &superseded);
         }
         let revision = Progress::new(revision);
         Self {
@@ -115,6 +120,7 @@ impl Cache {
             bursts: Notify::new(),
             quotas: Ledger::default(),
             rendered: Arc::default(),
+            superseded,
         }
     }
 
@@ -132,7 +138,7 @@ impl Cache {
         // The collection keeps commits until the listed objects are loaded.
         let collection = Collection::loading(stored.clone());
         let mut collections = Collections::clone(&self.collections.load());
-        let collection = insert(&mut collections, collection);
+        let collection = insert(&mut collections, collection, &self.superseded);
         self.collections.store(Arc::new(collections));
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
@@ -354,7 +360,12 @@ fn split(key: &str) -> Option<(&str, &str)> {
     Some((parts.next()?, parts.next()?))
 }
 
-fn insert(collections: &mut Collections, mut collection: Collection) -> Arc<Shared> {
+fn insert(
+    collections: &mut Collections,
+    mut collection: Collection,
+    superseded: &Arc<SupersededObjects>,
+) -> Arc<Shared> {
+    collection.superseded = superseded.clone();
     let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
     let shared = Arc::new_cyclic(|itself| {
         collection.share_as(itself.clone());
@@ -373,6 +384,30 @@ mod tests {
 
     fn value(name: &str) -> bytes::Bytes {
         encode(by_kind("v1", "ConfigMap").unwrap(), &json!({"metadata": {"name": name, "namespace": "ns"}}))
+    }
+
+    #[test]
+    fn a_superseded_object_counts_while_only_a_response_refers_to_it() {
+        let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
+        let update = |revision: u64| {
+            let object =
+                json!({"metadata": {"name": "a", "namespace": "ns"}, "data": {"k": "x".repeat(1 << 20)}});
+            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &object)));
+            cache.apply(&Commit { key, revision, value, created: 2, guard_follows: false });
+        };
+        let is_one = || (1 << 20..2 << 20).contains(&cache.superseded.bytes());
+        update(2);
+        let listed = cache.list(kind, "ns");
+        assert_eq!(cache.superseded.bytes(), 0, "a current object");
+        (3..20).for_each(update);
+        assert!(is_one(), "{}", cache.superseded.bytes());
+        drop(listed);
+        assert_eq!(cache.superseded.bytes(), 0, "the history does not count");
+        let listed = cache.list(kind, "ns");
+        cache.resync(Page { entries: Vec::new(), revision: 30, more: false }, &[]);
+        assert!(is_one(), "{}", cache.superseded.bytes());
+        drop(listed);
+        assert_eq!(cache.superseded.bytes(), 0);
     }
 
     #[test]

@@ -81,6 +81,7 @@ mod socket_body;
 mod state;
 mod stored;
 mod sub;
+mod superseded;
 mod target;
 #[cfg(test)]
 mod test_tls;

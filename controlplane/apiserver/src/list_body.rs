@@ -15,7 +15,12 @@ use coracle_kinds::{Resource, table};
 use http_body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
-use crate::{cache::Object, in_flight::BodyMemory, media::Form, offload};
+use crate::{
+    cache::{Object, part_of},
+    in_flight::BodyMemory,
+    media::Form,
+    offload,
+};
 
 /// Minimum bytes of a chunk. Objects of this size are sent without a copy.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
@@ -91,7 +96,7 @@ impl ListBody {
                     let (start, rest) = object.item(&self.kind);
                     text.extend_from_slice(start.as_bytes());
                     if rest.len() >= MIN_CHUNK_BYTES {
-                        self.whole = Some(rest);
+                        self.whole = Some(part_of(object, rest));
                         break;
                     }
                     text.extend_from_slice(&rest);
@@ -206,6 +211,20 @@ mod tests {
             (&list["kind"], &list["metadata"]["resourceVersion"]),
             (&json!("ConfigMapList"), &json!("9"))
         );
+    }
+
+    #[tokio::test]
+    async fn a_large_object_is_in_memory_as_an_object_until_it_is_sent() {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let object = config_map("a", 1 << 20);
+        let known = Arc::downgrade(&object);
+        let mut body = ListBody::new(Form::Plain, kind.clone(), vec![object], json!({}));
+        body.frame().await.unwrap().unwrap();
+        let large = body.frame().await.unwrap().unwrap();
+        drop(body);
+        assert!(known.upgrade().is_some());
+        drop(large);
+        assert!(known.upgrade().is_none());
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use serde_json::{Value, json};
 
 use crate::{
-    cache::Object,
+    cache::{Object, part_of},
     error::{ApiError, Result},
     in_flight::BodyMemory,
     list_body::ListBody,
@@ -139,7 +139,7 @@ pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) ->
         }
         (_, Stored::Committed(object)) if object.is_large() => {
             let (start, rest) = object.json_parts();
-            let parts = Parts(VecDeque::from([start.into(), rest]));
+            let parts = Parts(VecDeque::from([start.into(), part_of(object.clone(), rest)]));
             bytes(code, "application/json", "")
                 .map(|_empty| parts.map_err(|never| match never {}).boxed_unsync())
         }

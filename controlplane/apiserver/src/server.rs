@@ -268,7 +268,8 @@ impl Apiserver {
             return self.answer_as(caller, info, incoming).await;
         }
         let limit = deadline::of_request(&info.query, state.request_timeout)?;
-        let reader = state.in_flight.reader(&caller);
+        let (reader, superseded) = (state.in_flight.reader(&caller), &state.cache.superseded);
+        let begin = superseded.counted();
         let answer = self.answer_as(caller, info, incoming);
         let mut reply = tokio::time::timeout(limit, answer)
             .await
@@ -279,7 +280,7 @@ impl Apiserver {
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
         reply.extensions_mut().insert(limits.with_permit(permit));
         if let Some(reader) = reader {
-            reply = reply.map(|body| counted_body::counted(body, reader.clone()));
+            reply = counted_body::counted(reply, reader.clone(), superseded, begin);
             reply.extensions_mut().insert(reader);
         }
         Ok(reply)

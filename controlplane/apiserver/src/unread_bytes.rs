@@ -192,6 +192,16 @@ impl Reader {
         self.lost.clone()
     }
 
+    /// The owner: a user, or all service accounts of a namespace.
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Number of bytes of all owners that count now.
+    pub(crate) fn bytes_of_all(&self) -> usize {
+        self.all.lock().bytes
+    }
+
     /// Number of bytes that count for the owner now.
     #[cfg(test)]
     pub(crate) fn bytes_of_owner(&self) -> usize {

@@ -17,7 +17,10 @@ use super::{
     Allocated, Object, References, Shared,
     watchers::{Event, Watcher, Watchers},
 };
-use crate::error::{ApiError, Result};
+use crate::{
+    error::{ApiError, Result},
+    superseded::SupersededObjects,
+};
 
 /// Maximum number of changes in the history of a kind, and maximum bytes of their superseded objects.
 const MAX_HISTORY: usize = 1000;
@@ -70,6 +73,8 @@ pub(crate) struct Collection {
     references: References,
     /// Addresses, node ports and ranges of services, IPAddresses and ServiceCIDRs; empty for other kinds.
     allocated: Allocated,
+    /// Counts the superseded objects that responses still refer to.
+    pub(super) superseded: Arc<SupersededObjects>,
 }
 
 // === impl Change ===
@@ -142,6 +147,7 @@ impl Collection {
             is_closed: false,
             references: References::default(),
             allocated: Allocated::default(),
+            superseded: Arc::default(),
         }
     }
 
@@ -197,8 +203,18 @@ impl Collection {
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.watchers.clear();
-        self.objects.clear();
-        self.changes.clear();
+        self.clear();
+    }
+
+    /// Removes all objects and changes.
+    fn clear(&mut self) {
+        for change in self.changes.drain(..) {
+            change.old.iter().for_each(|old| old.count_superseded(&self.superseded));
+        }
+        for object in std::mem::take(&mut self.objects).into_values() {
+            object.count_superseded(&self.superseded);
+        }
+        self.change_bytes = 0;
     }
 
     /// Whether the resource was removed.
@@ -233,9 +249,7 @@ impl Collection {
         }
         self.watchers.clear();
         let kept: Vec<Arc<Object>> = unreadable.iter().filter_map(|key| self.objects.remove(key)).collect();
-        self.objects.clear();
-        self.changes.clear();
-        self.change_bytes = 0;
+        self.clear();
         self.references = References::default();
         self.allocated = Allocated::default();
         self.compacted = revision;
@@ -317,6 +331,7 @@ impl Collection {
             let Some(oldest) = self.changes.pop_front() else { break };
             self.change_bytes -= weight(&oldest);
             self.compacted = oldest.revision;
+            oldest.old.iter().for_each(|old| old.count_superseded(&self.superseded));
         }
         if self.changes.capacity() > 4 * MAX_HISTORY && !self.is_above_usual_limits() {
             self.changes.shrink_to(MAX_HISTORY);

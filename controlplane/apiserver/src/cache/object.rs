@@ -15,7 +15,10 @@ use coracle_kinds::{
 use serde_json::{Map, Value, value::RawValue};
 
 use super::fields::Fields;
-use crate::offload::MIN_OFFLOADED_BYTES;
+use crate::{
+    offload::MIN_OFFLOADED_BYTES,
+    superseded::{CountedBytes, SupersededObjects},
+};
 
 /// An object at one commit.
 #[derive(Debug)]
@@ -28,6 +31,25 @@ pub(crate) struct Object {
     fields_at: usize,
     /// The attributes for selectors, parsed at first use.
     attributes: OnceLock<SelectorAttributes>,
+    /// Set when the cache and its history no longer have the object, but others refer to it.
+    superseded: OnceLock<Box<CountedBytes>>,
+}
+
+/// A part of an object's bytes, with the object: if it is superseded, it counts until the part is sent.
+struct Part {
+    bytes: Bytes,
+    _object: Arc<Object>,
+}
+
+/// The bytes, which are a part of the object's. The result refers to the object.
+pub(crate) fn part_of(object: Arc<Object>, bytes: Bytes) -> Bytes {
+    Bytes::from_owner(Part { bytes, _object: object })
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Object {
@@ -36,7 +58,8 @@ impl Object {
         let window = stored.get(..MAX_HEAD).unwrap_or(&stored);
         let at = window.windows(METADATA.len()).position(|bytes| bytes == METADATA.as_bytes());
         let (stored, at) = at.map_or((Bytes::from_static(EMPTY_OBJECT), 1), |at| (stored, at));
-        Self { key, revision, stored, fields_at: at + METADATA.len(), attributes: OnceLock::new() }
+        let fields_at = at + METADATA.len();
+        Self { key, revision, stored, fields_at, attributes: OnceLock::new(), superseded: OnceLock::new() }
     }
 
     /// An object in a version that may differ from the stored one.
@@ -52,8 +75,22 @@ impl Object {
 
     /// A copy of the object without its parsed attributes.
     pub(crate) fn without_attributes(&self) -> Self {
-        let (key, stored) = (self.key.clone(), self.stored.clone());
-        Self { key, revision: self.revision, stored, fields_at: self.fields_at, attributes: OnceLock::new() }
+        Self {
+            key: self.key.clone(),
+            revision: self.revision,
+            stored: self.stored.clone(),
+            fields_at: self.fields_at,
+            attributes: OnceLock::new(),
+            superseded: OnceLock::new(),
+        }
+    }
+
+    /// Counts the object as superseded until it is dropped, if there are other references to it. The cache calls it when
+    /// it drops its last one.
+    pub(super) fn count_superseded(self: &Arc<Self>, superseded: &SupersededObjects) {
+        if Arc::strong_count(self) > 1 {
+            let _counted = self.superseded.get_or_init(|| Box::new(superseded.count(self.stored_bytes())));
+        }
     }
 
     /// The object with its missing defaults. `None` if no default is missing, or if it is stored in another version.

@@ -97,6 +97,8 @@ enum Start {
 
 /// Starts a watch. `reader`: its reader; `None` without a limit.
 pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
+    let superseded = &call.state.cache.superseded;
+    let begin = superseded.counted();
     let mut scope = list::scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
@@ -117,7 +119,12 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
     let first_events = FirstEvents::default();
     let unsent = Some(first_events.clone()).filter(|_| !first.objects.is_empty() || first.end.is_some());
-    let first = initial_events(first, reader.as_ref())?;
+    let size: usize = first.objects.iter().map(|object| object.stored_bytes()).sum();
+    let open = reader.as_ref().filter(|_| size > 0).map(|reader| superseded.open(reader, begin, size));
+    let first = initial_events(first, reader.as_ref())?.inspect(move |_first| {
+        // The first events are dropped after the last one.
+        let _registered = &open;
+    });
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
     let shared = call.state.cache.rendered.clone();
