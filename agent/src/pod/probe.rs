@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_error_chain::chain;
 use coracle_proto::cri;
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
@@ -295,7 +296,7 @@ impl Watched {
 async fn connect(host: &str, port: u16) -> Outcome {
     match TcpStream::connect((host, port)).await {
         Ok(_stream) => Outcome::Success,
-        Err(error) => Outcome::of(&error, format!("cannot connect to {host}:{port}: {error}")),
+        Err(error) => Outcome::of(&error, format!("cannot connect to {host}:{port}: {}", chain(&error))),
     }
 }
 
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(connect("127.0.0.1", port).await.passed(), Some(true));
         drop(listener);
         let Outcome::Failure(why) = connect("127.0.0.1", port).await else { panic!("no listener is left") };
-        assert!(why.starts_with(&format!("cannot connect to 127.0.0.1:{port}: ")), "{why}");
+        assert_eq!(why, format!("cannot connect to 127.0.0.1:{port}: Connection refused"));
     }
 
     #[test]

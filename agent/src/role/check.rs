@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::Args;
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::labels_containers;
+use coracle_error_chain::chain;
 use nix::sched::{CloneFlags, unshare};
 use serde::Serialize;
 
@@ -253,7 +254,7 @@ fn network() -> Result<(), String> {
         tried.join().unwrap_or_else(|_| anyhow::bail!("the attempt panicked"))
     });
     drop(fs::remove_dir_all(&dir));
-    tried.map_err(|error| format!("{error:#}"))
+    tried.map_err(|error| chain(&*error))
 }
 
 fn tempdir() -> Result<std::path::PathBuf, String> {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use coracle_error_chain::chain;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -22,7 +23,7 @@ const WINDOW: u32 = 64 << 10;
 /// Checks a service once. An empty name means the server.
 pub(super) async fn check(host: &str, port: u16, service: &str) -> Outcome {
     let failed = |error: &(dyn std::error::Error + 'static)| {
-        Outcome::of(error, format!("error: failed to connect service at \"{host}:{port}\": {error}"))
+        Outcome::of(error, format!("error: failed to connect service at \"{host}:{port}\": {}", chain(error)))
     };
     let stream = match TcpStream::connect((host, port)).await {
         Ok(stream) => stream,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use coracle_any_certificate::AnyCertificate;
+use coracle_error_chain::chain;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
@@ -88,7 +89,7 @@ impl HttpError {
     pub(super) fn outcome(&self) -> Outcome {
         match self {
             Self::Port => Outcome::Unknown(self.to_string()),
-            error => Outcome::of(error, error.to_string()),
+            error => Outcome::of(error, chain(error)),
         }
     }
 }
