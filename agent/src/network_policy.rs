@@ -509,6 +509,18 @@ mod tests {
         std::thread::spawn(test).join().unwrap();
     }
 
+    /// The task while it uses one stored policy, the policy, and what the task needs.
+    fn with_stored_policy() -> (NetworkPolicies, serde_json::Value, impl Sized) {
+        let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+        let (recorder, events) = crate::event_recorder::channel(client.clone(), "here");
+        let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+        let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+        let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
+        let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
+        policies.use_stored(serde_json::from_value(stored).unwrap());
+        (policies, policy, (dir, events, gate))
+    }
+
     #[test]
     fn the_table_of_stored_policies_is_replaced_or_removed_after_the_first_lists() {
         let test = || {
@@ -516,14 +528,7 @@ mod tests {
             // Its threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
-                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
-                let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
-                let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
-                let policy =
-                    json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-                let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
-                policies.use_stored(serde_json::from_value(stored).unwrap());
+                let (mut policies, policy, _held) = with_stored_policy();
                 let mut table = None;
                 policies.commit(&mut table).await.unwrap();
                 assert!(table.is_some());
@@ -661,14 +666,7 @@ mod tests {
             // Its threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
-                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
-                let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
-                let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
-                let policy =
-                    json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-                let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
-                policies.use_stored(serde_json::from_value(stored).unwrap());
+                let (mut policies, _policy, _held) = with_stored_policy();
                 // The first policy of a list.
                 let kind = ClusterKind::AdminNetworkPolicy;
                 let specification = json!({"priority": 1, "subject": {"namespaces": {}}});
