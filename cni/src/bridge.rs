@@ -160,7 +160,7 @@ impl Bridge<'_> {
     async fn connect(&self, netns: &Netns, bridge: &Link, answer: &mut Answer) -> Result<(), Error> {
         self.must_filter(bridge)?;
         let mut host_end = self.attach_pair(netns, bridge, answer).await?;
-        let inside = self.configure(netns, answer).await?;
+        let inside = self.configure(netns, &host_end, answer).await?;
         coracle_fault::point("bridge.configured");
         if let Some(guard) = self.host.guard.as_ref().filter(|_| self.conf.ours)
             && let Ok(mac) = <[u8; 6]>::try_from(&inside.mac[..])
@@ -188,8 +188,14 @@ impl Bridge<'_> {
         let host_name = host_interface(&request.container_id, &request.ifname);
         let first = answer.ips.first().map(|ip| ip.address.ip());
         let mac = conf.mac.or_else(|| first.map(hardware_address)).unwrap_or_else(link::random_mac);
-        let pair =
-            Pair { host: &host_name, inside: &request.ifname, bridge: bridge.index, mtu: conf.mtu, mac };
+        let pair = Pair {
+            host: &host_name,
+            inside: &request.ifname,
+            bridge: bridge.index,
+            mtu: conf.mtu,
+            mac,
+            is_up: false,
+        };
         let host_end = links.add_pair(&pair, netns).await?;
         coracle_fault::point("bridge.paired");
         // The VLANs are set before the interface inside is up, so that no packet enters the wrong VLAN.
@@ -245,11 +251,12 @@ impl Bridge<'_> {
         Ok(())
     }
 
-    /// Sets addresses and routes of the interface inside the sandbox, and sets it up.
-    async fn configure(&self, netns: &Netns, answer: &Answer) -> Result<Link, Error> {
+    /// Sets addresses and routes of the interface inside the sandbox, and sets both ends up.
+    async fn configure(&self, netns: &Netns, host_end: &Link, answer: &Answer) -> Result<Link, Error> {
         let ifname = &self.request.ifname;
+        let host_end = Some(host_end.index);
         if self.conf.disable_container_interface {
-            return Setup::default().apply(netns, ifname).await;
+            return Setup { host_end, ..Setup::default() }.apply(netns, ifname).await;
         }
         let routes = answer.routes.iter().map(|route| {
             let same_family = |ip: &&crate::spec::result::Ip| ip.address.is_ipv4() == route.dst.is_ipv4();
@@ -261,11 +268,11 @@ impl Bridge<'_> {
         // Other networks keep the address: programs in their pods may use it.
         let no_link_local = self.conf.ours && is_ipv4_alone(&addresses);
         if !self.conf.enable_dad {
-            let setup = Setup { addresses, detect: false, no_link_local, up: true, routes };
+            let setup = Setup { addresses, detect: false, no_link_local, host_end, up: true, routes };
             return setup.apply(netns, ifname).await;
         }
         let v6: Vec<IpNetwork> = addresses.iter().copied().filter(IpNetwork::is_ipv6).collect();
-        let inside = Setup { addresses, detect: true, no_link_local, up: true, routes: Vec::new() };
+        let inside = Setup { addresses, detect: true, no_link_local, host_end, up: true, routes: Vec::new() };
         let inside = inside.apply(netns, ifname).await?;
         Links::inside(netns)?.wait_for_duplicate_detection(netns, &inside, &v6).await?;
         Setup { routes, ..Setup::default() }.apply(netns, ifname).await?;
@@ -298,7 +305,7 @@ impl Bridge<'_> {
                 let port = host_interface(&self.conf.bridge, &name);
                 let mac = link::random_mac();
                 let (mtu, inside) = (Some(bridge.mtu), name.as_str());
-                let pair = Pair { host: &port, inside, bridge: bridge.index, mtu, mac };
+                let pair = Pair { host: &port, inside, bridge: bridge.index, mtu, mac, is_up: true };
                 links.add_pair(&pair, &Netns::open("/proc/thread-self/ns/net".as_ref())?).await?;
                 links.get(&name).await?
             }

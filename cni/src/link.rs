@@ -84,6 +84,8 @@ pub(crate) struct Pair<'a> {
     pub(crate) bridge: u32,
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
+    /// Whether the end on the host is set up at once. Otherwise [`inside::Setup`] does it.
+    pub(crate) is_up: bool,
 }
 
 /// A change of a link's property.
@@ -229,8 +231,10 @@ impl Links {
         let mut near = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
             .name(pair.host)
             .address(host_mac.to_vec())
-            .controller(pair.bridge)
-            .up();
+            .controller(pair.bridge);
+        if pair.is_up {
+            near = near.up();
+        }
         // A pair uses one queue. By default it gets one for each processor, and their removal takes a grace period.
         for queues in [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)] {
             far = far.append_extra_attribute(queues.clone());

@@ -79,6 +79,7 @@ impl HostNetwork {
             addresses: host.addresses.clone(),
             detect: false,
             no_link_local: false,
+            host_end: None,
             up: true,
             routes: self.gateways.iter().map(|gateway| Route::default_by(gateway.ip())).collect(),
         };
@@ -88,8 +89,14 @@ impl HostNetwork {
         if is_port && setup.clone().apply(&netns, INSIDE).await.is_ok() {
             return Ok(());
         }
-        let pair =
-            Pair { host: &host.port, inside: INSIDE, bridge: bridge.index, mtu: None, mac: random_mac() };
+        let pair = Pair {
+            host: &host.port,
+            inside: INSIDE,
+            bridge: bridge.index,
+            mtu: None,
+            mac: random_mac(),
+            is_up: true,
+        };
         links.add_pair(&pair, &netns).await?;
         coracle_fault::point("virtual-host.interface-made");
         setup.apply(&netns, INSIDE).await?;

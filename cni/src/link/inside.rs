@@ -1,5 +1,5 @@
-//! Setup of an interface inside a sandbox: a thread enters the namespace, makes one query, and sends all changes in
-//! one message. Ten separate messages would cost more context switches.
+//! Setup of an interface inside a sandbox: a thread enters the namespace, makes one query, and sends the changes in one
+//! or two messages. Ten separate messages would cost more context switches.
 
 use std::io;
 
@@ -28,6 +28,10 @@ pub(crate) struct Setup {
     /// Whether the kernel gives the interface no link-local IPv6 address when it is set up. Then a port of a bridge
     /// sends no solicitations and reports, each of which the bridge copies to every other port.
     pub(crate) no_link_local: bool,
+    /// Index of the other end of the pair, a port of a bridge on the host, which is still down. It is set up immediately
+    /// before this interface. If it were up earlier, the kernel would notice that it has no carrier, and disable the
+    /// port again. Each of these changes takes time in proportion to the number of ports.
+    pub(crate) host_end: Option<u32>,
     pub(crate) up: bool,
     /// If two routes have the same destination, the first one is used.
     pub(crate) routes: Vec<Route>,
@@ -52,10 +56,12 @@ impl Setup {
     /// Applies the settings. Returns the previous state of the link.
     pub(crate) async fn apply(self, netns: &Netns, ifname: &str) -> Result<Link, Error> {
         let ifname = ifname.to_owned();
-        netns.visit(move || self.assign(&ifname)).await?
+        // Opened here, so it belongs to the host's namespace.
+        let host_end = self.host_end.map(|index| Ok::<_, Error>((open()?, index))).transpose()?;
+        netns.visit(move || self.assign(&ifname, host_end)).await?
     }
 
-    fn assign(&self, ifname: &str) -> Result<Link, Error> {
+    fn assign(&self, ifname: &str, host_end: Option<(RouteSocket, u32)>) -> Result<Link, Error> {
         let mut socket = open()?;
         let mut request = LinkMessage::default();
         request.attributes.push(LinkAttribute::IfName(ifname.to_owned()));
@@ -64,15 +70,32 @@ impl Setup {
                 RouteNetlinkMessage::NewLink(link) => Link::of(&link),
                 _ => return Err(failed("look up", ifname)(io::Error::from(io::ErrorKind::InvalidData))),
             };
-        send_all(&mut socket, self.steps(&link))?;
+        let mut steps = self.preparation(&link);
+        if let Some((mut host, index)) = host_end {
+            send_all(&mut socket, std::mem::take(&mut steps))?;
+            send_all(&mut host, vec![(Step::new("set up the other end of", ifname), up(index))])?;
+        }
+        steps.extend(self.activation(&link));
+        send_all(&mut socket, steps)?;
         Ok(link)
     }
 
-    fn steps(&self, link: &Link) -> Vec<(Step, Request)> {
+    /// The steps before the interface is up.
+    fn preparation(&self, link: &Link) -> Vec<(Step, Request)> {
         let addresses = self.addresses.iter().map(|address| {
             let message = RouteNetlinkMessage::NewAddress(address_message(link, *address, self.detect));
             (Step::new("add address", &address.to_string()), (message, NLM_F_CREATE | NLM_F_REPLACE))
         });
+        let no_link_local = self.no_link_local.then(|| {
+            let step = Step::new("disable the link-local address of", &link.name);
+            // A kernel without IPv6 assigns none.
+            (Step { ignored: Some(libc::EAFNOSUPPORT), ..step }, no_link_local(link.index))
+        });
+        addresses.chain(no_link_local).collect()
+    }
+
+    /// The steps that set the interface up, and those that need an interface that is up.
+    fn activation(&self, link: &Link) -> Vec<(Step, Request)> {
         let routes = self.routes.iter().map(|route| {
             let message = RouteNetlinkMessage::NewRoute(route_message(link, route));
             let what = match route.gw {
@@ -82,13 +105,8 @@ impl Setup {
             let step = Step { ignored: Some(libc::EEXIST), ..Step::new("add the route", &what) };
             (step, (message, NLM_F_CREATE | NLM_F_EXCL))
         });
-        let no_link_local = self.no_link_local.then(|| {
-            let step = Step::new("disable the link-local address of", &link.name);
-            // A kernel without IPv6 assigns none.
-            (Step { ignored: Some(libc::EAFNOSUPPORT), ..step }, no_link_local(link.index))
-        });
         let up = self.up.then(|| (Step::new("set up", &link.name), up(link.index)));
-        addresses.chain(no_link_local).chain(up).chain(routes).collect()
+        up.into_iter().chain(routes).collect()
     }
 }
 
@@ -157,9 +175,9 @@ mod tests {
             ip("link add eth0 type veth peer name eth1");
             let addresses = vec!["10.99.0.2/24".parse().unwrap()];
             let setup = Setup { addresses, up: true, no_link_local: true, ..Setup::default() };
-            setup.clone().assign("eth0").unwrap();
+            setup.clone().assign("eth0", None).unwrap();
             // Both ends get their carrier at the same time.
-            Setup { no_link_local: false, addresses: Vec::new(), ..setup }.assign("eth1").unwrap();
+            Setup { no_link_local: false, addresses: Vec::new(), ..setup }.assign("eth1", None).unwrap();
             eventually("the other end has a link-local address", 20, || has_ipv6("eth1"));
             assert!(!has_ipv6("eth0"));
         });
