@@ -139,7 +139,7 @@ impl Auditor {
             log.memory_of_shortened(&line)
         });
         if memory.is_some() {
-            runtime.spawn(async move { log.write_in(line, memory).await });
+            runtime.spawn(async move { log.write_reserved(line, memory).await });
         } else if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
             tracing::error!("the queue of the audit log is full; events of disconnected clients are lost");
         }

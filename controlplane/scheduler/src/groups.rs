@@ -55,7 +55,7 @@ struct Group {
     /// The write in flight: the uid of the object, and the result.
     writing: Option<(String, Verdict)>,
     /// End of the back-off of pods that were refused together.
-    rest_until: Option<Instant>,
+    backoff_until: Option<Instant>,
 }
 
 /// The way in which the pods of a group are scheduled now.
@@ -204,14 +204,14 @@ impl Groups {
     }
 
     /// End of the back-off of a group. A group that is deleted and created again keeps it.
-    pub(crate) fn rest_until(&self, key: &Key) -> Option<Instant> {
-        self.groups.get(key)?.rest_until
+    pub(crate) fn backoff_until(&self, key: &Key) -> Option<Instant> {
+        self.groups.get(key)?.backoff_until
     }
 
     /// Starts the back-off of a group.
-    pub(crate) fn rest(&mut self, key: &Key, until: Instant) {
+    pub(crate) fn set_backoff(&mut self, key: &Key, until: Instant) {
         if let Some(group) = self.groups.get_mut(key) {
-            group.rest_until = Some(until);
+            group.backoff_until = Some(until);
         }
     }
 

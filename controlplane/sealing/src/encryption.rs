@@ -1,4 +1,4 @@
-//! Encryption of any resource, by a file of upstream's `EncryptionConfiguration`.
+//! Encryption of any resource, as upstream's configuration file (`EncryptionConfiguration`) determines.
 //!
 //! The first provider of a resource encrypts; all providers decrypt. A value without encryption is readable, so that
 //! encryption can be enabled for existing objects.
@@ -113,7 +113,7 @@ impl Encryption {
         failure.map_or(Ok(None), Err)
     }
 
-    /// Whether the value is in the form in which it would be written now. Returns true for a resource without
+    /// Whether a new write of the value would use the same provider and key. Returns true for a resource without
     /// providers.
     #[must_use]
     pub fn is_current(&self, key: &str, stored: &[u8]) -> bool {
