@@ -420,7 +420,7 @@ fn an_unknown_shared_value_is_an_undefined_field() {
 }
 
 #[test]
-fn one_evaluation_has_a_limit_whatever_the_budget() {
+fn one_evaluation_has_a_limit_that_does_not_depend_on_the_budget() {
     let source = "lists.range(1100).all(i, lists.range(1100).all(j, i + j >= 0))";
     let program = Program::compile(source, &Environment::default()).unwrap();
     let shared = Shared::default();
