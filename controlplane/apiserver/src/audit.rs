@@ -90,6 +90,8 @@ struct End(Arc<Record>);
 // === impl Auditor ===
 
 impl Auditor {
+    /// Creates the auditor, and starts the webhook backend if there is one.
+    ///
     /// # Errors
     /// The kubeconfig file of the webhook cannot be used.
     pub(crate) fn new(

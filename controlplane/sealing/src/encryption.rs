@@ -56,7 +56,7 @@ impl Encryption {
     /// Reads the file, and gets a seed encrypted by each key management service.
     ///
     /// # Errors
-    /// The file cannot be read, is invalid, or a service does not answer.
+    /// The file cannot be read, it is invalid, or a service does not respond.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let rules = config::load(path, &[])?;
         Ok(Self { path: path.to_owned(), rules: ArcSwap::from_pointee(rules) })
@@ -71,7 +71,7 @@ impl Encryption {
     /// Reads the file again. Later writes use the new first providers.
     ///
     /// # Errors
-    /// As [`Encryption::load`]. The current providers are kept then.
+    /// As [`Encryption::load`]. After an error the current providers are kept.
     pub fn reload(&self) -> Result<(), Error> {
         let rules = config::load(&self.path, &self.rules.load())?;
         self.rules.store(Arc::new(rules));

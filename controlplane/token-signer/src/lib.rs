@@ -142,7 +142,7 @@ impl TokenSigner {
     /// A token with these claims.
     ///
     /// # Errors
-    /// The signer does not answer, or the token could not be verified.
+    /// The signer does not respond, or the token could not be verified.
     pub async fn sign(&self, claims: &Value) -> Result<String, Error> {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(claims.to_string());
         let signed = self.client.sign(claims.clone()).await?;
