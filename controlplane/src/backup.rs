@@ -25,7 +25,7 @@ pub enum BackupError {
         #[source]
         source: io::Error,
     },
-    /// The content of the file is no complete backup.
+    /// The file is not a complete backup.
     #[error("cannot use the backup file {path}")]
     Content {
         /// The file.
@@ -206,7 +206,7 @@ pub fn offline_backup(state_dir: &Path) -> Result<Option<Backup>, BackupError> {
 /// Replaces the store of a stopped control plane by a backup.
 ///
 /// # Errors
-/// [`BackupError`]; the store is unchanged then.
+/// [`BackupError`]. After an error the store is unchanged.
 pub fn restore_backup(
     state_dir: &Path,
     (key_file, encryption_config): (Option<&Path>, Option<&Path>),

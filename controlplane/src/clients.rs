@@ -60,6 +60,7 @@ pub(crate) fn component_metrics(
     }))
 }
 
+/// Reads the keys and the certificate of an external API server into the configuration of the controllers.
 fn read_keys(
     dir: &Path,
     config: &ControlPlaneConfig,

@@ -43,7 +43,7 @@ pub struct ControlPlaneConfig {
     pub serving_names: Vec<String>,
     /// Certificates and TLS of the API server.
     pub serving_tls: ServingOptions,
-    /// The node that joins from this machine, if any. It may have the API server's names and addresses.
+    /// The node that joins from this machine, if any. Its certificate may contain the API server's names and addresses.
     pub own_node: Option<String>,
     /// Address ranges of pods, at most one of each family. Nodes get parts of them.
     pub cluster_cidrs: Vec<IpNetwork>,
@@ -61,7 +61,7 @@ pub struct ControlPlaneConfig {
     pub token_signer: Option<String>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
-    /// Issuer of OpenID Connect tokens. Excludes the authentication file.
+    /// Issuer of OpenID Connect tokens. Cannot be combined with the authentication file.
     pub oidc: Option<OidcConfig>,
     /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,

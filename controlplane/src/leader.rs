@@ -96,7 +96,7 @@ impl Candidate {
             let attempted = Instant::now();
             let attempt = tokio::time::timeout(self.times.deadline, self.attempt());
             tokio::select! {
-                // An interrupted attempt may take the lease; it expires then.
+                // An interrupted attempt may have taken the lease. It is not renewed, so it expires.
                 () = shutdown.cancelled() => return None,
                 held = attempt => if matches!(held, Ok(true)) {
                     return Some(attempted);

@@ -133,7 +133,8 @@ impl Pki {
         file::read(&self.dir.join("ca.key"))
     }
 
-    /// The certificate with this file name. Created if it does not exist, replaced if it does not fit any more.
+    /// The certificate with this file name. It is created if it does not exist, and replaced if it no longer agrees with
+    /// `leaf` or expires soon.
     ///
     /// # Errors
     /// [`PkiError`] if a file cannot be read or written.
@@ -153,7 +154,7 @@ impl Pki {
         Ok(Pair { certificate, key, certificate_path, key_path })
     }
 
-    /// A hash of the authority and of the key of service-account tokens: servers of one cluster have the same.
+    /// A hash of the authority and of the key of service-account tokens. All servers of a cluster have the same hash.
     ///
     /// # Errors
     /// [`PkiError`] if the key cannot be read or created.
@@ -257,10 +258,10 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_authority_is_one_clear_error() {
+    fn a_damaged_authority_key_is_an_error_with_the_name_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         drop(Pki::open(dir.path()).unwrap());
-        std::fs::write(dir.path().join("ca.key"), "torn").unwrap();
+        std::fs::write(dir.path().join("ca.key"), "damaged").unwrap();
         let Err(error) = Pki::open(dir.path()) else { panic!("opened") };
         assert!(error.to_string().contains("ca.key holds no usable key"));
     }

@@ -96,6 +96,8 @@ struct CertificateNames {
 // === impl ServingOptions ===
 
 impl ServingOptions {
+    /// Checks the names of versions and cipher suites.
+    ///
     /// # Errors
     /// The name of the unknown version or cipher suite, with the known ones.
     pub fn check(&self) -> Result<(), String> {

@@ -66,7 +66,7 @@ pub struct NodeIdentity {
 /// Boxed: the caller is in another crate, which would otherwise compile the tasks of the control plane.
 ///
 /// # Errors
-/// [`Error`]; nothing runs then.
+/// [`Error`]. After an error nothing runs.
 pub fn start(
     config: ControlPlaneConfig,
     shutdown: CancellationToken,

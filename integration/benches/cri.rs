@@ -225,7 +225,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Without a grace period, so that the image's reaction to the stop signal is not measured.
+    /// Stops and removes a pod, without a grace period: the image's reaction to the stop signal is not measured.
     async fn stop(&mut self, pod: Pod, samples: &mut Samples) -> Result<(), Error> {
         let Pod { sandbox, container } = pod;
         let begin = Instant::now();

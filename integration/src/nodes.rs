@@ -124,7 +124,7 @@ impl Nodes {
 
     /// Adds `node-<number>`, with more flags for its agent. Does not wait until the node is Ready.
     pub fn add(&mut self, number: u8, flags: &[&str]) {
-        let mut agent = self.machine(number, flags);
+        let mut agent = self.new_agent(number, flags);
         let own = self.flags(&agent.host, &agent.name, &agent.dir);
         agent.flags.extend(own);
         agent.start();
@@ -135,7 +135,7 @@ impl Nodes {
     /// directory and with the registry mirrors. It returns the runtime's socket. Does not wait until the node is
     /// Ready.
     pub fn add_on<T>(&mut self, number: u8, start: impl FnOnce(&Host, &Path, &Path) -> (PathBuf, T)) -> T {
-        let mut agent = self.machine(number, &[]);
+        let mut agent = self.new_agent(number, &[]);
         let (socket, runtime) = start(&agent.host, &agent.dir, &self.mirrors);
         // The test machine may have little free disk space. The other runtime has its own registry settings.
         let flags = ["--disk-free-percent", "1", "--image-gc-high-threshold", "100"].map(str::to_owned);
@@ -146,8 +146,8 @@ impl Nodes {
         runtime
     }
 
-    /// A host without a running agent. `flags` are for every start of its agent.
-    fn machine(&self, number: u8, flags: &[&str]) -> Agent {
+    /// An agent on a new host, not started. `flags` are for each of its starts.
+    fn new_agent(&self, number: u8, flags: &[&str]) -> Agent {
         let name = format!("node-{number}");
         let dir = self.dir_of(&name);
         let registry = self.mirrors.to_str().unwrap();
@@ -168,7 +168,7 @@ impl Nodes {
     /// Adds `node-<number>` with the command that `coracle token create` printed. Later starts of its agent do not use the
     /// token. Does not wait until the node is Ready.
     pub fn join(&mut self, number: u8, command: &str, flags: &[&str]) {
-        let mut agent = self.machine(number, flags);
+        let mut agent = self.new_agent(number, flags);
         agent.join(command);
         self.agents.push(agent);
     }
@@ -189,7 +189,7 @@ impl Nodes {
     /// Runs an agent on a new host until it exits. Returns its output and the paths in its state directory.
     #[must_use]
     pub fn try_agent(&self, number: u8, arguments: &[String]) -> (Output, Vec<String>) {
-        let agent = self.machine(number, &[]);
+        let agent = self.new_agent(number, &[]);
         let output = agent.run_once(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         let left = fs::read_dir(agent.path("state")).into_iter().flatten().flatten();
         (output, left.map(|entry| entry.path().display().to_string()).collect())
@@ -263,7 +263,7 @@ impl Nodes {
         let flags = ["--kubeconfig", "--tls-cert-file", "--tls-private-key-file", "--client-ca-file"];
         let files = self.credentials(host, name, dir).map(|path| path.to_str().unwrap().to_owned());
         let files = flags.into_iter().zip(files).flat_map(|(flag, value)| [flag.to_owned(), value]);
-        // A node with a kubeconfig leaves both to the cluster by default.
+        // By default, an agent with a kubeconfig serves neither DNS nor the addresses of services.
         files.chain(["--serve-dns=true", "--service-proxy=true"].map(str::to_owned)).collect()
     }
 
@@ -295,9 +295,9 @@ impl Nodes {
             eventually(&format!("{} to be Ready", agent.name), 30, || {
                 let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status} {.spec.taints[*].key}";
                 let output = self.try_kubectl(&["get", "node", &agent.name, "-o", path]);
-                let said = String::from_utf8_lossy(&output.stdout).into_owned();
-                let kept_away = ["not-ready", "unreachable"].iter().any(|taint| said.contains(taint));
-                said.starts_with("True") && !kept_away
+                let found = String::from_utf8_lossy(&output.stdout).into_owned();
+                let is_tainted = ["not-ready", "unreachable"].iter().any(|taint| found.contains(taint));
+                found.starts_with("True") && !is_tainted
             });
         }
     }

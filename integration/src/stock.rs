@@ -55,7 +55,7 @@ impl Stock {
         let mirrors = nodes.mirrors().to_owned();
         let config = Value::Null;
         let mut stock = Self { host, name, dir, cgroup, mirrors, config, tls, runtime: None, kubelet: None };
-        stock.shield();
+        stock.mount_overlays();
         stock.config = stock.settings();
         let own = stock.config.as_object_mut().unwrap();
         own.extend(settings.as_object().unwrap().clone());
@@ -64,15 +64,15 @@ impl Stock {
         eventually(&format!("{} to be Ready", stock.name), 60, || {
             let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status} {.spec.taints[*].key}";
             let output = nodes.try_kubectl(&["get", "node", &stock.name, "-o", path]);
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            said.starts_with("True") && !said.contains("not-ready")
+            let found = String::from_utf8_lossy(&output.stdout).into_owned();
+            found.starts_with("True") && !found.contains("not-ready")
         });
         stock
     }
 
-    /// Keeps the kubelet away from files of the real machine, some of whose paths are not configurable: overlays cover
-    /// /var/lib and /var/log. Mounts are shared, as with systemd, so that the runtime sees mounts of the kubelet.
-    fn shield(&self) {
+    /// Mounts overlays over /var/lib and /var/log: some paths of the kubelet there are not configurable, and it must not
+    /// change files of the test machine. Mounts are shared, as with systemd, so that the runtime sees mounts of the kubelet.
+    fn mount_overlays(&self) {
         let over = self.path("over");
         fs::create_dir_all(&over).unwrap();
         let text = |path: &Path| path.to_str().unwrap().to_owned();

@@ -191,8 +191,8 @@ fn pods_run_on(nodes: &mut Nodes, runtime: &Runtime, name: &str) {
     containers_end_and_start_again(nodes);
     an_agent_that_restarts_finds_its_pods(nodes);
     usage_is_reported(nodes);
-    let settings = nodes.agents()[0].log();
-    assert!(settings.contains("another container runtime runs the pods"), "{settings}");
+    let log = nodes.agents()[0].log();
+    assert!(log.contains("another container runtime runs the pods"), "{log}");
     nodes.kubectl(&["delete", "pods", "--all"]);
     eventually("all to be removed", 60, || runtime.crictl.crictl(&["pods", "-q"]).is_empty());
 }
@@ -301,10 +301,10 @@ fn settings_that_another_runtime_ignores_are_rejected() {
             assert!(!output.status.success());
             String::from_utf8_lossy(&output.stderr).into_owned()
         };
-        let said = agent(&["unix:///nonexistent.sock", "--bridge", "b0", "--container-log-max-files", "3"]);
+        let error = agent(&["unix:///nonexistent.sock", "--bridge", "b0", "--container-log-max-files", "3"]);
         assert!(
-            said.contains("bridge, container-log-max-files cannot be set with --container-runtime-endpoint"),
-            "{said}"
+            error.contains("bridge, container-log-max-files cannot be set with --container-runtime-endpoint"),
+            "{error}"
         );
     });
 }

@@ -112,7 +112,7 @@ fn restore() -> RestoreContainer {
 fn requests() -> Vec<(&'static str, request::Call)> {
     use request::Call;
     let signal = Signal { container_id: id(), exec_id: text("the-exec"), signal: 15, all: true };
-    // The recording is older than the capacity.
+    // The recording is older than the field `output_capacity`.
     let attach = Attach { container_id: id(), stdin: true, stdout: true, stderr: true, output_capacity: 0 };
     vec![
         ("request-hello", Call::Hello(Hello { protocol: 1 })),
@@ -188,7 +188,7 @@ fn event(container: &str, exec: &str) -> Event {
 }
 
 #[test]
-fn requests_of_a_runtime() {
+fn requests_of_a_runtime_match_their_recordings() {
     for (name, call) in requests() {
         let body = packet::Body::Request(Request { call: Some(call) });
         is_as_recorded(name, &Packet { id: 5, body: Some(body) });
@@ -196,7 +196,7 @@ fn requests_of_a_runtime() {
 }
 
 #[test]
-fn responses_of_a_shim() {
+fn replies_of_a_shim_match_their_recordings() {
     for (name, result) in replies() {
         let body = packet::Body::Reply(Reply { result: Some(result) });
         is_as_recorded(name, &Packet { id: 5, body: Some(body) });
@@ -204,19 +204,19 @@ fn responses_of_a_shim() {
 }
 
 #[test]
-fn events_of_a_shim() {
+fn events_of_a_shim_match_their_recording() {
     is_as_recorded("event", &Packet { id: 0, body: Some(packet::Body::Event(event("running", "the-exec"))) });
 }
 
 /// `exits/<container>` in a shim's directory.
 #[test]
-fn records_of_a_shim() {
+fn exit_files_of_a_shim_match_their_recording() {
     is_as_recorded("file-exit", &event("running", ""));
 }
 
 /// `shim.pb` in a shim's directory.
 #[test]
-fn files_for_a_shim() {
+fn the_configuration_file_of_a_shim_matches_its_recording() {
     let mapping = |host_id| IdMapping { container_id: 1, host_id, length: 65_536 };
     let init = InitProcess {
         uid: 1000,

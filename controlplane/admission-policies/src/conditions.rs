@@ -40,7 +40,7 @@ impl Conditions {
     /// Whether all conditions are true. A false condition decides, even if another condition fails.
     ///
     /// # Errors
-    /// No condition is false, and one failed.
+    /// A condition cannot be evaluated, and no other condition is false.
     pub fn matches(&self, input: &Input<'_>) -> Result<bool, String> {
         if self.is_empty() {
             return Ok(true);

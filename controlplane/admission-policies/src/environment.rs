@@ -112,8 +112,8 @@ impl Expressions {
             ResultType::Message => (kind == "string", "string"),
             ResultType::Annotation => (kind == "string" || kind == "null", "one of [string null_type]"),
             ResultType::ApplyConfiguration => (kind == "Object", "Object"),
-            // An empty list in a condition has elements of any type. Upstream refuses an expression that
-            // consists of an empty list.
+            // An empty list in a conditional expression has elements of any type. Upstream refuses an
+            // expression that consists of an empty list.
             ResultType::JsonPatch => {
                 let is_list = kind == "list(dyn)" && source.trim() != "[]";
                 (is_list || kind == "list(JSONPatch)", "list(JSONPatch)")
@@ -133,7 +133,7 @@ impl Expressions {
 }
 
 /// Whether a text is a valid CEL identifier and not a reserved word.
-pub fn is_free_name(name: &str) -> bool {
+pub fn is_identifier(name: &str) -> bool {
     coracle_cel::escape::escape(name)
         .is_some_and(|escaped| escaped == name || escaped.contains("__underscores__"))
 }

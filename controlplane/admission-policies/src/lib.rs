@@ -21,7 +21,7 @@ mod type_check;
 mod validating;
 
 pub use conditions::{Conditions, MAX_CONDITIONS};
-pub use environment::{Expressions, Input, ResultType, is_free_name};
+pub use environment::{Expressions, Input, ResultType, is_identifier};
 pub use mutating::{MutatingPolicy, Patch};
 pub use request_cost::{REQUEST_BUDGET, RequestCost};
 pub use type_check::{ExpressionWarning, TypedKind, check_types};

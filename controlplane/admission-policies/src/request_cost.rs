@@ -15,7 +15,7 @@ pub struct RequestCost {
     spent: AtomicU64,
     /// The cost up to which an [`attempt`](Self::attempt) may evaluate; 0 without one.
     attempt_end: AtomicU64,
-    /// The attempt was not enough.
+    /// The attempt reached its limit.
     is_cut: AtomicBool,
     /// The limit of the request has ended an evaluation.
     is_exhausted: AtomicBool,
@@ -53,13 +53,13 @@ impl RequestCost {
         self.end().saturating_sub(self.spent())
     }
 
-    /// Records that this limit ended an evaluation, and not the budget of the evaluation.
+    /// Records that the limit of the attempt or of the request ended an evaluation. It was not the evaluation's own budget.
     pub(crate) fn run_out(&self) {
         let what = if self.end() < REQUEST_BUDGET { &self.is_cut } else { &self.is_exhausted };
         what.store(true, Ordering::Relaxed);
     }
 
-    /// The cost up to which an evaluation may go on.
+    /// The total cost at which an evaluation ends.
     fn end(&self) -> u64 {
         match self.attempt_end.load(Ordering::Relaxed) {
             0 => REQUEST_BUDGET,

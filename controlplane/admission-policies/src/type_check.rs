@@ -1,4 +1,4 @@
-//! Type checking of validating policies: the types of the matched kinds show mistakes in expressions early.
+//! Type checking of validating policies: compiles their expressions with the types of the kinds that they match.
 //!
 //! Source: `policy/validating/typechecking.go`. The result is advice to the author of a policy. It does not affect
 //! requests.

@@ -39,7 +39,7 @@ struct Validation {
 pub struct Outcome {
     /// Failed validations, and errors if the failure policy is `Fail`.
     pub denials: Vec<Denial>,
-    /// Errors of audit annotations, if the failure policy is `Fail`. They deny the request whatever the binding's actions.
+    /// Errors of audit annotations, if the failure policy is `Fail`. They deny the request for all actions of the binding.
     pub broken_annotations: Vec<String>,
     /// Audit annotations.
     pub annotations: Vec<(String, String)>,

@@ -251,6 +251,8 @@ impl Drop for MeasuredStep<'_> {
 // === impl Plugins ===
 
 impl Plugins {
+    /// The selected plugins, with their configurations.
+    ///
     /// # Errors
     /// The name of a plugin is unknown, or a configuration is invalid.
     pub(crate) fn new(

@@ -90,6 +90,8 @@ struct End(Arc<Record>);
 // === impl Auditor ===
 
 impl Auditor {
+    /// Creates the auditor, and starts the webhook backend if there is one.
+    ///
     /// # Errors
     /// The kubeconfig file of the webhook cannot be used.
     pub(crate) fn new(
@@ -139,7 +141,7 @@ impl Auditor {
             log.memory_of_shortened(&line)
         });
         if memory.is_some() {
-            runtime.spawn(async move { log.write_in(line, memory).await });
+            runtime.spawn(async move { log.write_reserved(line, memory).await });
         } else if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
             tracing::error!("the queue of the audit log is full; events of disconnected clients are lost");
         }

@@ -255,8 +255,10 @@ impl<'a> Credential<'a> {
 // === impl Authenticators ===
 
 impl Authenticators {
+    /// Builds the chain from its settings.
+    ///
     /// # Errors
-    /// A file cannot be used.
+    /// A file cannot be read or is invalid.
     pub(crate) fn new(tokens: Tokens, sources: Sources<'_>) -> std::result::Result<Self, String> {
         let tokens = Arc::new(tokens);
         let mut chain: Vec<Box<dyn Authenticator>> = Vec::new();
@@ -413,7 +415,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_right_password_is_not_checked_while_its_source_guesses() {
+    async fn a_correct_password_is_refused_after_many_wrong_ones_from_its_address() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("passwords");
         std::fs::write(&path, "pw,ann,7\n").unwrap();
@@ -441,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn an_issuer_of_the_configuration_is_not_that_of_service_accounts() {
+    fn an_issuer_of_the_configuration_differs_from_those_of_service_accounts() {
         let key = rcgen::KeyPair::generate().unwrap().serialize_der();
         let own = vec!["https://a".to_owned(), "https://b".to_owned()];
         let key = token_keys::TokenKeys::own(&key).unwrap();

@@ -125,6 +125,8 @@ impl Decision {
 // === impl Authorizers ===
 
 impl Authorizers {
+    /// Creates the configured authorizers. Reads their files.
+    ///
     /// # Errors
     /// A mode is unknown, or a file cannot be used.
     pub(crate) fn new(config: AuthorizationConfig) -> std::result::Result<Self, String> {

@@ -171,7 +171,8 @@ impl FlowControl {
     /// Waits for the seats of a request. Long-running requests other than watches need none.
     ///
     /// # Errors
-    /// The request is rejected. The error contains the time before a retry. The classification is also returned then.
+    /// The request is rejected. The error contains the time before a retry. The classification is returned with the
+    /// error, too.
     pub(crate) async fn enter(
         &self,
         user: &User,

@@ -2,8 +2,8 @@
 //! the connections to each kubelet and to other servers of the cluster.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
-//! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests,
-//! whatever their priority level. `flow_control` limits the total.
+//! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests
+//! on all priority levels together. `flow_control` limits the total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -62,6 +62,7 @@ impl ServiceRange {
         1 << (bits - u32::from(self.0.prefix())).min(64)
     }
 
+    /// The address at this distance from the network address. `None` outside of the range.
     pub(crate) fn nth(self, place: u128) -> Option<IpAddr> {
         let place = Some(place).filter(|place| *place < self.size())?;
         Some(match self.0.network() {
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_counted_from_the_networks_own() {
+    fn addresses_are_counted_from_the_network_address() {
         let nth = |range: &str, place: u128| {
             let address = ServiceRange::new(range.parse().unwrap()).nth(place);
             address.map(|address| address.to_string())

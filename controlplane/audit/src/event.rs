@@ -30,7 +30,7 @@ pub struct Event {
     /// The impersonated user, if the request impersonates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub impersonated_user: Option<UserInfo>,
-    /// The permission for the impersonation, if it is one of constrained impersonation.
+    /// The permission that constrained impersonation used. `None` for all other requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authentication_metadata: Option<AuthenticationMetadata>,
     /// Addresses of the client: first those from the headers of proxies, last that of the connection.
@@ -55,7 +55,7 @@ pub struct Event {
     pub request_received_timestamp: String,
     /// Time at which the stage was reached.
     pub stage_timestamp: String,
-    /// Annotations of the chain of handlers: `authorization.k8s.io/decision`.
+    /// Annotations that the handlers of the request added, such as `authorization.k8s.io/decision`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
@@ -72,7 +72,7 @@ pub struct UserInfo {
     /// Groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<String>,
-    /// Values of the authenticator.
+    /// Additional values from the authenticator.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub extra: BTreeMap<String, Vec<String>>,
 }

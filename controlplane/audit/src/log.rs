@@ -108,21 +108,21 @@ impl Log {
     pub async fn write(&self, line: String) {
         // The semaphore is never closed.
         let memory = self.memory.clone().acquire_many_owned(kib(&line)).await.ok();
-        self.write_in(line, memory.map(LineMemory)).await;
+        self.write_reserved(line, memory.map(LineMemory)).await;
     }
 
-    /// Memory for a line, unless the queue is full.
+    /// Reserves memory for a line. `None` if the queue has too little.
     pub fn memory(&self, line: &str) -> Option<LineMemory> {
         self.memory.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }
 
-    /// Memory for a shortened line, which is used when the queue has no memory for the whole one.
+    /// Reserves memory for a shortened line, for which the queue has a separate amount. `None` if it has too little.
     pub fn memory_of_shortened(&self, line: &str) -> Option<LineMemory> {
         self.shortened.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }
 
-    /// Queues a line that has its memory already.
-    pub async fn write_in(&self, line: String, memory: Option<LineMemory>) {
+    /// Queues a line for which the caller has reserved memory.
+    pub async fn write_reserved(&self, line: String, memory: Option<LineMemory>) {
         // The thread ends only after the last sender.
         let _ = self.lines.send(Message::Line(line, memory)).await;
     }

@@ -16,12 +16,12 @@ pub(crate) const DECISION: Type = opaque("kubernetes.authorization.Decision");
 /// Decides about permissions for an expression.
 pub trait Authorize: Send + Sync {
     /// Whether the request is allowed. It must not block for long.
-    fn authorize(&self, question: &AccessQuestion) -> AccessDecision;
+    fn authorize(&self, attributes: &CheckAttributes) -> AccessDecision;
 }
 
-/// An authorization check. Without a service account it checks the user of the request.
+/// The attributes of an authorization check. Without a service account, the user of the request is checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct AccessQuestion {
+pub struct CheckAttributes {
     /// Namespace and name of the service account whose permissions are checked.
     pub service_account: Option<(String, String)>,
     /// A path that is not the path of a resource.
@@ -46,7 +46,7 @@ pub struct AccessQuestion {
     pub verb: String,
 }
 
-impl AccessQuestion {
+impl CheckAttributes {
     /// Bytes of all texts.
     pub(crate) fn size(&self) -> u64 {
         let account =
@@ -68,14 +68,14 @@ impl AccessQuestion {
     }
 }
 
-/// The answer to a question.
+/// The result of an authorization check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessDecision {
     /// Whether the request is allowed.
     pub allowed: bool,
     /// Reason of the decision.
     pub reason: String,
-    /// Why there is no decision.
+    /// The error that prevented a decision.
     pub error: Option<String>,
 }
 
@@ -83,10 +83,10 @@ pub struct AccessDecision {
 #[derive(Clone)]
 pub struct Access<'a> {
     pub(crate) host: &'a dyn Authorize,
-    pub(crate) question: Arc<AccessQuestion>,
+    pub(crate) attributes: Arc<CheckAttributes>,
     pub(crate) stage: Stage,
     /// `authorizer.requestResource`.
-    pub(crate) request: Arc<AccessQuestion>,
+    pub(crate) request: Arc<CheckAttributes>,
 }
 
 /// The type of the value, which determines the functions that can be called next.
@@ -100,19 +100,19 @@ pub(crate) enum Stage {
 
 impl<'a> Access<'a> {
     /// The variable `authorizer`. `request` is the resource of the request. Its API version is replaced by `*`.
-    pub fn new(host: &'a dyn Authorize, request: AccessQuestion) -> Access<'a> {
-        let request = AccessQuestion { version: "*".to_owned(), ..request };
-        Access { host, question: Arc::default(), stage: Stage::Authorizer, request: Arc::new(request) }
+    pub fn new(host: &'a dyn Authorize, request: CheckAttributes) -> Access<'a> {
+        let request = CheckAttributes { version: "*".to_owned(), ..request };
+        Access { host, attributes: Arc::default(), stage: Stage::Authorizer, request: Arc::new(request) }
     }
 
     pub(crate) fn of_request(&self) -> Access<'a> {
-        Access { question: self.request.clone(), stage: Stage::Resource, ..self.clone() }
+        Access { attributes: self.request.clone(), stage: Stage::Resource, ..self.clone() }
     }
 
-    pub(crate) fn with(&self, stage: Stage, change: impl FnOnce(&mut AccessQuestion)) -> Access<'a> {
+    pub(crate) fn with(&self, stage: Stage, change: impl FnOnce(&mut CheckAttributes)) -> Access<'a> {
         let mut next = self.clone();
         next.stage = stage;
-        change(Arc::make_mut(&mut next.question));
+        change(Arc::make_mut(&mut next.attributes));
         next
     }
 
@@ -132,6 +132,6 @@ impl<'a> Access<'a> {
 
 impl fmt::Debug for Access<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").field("question", &self.question).field("stage", &self.stage).finish()
+        f.debug_struct("Access").field("attributes", &self.attributes).field("stage", &self.stage).finish()
     }
 }

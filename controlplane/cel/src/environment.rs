@@ -12,6 +12,7 @@ pub(crate) const SHARED: &str = "variables";
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     variables: BTreeMap<Box<str>, Type>,
+    /// Type and depth of each shared value.
     shared: BTreeMap<Box<str>, (Type, usize)>,
     declares_shared: bool,
     structures: bool,
@@ -38,7 +39,7 @@ impl Environment {
         self
     }
 
-    /// Declares `variables`, also while no value is shared. Without it a use of `variables` is an undeclared reference.
+    /// Declares `variables`. Without this, `variables` is an undeclared reference while there are no shared values.
     #[must_use]
     pub fn with_shared(mut self) -> Environment {
         self.declares_shared = true;

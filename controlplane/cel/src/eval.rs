@@ -190,7 +190,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         result
     }
 
-    /// Operators that evaluate their arguments themselves, and not always all of them. None for other names.
+    /// Applies an operator that may leave an argument unevaluated. `None` for other names.
     fn partial_operator(&mut self, name: &str, args: &'a [Expr]) -> Option<Evaluated<'a>> {
         Some(match (name, args) {
             ("_&&_", [left, right]) => self.logic(left, right, false),
@@ -408,7 +408,8 @@ fn decides(inner: &Comprehension, value: &Value<'_>) -> bool {
 }
 
 impl PartialEq for Value<'_> {
-    /// Equality of results in tests and of errors; the language uses [`Value::equals`].
+    /// Equality for tests and for comparisons of a whole result, for example with an error. Expressions use
+    /// [`Value::equals`].
     fn eq(&self, other: &Self) -> bool {
         self.to_json() == other.to_json() && self.type_name() == other.type_name()
     }

@@ -124,7 +124,7 @@ fn add<'a>(meter: &mut CostMeter, left: &Value<'a>, right: &Value<'a>) -> Evalua
             Ok(Value::Bytes(first.iter().chain(second.iter()).copied().collect()))
         }
         (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) => {
-            // The elements are copied, so their number counts. cel-go links the lists and counts one.
+            // `items` charges for each element, because the elements are copied. cel-go links the lists, and charges 1.
             meter.charge(u64::from(left.is_zero() && right.is_zero()))?;
             let (mut items, added) = (meter.items(left)?, meter.items(right)?);
             if let Some(of) = left.unordered() {

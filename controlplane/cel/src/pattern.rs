@@ -21,7 +21,7 @@ const MAX_NESTING: u32 = 100;
 /// compiled form applies. Usually the compiled form of a longer text exceeds [`MAX_BYTES`].
 const MAX_TEXT: usize = 32 << 10;
 
-/// Maximum characters that are looked up to fold the case of an expression, about 0.1 s.
+/// Maximum number of characters that are looked up to fold the case of an expression. This takes about 0.1 s.
 const MAX_FOLDED: u64 = 4 << 20;
 
 /// Characters that are looked up to fold a class such as `\pL`.
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_of_go() {
+    fn expressions_match_as_in_go() {
         for (pattern, good, bad) in [
             (r"^\d+$", "12", "١٢"),
             (r"^[\w-]+$", "a-b", "é"),

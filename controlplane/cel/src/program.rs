@@ -38,8 +38,8 @@ impl Program {
         Program::new(expr, kind, environment)
     }
 
-    /// Like [`Program::compile`], with an estimate of the cost: the highest for all values within the limits. `None` if
-    /// it is unknown.
+    /// Like [`Program::compile`]. Also returns the estimated maximum cost for values within the limits. `None`: the cost is
+    /// unknown.
     ///
     /// # Errors
     /// As for [`Program::compile`].
@@ -81,7 +81,7 @@ impl Program {
     }
 }
 
-/// Collects the names of variables, those that loops declare included.
+/// Collects the names of variables, including those that loops declare.
 fn references(expr: &Expr, found: &mut Vec<Box<str>>) {
     if let Kind::Ident(name) = &expr.kind
         && !found.contains(name)
@@ -91,7 +91,7 @@ fn references(expr: &Expr, found: &mut Vec<Box<str>>) {
     children(expr, &mut |inner| references(inner, found));
 }
 
-/// The depth of an expression, with that of the shared values that it uses.
+/// The depth of an expression, including the depth of the shared values that it uses.
 fn depth(expr: &Expr, environment: &Environment) -> usize {
     let own = match &expr.kind {
         Kind::Select { operand, field, .. } if matches!(&operand.kind, Kind::Ident(name) if &**name == SHARED) => {

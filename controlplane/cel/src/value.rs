@@ -75,9 +75,9 @@ pub enum Value<'a> {
     Format(&'static str),
     /// An object that an expression made.
     Structure(Arc<Structure<'a>>),
-    /// A question about a permission.
+    /// A partial authorization check.
     Access(Access<'a>),
-    /// The answer to a question about a permission.
+    /// The result of an authorization check.
     Decision(Arc<AccessDecision>),
 }
 

@@ -29,7 +29,7 @@ impl Subject {
         for part in name.iter() {
             let mut attributes = part.iter();
             let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
-                return Err("a part of the subject has not exactly one value".to_owned());
+                return Err("a part of the subject must have exactly one value".to_owned());
             };
             let list = match attribute.attr_type() {
                 kind if *kind == OID_X509_COMMON_NAME => &mut common_names,
@@ -77,7 +77,7 @@ mod tests {
         Subject::read(certificate.subject())
     }
 
-    // Subjects that rcgen cannot make are in the tests of the API server and the controllers.
+    // The tests of the API server and of the controllers cover subjects that rcgen cannot create.
     #[test]
     fn a_subject_has_one_common_name_and_organizations() {
         let subject =

@@ -1,4 +1,5 @@
-//! Evicts pods from nodes whose NoExecute taints they do not, or no longer, tolerate.
+//! Evicts pods from nodes with NoExecute taints that the pods do not tolerate, or that they have tolerated for their
+//! `tolerationSeconds`.
 
 pub(crate) mod plan;
 pub(crate) mod run;

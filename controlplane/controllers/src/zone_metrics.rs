@@ -69,7 +69,7 @@ fn write<'a>(
     }
 }
 
-/// The zone as upstream shows it: empty without region and zone, otherwise both with a null character between colons.
+/// The zone in upstream's form: empty without region and zone, otherwise `REGION:\0:ZONE` with a null character.
 fn label(zone: &str) -> String {
     match zone.split_once('/') {
         Some(("", "")) | None => String::new(),

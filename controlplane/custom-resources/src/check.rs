@@ -16,7 +16,7 @@ use crate::violation::{Path, Violation, Violations, extended};
 /// times, with patterns of any size.
 const MAX_WORK: u64 = 2_000_000_000;
 
-/// The work of a node of the schema at a value, without its texts.
+/// Work of checking one value against one node of the schema, without the texts of the value.
 const NODE: usize = 50;
 
 /// Validates an object, or a part of it that the path names.
@@ -257,7 +257,7 @@ impl Checker<'_> {
             };
             // apiVersion and kind are never ratcheted: both objects are converted to the same type.
             let before =
-                correlated.and_then(|old| old.get(name)).filter(|_| !(path.is_empty() && is_type(name)));
+                correlated.and_then(|old| old.get(name)).filter(|_| !(path.is_empty() && is_type_meta(name)));
             outcome.merge(self.node(inner, before, field, &place));
         }
         let Some(checks) = &schema.checks else { return };
@@ -421,7 +421,7 @@ pub(crate) fn key_of(item: &Value, keys: &[Box<str>]) -> String {
     serde_json::to_string(&values).unwrap_or_default()
 }
 
-fn is_type(name: &str) -> bool {
+fn is_type_meta(name: &str) -> bool {
     matches!(name, "apiVersion" | "kind")
 }
 

@@ -117,6 +117,7 @@ mod tests {
         assert_eq!(cell("date", ".a"), json!("<invalid>"));
         assert_eq!(cell("string", ".missing"), Value::Null);
     }
+
     #[test]
     fn a_column_with_a_refused_path_is_left_out() {
         let column = |path: String| Column {

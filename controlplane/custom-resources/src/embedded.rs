@@ -16,7 +16,7 @@ pub(crate) fn coerce(object: &mut Value, schema: &Schema, violations: &mut Viola
     unknown
 }
 
-/// Validates embedded resources: `apiVersion` and `kind` are required, names and labels have their formats.
+/// Validates embedded resources: `apiVersion` and `kind` are required, and names and labels must be valid.
 pub(crate) fn validate(object: &Value, schema: &Schema, violations: &mut Violations) {
     validate_node(object, schema, &Path::default(), violations);
 }

@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_of_printer_columns() {
+    fn the_path_of_a_printer_column_finds_the_first_value() {
         let object = json!({"spec": {"a": 1, "list": [{"n": "x", "v": 1}, {"n": "y", "v": 2}]},
             "metadata": {"annotations": {"a.b/c": "yes"}}});
         for (path, expected) in [

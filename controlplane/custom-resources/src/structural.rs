@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_structural_schemas() {
+    fn a_schema_that_is_not_structural_is_refused() {
         let empty: [&str; 0] = [];
         assert_eq!(
             found(&json!({"type": "object", "properties": {"a": {"x-kubernetes-int-or-string": true,

@@ -7,13 +7,14 @@ use coracle_cel::{Field, ObjectType, Type, UnorderedList, escape};
 
 use crate::schema::Schema;
 
-/// The type of a schema's values. None if rules cannot read them. A resource has type and object metadata too.
+/// The type of a schema's values. `None` if rules cannot read them. A resource also has the fields `apiVersion`, `kind` and
+/// `metadata`.
 pub(crate) fn of_schema(schema: &Schema, resource: bool) -> Option<Type> {
     Reader { metadata: &metadata() }.schema(schema, resource)
 }
 
-/// The type of the objects of a custom resource. `metadata` is the type of their metadata: unlike rules, other readers
-/// see all of its fields.
+/// The type of the objects of a custom resource. `metadata` is the type of their metadata. It can have all fields, while
+/// rules can read the names only.
 pub(crate) fn of_resource(schema: &Schema, metadata: &Type) -> Option<Type> {
     Reader { metadata }.schema(schema, true)
 }

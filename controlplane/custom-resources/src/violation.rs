@@ -173,7 +173,7 @@ impl Violations {
         self.add("FieldValueTooMany", path, format!("Too many: {actual}: must have at most {max} {unit}"));
     }
 
-    /// Adds one violation for each problem of a name's format, joined as upstream joins them.
+    /// Adds one violation with all problems of a name's format, joined as in upstream. Adds none without problems.
     pub fn format(&mut self, path: &Path, value: &str, problems: &[String]) {
         if !problems.is_empty() {
             self.invalid(path, &value.into(), &problems.join(","));
@@ -208,8 +208,7 @@ pub(crate) fn extended(path: &str, parts: &[&str]) -> String {
 fn quoted(value: &Value) -> String {
     let mut text = value.to_string();
     if text.len() > MAX_QUOTED {
-        let end = (0..=MAX_QUOTED).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(end);
+        text.truncate(text.floor_char_boundary(MAX_QUOTED));
         text.push_str("...");
     }
     text

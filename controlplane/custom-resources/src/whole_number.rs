@@ -2,7 +2,7 @@
 
 use serde_json::{Number, Value};
 
-/// Floats up to this amount have exact whole numbers: 2^53.
+/// Maximum amount up to which a float represents every whole number exactly: 2^53.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Replaces floats that are whole numbers by integers: `2.0` by `2`.

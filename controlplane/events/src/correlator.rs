@@ -39,14 +39,16 @@ pub(crate) struct Admitted {
 pub(crate) struct Correlator {
     hashers: [RandomState; 2],
     /// By component and uid.
-    quotas: HashMap<Digest, Quota>,
+    buckets: HashMap<Digest, TokenBucket>,
     /// By the identity without message.
     similar: HashMap<Digest, Similar>,
 }
 
+/// The limit on the events about one object.
 #[derive(Clone, Copy)]
-struct Quota {
-    left: f64,
+struct TokenBucket {
+    tokens: f64,
+    /// Time of the last event.
     at: Timestamp,
 }
 
@@ -64,7 +66,7 @@ impl Correlator {
     /// of a combined event.
     pub(crate) fn admit(&mut self, record: &mut Record) -> Option<Admitted> {
         let admitted = self.aggregate(record);
-        self.has_quota(record).then_some(admitted)
+        self.take_token(record).then_some(admitted)
     }
 
     fn aggregate(&mut self, record: &mut Record) -> Admitted {
@@ -89,10 +91,12 @@ impl Correlator {
         Admitted { digest: self.digest(&(group, &record.event.message)), is_combined: false }
     }
 
-    fn has_quota(&mut self, record: &Record) -> bool {
-        keep_newest(&mut self.quotas, KEPT_MAX, |quota| quota.at);
+    /// Takes a token of the event's object. Returns false if there is none.
+    fn take_token(&mut self, record: &Record) -> bool {
+        keep_newest(&mut self.buckets, KEPT_MAX, |bucket| bucket.at);
         let object = self.digest(&(&record.component, record.uid()));
-        self.quotas.entry(object).or_insert(Quota { left: BURST, at: record.at }).take(record.at)
+        let full = TokenBucket { tokens: BURST, at: record.at };
+        self.buckets.entry(object).or_insert(full).take(record.at)
     }
 
     fn digest(&self, of: &impl Hash) -> Digest {
@@ -119,13 +123,13 @@ fn seconds(from: Timestamp, to: Timestamp) -> f64 {
     to.duration_since(from).as_secs_f64().max(0.0)
 }
 
-impl Quota {
+impl TokenBucket {
     fn take(&mut self, now: Timestamp) -> bool {
-        self.left = (self.left + seconds(self.at, now) / REFILL_SECONDS).min(BURST);
+        self.tokens = (self.tokens + seconds(self.at, now) / REFILL_SECONDS).min(BURST);
         self.at = now;
-        let allowed = self.left >= 1.0;
+        let allowed = self.tokens >= 1.0;
         if allowed {
-            self.left -= 1.0;
+            self.tokens -= 1.0;
         }
         allowed
     }
@@ -184,6 +188,6 @@ mod tests {
         for n in 0..20_000 {
             correlator.admit(&mut record(&n.to_string(), "x", n));
         }
-        assert!(correlator.quotas.len() <= KEPT_MAX && correlator.similar.len() <= KEPT_MAX);
+        assert!(correlator.buckets.len() <= KEPT_MAX && correlator.similar.len() <= KEPT_MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! Events as recorded and as the API has them.
+//! Events: in the form of the recorder, and as objects of the API.
 
 use std::borrow::Cow;
 use std::hash::Hash;

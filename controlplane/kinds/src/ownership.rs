@@ -53,8 +53,8 @@ impl Ownership {
     }
 
     fn field(&mut self, property: &Property) -> Field {
-        let always = property.ownership.default.as_ref().is_some_and(serde_json::Value::is_object);
-        Field { of: self.of(&property.value_type, &property.ownership), always }
+        let absent_is_empty = property.ownership.default.as_ref().is_some_and(serde_json::Value::is_object);
+        Field { of: self.of(&property.value_type, &property.ownership), absent_is_empty }
     }
 
     fn of(&mut self, value_type: &ValueType, markers: &OwnershipMarkers) -> TypeId {

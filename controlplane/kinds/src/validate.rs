@@ -127,7 +127,8 @@ pub fn ratcheted(
         let remaining = rules(kind, new, &stored);
         causes.retain(|cause| remaining.contains(cause));
     }
-    // Metadata is checked first, so violations of other fields may be cut. These fields may not change then.
+    // Metadata is checked first, so a cut list may lack violations of other fields. With a cut list, these fields may not
+    // change.
     if cause::are_cut(&causes) && changes_more_than_metadata(new, &stored) {
         return causes;
     }

@@ -1,7 +1,7 @@
 //! Warnings about fields of valid objects: deprecated, ignored and contradictory ones. Clients show them to their users.
 //!
 //! Source: `WarningsOnCreate` and `WarningsOnUpdate` of upstream's strategies. Go types and the check of a Secret's key are
-//! left out. Only this many warnings are made, and lists are compared up to a limit, because an object may have thousands
+//! left out. The number of warnings and the number of compared elements are limited, because an object may have thousands
 //! of elements.
 
 mod address;
@@ -88,7 +88,7 @@ pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
         return found.warnings;
     }
     match (&*kind.group, &*kind.kind) {
-        // As upstream, an update of a pod has no warnings: programs make most of them.
+        // As upstream, an update of a pod has no warnings, because most of these updates come from programs.
         ("", "Pod") if old.is_none() => {
             name(&mut found, new, "this is used in the Pod's hostname");
             pod::check(&mut found, "", new);
@@ -144,7 +144,7 @@ fn workload(found: &mut Found, kind: &Resource, new: &Value, old: Option<&Value>
     }
 }
 
-/// The number of an indexed job's failed indexes may not fit into its status.
+/// Warns about an indexed job whose status may be too small for its failed indexes.
 fn indexed_job(found: &mut Found, path: &str, spec: &Value, kind: &str) {
     let spec = if kind == "CronJob" { &spec["jobTemplate"]["spec"] } else { spec };
     let above = |field: &str, limit: i64| spec[field].as_i64().is_some_and(|count| count > limit);
@@ -168,7 +168,7 @@ fn stateful_set(found: &mut Found, spec: &Value) {
     }
 }
 
-/// A name that is no DNS label.
+/// Warns about a name that is not a DNS label.
 fn name(found: &mut Found, object: &Value, use_of_name: &str) {
     let problems = names::dns1123_label(text(&object["metadata"]["name"]));
     if !problems.is_empty() {
@@ -228,7 +228,7 @@ fn node_term(found: &mut Found, path: &str, term: &Value, is_preferred: bool) {
     }
 }
 
-/// An amount of bytes that is no whole number.
+/// The warning about an amount of bytes that is not a whole number.
 fn fraction(amount: &Value) -> Option<String> {
     let number;
     let text = match amount {

@@ -1,8 +1,8 @@
 //! Field ownership (`metadata.managedFields`) and server-side apply.
 //!
 //! Every write to an object belongs to a *field manager*. The API server records for each manager the set of fields
-//! that it owns. An apply request has all fields that its manager owns from now on. Fields that the manager owned
-//! before and omits now are removed. Fields that another manager owns with another value are conflicts.
+//! that it owns. An apply request contains all fields that its manager owns after the request. Fields that the manager
+//! owned before and omits now are removed. Fields that another manager owns with another value are conflicts.
 //!
 //! Start reading at [`Updater`]. Its parts:
 //!

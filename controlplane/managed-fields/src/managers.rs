@@ -6,9 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::field_set::{FieldSet, InvalidFields};
 
-/// Managers by update that an object keeps. The oldest ones above this number are merged into one.
+/// Maximum number of managers by update of an object. The oldest ones above this number are merged into one.
 const MAX_UPDATERS: usize = 10;
-/// The manager that old managers by update are merged into.
+/// Name of the manager into which the oldest managers by update are merged.
 const OLD_UPDATERS: &str = "ancient-changes";
 
 /// The operation of a manager.
@@ -40,7 +40,7 @@ pub struct Owned {
     pub fields: FieldSet,
     /// The API version of the fields.
     pub api_version: String,
-    /// Time of the last change, as the API writes times.
+    /// Time of the last change, in the API's format.
     pub time: Option<String>,
 }
 
@@ -162,7 +162,7 @@ impl Managers {
         self
     }
 
-    /// Merges the oldest managers by update, until at most ten are left. Managers of one API version are merged.
+    /// Merges the oldest managers by update, until at most ten are left. Only managers of the same API version are merged.
     pub(crate) fn cap(&mut self) {
         let mut updaters: Vec<(String, ManagerId)> = self
             .0

@@ -47,7 +47,7 @@ pub struct Field {
     /// Its type.
     pub of: TypeId,
     /// Whether an absent field is the same as an empty object: in Go the field is a struct and not a pointer.
-    pub always: bool,
+    pub absent_is_empty: bool,
 }
 
 /// A key field of a keyed list.
@@ -109,8 +109,8 @@ impl Schema {
     }
 
     /// Whether an absent field of a type is the same as an empty object.
-    pub(crate) fn is_always(&self, of: TypeId, field: &str) -> bool {
-        matches!(self.get(of), Type::Map { fields, .. } if fields.get(field).is_some_and(|field| field.always))
+    pub(crate) fn absent_is_empty(&self, of: TypeId, field: &str) -> bool {
+        matches!(self.get(of), Type::Map { fields, .. } if fields.get(field).is_some_and(|field| field.absent_is_empty))
     }
 
     /// Whether a type declares a field by name. Entries of a map are not declared.

@@ -59,7 +59,7 @@ pub struct Updater<'a, V> {
     pub subresource: &'a str,
     /// Fields that the request cannot set and therefore does not own: `status` for a write of the object itself.
     pub ignored: &'a FieldSet,
-    /// The time of the write, as the API writes times.
+    /// The time of the write, in the API's format.
     pub now: &'a str,
 }
 
@@ -142,7 +142,7 @@ impl<V: Versions> Updater<'_, V> {
         if managers.is_empty() && !is_new {
             return managers;
         }
-        self.take(request, &mut managers);
+        self.assign_changes(request, &mut managers);
         managers.cap();
         managers
     }
@@ -180,7 +180,7 @@ impl<V: Versions> Updater<'_, V> {
         if managers.is_empty() {
             let empty = json!({"apiVersion": request.live["apiVersion"], "kind": request.live["kind"]});
             let first = UpdateRequest { live: &empty, new: request.live, manager: BEFORE_FIRST_APPLY };
-            self.take(first, &mut managers);
+            self.assign_changes(first, &mut managers);
         }
         managers = self.reconciled(managers);
         let merged = merge(schema, of, request.live, request.config);
@@ -204,12 +204,12 @@ impl<V: Versions> Updater<'_, V> {
     }
 
     /// Gives the changed fields of an update to its writer.
-    fn take(&self, request: UpdateRequest<'_>, managers: &mut Managers) {
+    fn assign_changes(&self, request: UpdateRequest<'_>, managers: &mut Managers) {
         let Some((schema, of)) = self.versions.schema(self.api_version) else { return };
         *managers = self.reconciled(std::mem::take(managers));
         let writer = ManagerId::updater(request.manager, self.api_version, self.subresource);
         let changes = Comparison::new(schema, of, request.live, request.new).without(self.ignored);
-        // All managers lose the changed fields, the writer's earlier entry too: it gets them back below.
+        // All managers lose the changed fields, including the writer. The writer gets them back below.
         let mut by_version = BTreeMap::from([(self.api_version.to_owned(), Some(changes))]);
         let _ = self.release_all(request.live, request.new, managers, &mut by_version);
         let changes = by_version.remove(self.api_version).flatten().unwrap_or_default();
@@ -289,21 +289,22 @@ impl<V: Versions> Updater<'_, V> {
         let before = self.versions.convert(merged, &last.api_version)?;
         let last_fields = last.fields.with_declared_fields(schema, of);
         let mut pruned = remove(schema, of, &before, &last_fields);
-        // Fields that any manager owns come back, in the version of the pruned object first.
+        // Restores the fields that any manager owns, for each API version. The version of the pruned object is first.
         let mut versions: Vec<&str> = managers.0.values().map(|owned| owned.api_version.as_str()).collect();
         versions.sort_by_key(|version| (*version != last.api_version, *version));
         versions.dedup();
         for version in versions {
             pruned = self.with_owned(merged, &pruned, version, managers).unwrap_or(pruned);
         }
-        // Fields that the applier did not own come back too.
+        // Restores the fields that the applier did not own.
         let pruned = self.versions.convert(&pruned, &last.api_version)?.into_owned();
         let lost = lost_fields(schema, of, &before, &pruned).intersection(&last_fields);
         let pruned = remove(schema, of, &before, &lost);
         self.versions.convert(&pruned, self.api_version).map(Cow::into_owned)
     }
 
-    /// The merged object in a version, without the fields that pruning removed and that have no owner in it.
+    /// The merged object in an API version, without the fields that pruning removed and that no manager of this version
+    /// owns.
     fn with_owned(
         &self,
         merged: &Value,
@@ -323,7 +324,7 @@ impl<V: Versions> Updater<'_, V> {
         Some(remove(schema, of, &merged, &lost))
     }
 
-    /// The managers with sets that fit today's schema: a list or map that became atomic is owned as a whole.
+    /// The managers with sets that fit the current schema: a list or map that became atomic is owned as a whole.
     fn reconciled(&self, mut managers: Managers) -> Managers {
         for owned in managers.0.values_mut() {
             if let Some((schema, of)) = self.versions.schema(&owned.api_version)

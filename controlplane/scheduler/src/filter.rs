@@ -18,7 +18,8 @@ use crate::snapshot::Candidate;
 
 type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
 
-/// The filters that do not depend on other pods, in upstream's order. NodeDeclaredFeatures comes later in that order.
+/// The filters that do not depend on other pods, in upstream's order. NodeDeclaredFeatures is not among them, because it is
+/// later in that order.
 const FIXED: [(&str, Filter); 3] = [
     ("NodeUnschedulable", unschedulable::refuse),
     ("NodeName", node_name::refuse),

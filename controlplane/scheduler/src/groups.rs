@@ -55,7 +55,7 @@ struct Group {
     /// The write in flight: the uid of the object, and the result.
     writing: Option<(String, Verdict)>,
     /// End of the back-off of pods that were refused together.
-    rest_until: Option<Instant>,
+    backoff_until: Option<Instant>,
 }
 
 /// The way in which the pods of a group are scheduled now.
@@ -86,12 +86,12 @@ impl Groups {
         if !is_placed {
             group.scheduled.remove(uid);
             group.waiting.insert(uid.to_owned());
-            return group.opened();
+            return group.release_gated();
         }
         group.scheduled.insert(uid.to_owned());
         group.gated.remove(uid);
         // A pod that another program bound may complete its group.
-        if group.waiting.remove(uid) { group.all_waiting() } else { group.opened() }
+        if group.waiting.remove(uid) { group.release_waiting() } else { group.release_gated() }
     }
 
     /// Removes a pod.
@@ -142,7 +142,7 @@ impl Groups {
         group.verdict = group.verdict.take().filter(|_| !is_other);
         group.object = Some(object);
         // Another policy may also help refused pods.
-        if is_same { group.opened() } else { group.all_waiting() }
+        if is_same { group.release_gated() } else { group.release_waiting() }
     }
 
     /// Removes a group. Its pods wait until it is created again.
@@ -204,14 +204,14 @@ impl Groups {
     }
 
     /// End of the back-off of a group. A group that is deleted and created again keeps it.
-    pub(crate) fn rest_until(&self, key: &Key) -> Option<Instant> {
-        self.groups.get(key)?.rest_until
+    pub(crate) fn backoff_until(&self, key: &Key) -> Option<Instant> {
+        self.groups.get(key)?.backoff_until
     }
 
     /// Starts the back-off of a group.
-    pub(crate) fn rest(&mut self, key: &Key, until: Instant) {
+    pub(crate) fn set_backoff(&mut self, key: &Key, until: Instant) {
         if let Some(group) = self.groups.get_mut(key) {
-            group.rest_until = Some(until);
+            group.backoff_until = Some(until);
         }
     }
 
@@ -285,16 +285,16 @@ impl Group {
         Policy::Gang { needed: wanted.saturating_sub(self.scheduled.len()) }
     }
 
-    /// The pods that were gated, if the group does not gate them any more.
-    fn opened(&mut self) -> Vec<String> {
+    /// Releases the gated pods and returns them, unless the group still gates its pods.
+    fn release_gated(&mut self) -> Vec<String> {
         if self.gated.is_empty() || self.policy() == Policy::Gated {
             return Vec::new();
         }
         std::mem::take(&mut self.gated).into_iter().collect()
     }
 
-    /// The waiting pods, unless the group gates them.
-    fn all_waiting(&mut self) -> Vec<String> {
+    /// Releases the gated pods and returns all waiting pods, unless the group still gates its pods.
+    fn release_waiting(&mut self) -> Vec<String> {
         if self.policy() == Policy::Gated {
             return Vec::new();
         }

@@ -12,8 +12,7 @@ pub(crate) struct NodeScores {
     pub(crate) node_affinity: i64,
     pub(crate) fit: i64,
     pub(crate) balanced: i64,
-    /// Sum of the ranks of the chosen alternatives of device requests, not normalized. Not 0 only for pods with such
-    /// requests.
+    /// Sum of the ranks of the chosen alternatives of device requests, not normalized. 0 for pods without such requests.
     pub(crate) devices: i64,
 }
 

@@ -103,8 +103,8 @@ pub(crate) fn search(
     Err(format!("preemption: {}", fit_error_message(total, reasons)))
 }
 
-/// The pods of lower priority on the nodes of these preemptions, by node. The victims are equal to those of the
-/// preemptions.
+/// The pods of lower priority on the nodes of these preemptions, by node. A victim of a preemption is returned as it is
+/// in the preemption.
 pub(crate) fn removable(
     pod: &Pod,
     snapshot: &Snapshot,
@@ -132,10 +132,10 @@ pub(crate) fn candidates(
 ) -> (Vec<Preemption>, Vec<String>) {
     let (mut found, mut unhelpful) = (Vec::new(), Vec::new());
     let prepared = decide::prepare(pod, profile, snapshot);
-    let beside = snapshot.nodes_nominated_beside(pod);
+    let with_nominated = snapshot.nodes_nominated_beside(pod);
     let mut simulation = Simulation { pod, profile, prepared, snapshot };
     for node in nodes {
-        match victims(&mut simulation, node, beside.contains(node)) {
+        match victims(&mut simulation, node, with_nominated.contains(node)) {
             // Only an extender refuses the node. The filters accept it, so a removal of pods does not help.
             Ok(victims) if victims.is_empty() => unhelpful.push(NO_VICTIMS.to_owned()),
             Ok(victims) => found.push(Preemption { node: node.clone(), victims }),
@@ -152,13 +152,15 @@ pub(crate) fn disruption_cost(victims: &[Victim]) -> impl Ord + use<> {
     let highest = victims.iter().map(|victim| victim.priority).max();
     // Upstream makes each priority positive, so that more pods never cost less.
     let sum: i64 = victims.iter().map(|victim| i64::from(victim.priority) + i64::from(i32::MAX) + 1).sum();
-    let oldest =
-        victims.iter().filter(|victim| Some(victim.priority) == highest).map(|victim| age(victim.started));
+    let oldest = victims
+        .iter()
+        .filter(|victim| Some(victim.priority) == highest)
+        .map(|victim| start_time(victim.started));
     (violations, highest, sum, victims.len(), Reverse(oldest.min()))
 }
 
 /// The start time of a pod for comparisons. A pod that has not started is the youngest.
-fn age(started: Option<Timestamp>) -> Timestamp {
+fn start_time(started: Option<Timestamp>) -> Timestamp {
     started.unwrap_or(Timestamp::MAX)
 }
 
@@ -182,16 +184,17 @@ struct Simulation<'a> {
 
 impl Simulation<'_> {
     fn remove(&mut self, node: &str, uid: &str) {
-        self.count(node, uid, false);
+        self.update_filters(node, uid, false);
         self.snapshot.remove(uid);
     }
 
     fn restore(&mut self, node: &str, uid: &str, placed: Placed) {
         self.snapshot.restore(uid, node, placed);
-        self.count(node, uid, true);
+        self.update_filters(node, uid, true);
     }
 
-    fn count(&mut self, node: &str, uid: &str, is_added: bool) {
+    /// Updates the input of the filters: a pod was added to the snapshot, or will be removed from it.
+    fn update_filters(&mut self, node: &str, uid: &str, is_added: bool) {
         let (Some(candidate), Ok(prepared)) = (self.snapshot.candidate(node), &mut self.prepared) else {
             return;
         };
@@ -201,13 +204,13 @@ impl Simulation<'_> {
         }
     }
 
-    /// The reasons why the node cannot run the pod. With `beside`, the pods that are nominated for the node count as
-    /// running on it.
-    fn refuse(&mut self, node: &str, beside: bool) -> Option<Vec<String>> {
-        if beside {
+    /// The reasons why the node cannot run the pod. `with_nominated` also checks the node with the pods that are nominated
+    /// for it.
+    fn refuse(&mut self, node: &str, with_nominated: bool) -> Option<Vec<String>> {
+        if with_nominated {
             let added = self.snapshot.assume_nominated(self.pod, node);
             for uid in &added {
-                self.count(node, uid, true);
+                self.update_filters(node, uid, true);
             }
             let refused = self.refuse_now(node);
             for uid in &added {
@@ -233,7 +236,11 @@ impl Simulation<'_> {
 
 /// The victims on a node. The error has the reasons why the pod does not fit even if all pods of lower priority are
 /// removed.
-fn victims(simulation: &mut Simulation<'_>, node: &str, beside: bool) -> Result<Vec<Victim>, Vec<String>> {
+fn victims(
+    simulation: &mut Simulation<'_>,
+    node: &str,
+    with_nominated: bool,
+) -> Result<Vec<Victim>, Vec<String>> {
     let mut lower =
         simulation.snapshot.lower_priority_pods(node, simulation.pod.spec.priority.unwrap_or_default());
     if lower.is_empty() {
@@ -241,19 +248,19 @@ fn victims(simulation: &mut Simulation<'_>, node: &str, beside: bool) -> Result<
     }
     // Pods are kept if possible, in this order: first pods whose removal violates a budget, then the others, each by
     // descending importance.
-    lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), age(placed.started), uid.clone()));
+    lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), start_time(placed.started), uid.clone()));
     let violations = simulation.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
     let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();
     lower.sort_by_key(|(_, violates)| !violates);
     for ((uid, _), _) in &lower {
         simulation.remove(node, uid);
     }
-    let refused = simulation.refuse(node, beside);
+    let refused = simulation.refuse(node, with_nominated);
     let mut victims: Vec<Victim> = Vec::new();
     let mut removed: Vec<(String, Placed)> = Vec::new();
     for ((uid, placed), violates) in lower {
         simulation.restore(node, &uid, placed.clone());
-        if refused.is_none() && simulation.refuse(node, beside).is_some() {
+        if refused.is_none() && simulation.refuse(node, with_nominated).is_some() {
             simulation.remove(node, &uid);
             victims.push(Victim::of(&uid, &placed, violates));
             removed.push((uid, placed));

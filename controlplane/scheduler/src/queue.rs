@@ -61,7 +61,7 @@ struct Entry {
     turn: u64,
     refusals: u32,
     /// End of the back-off.
-    rest_until: Option<Instant>,
+    backoff_until: Option<Instant>,
     /// Start of the current attempt. `None` after its result was counted.
     started: Option<Instant>,
     /// Start of the first attempt.
@@ -156,7 +156,7 @@ impl Queue {
                 serial_number: self.serial,
                 turn: self.serial,
                 refusals: 0,
-                rest_until: None,
+                backoff_until: None,
                 started: None,
                 first_started: None,
                 attempts: 0,
@@ -271,8 +271,8 @@ impl Queue {
     }
 
     /// End of the back-off of a refused pod.
-    pub(crate) fn rest_until(&self, uid: &str) -> Option<Instant> {
-        self.entries.get(uid)?.rest_until
+    pub(crate) fn backoff_until(&self, uid: &str) -> Option<Instant> {
+        self.entries.get(uid)?.backoff_until
     }
 
     /// Sorts pods of the queue: higher priority first, then the older pod.
@@ -307,7 +307,7 @@ impl Queue {
         self.serial += 1;
         entry.turn = self.serial;
         entry.refusals += 1;
-        entry.rest_until = Some(now + wait(self.backoff, entry.refusals));
+        entry.backoff_until = Some(now + wait(self.backoff, entry.refusals));
         entry.state = QueueState::Unschedulable;
         entry.helped_by = helped_by;
         let retry_at = now + MAX_UNSCHEDULABLE;
@@ -387,7 +387,7 @@ impl Queue {
 
     fn help(&mut self, uid: &str, changes: Changes, (event, now): (&'static str, Instant)) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        match (entry.state, entry.rest_until) {
+        match (entry.state, entry.backoff_until) {
             (QueueState::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}
             (QueueState::Unschedulable, Some(until)) if until > now => {
                 let (serial_number, helped_by) = (entry.serial_number, entry.helped_by);
@@ -594,21 +594,21 @@ mod tests {
     #[tokio::test]
     async fn the_lengths_count_each_waiting_pod_once() {
         let (mut queue, now) = (empty(), Instant::now());
-        for name in ["refused", "resting", "gated", "ready"] {
+        for name in ["refused", "retried", "gated", "ready"] {
             queue.add(pod(name, json!({})));
         }
-        for name in ["refused", "resting", "gated"] {
+        for name in ["refused", "retried", "gated"] {
             assert_eq!(pop(&mut queue, now), name);
         }
         queue.refused("refused", Changes::NODE, now);
-        queue.failed("resting", now);
+        queue.failed("retried", now);
         queue.gate("gated");
         let all = QueueLengths { active: 1, backoff: 1, unschedulable: 1, gated: 1 };
         assert_eq!(queue.lengths(), all);
         queue.wake("gated", now);
         assert_eq!(queue.lengths(), QueueLengths { active: 2, gated: 0, ..all });
         assert_eq!([pop(&mut queue, now), pop(&mut queue, now)], ["gated", "ready"]);
-        for name in ["refused", "resting", "gated"] {
+        for name in ["refused", "retried", "gated"] {
             queue.gate(name);
             queue.remove(name);
         }
@@ -618,18 +618,18 @@ mod tests {
     #[tokio::test]
     async fn pods_are_counted_by_the_queue_that_they_enter_and_the_event() {
         let (mut queue, now) = (empty(), Instant::now());
-        for name in ["refused", "failed", "gated"] {
+        for name in ["refused", "retried", "gated"] {
             queue.add(pod(name, json!({})));
             assert_eq!(pop(&mut queue, now), name);
         }
         queue.refused("refused", Changes::NODE, now);
-        queue.failed("failed", now);
+        queue.failed("retried", now);
         queue.gate("gated");
         queue.change(Changes::NODE, now);
         queue.wake("gated", now);
         let later = now + Duration::from_secs(1);
         let order = [pop(&mut queue, later), pop(&mut queue, later), pop(&mut queue, later)];
-        assert_eq!(order, ["gated", "refused", "failed"]);
+        assert_eq!(order, ["gated", "refused", "retried"]);
         queue.refused("refused", Changes::NODE, later);
         queue.change(Changes::NODE_GONE, later);
         queue.add(pod("refused", json!({"nodeSelector": {"a": "b"}})));
@@ -708,19 +708,19 @@ mod tests {
     #[tokio::test]
     async fn pods_are_taken_from_each_state_and_sorted() {
         let (mut queue, now) = (empty(), Instant::now());
-        for (name, priority) in [("refused", 0), ("resting", 0), ("urgent", 5), ("ready", 0)] {
+        for (name, priority) in [("refused", 0), ("retried", 0), ("urgent", 5), ("ready", 0)] {
             queue.add(pod(name, json!({"priority": priority})));
         }
-        assert!(queue.take("refused").is_some() && queue.take("resting").is_some());
+        assert!(queue.take("refused").is_some() && queue.take("retried").is_some());
         queue.refused("refused", Changes::NODE, now);
-        queue.failed("resting", now);
-        let all = ["ready", "refused", "resting", "urgent"];
-        let rests = all.map(|uid| queue.rest_until(uid).is_some());
-        assert_eq!(rests, [false, true, true, false]);
+        queue.failed("retried", now);
+        let all = ["ready", "refused", "retried", "urgent"];
+        let in_backoff = all.map(|uid| queue.backoff_until(uid).is_some());
+        assert_eq!(in_backoff, [false, true, true, false]);
         let mut order: Vec<Pod> = all.iter().filter_map(|uid| queue.take(uid)).collect();
         queue.sort(&mut order);
         let names: Vec<&str> = order.iter().map(ObjectExt::name).collect();
-        assert_eq!(names, ["urgent", "refused", "resting", "ready"]);
+        assert_eq!(names, ["urgent", "refused", "retried", "ready"]);
         assert_eq!(queue.due(), None);
         assert!(queue.unschedulable.is_empty() && queue.take("ready").is_none());
         queue.hold_back("ready", now + Duration::from_secs(3));

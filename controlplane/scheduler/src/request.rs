@@ -22,7 +22,8 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
-/// The host ports that a pod wants, by number and protocol. A node may have very many ports in use.
+/// The host ports that a pod wants, by number and protocol. They are indexed, because a node may have very many ports in
+/// use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WantedPorts(HashMap<i32, HashMap<String, Addresses>>);
 
@@ -38,10 +39,10 @@ struct Addresses {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodRequirements {
     pub(crate) requests: Resources,
-    /// The requests in scores.
+    /// The requests for scores, with [`ASSUMED`] amounts.
     pub(crate) assumed: Resources,
     pub(crate) ports: WantedPorts,
-    /// Whether the end of a container may restart all of them.
+    /// Whether the end of a container may restart all containers of the pod.
     pub(crate) restarts_all: bool,
     /// Requested extended resources that device classes provide, on nodes without a device plugin for them.
     pub(crate) of_classes: BTreeSet<String>,
@@ -144,7 +145,7 @@ fn assumed<'a>(container: &'a Container, amounts: &[(&str, &str)]) -> Cow<'a, Re
     Cow::Owned(resources)
 }
 
-/// The sum over a pod's containers, then its init containers, that have these resources.
+/// The effective requests of a pod. `listed` yields the resources of its containers, then those of its init containers.
 fn sum<'a>(
     pod: &'a Pod,
     pod_level: Option<&'a ResourceRequirements>,

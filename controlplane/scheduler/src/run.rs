@@ -68,7 +68,7 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
-    /// Whether all permits are in use. Events are not sent then.
+    /// Whether all permits are in use. While they are, no events are sent.
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
@@ -78,7 +78,7 @@ struct Scheduler {
     groups: Groups,
     group_feed: Feed,
     /// Before this time no refused gang is retried: the attempts of all gangs use at most a tenth of the time.
-    gangs_rest_until: Instant,
+    gangs_delayed_until: Instant,
     searches: SearchLimiter,
     /// Writes of group conditions, at most one for each group, with whether they succeeded.
     group_writes: JoinSet<(Write, bool)>,
@@ -192,7 +192,7 @@ impl Scheduler {
             extender_calls,
             groups: Groups::default(),
             group_feed: Feed::default(),
-            gangs_rest_until: Instant::now(),
+            gangs_delayed_until: Instant::now(),
             searches: SearchLimiter::default(),
             group_writes: JoinSet::new(),
             pods: Listing::default(),
@@ -368,7 +368,7 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(now) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        if let Some(until) = self.rest_until(&pod, now) {
+        if let Some(until) = self.throttled_until(&pod, now) {
             return self.queue.hold_back(pod.uid(), until);
         }
         match pod.group().filter(|_| profile.gangs) {

@@ -46,7 +46,7 @@ impl Topology {
         self.spread.update(pod, node, other, if is_added { 1 } else { -1 });
     }
 
-    /// Whether the filters accept every node, whatever its pods are.
+    /// Whether the filters accept every node, independently of the pods on it.
     pub(crate) fn accepts_all(&self) -> bool {
         self.affinity.is_skipped() && self.spread.has_no_filter()
     }

@@ -2,7 +2,8 @@
 //!
 //! Source: upstream's plugins VolumeBinding, VolumeRestrictions, NodeVolumeLimits and VolumeZone. Claims, volumes,
 //! classes and drivers are watched ([`feed`]). A claim that waits for its first pod gets either an existing volume
-//! ([`Choice::Existing`]) or the annotation with the selected node. For the annotation a provisioner creates a volume.
+//! ([`Choice::Existing`]) or the annotation with the selected node. A provisioner creates the volume of a claim with this
+//! annotation.
 
 pub(crate) mod bind;
 mod disks;

@@ -1,4 +1,4 @@
-//! Encryption of any resource, by a file of upstream's `EncryptionConfiguration`.
+//! Encryption of any resource, as upstream's configuration file (`EncryptionConfiguration`) determines.
 //!
 //! The first provider of a resource encrypts; all providers decrypt. A value without encryption is readable, so that
 //! encryption can be enabled for existing objects.
@@ -56,7 +56,7 @@ impl Encryption {
     /// Reads the file, and gets a seed encrypted by each key management service.
     ///
     /// # Errors
-    /// The file cannot be read, is invalid, or a service does not answer.
+    /// The file cannot be read, it is invalid, or a service does not respond.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let rules = config::load(path, &[])?;
         Ok(Self { path: path.to_owned(), rules: ArcSwap::from_pointee(rules) })
@@ -71,7 +71,7 @@ impl Encryption {
     /// Reads the file again. Later writes use the new first providers.
     ///
     /// # Errors
-    /// As [`Encryption::load`]. The current providers are kept then.
+    /// As [`Encryption::load`]. After an error the current providers are kept.
     pub fn reload(&self) -> Result<(), Error> {
         let rules = config::load(&self.path, &self.rules.load())?;
         self.rules.store(Arc::new(rules));
@@ -113,7 +113,7 @@ impl Encryption {
         failure.map_or(Ok(None), Err)
     }
 
-    /// Whether the value is in the form in which it would be written now. Returns true for a resource without
+    /// Whether a new write of the value would use the same provider and key. Returns true for a resource without
     /// providers.
     #[must_use]
     pub fn is_current(&self, key: &str, stored: &[u8]) -> bool {

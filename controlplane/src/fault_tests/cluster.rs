@@ -33,7 +33,7 @@ pub(super) struct Cluster {
     admin: Client,
     created: Created,
     deaths: Arc<AtomicUsize>,
-    /// A process dies at one of its first writes, of this number.
+    /// Each process dies at one of its first writes. This is the number of these writes.
     steps: Arc<AtomicU64>,
     shutdown: CancellationToken,
     plane: ControlPlane,

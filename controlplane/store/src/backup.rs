@@ -21,7 +21,7 @@ const MAGIC: &[u8; 16] = b"coracle backup\r\n";
 const VERSION: u32 = 1;
 /// Approximate size of one chunk of a backup, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Maximum size of a key and of a value in bytes. A larger length is damaged.
+/// Maximum size of a key and of a value in bytes. A backup with a larger length is damaged.
 const MAX_KEY: usize = 64 << 10;
 const MAX_VALUE: usize = 64 << 20;
 
@@ -163,7 +163,7 @@ impl<R: BufRead> Reader<R> {
         let entries = u64::from_be_bytes(self.array()?);
         let expected = std::mem::take(&mut self.hash).finalize();
         let mut found = [0; 32];
-        self.source.read_exact(&mut found).map_err(|error| short(&error))?;
+        self.source.read_exact(&mut found).map_err(|error| read_error(&error))?;
         if entries != self.entries || found != expected[..] {
             return Err(invalid("it is damaged: its checksum is wrong"));
         }
@@ -171,7 +171,7 @@ impl<R: BufRead> Reader<R> {
         match self.source.read(&mut rest) {
             Ok(0) => Ok(()),
             Ok(_) => Err(invalid("it is damaged: bytes follow its end")),
-            Err(error) => Err(short(&error)),
+            Err(error) => Err(read_error(&error)),
         }
     }
 
@@ -183,9 +183,10 @@ impl<R: BufRead> Reader<R> {
         // Memory is allocated as the bytes are read, because the length may be damaged.
         let mut bytes = Vec::new();
         let limit = u64::try_from(length).unwrap_or(u64::MAX);
-        let read = self.source.by_ref().take(limit).read_to_end(&mut bytes).map_err(|error| short(&error))?;
+        let read =
+            self.source.by_ref().take(limit).read_to_end(&mut bytes).map_err(|error| read_error(&error))?;
         if read < length {
-            return Err(short(&io::ErrorKind::UnexpectedEof.into()));
+            return Err(read_error(&io::ErrorKind::UnexpectedEof.into()));
         }
         self.hash.update(&bytes);
         Ok(bytes.into())
@@ -193,7 +194,7 @@ impl<R: BufRead> Reader<R> {
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let mut bytes = [0; N];
-        self.source.read_exact(&mut bytes).map_err(|error| short(&error))?;
+        self.source.read_exact(&mut bytes).map_err(|error| read_error(&error))?;
         self.hash.update(bytes);
         Ok(bytes)
     }
@@ -213,7 +214,7 @@ fn invalid(detail: impl Into<String>) -> Error {
     Error::Backup { detail: detail.into() }
 }
 
-fn short(error: &io::Error) -> Error {
+fn read_error(error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => invalid("it is incomplete"),
         _ => invalid(error.to_string()),

@@ -101,7 +101,7 @@ impl EntryCodec {
         }
     }
 
-    /// The entry as it would be written now. `None` if it is already stored in this way.
+    /// The entry with the current encryption. `None` if the stored entry already has it.
     pub(crate) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };
         if self.is_current(key, value) {
@@ -112,13 +112,13 @@ impl EntryCodec {
         self.encode(key, revisions, &entry.value).map(Some).map_err(failed)
     }
 
-    /// Whether values of this key may be stored in another way than they would be written now.
+    /// Whether values of this key may be stored with an earlier encryption.
     pub(crate) fn may_be_outdated(&self, key: &str) -> bool {
         let has_providers = self.0.as_ref().is_some_and(|sealing| sealing.encryption.is_some());
         has_providers || self.sealing(key).is_some()
     }
 
-    /// Whether a value is stored as it would be written now.
+    /// Whether a value is stored with the current encryption, which may be none.
     pub(crate) fn is_current(&self, key: &str, value: &[u8]) -> bool {
         match (self.encryption(key), self.sealing(key)) {
             _ if self.0.is_none() => true,
@@ -177,7 +177,7 @@ mod tests {
         let plain = providers.encode("/pods/n/a", revisions, b"{}").unwrap();
         assert!(providers.may_wait(&sealed) && !providers.may_wait(&plain));
         assert!(!codec(None).may_wait(&sealed));
-        // The key file does not encrypt as the providers do, and pods are not encrypted by either.
+        // The key file encrypts in another way than the providers. Neither of them encrypts pods.
         assert!(providers.is_current_entry("/secrets/n/a", &sealed));
         assert!(!codec(None).is_current_entry("/secrets/n/a", &sealed));
         assert!(providers.may_be_outdated("/pods/n/a") && !codec(None).may_be_outdated("/pods/n/a"));

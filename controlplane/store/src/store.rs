@@ -20,8 +20,8 @@ pub trait Store: Send + Sync + 'static {
     /// the commit's revision when the commit is as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
-    /// Returns every commit under `prefix` after the revision `after`, in order. The watch also reaches every revision
-    /// that another call of this store returns, by a commit or by [`Event::Progress`].
+    /// Returns every commit under `prefix` after the revision `after`, in order. For every revision that another call of
+    /// this store returns, the watch has a commit or an [`Event::Progress`] of this or a later revision.
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
     /// Removes the history up to `revision`. The newest version of every entry stays.

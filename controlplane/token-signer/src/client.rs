@@ -14,7 +14,7 @@ use crate::{
 /// Maximum duration of a call.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a response.
-const MAX_ANSWER: usize = 1 << 20;
+const MAX_RESPONSE: usize = 1 << 20;
 /// Maximum bytes of a signature in base64url. The signature of an RSA key of 8,192 bits has 1,366.
 const MAX_SIGNATURE: usize = 2 << 10;
 
@@ -38,7 +38,7 @@ impl Client {
         });
         // The name is not resolved: the connector ignores it.
         let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
-        let signer = Generated::new(channel).max_decoding_message_size(MAX_ANSWER);
+        let signer = Generated::new(channel).max_decoding_message_size(MAX_RESPONSE);
         Self { endpoint: endpoint.to_owned(), signer }
     }
 
@@ -70,15 +70,16 @@ impl Client {
         Error::Response { call, endpoint: self.endpoint.clone(), reason }
     }
 
+    /// Waits for the response to a call, at most [`TIMEOUT`].
     async fn limited<T>(
         &self,
         call: &'static str,
-        answer: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+        response: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     ) -> Result<T, Error> {
         let failed = |reason| Error::Call { call, endpoint: self.endpoint.clone(), reason };
-        let answered = tokio::time::timeout(TIMEOUT, answer).await;
-        let answered = answered.map_err(|_elapsed| failed(format!("no response within {TIMEOUT:?}")))?;
-        answered.map(tonic::Response::into_inner).map_err(|status| {
+        let response = tokio::time::timeout(TIMEOUT, response).await;
+        let response = response.map_err(|_elapsed| failed(format!("no response within {TIMEOUT:?}")))?;
+        response.map(tonic::Response::into_inner).map_err(|status| {
             let message: String = status.message().chars().take(200).collect();
             failed(format!("{}: {message}", status.code()))
         })

@@ -18,7 +18,7 @@ use x509_parser::{
 use crate::v1;
 
 /// Maximum number of keys.
-const KEYS: usize = 100;
+const MAX_KEYS: usize = 100;
 /// Maximum bytes of a key's id.
 pub(crate) const MAX_ID: usize = 1 << 10;
 
@@ -54,6 +54,8 @@ enum Form {
 // === impl KeySet ===
 
 impl KeySet {
+    /// Reads the keys of a response. Keys of unsupported kinds are left out.
+    ///
     /// # Errors
     /// The reason why the response is invalid.
     pub(crate) fn new(response: v1::FetchKeysResponse) -> Result<Self, String> {
@@ -64,8 +66,8 @@ impl KeySet {
         if response.data_timestamp.is_none() {
             return Err("data_timestamp is missing".to_owned());
         }
-        if response.keys.len() > KEYS {
-            return Err(format!("there are {} keys, more than {KEYS}", response.keys.len()));
+        if response.keys.len() > MAX_KEYS {
+            return Err(format!("there are {} keys, more than {MAX_KEYS}", response.keys.len()));
         }
         let keys = response.keys.into_iter().map(Key::new).collect::<Result<Vec<_>, _>>()?;
         let keys: Vec<Key> = keys.into_iter().flatten().collect();
@@ -131,7 +133,7 @@ impl Key {
         }
     }
 
-    /// Whether the signature was made with this key.
+    /// `Some` if the signature was made with this key.
     pub(crate) fn verify(&self, signed: &[u8], signature: &[u8]) -> Option<()> {
         let algorithm: &dyn VerificationAlgorithm = match self.form {
             Form::Rsa => &signature::RSA_PKCS1_2048_8192_SHA256,
@@ -168,7 +170,7 @@ pub fn verify_es512(public: &[u8], signed: &[u8], signature: &[u8]) -> Option<()
 /// The kind of a key, and the parts of its JSON web key. `None` if the kind is not supported.
 fn parts(info: &SubjectPublicKeyInfo<'_>) -> Option<(Form, [(&'static str, String); 2])> {
     let text = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
-    // An integer in DER has a zero byte before a high bit.
+    // DER puts a zero byte before an integer whose highest bit is set.
     let integer = |bytes: &[u8]| text(&bytes[bytes.iter().take_while(|byte| **byte == 0).count()..]);
     let algorithm = &info.algorithm;
     if algorithm.algorithm == OID_PKCS1_RSAENCRYPTION {

@@ -142,7 +142,7 @@ impl TokenSigner {
     /// A token with these claims.
     ///
     /// # Errors
-    /// The signer does not answer, or the token could not be verified.
+    /// The signer does not respond, or the token could not be verified.
     pub async fn sign(&self, claims: &Value) -> Result<String, Error> {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(claims.to_string());
         let signed = self.client.sign(claims.clone()).await?;
@@ -150,7 +150,7 @@ impl TokenSigner {
         let header = header(&signed.header).ok_or_else(|| invalid(HEADER.to_owned()))?;
         if self.keys.load().find(&header.kid).is_none() {
             // The signer has rotated its keys.
-            let _alone = self.fetched.lock().await;
+            let _one_fetch = self.fetched.lock().await;
             // Another call may have fetched them meanwhile.
             if self.keys.load().find(&header.kid).is_none() {
                 self.fetch().await?;
@@ -221,7 +221,7 @@ impl TokenSigner {
         let mut due = self.keys.load().max_age;
         loop {
             tokio::time::sleep(due.min(MAX_AGE)).await;
-            let _alone = self.fetched.lock().await;
+            let _one_fetch = self.fetched.lock().await;
             due = match self.fetch().await {
                 Ok(()) => self.keys.load().max_age,
                 Err(error) => {

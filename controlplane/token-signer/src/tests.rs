@@ -71,7 +71,7 @@ async fn a_new_signing_key_is_fetched_and_an_excluded_key_verifies_only() {
     assert_eq!(ids, ["b"]);
     behaviour.lock().unwrap().key_id = "a".to_owned();
     assert!(reason(signer.sign(&json!({})).await).contains("excluded from OIDC discovery"));
-    // A key that the signer no longer has is forgotten with the next fetch.
+    // The next fetch removes a key that the signer no longer has.
     behaviour.lock().unwrap().published = vec![("c".to_owned(), false)];
     behaviour.lock().unwrap().key_id = "c".to_owned();
     signer.sign(&json!({})).await.unwrap();

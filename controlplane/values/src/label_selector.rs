@@ -229,7 +229,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The value behind `=`; empty if there is none.
+    /// The value after `=`; empty if there is none.
     fn value(&mut self) -> Result<&'a str, SelectorError> {
         match self.peek() {
             "" | "," => Ok(""),

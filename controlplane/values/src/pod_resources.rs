@@ -412,14 +412,14 @@ mod tests {
     }
 
     #[test]
-    fn overhead_raises_only_limits_that_there_are() {
+    fn overhead_raises_only_existing_limits() {
         let pod = spec(json!({"containers": [container("1")], "overhead": {"cpu": "100m", "memory": "1Mi"}}));
         let limits = PodResources::from(&pod).limits();
         assert_eq!((limits.cpu_millis, limits.memory), (1100, 0));
     }
 
     #[test]
-    fn sums_of_the_largest_amounts_can_be_taken_back() {
+    fn the_largest_amounts_can_be_added_and_subtracted_again() {
         let huge = spec(json!({"containers": [container("1000E"), container("1000E")]}));
         let huge = PodResources::from(&huge).requests();
         assert_eq!(huge.cpu_millis, 2 * i128::from(i64::MAX));

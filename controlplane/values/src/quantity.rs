@@ -230,7 +230,7 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     before.saturating_add(fraction_units(&behind, unit)).min(cap)
 }
 
-/// `0.digits × unit`, rounded up. Exact: rounding down at each digit is the same as rounding down at the end.
+/// `0.digits × unit`, rounded up. Dropping the remainder at each digit gives the same result as dropping it at the end.
 fn fraction_units(digits: &str, unit: i128) -> i128 {
     let (mut amount, mut is_exact) = (0, true);
     for digit in digits.bytes().rev() {

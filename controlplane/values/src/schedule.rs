@@ -169,7 +169,7 @@ fn duration(text: &str) -> Option<i64> {
 
 /// The first number with its unit in nanoseconds, and the rest of the text.
 fn first_part(text: &str) -> Option<(u128, &str)> {
-    /// Maximum digits of a fraction that count. Further ones are less than a nanosecond also in hours.
+    /// Maximum number of used digits of a fraction. Further digits are less than a nanosecond, even of hours.
     const FRACTION_MAX: usize = 15;
     let (whole, rest) = digits(text);
     let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), digits);

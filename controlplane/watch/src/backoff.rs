@@ -18,7 +18,7 @@ impl Backoff {
         Self { first, max, next: first }
     }
 
-    /// Counts as a success: the next pause is the first one.
+    /// Records a success: the next pause is the shortest one.
     pub fn reset(&mut self) {
         self.next = self.first;
     }

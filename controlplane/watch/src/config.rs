@@ -18,7 +18,7 @@ const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONG_PAUSE: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;
-/// Objects of a page after a list has expired. client-go lists without pages then.
+/// Objects of a page after an expired list. client-go uses no pages after an expired list.
 const LARGE_PAGE_SIZE: u32 = 8000;
 /// Maximum bytes of a page of a list. A larger page is requested again with fewer objects.
 const PAGE_LIMIT: usize = 64 << 20;
@@ -85,7 +85,7 @@ impl Config {
         self
     }
 
-    /// Timeout of a watch request, in seconds. The server ends the request then, and the watch starts the next one.
+    /// Timeout of a watch request, in seconds. After it the server ends the request, and the watch starts the next one.
     #[must_use]
     pub fn timeout(mut self, seconds: u32) -> Self {
         self.timeout = seconds;
@@ -106,7 +106,7 @@ impl Config {
         self
     }
 
-    /// The client can do without the kind: a server that does not serve it, or forbids it, is asked every 5 minutes.
+    /// The client can do without the kind. A server that does not serve it, or forbids it, gets a request every 5 minutes.
     #[must_use]
     pub fn optional(mut self) -> Self {
         (self.max_unserved_pause, self.is_optional) = (LONG_PAUSE, true);
@@ -130,7 +130,7 @@ impl Config {
         self.page_size = LARGE_PAGE_SIZE;
     }
 
-    /// After a complete list. The size of pages returns to the default: large objects may have been deleted.
+    /// Doubles the size of pages after a complete list, up to the default. Large objects may have been deleted.
     pub(crate) fn restore_pages(&mut self) {
         self.page_size = self.page_size.saturating_mul(2).min(PAGE_SIZE);
     }

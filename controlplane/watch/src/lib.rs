@@ -42,7 +42,7 @@ use request::Target;
 pub enum Event<K> {
     /// An object was added or modified.
     Apply(K),
-    /// An object was deleted. It has its last state.
+    /// An object was deleted. The event has its last state.
     Delete(K),
     /// A list begins, before its first request. A list that failed begins again with another `Init`.
     Init,

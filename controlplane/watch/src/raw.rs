@@ -47,12 +47,12 @@ pub(crate) struct RawWatch {
     pause: Option<Pin<Box<Sleep>>>,
     /// Whether a request was forbidden since the last complete list or event. Only the first such error is a warning.
     is_forbidden: bool,
-    /// Whether a list or a watch expired since the last event or lasting watch.
+    /// Whether a list or a watch has expired since the last event, and since the last watch that lasted for a second.
     is_expired: bool,
 }
 
 enum State {
-    /// Nothing is known.
+    /// No list is requested. The next request is that of the first page.
     Empty,
     /// A page is requested. `token` selects it; the first page has none.
     Listing { page: BoxFuture<'static, Result<Page, Error>>, token: Option<String> },
@@ -155,7 +155,7 @@ impl RawWatch {
         self.version.push_str(version);
     }
 
-    /// Pauses, and lists the objects again then.
+    /// Pauses, then lists the objects again.
     pub(crate) fn fail_list(&mut self, error: Error) -> Error {
         self.state = State::Empty;
         // After a restart of the server a watch expires once. If a watch expires twice in a row, the pages of the list
@@ -166,7 +166,7 @@ impl RawWatch {
         self.fail(error)
     }
 
-    /// Pauses, and continues the watch from its last version then.
+    /// Pauses, then continues the watch from its last version.
     fn fail_watch(&mut self, error: Error) -> Error {
         self.state = State::Listed;
         self.fail(error)
@@ -191,8 +191,8 @@ impl RawWatch {
         error
     }
 
-    /// Resets the back-off; called while a watch lasts. An event alone is no success: a server may send one event and
-    /// an invalid line after it, each time.
+    /// Resets the back-off. Called when a watch has lasted for a second. An event alone is not a success, because a server
+    /// could send one event and then an invalid line in each watch.
     fn record_success(&mut self) {
         self.config.backoff.reset();
         self.is_expired = false;

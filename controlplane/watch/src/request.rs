@@ -66,7 +66,7 @@ impl Target {
     }
 }
 
-/// Sends a request. An error response is an error with its status.
+/// Sends a request. An error response is returned as an error that contains its status.
 async fn send(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
@@ -97,7 +97,7 @@ enum CollectError {
 }
 
 impl CollectError {
-    /// The error of a request that `wrap` describes.
+    /// The error of the watch. `wrap` adds the request that failed.
     fn of(self, wrap: fn(kube::Error) -> Error) -> Error {
         match self {
             Self::TooLarge(limit) => Error::TooLarge { limit },

@@ -105,7 +105,7 @@ impl Response {
     }
 }
 
-/// Whether the connection ended without an end of the response, as that of a proxy with a timeout of its own does.
+/// Whether the connection was closed before the end of the response. A proxy with its own timeout does this.
 fn is_end(error: &kube::Error) -> bool {
     let first: &(dyn std::error::Error + 'static) = error;
     std::iter::successors(Some(first), |error| error.source()).take(MAX_CAUSES).any(|cause| {

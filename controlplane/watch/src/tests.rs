@@ -113,7 +113,7 @@ impl Server {
         self.heads.recv().await.unwrap()
     }
 
-    /// Passes over requests.
+    /// Discards requests.
     async fn skip(&mut self, count: usize) {
         for _ in 0..count {
             self.head().await;
@@ -309,7 +309,7 @@ async fn a_large_page_is_requested_with_fewer_objects_and_a_long_line_is_not_kep
 }
 
 #[tokio::test]
-async fn a_list_that_expires_again_has_large_pages() {
+async fn a_list_after_two_expired_lists_has_large_pages() {
     let first = || {
         let items = map("a", "1");
         reply([format!(r#"{{"metadata":{{"resourceVersion":"5","continue":"next"}},"items":[{items}]}}"#)])
@@ -365,7 +365,7 @@ async fn metadata_is_requested_alone() {
 }
 
 #[tokio::test]
-async fn a_dropped_wait_keeps_its_request() {
+async fn a_request_continues_after_its_waiting_future_is_dropped() {
     let server = Server::start([list("5", &["a"])]).await;
     let mut events = server.watch();
     assert_eq!(read(&mut events, 1).await, ["init"]);
@@ -376,19 +376,20 @@ async fn a_dropped_wait_keeps_its_request() {
     assert_eq!(read(&mut events, 2).await, ["listed a", "done"], "the server has one list only");
 }
 
-type Answer = BoxBody<Bytes, Infallible>;
+type ResponseBody = BoxBody<Bytes, Infallible>;
 
-fn text(text: String) -> Answer {
+fn text(text: String) -> ResponseBody {
     Full::new(Bytes::from(text)).boxed()
 }
 
 /// A body that never has data.
-fn silent() -> Answer {
+fn silent() -> ResponseBody {
     BodyExt::boxed(StreamBody::new(futures::stream::pending::<Result<Frame<Bytes>, Infallible>>()))
 }
 
-/// A client whose server sends the bodies in order, and never answers further requests.
-fn client_of(bodies: Vec<Answer>) -> (Client, Arc<AtomicUsize>) {
+/// A client whose server sends the bodies in order, and does not respond to further requests. Also returns the number of
+/// requests.
+fn client_of(bodies: Vec<ResponseBody>) -> (Client, Arc<AtomicUsize>) {
     let requests = Arc::new(AtomicUsize::new(0));
     let (counter, mut bodies) = (requests.clone(), bodies.into_iter());
     let service = tower::service_fn(move |_: http::Request<Body>| {

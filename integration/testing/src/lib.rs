@@ -1,7 +1,7 @@
 //! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), skipped tests ([`skip!`]) and
 //! inputs of fuzz targets ([`replay_corpus`]). Test programs with their own `main` use the harness [`Suite`].
 //!
-//! Only dev-dependencies name this crate. It links nothing of what is tested.
+//! Only dev-dependencies name this crate. It depends on no crate of the product.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stderr,

@@ -67,7 +67,7 @@ pub async fn eventually_async<O: Outcome>(
     }
 }
 
-/// As [`eventually`] in asynchronous code, for a condition that does not wait itself.
+/// As [`eventually_async`], for a synchronous condition.
 ///
 /// # Panics
 /// When the condition does not hold within six times `seconds`. The message contains `what`.
@@ -93,7 +93,7 @@ pub fn within<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Opt
     }
 }
 
-/// As [`within`] in asynchronous code, for a condition that does not wait itself.
+/// As [`within`], for a synchronous condition in asynchronous code.
 pub async fn within_async<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
     let mut poll = Poll::until(seconds);
     loop {

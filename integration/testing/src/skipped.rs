@@ -22,7 +22,7 @@ macro_rules! skip {
     }};
 }
 
-/// Records that the machine lacks something, for which a part of the current test is skipped. The test continues.
+/// Records that a part of the current test is skipped, because the machine lacks something. The test continues.
 #[macro_export]
 macro_rules! skip_part {
     ($reason:expr) => {

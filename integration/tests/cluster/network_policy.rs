@@ -4,7 +4,7 @@ use coracle_integration::{Cluster, eventually, has_condition, on_a_machine};
 
 const PORTS: &str = r#""ports":[{"name":"web","containerPort":8080},{"name":"other","containerPort":8081}]"#;
 
-/// The kind ClusterNetworkPolicy without the schema of its fields, which upstream's has.
+/// The definition of the kind ClusterNetworkPolicy. Unlike upstream's definition, it has no schema of the fields.
 const CLUSTER_POLICY_KIND: &str = r#"{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
     "metadata":{"name":"clusternetworkpolicies.policy.networking.k8s.io",
       "annotations":{"api-approved.kubernetes.io":"https://github.com/kubernetes-sigs/network-policy-api/pull/347"}},

@@ -161,19 +161,20 @@ impl KubeletClient {
     }
 }
 
-fn is_below(dir: &Path, check: &mut impl FnMut(&Path)) {
+/// Calls a function with each file and directory below a directory.
+fn for_each_below(dir: &Path, check: &mut impl FnMut(&Path)) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         check(&entry.path());
         if entry.file_type().unwrap().is_dir() {
-            is_below(&entry.path(), check);
+            for_each_below(&entry.path(), check);
         }
     }
 }
 
 /// Asserts that files below the agent's directory contain no secret in plain text, and are accessible to root only.
-fn is_sealed(state: &Path) {
+fn assert_sealed(state: &Path) {
     let mut count = 0;
-    is_below(&state.join("agent/checkpoint"), &mut |path| {
+    for_each_below(&state.join("agent/checkpoint"), &mut |path| {
         let metadata = fs::metadata(path).unwrap();
         let mode = if metadata.is_dir() { 0o700 } else { 0o600 };
         assert_eq!(metadata.permissions().mode() & 0o777, mode, "{}", path.display());
@@ -223,7 +224,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
         });
         let kept: Vec<_> = alone.into_iter().filter(|(name, _)| name != "doomed").collect();
         assert_eq!(synced, kept, "no container was created again");
-        is_sealed(&nodes.agent("node-1").path("state"));
+        assert_sealed(&nodes.agent("node-1").path("state"));
         eventually("the deleted pod to be removed", 30, || {
             !nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()
         });
@@ -237,7 +238,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             let read = nodes.try_kubectl(&["exec", "files", "--", "cat", "/secret/word"]);
             read.stdout == b"hunter2-rotated"
         });
-        // No pod restarts after the boot: a later pod is Ready beside the same containers.
+        // After the boot no container restarts: when a later pod is Ready, the other pods have the same containers.
         let later = pod("later", json!({"containers": [container("c", "IfNotPresent", "true", "true")]}));
         nodes.apply(&later.to_string());
         let after = eventually("a later pod", 60, || {
@@ -257,11 +258,11 @@ fn checkpoint_records_are_removed_with_their_last_pod() {
         let dir = machine.path("state/agent/checkpoint");
         let count = || {
             let mut count = 0;
-            is_below(&dir, &mut |path| count += usize::from(path.is_file()));
+            for_each_below(&dir, &mut |path| count += usize::from(path.is_file()));
             count
         };
         eventually("the records", 10, || count() >= 10);
-        is_sealed(&machine.path("state"));
+        assert_sealed(&machine.path("state"));
         cluster.kubectl(&["delete", "pods", "--all"]);
         eventually("no record", 10, || count() == 0);
     });

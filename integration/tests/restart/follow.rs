@@ -31,7 +31,7 @@ fn files_of_downward_api_and_projected_volumes_are_updated() {
         let before = link();
         cluster.kubectl(&["label", "pod", "p", "a=2", "--overwrite"]);
         eventually("the label", 10, || shown().matches("a=\"2\"").count() == 2);
-        assert_ne!(link(), before, "by a new directory behind ..data");
+        assert_ne!(link(), before, "..data links to a new directory");
         cluster.kubectl(&["annotate", "pod", "p", "b=2", "--overwrite"]);
         eventually("the annotation", 10, || shown().matches("b=\"2\"").count() == 2);
         cluster.kubectl(&["patch", "configmap", "map", "-p", r#"{"data":{"map":"map-2"}}"#]);
@@ -60,7 +60,7 @@ fn a_container_does_not_wait_for_images_of_others() {
             let slow = statuses.iter().find(|one| one["name"] == "slow");
             let reason =
                 slow.and_then(|slow| slow["state"]["waiting"]["reason"].as_str()).unwrap_or_default();
-            assert!(!reason.contains("Pull"), "the pull of the first image has failed before: {statuses:?}");
+            assert!(!reason.contains("Pull"), "the pull of the first image failed too early: {statuses:?}");
             statuses.iter().any(|one| one["name"] == "fast" && one["state"]["running"].is_object())
         });
         cluster.kubectl(&["delete", "pod", "p", "--timeout=30s"]);

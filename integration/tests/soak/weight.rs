@@ -24,8 +24,8 @@ impl Weight {
         Self { anonymous, files: count("fd"), threads: count("task") }
     }
 
-    /// Whether memory has grown by at most `slack` kB, which fragmentation explains. In an hour, a leak of a few bytes per
-    /// call exceeds it.
+    /// Whether memory has grown by at most `slack` kB, and descriptors and threads by at most four each. Fragmentation
+    /// explains `slack`. In an hour, a leak of a few bytes per call exceeds it.
     pub(crate) fn is_flat_since(&self, earlier: &Self, slack: u64) -> bool {
         self.anonymous <= earlier.anonymous + slack
             && self.files <= earlier.files + 4

@@ -1,4 +1,4 @@
-use coracle_cel::access::{Access, AccessDecision, AccessQuestion, Authorize};
+use coracle_cel::access::{Access, AccessDecision, Authorize, CheckAttributes};
 use serde_json::json;
 
 use super::*;
@@ -7,7 +7,7 @@ use crate::{MutatingPolicy, Patch, REQUEST_BUDGET, RequestCost};
 struct Deny;
 
 impl Authorize for Deny {
-    fn authorize(&self, _question: &AccessQuestion) -> AccessDecision {
+    fn authorize(&self, _attributes: &CheckAttributes) -> AccessDecision {
         AccessDecision::default()
     }
 }
@@ -23,7 +23,7 @@ fn with_input<T>(object: &Value, params: &Value, act: impl FnOnce(&Input<'_>) ->
         old: &Value::Null,
         namespace: &namespace,
         params,
-        authorizer: Access::new(&host, AccessQuestion::default()),
+        authorizer: Access::new(&host, CheckAttributes::default()),
         cost: &RequestCost::default(),
     })
 }

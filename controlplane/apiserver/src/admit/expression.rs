@@ -1,7 +1,7 @@
 //! Creates the input of CEL expressions in policies and webhooks from a request.
 
 use coracle_admission_policies::{Input, RequestCost};
-use coracle_cel::access::{Access, AccessDecision, AccessQuestion, Authorize};
+use coracle_cel::access::{Access, AccessDecision, Authorize, CheckAttributes};
 use coracle_kinds::{Resource, kind::by_resource};
 use futures::FutureExt as _;
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub(super) struct Subject<'a> {
     request: Value,
     namespace: Value,
     host: Host<'a>,
-    question: AccessQuestion,
+    check: CheckAttributes,
     cost: &'a RequestCost,
 }
 
@@ -61,21 +61,21 @@ impl<'a> Subject<'a> {
                 .and_then(|kind| admission.cache.get(kind, "", name))
                 .map_or(Value::Null, |object| object.value()),
         };
-        let question = AccessQuestion {
+        let check = CheckAttributes {
             group: attributes.kind.group.to_string(),
             version: attributes.kind.version.to_string(),
             resource: attributes.kind.plural.to_string(),
             subresource: attributes.subresource.to_owned(),
             namespace: attributes.namespace.to_owned(),
             name: attributes.known_name().to_owned(),
-            ..AccessQuestion::default()
+            ..CheckAttributes::default()
         };
         let request = review::attributes(attributes, kind);
         Self {
             request,
             namespace,
             host: Host { admission, user: attributes.user },
-            question,
+            check,
             cost: attributes.cost,
         }
     }
@@ -88,15 +88,15 @@ impl<'a> Subject<'a> {
             old: &objects.old,
             namespace: &self.namespace,
             params: params.unwrap_or(&NULL),
-            authorizer: Access::new(&self.host, self.question.clone()),
+            authorizer: Access::new(&self.host, self.check.clone()),
             cost: self.cost,
         }
     }
 }
 
 impl Authorize for Host<'_> {
-    fn authorize(&self, question: &AccessQuestion) -> AccessDecision {
-        let account = question.service_account.as_ref().map(|(namespace, name)| {
+    fn authorize(&self, check: &CheckAttributes) -> AccessDecision {
+        let account = check.service_account.as_ref().map(|(namespace, name)| {
             let all = format!("system:serviceaccounts:{namespace}");
             let groups = ["system:serviceaccounts", all.as_str(), "system:authenticated"];
             User::new(&format!("system:serviceaccount:{namespace}:{name}"), &groups)
@@ -104,23 +104,23 @@ impl Authorize for Host<'_> {
         let user = account.as_ref().unwrap_or(self.user);
         let failed =
             |error: &str| AccessDecision { error: Some(error.to_owned()), ..AccessDecision::default() };
-        let resource = question.path.is_none().then(|| ResourceInfo {
-            group: question.group.clone(),
-            version: question.version.clone(),
-            namespace: question.namespace.clone(),
-            below_namespace: !question.namespace.is_empty(),
-            resource: question.resource.clone(),
-            name: question.name.clone(),
-            subresource: question.subresource.clone(),
+        let resource = check.path.is_none().then(|| ResourceInfo {
+            group: check.group.clone(),
+            version: check.version.clone(),
+            namespace: check.namespace.clone(),
+            below_namespace: !check.namespace.is_empty(),
+            resource: check.resource.clone(),
+            name: check.name.clone(),
+            subresource: check.subresource.clone(),
             ..ResourceInfo::default()
         });
-        let path = question.path.clone().unwrap_or_default();
-        let query = Query::of_selectors(question.field_selector.clone(), question.label_selector.clone());
+        let path = check.path.clone().unwrap_or_default();
+        let query = Query::of_selectors(check.field_selector.clone(), check.label_selector.clone());
         let info = RequestInfo { verb: "", path, query, resource };
-        let asked =
-            AccessAttributes { user, verb: &question.verb, info: &info, cache: &self.admission.cache };
+        let attributes =
+            AccessAttributes { user, verb: &check.verb, info: &info, cache: &self.admission.cache };
         // An expression cannot wait. Local authorizers decide immediately.
-        let Some(decision) = self.admission.authorizers.decide(&asked).now_or_never() else {
+        let Some(decision) = self.admission.authorizers.decide(&attributes).now_or_never() else {
             return failed("the authorizer did not decide immediately");
         };
         AccessDecision {

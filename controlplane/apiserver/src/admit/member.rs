@@ -18,7 +18,7 @@ pub(super) enum Steps {
 
 /// A plugin, or a part of one.
 pub(crate) struct Member {
-    /// Empty for the rules of a kind, which are no plugin. These are not counted.
+    /// Empty for the rules of a kind. They are not a plugin, so the metrics do not count them.
     name: &'static str,
     steps: Steps,
     pub(super) plugin: Box<dyn Admit>,

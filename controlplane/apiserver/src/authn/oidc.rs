@@ -59,6 +59,8 @@ impl Authenticator for ArcSwap<Issuers> {
 // === impl Issuers ===
 
 impl Issuers {
+    /// The issuers with these configurations.
+    ///
     /// # Errors
     /// An issuer's authority is invalid.
     pub(super) fn new(configs: Vec<IssuerConfig>) -> Result<Self, String> {

@@ -27,6 +27,8 @@ struct Account {
 // === impl PasswordFile ===
 
 impl PasswordFile {
+    /// Reads the file.
+    ///
     /// # Errors
     /// The file cannot be read, or a record is invalid. The error text contains no password.
     pub(super) fn read(path: &Path) -> Result<Self, String> {

@@ -44,6 +44,8 @@ pub(crate) struct PeerVerifier {
 // === impl PeerVerifier ===
 
 impl PeerVerifier {
+    /// Creates the verifiers of the cluster's and of the proxy's certificate authority, which are in PEM form.
+    ///
     /// # Errors
     /// An authority is invalid. Or both authorities have a certificate in common while all names are allowed: every
     /// client of the cluster could then name any user.

@@ -43,6 +43,8 @@ pub(super) struct TokenWebhook {
 // === impl TokenWebhook ===
 
 impl TokenWebhook {
+    /// Reads the webhook's kubeconfig file.
+    ///
     /// # Errors
     /// The kubeconfig file cannot be used.
     pub(super) fn new(config: TokenWebhookConfig, audiences: Vec<String>) -> Result<Self, String> {

@@ -52,6 +52,8 @@ struct Policy {
 // === impl Abac ===
 
 impl Abac {
+    /// Reads a file of policies.
+    ///
     /// # Errors
     /// The file cannot be read, or a line is not a policy.
     pub(super) fn read(path: &Path) -> Result<Self, String> {

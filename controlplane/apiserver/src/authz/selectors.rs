@@ -33,7 +33,7 @@ pub(super) fn add(info: &RequestInfo, attributes: &mut Map<String, Value>) {
     }
 }
 
-/// A requirement in a review. Reviews have no operators for numbers.
+/// A requirement in the format of a review. `None` for the comparisons of numbers, which reviews do not have.
 fn label_requirement(requirement: &Requirement) -> Option<Value> {
     match requirement {
         Requirement::In(key, values) => Some(json!({"key": key, "operator": "In", "values": values})),

@@ -48,6 +48,8 @@ pub(super) struct Webhook {
 // === impl Webhook ===
 
 impl Webhook {
+    /// Reads the webhook's kubeconfig file.
+    ///
     /// # Errors
     /// The kubeconfig file cannot be used.
     pub(super) fn new(

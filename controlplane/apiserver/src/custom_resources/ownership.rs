@@ -16,11 +16,13 @@ pub(super) fn of_schema(root: &Node) -> (Schema, TypeId) {
     let mut fields: std::collections::BTreeMap<Box<str>, Field> = root
         .properties
         .iter()
-        .map(|(name, node)| (name.clone(), Field { of: of_node(&mut schema, node, scalar), always: false }))
+        .map(|(name, node)| {
+            (name.clone(), Field { of: of_node(&mut schema, node, scalar), absent_is_empty: false })
+        })
         .collect();
-    fields.insert("metadata".into(), Field { of: metadata, always: false });
+    fields.insert("metadata".into(), Field { of: metadata, absent_is_empty: false });
     for name in ["apiVersion", "kind"] {
-        fields.insert(name.into(), Field { of: scalar, always: false });
+        fields.insert(name.into(), Field { of: scalar, absent_is_empty: false });
     }
     let other = root.preserve_unknown.then(Schema::deduced);
     let whole = schema.add(Type::Map { fields, other });
@@ -42,7 +44,7 @@ fn of_node(schema: &mut Schema, node: &Node, scalar: TypeId) -> TypeId {
             }
             let fields = node.properties.iter();
             let fields = fields.map(|(name, inner)| {
-                (name.clone(), Field { of: of_node(schema, inner, scalar), always: false })
+                (name.clone(), Field { of: of_node(schema, inner, scalar), absent_is_empty: false })
             });
             Type::Map { fields: fields.collect(), other }
         }

@@ -116,7 +116,7 @@ mod tests {
         let (again, is_kept) = documents.build(version, |_| false);
         assert!(!is_kept && again == built);
         assert_eq!(again.body.unwrap().as_ptr(), body.as_ptr(), "the bytes are shared");
-        // A client that has the document causes no build, also without the bytes.
+        // A client that has the document causes no build, even if the server no longer has the bytes.
         documents.kept().clear();
         let known = documents.get(version, |hash| hash == built.hash);
         assert_eq!(known, Some(VersionDocument { body: None, ..built }));

@@ -68,23 +68,23 @@ fn all(state: &State) -> Vec<Value> {
         .iter()
         .map(|(name, lease)| {
             let is_own = state.own_components.contains(name);
-            status(name, &if is_own { Ok(()) } else { leased(state, lease, now) })
+            status(name, &if is_own { Ok(()) } else { lease_condition(state, lease, now) })
         })
         .collect();
-    all.push(status(STORE, &stored(state.store.health())));
+    all.push(status(STORE, &store_condition(state.store.health())));
     all
 }
 
 fn status(name: &str, condition: &Condition) -> Value {
-    let (is_healthy, message) = match condition {
+    let (healthy, message) = match condition {
         Ok(()) => ("True", "ok"),
         Err(why) => ("False", why.as_str()),
     };
-    let condition = json!({"type": "Healthy", "status": is_healthy, "message": message});
+    let condition = json!({"type": "Healthy", "status": healthy, "message": message});
     json!({"kind": "ComponentStatus", "apiVersion": "v1", "metadata": {"name": name}, "conditions": [condition]})
 }
 
-fn stored(health: Health) -> Condition {
+fn store_condition(health: Health) -> Condition {
     match health {
         Health::Good => Ok(()),
         Health::Full { free } => Err(format!("database space exceeded: {} MiB free", free >> 20)),
@@ -93,7 +93,7 @@ fn stored(health: Health) -> Condition {
     }
 }
 
-fn leased(state: &State, name: &str, now: Timestamp) -> Condition {
+fn lease_condition(state: &State, name: &str, now: Timestamp) -> Condition {
     let lease = by_resource("coordination.k8s.io", "v1", "leases")
         .and_then(|kind| state.cache.get(kind, "kube-system", name));
     match lease {

@@ -129,7 +129,7 @@ pub(super) async fn reject(
     task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))
 }
 
-/// Removes an object that an initializer has rejected, whatever its current revision is.
+/// Removes an object that an initializer has rejected, even if it has changed since then.
 pub(crate) async fn remove_rejected(state: &State, kind: &Resource, key: &str) -> Result<()> {
     for _ in 0..ATTEMPTS {
         let current = state.cache.of(kind)?.lock().get(key);

@@ -15,13 +15,13 @@ const ADDRESS: Size = Size { min: 4, max: 16 };
 /// Maximum size of the name of a format (`MaxFormatSize`).
 const FORMAT_NAME: Size = Size { min: 1, max: 64 };
 
-/// The cost of a format's regular expression for each unit of the text's cost: 128 characters, each with 0.25.
+/// Cost of a format's regular expression, as a multiple of the cost of reading the text: 128 characters of 0.25 each.
 const FORMAT_PATTERN: f64 = 32.0;
 
 // === impl Estimator ===
 
 impl<'a> Estimator<'a> {
-    /// The estimate of a library. `None` for other functions.
+    /// The estimate for a function of a library. `None` for other functions.
     pub(super) fn extension(&mut self, call: &Call<'_, 'a>) -> Option<Estimate> {
         match (call.target.as_ref(), call.args) {
             (None, [left, right]) if call.name == "_==_" => self.equality(left, right),
@@ -182,7 +182,7 @@ fn new_list(factor: f64, size: Size) -> Estimate {
     (size.cost(factor).saturating_add(1).saturating_add(NEW_LIST), Some(size))
 }
 
-/// The cost of a sort for each pair of elements. A comparison of texts also costs the reading.
+/// The cost of a sort for each pair of elements. For texts it includes the cost of reading them.
 fn sort_factor(list: &Part<'_>) -> f64 {
     match element_kind(list.kind) {
         None | Some(Type::String | Type::Bytes | Type::Dyn) => 2.0 + READ,

@@ -25,13 +25,13 @@ pub(super) fn call<'a>(
             if let Err(error) = meter.charge(CHECK) {
                 return Some(Err(error));
             }
-            let check = access.with(access.stage, |question| question.verb = verb.to_string());
-            Value::Decision(check.host.authorize(&check.question).into())
+            let check = access.with(access.stage, |attributes| attributes.verb = verb.to_string());
+            Value::Decision(check.host.authorize(&check.attributes).into())
         }
         (Value::Access(access), name, rest) => {
-            // Each call in the chain copies the question and the arguments.
+            // Each call in the chain copies the attributes and the arguments.
             let copied = rest.iter().map(Value::cost_size).fold(0, u64::saturating_add);
-            if let Err(error) = meter.charge(access.question.size().saturating_add(copied) / 10) {
+            if let Err(error) = meter.charge(access.attributes.size().saturating_add(copied) / 10) {
                 return Some(Err(error));
             }
             if let Some(problem) = problem(access.stage, name, rest) {
@@ -80,26 +80,30 @@ fn build<'a>(access: &Access<'a>, name: &str, args: &[Value<'a>]) -> Option<Acce
     let (first, second) = (texts.next()?, texts.next());
     Some(match (access.stage, name, second) {
         (Stage::Authorizer, "serviceAccount", Some(name)) => {
-            access.with(Stage::Authorizer, |question| question.service_account = Some((first, name)))
+            access.with(Stage::Authorizer, |attributes| attributes.service_account = Some((first, name)))
         }
-        (Stage::Authorizer, "path", None) => access.with(Stage::Path, |question| question.path = Some(first)),
-        (Stage::Authorizer, "group", None) => access.with(Stage::Group, |question| question.group = first),
-        (Stage::Group, "resource", None) => access.with(Stage::Resource, |question| {
-            question.resource = first;
-            question.version = "*".to_owned();
+        (Stage::Authorizer, "path", None) => {
+            access.with(Stage::Path, |attributes| attributes.path = Some(first))
+        }
+        (Stage::Authorizer, "group", None) => {
+            access.with(Stage::Group, |attributes| attributes.group = first)
+        }
+        (Stage::Group, "resource", None) => access.with(Stage::Resource, |attributes| {
+            attributes.resource = first;
+            attributes.version = "*".to_owned();
         }),
         (Stage::Resource, "subresource", None) => {
-            access.with(Stage::Resource, |question| question.subresource = first)
+            access.with(Stage::Resource, |attributes| attributes.subresource = first)
         }
         (Stage::Resource, "namespace", None) => {
-            access.with(Stage::Resource, |question| question.namespace = first)
+            access.with(Stage::Resource, |attributes| attributes.namespace = first)
         }
-        (Stage::Resource, "name", None) => access.with(Stage::Resource, |question| question.name = first),
+        (Stage::Resource, "name", None) => access.with(Stage::Resource, |attributes| attributes.name = first),
         (Stage::Resource, "fieldSelector", None) => {
-            access.with(Stage::Resource, |question| question.field_selector = first)
+            access.with(Stage::Resource, |attributes| attributes.field_selector = first)
         }
         (Stage::Resource, "labelSelector", None) => {
-            access.with(Stage::Resource, |question| question.label_selector = first)
+            access.with(Stage::Resource, |attributes| attributes.label_selector = first)
         }
         _ => return None,
     })

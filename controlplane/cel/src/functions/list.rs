@@ -59,7 +59,7 @@ pub(super) fn call<'a>(
     })
 }
 
-/// Whether this module has a function with the name. The elements of a list are copied only then.
+/// Whether this module has a function with the name. For any other name the elements of a list are not copied.
 fn is_known(name: &str) -> bool {
     const NAMES: &[&str] = &[
         "isSorted",

@@ -420,7 +420,7 @@ fn an_unknown_shared_value_is_an_undefined_field() {
 }
 
 #[test]
-fn one_evaluation_has_a_limit_whatever_the_budget() {
+fn one_evaluation_has_a_limit_that_does_not_depend_on_the_budget() {
     let source = "lists.range(1100).all(i, lists.range(1100).all(j, i + j >= 0))";
     let program = Program::compile(source, &Environment::default()).unwrap();
     let shared = Shared::default();
@@ -474,9 +474,9 @@ fn objects_are_made_only_where_they_are_declared() {
 struct Allow(&'static str);
 
 impl crate::access::Authorize for Allow {
-    fn authorize(&self, question: &crate::access::AccessQuestion) -> crate::access::AccessDecision {
+    fn authorize(&self, attributes: &crate::access::CheckAttributes) -> crate::access::AccessDecision {
         crate::access::AccessDecision {
-            allowed: format!("{question:?}").contains(self.0),
+            allowed: format!("{attributes:?}").contains(self.0),
             ..Default::default()
         }
     }
@@ -486,8 +486,9 @@ impl crate::access::Authorize for Allow {
 fn permission_checks_call_the_host() {
     let environment = Environment::default().variable("authorizer", crate::access::AUTHORIZER);
     let host = Allow("deployments");
-    let question = crate::access::AccessQuestion { resource: "deployments".to_owned(), ..Default::default() };
-    let access = crate::access::Access::new(&host, question);
+    let attributes =
+        crate::access::CheckAttributes { resource: "deployments".to_owned(), ..Default::default() };
+    let access = crate::access::Access::new(&host, attributes);
     for (source, expected) in [
         (
             "authorizer.group('apps').resource('deployments').namespace('x').name('y').check('get').allowed()",

@@ -110,7 +110,7 @@ pub(crate) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Value {
     }
     pod["spec"]["tolerations"] = list.into();
     let by_name = json!([{"key": "metadata.name", "operator": "In", "values": [node]}]);
-    // The terms of the template are met already: the node was chosen by them.
+    // The terms of the template are replaced: they selected this node, so it matches them.
     let mut affinity = as_object(&pod["spec"]["affinity"]);
     let mut of_nodes = as_object(&affinity["nodeAffinity"]);
     of_nodes["requiredDuringSchedulingIgnoredDuringExecution"] =

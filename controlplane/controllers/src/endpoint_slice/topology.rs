@@ -72,7 +72,7 @@ pub(crate) fn set_hints(groups: &mut [Group], zones: Option<&Zones>) {
                 ready.push(endpoint);
             }
         }
-        // The same endpoints get the same hints, in whatever order the pods are listed.
+        // Sorted, so that the hints do not depend on the order in which the pods are listed.
         ready.sort_by(|one, other| one.addresses.cmp(&other.addresses));
         let own: Vec<Option<&str>> = ready.iter().map(|endpoint| endpoint.zone.as_deref()).collect();
         let Some(assigned) = zones.and_then(|zones| zones.assign(&own)) else { continue };

@@ -68,8 +68,8 @@ pub(crate) async fn run(context: Arc<Context>) {
     let mut watches = Watches::default();
     let mut listed = watches.update(&context, &collector, &shared_kinds);
     context.caches.synced().await;
-    // An aggregated server that does not respond must not stop the garbage collection of all kinds. `join_all` would
-    // panic if the process ends meanwhile, because its tasks are cancelled then.
+    // An aggregated server that does not respond must not stop the garbage collection of all kinds. `join_next`, because
+    // `join_all` panics if a task is cancelled, which happens at the end of the process.
     let all = async { while listed.join_next().await.is_some() {} };
     let _late = tokio::time::timeout(FIRST_LISTS_TIMEOUT, all).await;
     drop(listed);

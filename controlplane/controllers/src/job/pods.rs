@@ -40,7 +40,7 @@ pub(super) fn has_failed(job: &Job, pod: &Pod) -> bool {
     pod.status.phase.as_deref() == Some("Failed") || (is_terminating(pod) && !replaces_only_failed(job))
 }
 
-/// Whether the pod is not counted yet.
+/// Whether the pod has the tracking finalizer: the status of the job does not count it yet.
 pub(super) fn is_tracked(pod: &Pod) -> bool {
     pod.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER)
 }

@@ -77,12 +77,13 @@ pub(crate) async fn reconcile(context: &Context, lifecycle: &Lifecycle, key: Key
         node = mark_lost(context, &node, conditions).await?;
         update_zones(context, lifecycle);
     }
-    // Not only when the node is marked as lost: a failed or interrupted write is repeated at the next reconcile.
+    // Every reconcile of a lost node does this, so that a failed or interrupted write is repeated.
     let unready = if left.is_none() { mark_pods_not_ready(context, &node).await } else { Ok(()) };
-    let evicts = taint(context, lifecycle, &node).await?;
+    let until_eviction = taint(context, lifecycle, &node).await?;
     unready?;
     // A lost node has no timer: a heartbeat or a change queues it.
-    let wait = [left.map(|left| left + Duration::from_millis(1)), evicts].into_iter().flatten().min();
+    let until_lost = left.map(|left| left + Duration::from_millis(1));
+    let wait = [until_lost, until_eviction].into_iter().flatten().min();
     Ok(wait.map_or(Next::Wait, Next::After))
 }
 

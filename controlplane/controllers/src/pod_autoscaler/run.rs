@@ -224,7 +224,7 @@ impl Reconcile<'_> {
         Outcome { desired: Some(replicas), rescaled: true, ..outcome }
     }
 
-    /// Writes the status if it changed. `None` if the target is unknown: only the conditions change then.
+    /// Writes the status if it changed. If the target is unknown, `outcome` is `None` and only the conditions change.
     async fn write(&self, conditions: &Conditions, outcome: Option<Outcome>) -> Result<(), Error> {
         let old = json!(self.autoscaler.status);
         let mut new = old.clone();

@@ -263,11 +263,11 @@ async fn clean(
     if set.is_being_deleted() {
         return Ok(());
     }
-    let used = to_clean(&current.all, set.spec.revision_history_limit, |revision| {
+    let unused = to_clean(&current.all, set.spec.revision_history_limit, |revision| {
         let name = revision.name();
         name == current.revision.name()
             || set.status.current_revision.as_deref() == Some(name)
             || pods.iter().any(|pod| super::pods::revision(pod) == name)
     });
-    revision_history::delete(context, &used).await
+    revision_history::delete(context, &unused).await
 }

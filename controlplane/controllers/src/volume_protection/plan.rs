@@ -36,7 +36,7 @@ pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
         })
 }
 
-/// Whether the node has stopped a deleted pod: it sets the grace period to 0 then.
+/// Whether the node has stopped a deleted pod. A node sets the grace period to 0 when it has done so.
 fn is_shut_down(pod: &Pod) -> bool {
     pod.is_being_deleted() && pod.metadata.deletion_grace_period_seconds == Some(0)
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::types;
 
-/// A schema with a limit, if one is given, on its length or its number of elements.
+/// Creates a schema. The argument is the limit on the length or the number of elements. `None` means no limit.
 type Shape = Box<dyn Fn(Option<i64>) -> Value>;
 
 /// The estimated cost of a rule on the values of a schema.
@@ -84,7 +84,7 @@ fn check(shape: &Shape, rule: &str, (unlimited, max, limited): (u64, i64, u64)) 
 // The costs in these tests are those of upstream's `TestCostEstimation` and `TestCelEstimatedCostStability`.
 
 #[test]
-fn loops_cost_as_many_rounds_as_a_request_has_elements() {
+fn loops_cost_one_round_for_each_element_that_fits_into_a_request() {
     let all = "self.all(x, true)";
     for (item, costs) in [
         (value("number"), (4_718_591, 10, 32)),
@@ -195,7 +195,7 @@ fn resources_have_type_and_metadata() {
     assert!(!plain.fields.contains_key("metadata"));
 }
 
-/// An object with a property of each of some types.
+/// The schema of an object with properties of many types.
 fn all_types() -> Value {
     let pair = || json!({"type": "object", "properties": {"k": value("string"), "v": value("string")}});
     let ten = |schema: Value, field: &str| limited(schema, field, Some(10));

@@ -17,7 +17,7 @@ const MAX_RULES: usize = 1000;
 /// Maximum memory of all compiled patterns of one schema, in bytes.
 const MAX_PATTERN_BYTES: usize = 16 << 20;
 
-/// Maximum characters of all patterns of one schema whose case is folded. To compile them takes about half a second.
+/// Maximum number of case-folded characters in all patterns of one schema. Compiling them takes about half a second.
 const MAX_FOLDED: u64 = 16 << 20;
 
 /// A schema that cannot be compiled.
@@ -181,8 +181,8 @@ impl Reader {
         let is_too_much = self.folded > MAX_FOLDED;
         let left = if is_too_much { 0 } else { MAX_PATTERN_BYTES.saturating_sub(self.pattern_bytes) };
         let mut regex = Err(pattern::TOO_LARGE.to_owned());
-        // The crate does not report the size of an expression. The smallest limit with which it compiles is
-        // used as its size.
+        // The crate `regex` does not report the size of an expression. So the smallest limit with which the expression
+        // compiles counts as its size.
         let mut work = 0;
         for (limit, steps) in [(4 << 10, 30), (64 << 10, 500), (pattern::MAX_BYTES, 8000)] {
             let limit = limit.min(left);

@@ -38,7 +38,8 @@ const ROOT_FIELDS: &[&str] = &[
     "x-kubernetes-validations",
 ];
 
-/// Whether the versions have a field with the same value, so that upstream reports it at the definition.
+/// The fields that have the same value in all versions. As upstream, violations in such a field are reported once, at the
+/// path of the definition.
 #[expect(clippy::struct_excessive_bools, reason = "each field is shared or not, independent of the others")]
 struct Shared {
     schema: bool,
@@ -58,7 +59,8 @@ pub(super) fn validate(spec: &Spec, old: Option<&Value>, path: &Path, violations
         }
         violations.format(&place.field("name"), &version.name, &names::dns1035_label(&version.name));
         deprecation(version, &place, violations);
-        let (above, first) = (|shared: bool| if shared { path.clone() } else { place.clone() }, index == 0);
+        let first = index == 0;
+        let path_of = |is_shared: bool| if is_shared { path.clone() } else { place.clone() };
         let schema_path = if shared.schema { path.field("validation") } else { place.field("schema") };
         let parsed = match version.schema() {
             Some(raw) if first || !shared.schema => {
@@ -70,16 +72,16 @@ pub(super) fn validate(spec: &Spec, old: Option<&Value>, path: &Path, violations
         if (first || !shared.subresources)
             && let Some(scale) = version.scale()
         {
-            scale_paths(scale, &above(shared.subresources).field("subresources"), violations);
+            scale_paths(scale, &path_of(shared.subresources).field("subresources"), violations);
         }
         if first || !shared.columns {
-            let place = above(shared.columns).field("additionalPrinterColumns");
+            let place = path_of(shared.columns).field("additionalPrinterColumns");
             for (index, column) in version.additional_printer_columns.iter().enumerate() {
                 printer_column(column, &place.index(index), violations);
             }
         }
         if first || !shared.selectable {
-            let place = above(shared.selectable).field("selectableFields");
+            let place = path_of(shared.selectable).field("selectableFields");
             match &parsed {
                 Some(schema) => selectable_fields(version, schema, &place, violations),
                 None if version.schema().is_none() && !version.selectable_fields.is_empty() => {
@@ -135,7 +137,7 @@ fn old_schema<'a>(old: &'a Value, name: &str) -> Option<&'a Value> {
     versions.iter().find(|version| version["name"] == name)?.get("schema")?.get("openAPIV3Schema")
 }
 
-/// Validates a schema. The rules of one that did not change are not compiled again.
+/// Validates a schema. Does not compile the rules of an unchanged schema again.
 fn schema(
     raw: &Value,
     unchanged: bool,

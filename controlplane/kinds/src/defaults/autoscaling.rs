@@ -44,7 +44,7 @@ pub(crate) fn autoscaler(object: &mut Value) {
 
 fn rules(rules: &mut Map<String, Value>, policies: Value) {
     fill_absent(rules, "selectPolicy", "Max");
-    // An empty list is kept, for validation to refuse, as upstream does.
+    // As upstream, an empty list is kept. Validation refuses it.
     fill_absent(rules, "policies", policies);
 }
 

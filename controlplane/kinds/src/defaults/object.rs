@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{child, child_of, fill};
 
-/// Every namespace has its name as a label, so that selectors can match it.
+/// Sets the defaults of a namespace. Every namespace has its name as a label, so that selectors can match it.
 pub(crate) fn namespace(object: &mut Value) {
     let name = object["metadata"]["name"].clone();
     let named = name.as_str().is_some_and(|text| !text.is_empty());
@@ -20,7 +20,7 @@ pub(crate) fn namespace(object: &mut Value) {
     }
 }
 
-/// allocatable defaults to capacity until the agent writes it.
+/// Sets the defaults of a node: `allocatable` is equal to `capacity` until the agent writes it.
 pub(crate) fn node(object: &mut Value) {
     if let Some(spec) = child(object, "spec") {
         pod_ranges(spec);
@@ -31,7 +31,7 @@ pub(crate) fn node(object: &mut Value) {
     }
 }
 
-/// Makes `podCIDR` the first of `podCIDRs`, as upstream's conversion: the older field wins if they differ.
+/// Makes `podCIDR` equal to the first of `podCIDRs`, as upstream's conversion. If they differ, `podCIDR` is used.
 fn pod_ranges(spec: &mut Map<String, Value>) {
     let one =
         spec.get("podCIDR").filter(|range| range.as_str().is_some_and(|range| !range.is_empty())).cloned();

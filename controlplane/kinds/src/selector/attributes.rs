@@ -10,7 +10,7 @@ use coracle_values::label_selector::LabelSelector;
 
 use crate::Resource;
 
-/// Name under which the attributes of an uninitialized object have the value `true`. No selector can name it.
+/// An attribute that only uninitialized objects have, with the value `true`. No selector can name it.
 const UNINITIALIZED: &str = "metadata.initializers";
 
 /// Labels and selectable fields of one object.

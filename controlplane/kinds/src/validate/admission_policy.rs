@@ -165,7 +165,7 @@ fn is_identifier(name: &str) -> bool {
     let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     starts
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        && coracle_admission_policies::is_free_name(name)
+        && coracle_admission_policies::is_identifier(name)
 }
 
 fn validation(causes: &mut Causes, path: &Path, validation: &Value, expressions: &Expressions) {

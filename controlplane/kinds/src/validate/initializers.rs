@@ -38,7 +38,7 @@ pub(super) fn update(causes: &mut Causes, path: &Path, new: &Value, old: &Value)
     }
 }
 
-/// The violation of a new object that is rejected already: it would be stored, and never be seen.
+/// The violation of a new object whose initialization has already failed. It would be stored, and always be hidden.
 pub fn creation(object: &Value) -> Vec<super::Cause> {
     let mut causes = Causes::default();
     if failure(object).is_some() {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_object_is_not_rejected_already() {
+    fn a_new_object_must_not_have_a_failed_initialization() {
         let check = |initializers: Value| fields(creation(&object(initializers)));
         assert!(check(json!({"pending": [{"name": "a.example.com"}]})).is_empty());
         let rejected = json!({"pending": [{"name": "a.example.com"}], "result": {"status": "Failure"}});

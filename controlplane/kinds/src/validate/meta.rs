@@ -26,11 +26,11 @@ pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
     finalizers(causes, kind, &path.field("finalizers"), &metadata["finalizers"]);
 }
 
-/// The message about a finalizer without a domain that is no standard one.
+/// The message about a finalizer that has no domain and is not a standard one.
 pub(super) const PLAIN_FINALIZER: &str =
     "name is neither a standard finalizer name nor is it fully qualified";
 
-/// Whether a finalizer has no domain and is no standard one.
+/// Whether a finalizer has no domain and is not a standard one.
 pub(super) fn is_plain_finalizer(name: &str) -> bool {
     !name.contains('/') && !["kubernetes", "foregroundDeletion", "orphan"].contains(&name)
 }

@@ -70,7 +70,11 @@ fn fields_of_pods_are_reported_at_their_paths() {
         assert!(found.iter().any(|text| text == expect), "{expect} is not in {found:#?}");
     }
     assert_eq!(found.len(), POD.len(), "{found:#?}");
-    assert_eq!(updated("v1", "Pod", &pod, &json!({})), [""; 0], "as upstream, updates of pods have none");
+    assert_eq!(
+        updated("v1", "Pod", &pod, &json!({})),
+        [""; 0],
+        "as upstream, updates of pods have no warnings"
+    );
     let plain = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "i"}]}});
     assert_eq!(created("v1", "Pod", &plain), [""; 0]);
     let name = created("v1", "Pod", &json!({"metadata": {"name": "a.b"}, "spec": {}}));

@@ -21,7 +21,7 @@ fn schema() -> (Schema, TypeId) {
     let set = schema.add(Type::Set);
     let fields = |list: &[(&str, TypeId)]| {
         let field = |(name, of): &(&str, TypeId)| {
-            (Box::from(*name), Field { of: *of, always: matches!(*name, "metadata" | "spec") })
+            (Box::from(*name), Field { of: *of, absent_is_empty: matches!(*name, "metadata" | "spec") })
         };
         list.iter().map(field).collect()
     };
@@ -158,7 +158,7 @@ fn an_omitted_field_is_removed_unless_another_manager_owns_it() {
     stored.apply("a", &json!({"replicas": 1})).unwrap();
     assert_eq!(*stored.spec(), json!({"replicas": 1, "image": "i", "ports": [{"number": 81, "name": "b"}]}));
     stored.apply("b", &json!({})).unwrap();
-    // The field `ports` itself is a declared field: it goes with its last element.
+    // A declared field such as `ports` is removed with its last element.
     assert_eq!(*stored.spec(), json!({"replicas": 1}));
 }
 
@@ -200,7 +200,7 @@ fn a_forced_apply_takes_the_field() {
 }
 
 #[test]
-fn fields_without_a_manager_belong_to_the_time_before_the_first_apply() {
+fn fields_without_a_manager_belong_to_the_manager_before_first_apply() {
     let mut stored = Stored::new();
     stored.object = json!({"apiVersion": VERSION, "kind": "Web", "metadata": {"name": "w", "uid": "1"}, "spec": {"replicas": 1}});
     stored.update("a", |object| object["spec"]["image"] = "i".into());
@@ -291,7 +291,7 @@ fn managers_of_a_version_that_is_not_served_are_dropped() {
 }
 
 #[test]
-fn the_key_of_a_megabyte_above_many_conflicts_is_kept_once_and_cut_in_messages() {
+fn a_long_key_in_many_conflicts_is_stored_once_and_cut_in_messages() {
     let schema = Schema::default();
     let versions = SingleVersion { api_version: VERSION, schema: &schema, of: Schema::deduced() };
     let ignored = FieldSet::default();

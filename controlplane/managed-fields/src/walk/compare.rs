@@ -87,9 +87,9 @@ fn maps(
     let is_old = |name: &&String| old.is_some_and(|map| map.contains_key(*name));
     let only_new = new.into_iter().flat_map(Map::keys).filter(|name| !is_old(name));
     for name in old.into_iter().flat_map(Map::keys).chain(only_new) {
-        let always = || schema.is_always(of, name).then_some(&empty);
-        let old = old.and_then(|map| map.get(name)).or_else(always);
-        let new = new.and_then(|map| map.get(name)).or_else(always);
+        let empty_if_absent = || schema.absent_is_empty(of, name).then_some(&empty);
+        let old = old.and_then(|map| map.get(name)).or_else(empty_if_absent);
+        let new = new.and_then(|map| map.get(name)).or_else(empty_if_absent);
         let part = values(schema, schema.field(of, name), old, new);
         // Most fields are equal. They need no path.
         if part.0 != Change::None || !part.1.is_empty() {

@@ -43,7 +43,7 @@ mod tests {
     fn only_a_set_with_parts_of_an_atomic_value_is_rebuilt() {
         let mut schema = Schema::default();
         let atomic = schema.add(Type::Atomic);
-        let fields = BTreeMap::from([("list".into(), Field { of: atomic, always: false })]);
+        let fields = BTreeMap::from([("list".into(), Field { of: atomic, absent_is_empty: false })]);
         let of = schema.add(Type::Map { fields, other: None });
         let set = |json| FieldSet::from_json(&json).unwrap();
         let whole = set(json!({"f:list": {}, "f:other": {"f:a": {}}}));

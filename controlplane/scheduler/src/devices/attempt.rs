@@ -1,5 +1,5 @@
-//! The common limit of all searches for devices in one attempt to schedule a pod or a gang. It covers the filters,
-//! also beside nominated pods, and the preemption.
+//! The common limit of all searches for devices in one attempt to schedule a pod or a gang. It covers the filters, with and
+//! without nominated pods, and the preemption.
 
 use std::sync::Arc;
 

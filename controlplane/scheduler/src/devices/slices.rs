@@ -91,7 +91,7 @@ impl Slices {
         }
     }
 
-    /// Number of devices that searches on all of this number of nodes visit at most.
+    /// Maximum number of devices that a search on this number of nodes visits.
     pub(super) fn visits(&self, nodes: usize) -> usize {
         let devices = |slice: &Slice| slice.spec.devices.len();
         let of_nodes: usize = self.of_nodes.values().flat_map(BTreeMap::values).map(devices).sum();
@@ -101,7 +101,7 @@ impl Slices {
 
     /// The slices that count for a node, by pool.
     ///
-    /// A generation or a number of slices that another node publishes does not count. Slices of several nodes have
+    /// The generation and the number of slices that another node publishes are ignored. Slices of several nodes have
     /// precedence over a node's slices of a pool with the same name. Otherwise a node could use up the devices of the
     /// shared pool, which it cannot publish. If the shared slices have no devices, but only counters, the pool has the
     /// devices of the node.
@@ -116,9 +116,8 @@ impl Slices {
         pools
     }
 
-    /// The slices of other nodes of a pool that spreads over several nodes. `own` are the slices of the pool's newest
-    /// generation that count for the node. Empty if these are all slices of the pool: then other nodes have no
-    /// influence.
+    /// The slices of a pool that belong to other nodes. `own` are the slices of the pool's newest generation that count
+    /// for the node. Empty if `own` is the complete pool, so that other nodes cannot influence it.
     pub(super) fn of_other_nodes(
         &self,
         (driver, pool): (&str, &str),

@@ -73,8 +73,8 @@ enum GangFit {
 struct Attempt<'a> {
     profile: &'a Profile,
     snapshot: &'a mut Snapshot,
-    /// The uids of the gang's pods. They are never victims of each other.
-    members: &'a dyn Fn(&str) -> bool,
+    /// Whether the pod with this uid belongs to the gang. The gang's pods are never victims of each other.
+    is_member: &'a dyn Fn(&str) -> bool,
     placed: Vec<String>,
     /// Removed victims: node, uid and pod.
     removed: Vec<(String, String, Placed)>,
@@ -93,12 +93,12 @@ pub(crate) fn place(
     profile: &Profile,
     snapshot: &mut Snapshot,
     needed: usize,
-    members: &dyn Fn(&str) -> bool,
+    is_member: &dyn Fn(&str) -> bool,
 ) -> Outcome {
     let mut attempt = Attempt {
         profile,
         snapshot,
-        members,
+        is_member,
         placed: Vec::new(),
         removed: Vec::new(),
         helped_by: Changes::GROUP,
@@ -207,7 +207,7 @@ impl<'a> Attempt<'a> {
             None => match preempt(pod, self.profile, self.snapshot, &refused.resolvable) {
                 Err(why) => return Placement::Refused(with_outcome(&refused, devices, &why)),
                 Ok(Preemption { victims, .. })
-                    if victims.iter().any(|victim| (self.members)(&victim.uid)) =>
+                    if victims.iter().any(|victim| (self.is_member)(&victim.uid)) =>
                 {
                     return Placement::Refused(with_outcome(&refused, devices, ""));
                 }

@@ -179,7 +179,7 @@ fn a_group_that_is_created_again_gets_its_own_condition_and_keeps_its_back_off()
     groups.put_pod(&pod("a", "g", "1"), false);
     groups.put(gang("g", 1));
     let until = tokio::time::Instant::now();
-    groups.rest(&key("g"), until);
+    groups.set_backoff(&key("g"), until);
     let first = groups.report(&key("g"), refused()).unwrap();
     groups.remove(&key("g"));
     let mut again = gang("g", 1);
@@ -188,11 +188,11 @@ fn a_group_that_is_created_again_gets_its_own_condition_and_keeps_its_back_off()
     assert_eq!(groups.report(&key("g"), refused()), None, "a write is in flight");
     let second = groups.written(&first, false).unwrap();
     assert_eq!(second.uid, "again");
-    assert_eq!(groups.rest_until(&key("g")), Some(until));
+    assert_eq!(groups.backoff_until(&key("g")), Some(until));
     groups.remove(&key("g"));
     groups.remove_pod("a");
     assert_eq!(groups.written(&second, false), None);
-    assert_eq!(groups.rest_until(&key("g")), None);
+    assert_eq!(groups.backoff_until(&key("g")), None);
     assert!(groups.is_empty());
 }
 

@@ -16,10 +16,9 @@ use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::{Key, ObjectExt};
 
-/// An attempt with refused pods delays the next attempt for every refused gang by this many times its own duration.
-/// This delay comes in addition to the back-off of each gang. So gangs that do not fit use at most a tenth of the
-/// scheduler's time.
-const REST: u32 = 9;
+/// After an attempt with refused pods, all refused gangs wait for the duration of the attempt times this factor. This delay
+/// comes in addition to the back-off of each gang. So gangs that do not fit use at most a tenth of the scheduler's time.
+const DELAY_FACTOR: u32 = 9;
 /// Message of a pod that is gated. Upstream's plugin uses it for PreEnqueue.
 const GATED: &str = "waiting for minCount pods from a gang to appear in scheduling queue";
 /// The reason why this scheduler cannot schedule a group.
@@ -88,7 +87,7 @@ impl Scheduler {
 
     fn gate(&mut self, pod: &Pod) {
         self.groups.gate(pod.uid());
-        // An earlier attempt may have evicted pods for this one. Since then the group may have lost pods.
+        // An earlier attempt may have nominated a node for this pod, before the group lost pods. The nomination ends.
         self.gate_pod(pod, GATED.to_owned());
     }
 
@@ -96,8 +95,8 @@ impl Scheduler {
     fn schedule_gang(&mut self, pod: Pod, profile: &Profile, (group, needed): (&Key, usize)) {
         // A new pod does not shorten the back-off of its group, because each attempt costs as much as all pods of the
         // group.
-        let rest = self.groups.rest_until(group).map(|until| until.max(self.gangs_rest_until));
-        if let Some(until) = rest.filter(|until| *until > Instant::now()) {
+        let delayed = self.groups.backoff_until(group).map(|until| until.max(self.gangs_delayed_until));
+        if let Some(until) = delayed.filter(|until| *until > Instant::now()) {
             return self.queue.hold_back(pod.uid(), until);
         }
         let waiting = self.groups.waiting(group);
@@ -120,7 +119,7 @@ impl Scheduler {
         );
         self.finish_limited(attempt);
         let now = Instant::now();
-        self.apply(pods, (group, outcome), now + (now - start) * REST);
+        self.apply(pods, (group, outcome), now + (now - start) * DELAY_FACTOR);
     }
 
     /// The reason why the pods cannot be scheduled together.
@@ -134,19 +133,19 @@ impl Scheduler {
         pods.iter().any(needs).then(|| EXTENDERS.to_owned())
     }
 
-    /// Binds or refuses the pods of a gang. The back-off of refused pods starts at `rest_from`.
-    fn apply(&mut self, pods: Vec<Pod>, (group, outcome): (&Key, Outcome), rest_from: Instant) {
-        let (mut is_released, mut rest) = (false, None);
+    /// Binds or refuses the pods of a gang. The back-off of refused pods starts at `backoff_start`.
+    fn apply(&mut self, pods: Vec<Pod>, (group, outcome): (&Key, Outcome), backoff_start: Instant) {
+        let (mut is_released, mut backoff) = (false, None);
         for (pod, decision) in pods.into_iter().zip(outcome.decisions) {
             match decision {
                 Decision::Bind(node, reserved) => self.assume(pod, node, reserved),
                 Decision::Refuse { message, nominated, victims } => {
                     if outcome.retries {
-                        self.queue.failed(pod.uid(), rest_from);
+                        self.queue.failed(pod.uid(), backoff_start);
                     } else {
-                        self.queue.refused(pod.uid(), outcome.helped_by, rest_from);
+                        self.queue.refused(pod.uid(), outcome.helped_by, backoff_start);
                     }
-                    rest = rest.max(self.queue.rest_until(pod.uid()));
+                    backoff = backoff.max(self.queue.backoff_until(pod.uid()));
                     let before = self.snapshot.nominated_node(pod.uid());
                     is_released |= before.is_some() && before != nominated.as_deref();
                     self.snapshot.remove_nomination(pod.uid());
@@ -163,15 +162,15 @@ impl Scheduler {
                 }
             }
         }
-        if let Some(until) = rest {
-            self.groups.rest(group, until);
-            self.gangs_rest_until = rest_from;
+        if let Some(until) = backoff {
+            self.groups.set_backoff(group, until);
+            self.gangs_delayed_until = backoff_start;
         }
         // Pods of the same or a lower priority may use the nodes that were nominated before.
         if is_released {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
-        // The success was reported when a pod was bound.
+        // A success is reported when a pod of the gang is bound.
         if !outcome.verdict.is_scheduled {
             self.report_group(group, outcome.verdict);
         }
@@ -181,8 +180,8 @@ impl Scheduler {
     fn refuse_group(&mut self, pods: &[Pod], group: &Key, why: &str) {
         for pod in pods {
             self.queue.refused(pod.uid(), Changes::GROUP, Instant::now());
-            if let Some(until) = self.queue.rest_until(pod.uid()) {
-                self.groups.rest(group, until);
+            if let Some(until) = self.queue.backoff_until(pod.uid()) {
+                self.groups.set_backoff(group, until);
             }
             self.snapshot.remove_nomination(pod.uid());
             self.report_refusal(pod, why.to_owned(), None);
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refused_gangs_rest_together_and_other_pods_and_new_gangs_do_not() {
+    async fn refused_gangs_wait_together_but_other_pods_and_new_gangs_do_not_wait() {
         let (mut scheduler, _) = scheduler(&["a"]);
         scheduler.group_event(Event::Apply(group("g", json!({"gang": {"minCount": 2}}))));
         for name in ["p", "q"] {
@@ -340,7 +339,7 @@ mod tests {
         assert!(assumed(&mut scheduler).is_empty());
         let seconds = std::time::Duration::from_secs;
         // An attempt took a long time.
-        scheduler.gangs_rest_until = Instant::now() + seconds(100);
+        scheduler.gangs_delayed_until = Instant::now() + seconds(100);
         for name in ["b", "c", "d"] {
             scheduler.node_event(Event::Apply(fixture::node(name, json!({}))));
         }
@@ -354,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_rest_of_a_gang_is_placed_after_a_restart() {
+    async fn the_missing_pods_of_a_gang_are_placed_after_a_restart() {
         let (mut scheduler, _) = scheduler(&["a", "b", "c"]);
         for (name, node) in [("p", "a"), ("q", "b")] {
             let mut bound = pod(name, Some("g"));

@@ -1,8 +1,8 @@
 //! Limits the time that the searches of one namespace take from the pods of other namespaces.
 //!
 //! One search for devices is limited, but takes up to a few seconds, and a namespace can have many pods. Its users write
-//! the selectors and constraints of the claims. While a namespace rests, its gangs wait too, because their pods may have
-//! claims.
+//! the selectors and constraints of the claims. While a namespace is throttled, its gangs wait too, because their pods may
+//! have claims.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -48,11 +48,11 @@ impl Default for SearchLimiter {
 }
 
 impl SearchLimiter {
-    /// The time until which a namespace rests. `None` if it does not rest.
-    fn rest_until(&self, namespace: &str, now: Instant) -> Option<Instant> {
+    /// The time until which a namespace is throttled. `None` if it is not throttled.
+    fn throttled_until(&self, namespace: &str, now: Instant) -> Option<Instant> {
         let paid_at = *self.debts.get(namespace)?;
-        let rests = paid_at.saturating_duration_since(now) > MAX_DEBT;
-        rests.then(|| paid_at - MAX_DEBT)
+        let is_throttled = paid_at.saturating_duration_since(now) > MAX_DEBT;
+        is_throttled.then(|| paid_at - MAX_DEBT)
     }
 
     /// Starts an attempt for these pods of one namespace. `None` if there is no pod.
@@ -82,10 +82,10 @@ impl SearchLimiter {
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// The time until which a pod waits because its namespace rests. `None` if it need not wait. Only pods of groups and
-    /// pods for which devices are searched wait.
-    pub(super) fn rest_until(&self, pod: &Pod, now: Instant) -> Option<Instant> {
-        let until = self.searches.rest_until(pod.namespace(), now)?;
+    /// The time until which a pod waits because its namespace is throttled. `None` if it need not wait. Only pods of groups
+    /// and pods for which devices are searched wait.
+    pub(super) fn throttled_until(&self, pod: &Pod, now: Instant) -> Option<Instant> {
+        let until = self.searches.throttled_until(pod.namespace(), now)?;
         let is_limited = pod.group().is_some() || self.snapshot.devices.searches(pod);
         is_limited.then_some(until)
     }
@@ -143,16 +143,16 @@ mod tests {
             spend(&mut limiter, ("short", 1), SHORT, now);
             spend(&mut limiter, ("short", 500), 500 * SHORT, now);
         }
-        assert_eq!(limiter.rest_until("short", now), None);
+        assert_eq!(limiter.throttled_until("short", now), None);
         let start = now + Duration::from_secs(5);
         spend(&mut limiter, ("a", 1), Duration::from_secs(2), now);
-        assert_eq!(limiter.rest_until("a", now + Duration::from_secs(2)), None);
+        assert_eq!(limiter.throttled_until("a", now + Duration::from_secs(2)), None);
         spend(&mut limiter, ("a", 2), Duration::from_secs(3), now + Duration::from_secs(2));
-        assert_eq!(limiter.rest_until("b", start), None, "another namespace");
+        assert_eq!(limiter.throttled_until("b", start), None, "another namespace");
         // The debt of 20 s began after two seconds. Then 30 s were added.
-        let until = limiter.rest_until("a", start).unwrap();
+        let until = limiter.throttled_until("a", start).unwrap();
         assert_eq!(until - now, Duration::from_secs(2 + 20 + 30) - MAX_DEBT);
-        assert_eq!(limiter.rest_until("a", until), None);
+        assert_eq!(limiter.throttled_until("a", until), None);
         spend(&mut limiter, ("b", 1), Duration::from_secs(1), until + MAX_DEBT);
         assert_eq!(limiter.debts.keys().collect::<Vec<_>>(), ["b"], "a debt that is paid needs no memory");
     }

@@ -34,7 +34,11 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
 }
 
 /// A fraction of a size, rounded down after upstream's multiplication of floating-point numbers.
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "upstream computes so, too")]
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "upstream computes it in the same way"
+)]
 fn scaled(size: i64, share: f64) -> i128 {
     (size as f64 * share) as i128
 }

@@ -29,7 +29,7 @@ pub(super) struct Spread {
     required: Vec<Required>,
     preferred: Vec<Constraint>,
     /// Whether nodes without the label of a preferred constraint are ignored. False for upstream's default constraints.
-    all_labels: bool,
+    needs_all_labels: bool,
 }
 
 /// A constraint with the number of selected pods in each domain.
@@ -38,7 +38,7 @@ struct Required {
     constraint: Constraint,
     /// Numbers of pods by value of the node label, for every domain that has an eligible node.
     counts: HashMap<String, i64>,
-    /// Number of domains by count.
+    /// For each count, the number of domains with this count.
     domains: BTreeMap<i64, usize>,
     /// 1 if the constraint selects its own pod, otherwise 0.
     own: i64,
@@ -85,7 +85,7 @@ impl Spread {
             wanted.map(|one| Constraint::of(pod, one, selector.as_ref())).collect()
         };
         let required = Required::count(pod, of("DoNotSchedule"), snapshot);
-        Self { required, preferred: of("ScheduleAnyway"), all_labels: true }
+        Self { required, preferred: of("ScheduleAnyway"), needs_all_labels: true }
     }
 
     /// Whether the pod has no required constraint.
@@ -157,9 +157,10 @@ impl Spread {
         sums.into_iter().map(score).collect()
     }
 
-    /// Whether the node has the labels of all preferred constraints, if it needs them.
+    /// Whether the node has the labels of all preferred constraints, or does not need them.
     fn is_labelled(&self, node: Candidate<'_>) -> bool {
-        !self.all_labels || self.preferred.iter().all(|one| node.properties.labels.contains_key(&one.key))
+        !self.needs_all_labels
+            || self.preferred.iter().all(|one| node.properties.labels.contains_key(&one.key))
     }
 
     /// For each preferred constraint, the number of pods in the domains of the fitting nodes. As in upstream, a node
@@ -367,7 +368,7 @@ mod tests {
         pod
     }
 
-    /// Two nodes in zone x, one in zone y, and one without zone. Two pods are in x.
+    /// Two nodes in zone x, one in zone y, and one without zone. A pod runs in zone x.
     fn snapshot() -> Snapshot {
         let node = |name: &str, labels: Value| fixture::node(name, json!({"/metadata/labels": labels}));
         let mut snapshot = fixture::snapshot(&[

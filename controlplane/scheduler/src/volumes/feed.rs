@@ -69,7 +69,7 @@ async fn feed<K, I>(
 
 /// Applies a change of a claim, which helps only the pods that use it.
 pub(super) fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<Claim>) -> bool {
-    // The event is older than the claim that the scheduler has written.
+    // Ignores an event that is older than the claim that the scheduler has written.
     if let Event::Apply(claim) = &event
         && state.claims.get(&claim.key()).is_some_and(|known| is_older(claim, known))
     {

@@ -83,7 +83,7 @@ type Caller = mpsc::Sender<Result<Arc<Source>, String>>;
 
 struct Shared {
     current: ArcSwap<Option<Current>>,
-    /// Decryptions that the plugin has not answered yet, with their callers.
+    /// Decryptions that wait for the plugin's response, with their callers.
     running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
     /// Held during a check of the plugin's key.
     renewing: tokio::sync::Mutex<()>,
@@ -119,7 +119,7 @@ impl Kms {
     /// Starts the thread, and makes the first seed.
     ///
     /// # Errors
-    /// The plugin does not answer, or is not healthy.
+    /// The plugin does not respond, or is not healthy.
     pub(super) fn start(settings: KmsSettings) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             current: ArcSwap::default(),
@@ -213,7 +213,7 @@ impl Kms {
             key_id: object.key_id,
             annotations: object.annotations,
         };
-        let many = |_full| failed(&self.settings, format!("{MAX_WAITING} requests wait for its answer"));
+        let many = |_full| failed(&self.settings, format!("{MAX_WAITING} requests wait for its response"));
         let _permit = self.waiting.try_acquire().map_err(many)?;
         let (done, decrypted) = mpsc::channel();
         self.call(Call::Decrypt(encrypted, request, done))?;
@@ -332,13 +332,13 @@ async fn renew(shared: &Shared, client: &Client) -> Result<(), String> {
         return Ok(());
     }
     let seed: [u8; SEED_BYTES] = random().map_err(|error| error.to_string())?;
-    let answer = client.encrypt(seed.to_vec()).await?;
+    let response = client.encrypt(seed.to_vec()).await?;
     let source = Arc::new(Source::of(&seed, true).ok_or("a seed has a wrong size")?);
-    shared.keep((true, answer.ciphertext.clone()), source.clone());
+    shared.keep((true, response.ciphertext.clone()), source.clone());
     let next = Current {
-        key_id: answer.key_id,
-        encrypted: answer.ciphertext,
-        annotations: answer.annotations,
+        key_id: response.key_id,
+        encrypted: response.ciphertext,
+        annotations: response.annotations,
         source,
     };
     shared.current.store(Arc::new(Some(next)));

@@ -79,7 +79,7 @@ impl Provider {
         }
     }
 
-    /// Whether the value has the form and key with which this provider writes now.
+    /// Whether this provider would write the value with the same prefix and key now.
     pub(super) fn is_current(&self, stored: &[u8]) -> bool {
         match self {
             Self::Identity => !super::is_encrypted(stored),

@@ -110,7 +110,7 @@ fn a_reload_keeps_the_plugin() {
 }
 
 #[test]
-fn invalid_files_are_refused_with_their_field_and_no_secret() {
+fn the_error_of_an_invalid_file_names_the_field_and_no_secret() {
     let one = |providers: &str| format!("[{{resources: [secrets], providers: [{providers}]}}]");
     for (resources, field) in [
         ("[]".to_owned(), "resources"),

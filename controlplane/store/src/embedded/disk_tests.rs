@@ -79,7 +79,7 @@ fn a_full_disk_refuses_new_objects_deletes_old_ones_and_recovers_by_itself() {
         for (n, revision) in revisions.iter().take(50).enumerate() {
             store.write(delete(&format!("/{n:03}"), *revision)).await.unwrap();
         }
-        // Removing a finalizer must work, too.
+        // On a full disk a finalizer can be removed, too.
         store.write(put("/050", Expect::Revision(revisions[50]), "less", Tier::Durable)).await.unwrap();
         assert_eq!(all(&store).await.len(), 51);
         // A power cut in this state.
@@ -239,7 +239,7 @@ async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over(
     let plain = store.write(put("/pods/a", Expect::Absent, "x", Tier::Durable)).await.unwrap();
     drop(store);
     assert!(has(&path, "hush-hush"));
-    // The rest of a copy that a crash interrupted.
+    // The incomplete copy that a crash leaves.
     fs::create_dir(sibling(&path, ".sealing")).unwrap();
     fs::write(sibling(&path, ".sealing").join("half"), "x").unwrap();
     let store = Embedded::open(&path, sealed(&keys)).unwrap();

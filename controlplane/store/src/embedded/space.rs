@@ -69,7 +69,7 @@ impl SpaceReserves {
     pub(super) fn is_full(&mut self) -> bool {
         let Ok(disk) = DiskSpace::of(&self.path) else { return self.is_full };
         let was = self.is_full;
-        // This state ends at more free space than it begins at, so that it does not alternate with every write.
+        // The state ends at twice the free space at which it begins. So it does not change with every write.
         self.is_full = disk.free < if was { 2 * disk.low } else { disk.low };
         if was && !self.is_full {
             tracing::info!(free = disk.free, "the store takes all writes again");
@@ -121,7 +121,7 @@ impl SpaceReserves {
     fn check_journal(&mut self) {
         self.next_check = self.position + STEP;
         if let Err(error) = self.allocate() {
-            tracing::debug!(%error, "cannot allocate ahead of the journal");
+            tracing::debug!(%error, "cannot allocate the next blocks of the journal");
         }
     }
 
@@ -179,8 +179,8 @@ pub(super) fn probe(path: &Path) -> io::Result<()> {
     written.and(removed)
 }
 
-/// Writes the content of the journals again and syncs them. After a failed sync the kernel considers pages as written
-/// that are not on the disk (fsync(2), EIO).
+/// Writes the content of the journals again and syncs them. After a failed sync the kernel marks pages as clean that are
+/// not on the disk (fsync(2), EIO).
 pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileExt as _;
     for entry in fs::read_dir(path)? {

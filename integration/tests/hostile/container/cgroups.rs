@@ -1,5 +1,5 @@
-//! Cgroups that root of a container makes and changes. Without a seccomp profile it can mount the cgroup in which it is,
-//! of each hierarchy, in user and cgroup namespaces of its own. The tests do the same from outside.
+//! Cgroups that root in a container creates and changes. Without a seccomp profile, root can create user and cgroup
+//! namespaces, and mount its own cgroup of each hierarchy there. The tests change the same cgroups from the host.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -129,7 +129,7 @@ fn cgroups_that_a_container_nests_deeply_are_removed() {
 /// A local user can mount a file system of its own (FUSE) at a path that is not UTF-8. Then the node did not start, and
 /// pods failed.
 #[test]
-fn a_mount_whose_name_is_not_utf_8_stops_no_pod() {
+fn pods_start_beside_a_mount_whose_name_is_not_utf_8() {
     on_a_machine(|machine| {
         let place = machine.path("").join(std::ffi::OsStr::from_bytes(b"\xff"));
         fs::create_dir(&place).unwrap();

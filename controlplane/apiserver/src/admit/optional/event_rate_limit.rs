@@ -88,6 +88,8 @@ impl Admit for EventRateLimit {
 // === impl EventRateLimit ===
 
 impl EventRateLimit {
+    /// Reads the plugin's configuration.
+    ///
     /// # Errors
     /// There is no configuration, or it is invalid.
     pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {

@@ -37,7 +37,7 @@ pub(in crate::admit) struct ImagePolicyWebhook(Option<Webhook>);
 struct Webhook {
     remote: Remote,
     settings: Settings,
-    answers: ResponseCache<Arc<Status>>,
+    responses: ResponseCache<Arc<Status>>,
 }
 
 #[async_trait]
@@ -67,6 +67,8 @@ impl Admit for ImagePolicyWebhook {
 // === impl ImagePolicyWebhook ===
 
 impl ImagePolicyWebhook {
+    /// Reads the settings and the kubeconfig file of the webhook.
+    ///
     /// # Errors
     /// There is no configuration, or the configuration or the kubeconfig file is invalid.
     pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {
@@ -74,7 +76,7 @@ impl ImagePolicyWebhook {
         let path = &settings.kubeconfig;
         let remote = Remote::read(path, TIMEOUT).map_err(|why| format!("{}: {why}", path.display()))?;
         let remote = remote.with_retry_backoff(settings.retry_backoff);
-        Ok(Self(Some(Webhook { remote, settings, answers: ResponseCache::with_max_entries(MAX_CACHED) })))
+        Ok(Self(Some(Webhook { remote, settings, responses: ResponseCache::with_max_entries(MAX_CACHED) })))
     }
 }
 
@@ -110,17 +112,17 @@ impl Webhook {
     /// The webhook's response, from the cache or from a call. The error is the failure of the call.
     async fn status(&self, spec: Value) -> std::result::Result<Arc<Status>, String> {
         let cache_key = key(&[spec.to_string().as_bytes()]);
-        if let Some(status) = self.answers.get(&cache_key) {
+        if let Some(status) = self.responses.get(&cache_key) {
             return Ok(status);
         }
-        let answer = self.remote.post(&review::request(spec)).await?;
-        let status = Arc::new(Status::read(&answer)?);
-        let lasts = if status.allowed {
+        let response = self.remote.post(&review::request(spec)).await?;
+        let status = Arc::new(Status::read(&response)?);
+        let outcome_and_ttl = if status.allowed {
             (Outcome::Accepted, self.settings.allow_ttl)
         } else {
             (Outcome::Refused, self.settings.deny_ttl)
         };
-        self.answers.insert(cache_key, status.clone(), lasts);
+        self.responses.insert(cache_key, status.clone(), outcome_and_ttl);
         Ok(status)
     }
 }
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_are_cached_for_their_time() {
+    async fn responses_are_cached_for_their_ttl() {
         let hook = Hook::start(|review| {
             let allowed = review["spec"]["containers"][0]["image"] == "good";
             (200, json!({"status": {"allowed": allowed, "reason": "bad image"}}).to_string())
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failing_webhook_gives_no_answer_and_is_asked_five_times() {
+    async fn a_failing_webhook_is_called_five_times_and_its_error_is_returned() {
         let hook = Hook::start(|_| (500, String::new())).await;
         let why = webhook(&hook, "retryBackoff: -1").status(image_spec("good")).await.unwrap_err();
         assert!(why.contains("responded with 500"), "{why}");

@@ -72,6 +72,8 @@ impl Admit for PodNodeSelector {
 // === impl PodNodeSelector ===
 
 impl PodNodeSelector {
+    /// Reads the plugin's configuration.
+    ///
     /// # Errors
     /// The configuration is invalid.
     pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {

@@ -89,6 +89,8 @@ impl Admit for PodTolerationRestriction {
 // === impl PodTolerationRestriction ===
 
 impl PodTolerationRestriction {
+    /// Reads the plugin's configuration.
+    ///
     /// # Errors
     /// The configuration is invalid.
     pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {
@@ -196,7 +198,7 @@ mod tests {
             plugin("default: [{key: a, operator: Exists}]\n    whitelist: [{key: b, value: c}]").unwrap();
         assert_eq!(json!(plugin_of.defaults), json!([{"key": "a", "operator": "Exists"}]));
         assert_eq!(json!(plugin_of.whitelist), json!([{"key": "b", "value": "c"}]));
-        for (rest, says) in [
+        for (rest, expected) in [
             (
                 "default: [{key: a, operator: Exists, value: b}]",
                 "podtolerationrestriction.default[0].operator: ",
@@ -209,7 +211,7 @@ mod tests {
             ("allowed: []", "unknown field `allowed`"),
         ] {
             let refused = plugin(rest).err().unwrap();
-            assert!(refused.contains(says), "{rest}: {refused}");
+            assert!(refused.contains(expected), "{rest}: {refused}");
         }
     }
 }

@@ -161,7 +161,7 @@ fn count(admission: &Admission, (policy, binding): (&str, &Binding), outcome: &O
             failed(kind, action);
         }
     }
-    // These deny the request whatever the actions are.
+    // A broken annotation denies the request, independently of the actions.
     for message in &outcome.broken_annotations {
         failed(failure_kind(message), "deny");
     }

@@ -220,7 +220,7 @@ impl Controller {
         if self.served.get(name) == Some(&text) {
             return Ok(());
         }
-        if let Some(message) = self.retries.waits(name, &text) {
+        if let Some(message) = self.retries.waiting_message(name, &text) {
             return Err(NotServed { message: message.to_owned(), is_retried: true });
         }
         let client =

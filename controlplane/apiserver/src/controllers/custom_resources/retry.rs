@@ -37,7 +37,7 @@ impl Retries {
     }
 
     /// The message of the last attempt, if a timer runs and the definition has not changed since.
-    pub(super) fn waits(&self, name: &str, wanted: &str) -> Option<&str> {
+    pub(super) fn waiting_message(&self, name: &str, wanted: &str) -> Option<&str> {
         let failed = self.failed.get(name).filter(|failed| failed.is_waiting && failed.wanted == wanted);
         failed.map(|failed| failed.message.as_str())
     }
@@ -91,18 +91,19 @@ mod tests {
 
     /// The paused clock moves only while all tasks wait for a timer.
     #[tokio::test(start_paused = true)]
-    async fn attempts_are_made_ever_later_and_one_timer_runs_for_each_definition() {
+    async fn delays_grow_and_each_definition_has_one_timer() {
         let (due, mut times) = mpsc::channel(4);
         let mut retries = Retries::new(due);
         let start = tokio::time::Instant::now();
         for passed in [1, 3, 7] {
             retries.fail("a", "1".to_owned(), "down".to_owned());
             retries.fail("a", "2".to_owned(), "still down".to_owned());
-            assert_eq!((retries.waits("a", "1"), retries.waits("a", "2")), (None, Some("still down")));
+            assert_eq!(retries.waiting_message("a", "1"), None);
+            assert_eq!(retries.waiting_message("a", "2"), Some("still down"));
             assert_eq!(times.recv().await.as_deref(), Some("a"));
             assert_eq!(start.elapsed().as_millis() / FIRST.as_millis(), passed);
             retries.end_wait("a");
-            assert_eq!(retries.waits("a", "2"), None);
+            assert_eq!(retries.waiting_message("a", "2"), None);
         }
         retries.forget("a");
         assert!(retries.failed.is_empty() && times.try_recv().is_err());

@@ -404,7 +404,7 @@ async fn an_ingress_gets_the_default_class() {
 }
 
 #[tokio::test]
-async fn objects_of_storage_that_may_be_in_use_are_protected_from_their_creation() {
+async fn new_storage_objects_get_the_finalizer_that_protects_them_while_in_use() {
     let server = Fixture::new().await;
     let volume = json!({"metadata": {"name": "v"}, "spec": {"capacity": {"storage": "1Mi"},
         "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}}});

@@ -124,7 +124,7 @@ async fn an_eviction_without_the_right_to_delete_changes_no_budget() {
 }
 
 #[tokio::test]
-async fn pods_that_do_not_run_are_evicted_whatever_the_budget() {
+async fn pods_that_do_not_run_are_evicted_although_the_budget_allows_no_disruption() {
     let server = Fixture::new().await;
     let mut pending = pod("p");
     pending["metadata"]["labels"] = json!({"app": "a"});

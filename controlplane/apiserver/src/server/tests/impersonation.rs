@@ -199,7 +199,7 @@ async fn impersonated_nodes_and_accounts_have_their_groups() {
 }
 
 #[tokio::test]
-async fn a_stream_into_a_pod_needs_create_whatever_the_method() {
+async fn a_stream_into_a_pod_needs_the_verb_create_with_every_method() {
     let server = Fixture::new().await;
     server.post(PODS, pod("p")).await;
     let streams = ["pods/exec", "pods/attach", "pods/portforward"];

@@ -57,7 +57,7 @@ async fn reads_check_the_revision_and_the_place_in_a_list() {
         (both.code, message(&both)),
         (400, "specifying resource version is not allowed when using continue")
     );
-    // With a name it is a get, whatever `watch` says.
+    // A request for one name is a get, even with `watch=1`.
     assert_eq!(server.get(&format!("{MAPS}/a?watch=1")).await.body["kind"], "ConfigMap");
 }
 

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Maximum bytes of a response.
-const MAX_ANSWER: usize = 64 << 10;
+const MAX_RESPONSE: usize = 64 << 10;
 
 #[derive(Clone)]
 pub(super) struct Client {
@@ -20,7 +20,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Must be called within a runtime.
+    /// Creates a client, which connects with the first call. Must be called within a runtime.
     pub(super) fn new(settings: KmsSettings) -> Self {
         let plugin = connect(settings.socket.clone());
         Self { settings, plugin }
@@ -48,16 +48,16 @@ impl Client {
     pub(super) async fn encrypt(&self, plaintext: Vec<u8>) -> Result<v2::EncryptResponse, String> {
         let mut plugin = self.plugin.clone();
         let request = v2::EncryptRequest { plaintext, uid: uid()? };
-        let answer = self.limited(plugin.encrypt(request)).await?;
-        check_key_id(&answer.key_id)?;
-        if answer.ciphertext.is_empty() || answer.ciphertext.len() > MAX_SOURCE {
+        let response = self.limited(plugin.encrypt(request)).await?;
+        check_key_id(&response.key_id)?;
+        if response.ciphertext.is_empty() || response.ciphertext.len() > MAX_SOURCE {
             return Err(format!("the encrypted key must have 1 to {MAX_SOURCE} bytes"));
         }
-        let size: usize = answer.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let size: usize = response.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
         if size > MAX_ANNOTATIONS {
             return Err(format!("the annotations have more than {MAX_ANNOTATIONS} bytes"));
         }
-        Ok(answer)
+        Ok(response)
     }
 
     pub(super) async fn decrypt(&self, mut request: v2::DecryptRequest) -> Result<Vec<u8>, String> {
@@ -66,14 +66,14 @@ impl Client {
         Ok(self.limited(plugin.decrypt(request)).await?.plaintext)
     }
 
+    /// Ends a call at the configured timeout.
     async fn limited<T>(
         &self,
         call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     ) -> Result<T, String> {
-        let answered = tokio::time::timeout(self.settings.timeout, call).await;
-        let answered =
-            answered.map_err(|_elapsed| format!("no response within {:?}", self.settings.timeout))?;
-        answered.map(tonic::Response::into_inner).map_err(|status| {
+        let result = tokio::time::timeout(self.settings.timeout, call).await;
+        let result = result.map_err(|_elapsed| format!("no response within {:?}", self.settings.timeout))?;
+        result.map(tonic::Response::into_inner).map_err(|status| {
             let message: String = status.message().chars().take(200).collect();
             format!("{}: {message}", status.code())
         })
@@ -88,7 +88,7 @@ fn connect(socket: PathBuf) -> Generated<Channel> {
         let socket = socket.clone();
         async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    Generated::new(endpoint.connect_with_connector_lazy(connector)).max_decoding_message_size(MAX_ANSWER)
+    Generated::new(endpoint.connect_with_connector_lazy(connector)).max_decoding_message_size(MAX_RESPONSE)
 }
 
 fn check_key_id(id: &str) -> Result<(), String> {

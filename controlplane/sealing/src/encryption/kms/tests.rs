@@ -24,7 +24,7 @@ pub(crate) struct Behaviour {
 
 struct Plugin(Arc<Mutex<Behaviour>>);
 
-/// A cipher for tests alone.
+/// A cipher that is used only in tests.
 fn flip(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| byte ^ 0xff).collect()
 }

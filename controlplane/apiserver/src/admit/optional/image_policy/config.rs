@@ -65,6 +65,8 @@ const RETRY_BACKOFF: Rule = Rule {
 // === impl Settings ===
 
 impl Settings {
+    /// Reads the plugin's configuration.
+    ///
     /// # Errors
     /// There is no configuration, or a field is invalid.
     pub(super) fn read(configs: &mut PluginConfigs) -> Result<Self, String> {
