@@ -4,7 +4,8 @@
 //! namespace.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -16,6 +17,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde::Serialize;
 
 use super::output::{self, Format};
+use crate::lock::Lock;
 use crate::settings::{AllFlags, Flags, LogSettings, Node, NodeSettings, PathSettings, Settings};
 
 /// The oldest Linux with all system calls that containers need: mount_setattr(2). close_range(2) and openat2(2) are
@@ -124,9 +126,19 @@ fn findings(node: &Node) -> Vec<Finding> {
     for (what, dir) in [("state directory", &node.dirs.state), ("run directory", &node.dirs.run)] {
         all.push(finding(&format!("{what} {}", dir.display()), Severity::Fatal, writable(dir)));
     }
-    let listen = TcpListener::bind(node.kubelet_listen).map(drop).map_err(|e| e.to_string());
+    let listen = kubelet_address(node.kubelet_listen, &node.dirs.run);
     all.push(finding(&format!("kubelet address {}", node.kubelet_listen), Severity::Fatal, listen));
     all
+}
+
+/// Whether a node can listen on the address. If a node with this run directory runs, the node itself has the address.
+fn kubelet_address(address: SocketAddr, run_dir: &Path) -> Result<(), String> {
+    match TcpListener::bind(address) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && Lock::holder(run_dir).is_some() => Ok(()),
+        bound => bound
+            .map(drop)
+            .map_err(|error| format!("{}; --kubelet-listen sets another address", chain(&error))),
+    }
 }
 
 fn finding(what: &str, severity: Severity, result: Result<(), String>) -> Finding {
@@ -259,7 +271,8 @@ fn network() -> Result<(), String> {
 
 fn tempdir() -> Result<std::path::PathBuf, String> {
     let dir = std::env::temp_dir().join(format!("coracle-check-{}", std::process::id()));
-    fs::create_dir_all(&dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
+    fs::create_dir_all(&dir)
+        .map_err(|error| format!("cannot create {}: {}", dir.display(), chain(&error)))?;
     Ok(dir)
 }
 
@@ -270,7 +283,7 @@ fn writable(dir: &Path) -> Result<(), String> {
     let written = fs::create_dir_all(dir)
         .and_then(|()| fs::write(&probe, b""))
         .and_then(|()| fs::remove_file(&probe))
-        .map_err(|e| e.to_string());
+        .map_err(|error| chain(&error));
     // The deepest first. A directory that another process uses meanwhile is not empty and stays.
     for path in missing {
         drop(fs::remove_dir(path));
@@ -287,6 +300,19 @@ mod tests {
         assert_eq!(is_new_enough("5.12.0"), Ok(()));
         assert_eq!(is_new_enough("6.1.0-18-amd64"), Ok(()));
         assert_eq!(is_new_enough("5.4.0-150-generic"), Err("this is 5.4.0-150-generic".to_owned()));
+    }
+
+    #[test]
+    fn the_kubelet_address_is_not_missing_if_the_node_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        assert_eq!(
+            kubelet_address(address, dir.path()),
+            Err("Address already in use; --kubelet-listen sets another address".to_owned())
+        );
+        let _lock = Lock::acquire(dir.path()).unwrap();
+        assert_eq!(kubelet_address(address, dir.path()), Ok(()));
     }
 
     #[test]

@@ -131,7 +131,6 @@ async fn make(cluster: &Cluster, images: &[PathBuf]) -> anyhow::Result<()> {
     processes.start(cluster, 1, &Role::ControlPlane)?;
     let client = processes.unless_ended(cluster, ready::api(cluster)).await?;
     join(cluster, &client, &mut processes).await?;
-    progress::show("loading images");
     image::load(cluster, images).await
 }
 
