@@ -14,6 +14,7 @@ use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::labels_containers;
 use coracle_error_chain::chain;
 use nix::sched::{CloneFlags, unshare};
+use rustix::mount::{FsOpenFlags, fsopen};
 use serde::Serialize;
 
 use super::output::{self, Format};
@@ -100,11 +101,15 @@ fn report(findings: &[Finding]) -> String {
     let count = |fatal: bool| {
         findings.iter().filter(|f| f.missing.is_some() && (f.severity == Severity::Fatal) == fatal).count()
     };
+    let are_missing = |number: usize, kind: &str| match number {
+        1 => format!("1 {kind} feature is missing"),
+        _ => format!("{number} {kind} features are missing"),
+    };
     text + &match (count(true), count(false)) {
         (0, 0) => "This machine has all features that a node uses.\n".to_owned(),
-        (0, lacking) => format!("This machine can be a node; {lacking} optional features are missing.\n"),
+        (0, lacking) => format!("This machine can be a node; {}.\n", are_missing(lacking, "optional")),
         (missing, _) => {
-            format!("This machine cannot be a node yet: {missing} required features are missing.\n")
+            format!("This machine cannot be a node yet: {}.\n", are_missing(missing, "required"))
         }
     }
 }
@@ -165,10 +170,15 @@ fn exists(path: &str) -> Result<(), String> {
     Path::new(path).exists().then_some(()).ok_or_else(|| format!("{path} does not exist"))
 }
 
+/// Whether the kernel has the file system. `/proc/filesystems` does not list a module that is not loaded. fsopen(2) loads
+/// it, as the mount of a container's root does.
 fn file_system(name: &str) -> Result<(), String> {
-    let known = fs::read_to_string("/proc/filesystems").map_err(|e| e.to_string())?;
-    let has = known.lines().any(|line| line.split_whitespace().last() == Some(name));
-    has.then_some(()).ok_or_else(|| format!("the kernel has no {name} (/proc/filesystems)"))
+    let known = fs::read_to_string("/proc/filesystems").map_err(|error| chain(&error))?;
+    if known.lines().any(|line| line.split_whitespace().last() == Some(name)) {
+        return Ok(());
+    }
+    let opened = fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC);
+    opened.map(drop).map_err(|errno| format!("the kernel cannot load {name}: {}", chain(&errno)))
 }
 
 fn cgroups() -> Vec<Finding> {
@@ -303,6 +313,13 @@ mod tests {
     }
 
     #[test]
+    fn a_file_system_that_the_kernel_cannot_load_is_missing() {
+        assert_eq!(file_system("tmpfs"), Ok(()));
+        let error = file_system("coracle-no-such-type").unwrap_err();
+        assert!(error.starts_with("the kernel cannot load coracle-no-such-type: "), "{error}");
+    }
+
+    #[test]
     fn the_kubelet_address_is_not_missing_if_the_node_runs() {
         let dir = tempfile::tempdir().unwrap();
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -334,7 +351,7 @@ mod tests {
         let expect = "ok       a\n\
                       lacking  b: no b. Without it: b's use.\n\
                       MISSING  c: no c. The node cannot start without it.\n\
-                      This machine cannot be a node yet: 1 required features are missing.\n";
+                      This machine cannot be a node yet: 1 required feature is missing.\n";
         assert_eq!(report(&findings), expect);
         let rows = serde_json::to_value(findings.each_ref().map(row)).unwrap();
         let expected = serde_json::json!([
