@@ -40,7 +40,8 @@ struct CommandLine {
 enum Role {
     /// Run a cluster on this machine: control plane and node in one process, without configuration.
     ///
-    /// Ctrl-C stops both but not the pods. The next start takes them over.
+    /// For kubectl: `export KUBECONFIG=/var/lib/coracle/admin.kubeconfig`. Ctrl-C stops both but not the pods. The next
+    /// start takes them over; `coracle down` removes them.
     #[cfg(feature = "controlplane")]
     Up {
         #[command(flatten)]

@@ -66,7 +66,9 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
 /// Prints the error with its causes as one sentence on standard error. Returns a failure code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     let text = chain(&**error);
-    let sentence = match hint(&text) {
+    let is_root = nix::unistd::geteuid().is_root();
+    let hint = hint(&text).or_else(|| if is_root { None } else { hint_for_user(&text) });
+    let sentence = match hint {
         Some(hint) => format!("coracle: {text}; {hint}\n"),
         None => format!("coracle: {text}\n"),
     };
@@ -90,6 +92,11 @@ fn hint(text: &str) -> Option<&'static str> {
     ];
     let is_missing = missing.into_iter().any(has) && !text.contains("coracle check");
     is_missing.then_some("`coracle check` lists missing features of the kernel")
+}
+
+/// Advice for a user without the rights of root, who may not read the files of the node.
+fn hint_for_user(text: &str) -> Option<&'static str> {
+    text.contains("Permission denied").then_some("run the command as root, for example with sudo")
 }
 
 /// `coracle version`.
@@ -179,7 +186,7 @@ fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
 
 #[cfg(test)]
 mod tests {
-    use super::hint;
+    use super::{hint, hint_for_user};
 
     #[test]
     fn kernel_errors_name_a_remedy() {
@@ -188,5 +195,8 @@ mod tests {
         let missing = "cannot open the pod network: cannot open a netlink socket: Protocol not supported";
         assert!(hint(missing).is_some_and(|hint| hint.contains("coracle check")));
         assert_eq!(hint("cannot read /a: No such file or directory"), None);
+        assert_eq!(hint("cannot read /a: Permission denied"), None, "root needs other advice");
+        assert!(hint_for_user("cannot read /a: Permission denied").is_some_and(|hint| hint.contains("sudo")));
+        assert_eq!(hint_for_user("cannot read /a: No such file or directory"), None);
     }
 }

@@ -38,7 +38,7 @@ pub enum Error {
     #[error("cannot sign certificates with the cluster's authority")]
     Signer(#[source] SignError),
     /// The API server cannot listen on its address.
-    #[error("the API server cannot listen on {address}")]
+    #[error("the API server cannot listen on {address}; --listen sets another address")]
     Listen {
         /// The address.
         address: SocketAddr,

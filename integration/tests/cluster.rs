@@ -45,6 +45,8 @@ mod pod_network;
 mod pod_spec;
 #[path = "cluster/private_images.rs"]
 mod private_images;
+#[path = "cluster/progress.rs"]
+mod progress;
 #[path = "cluster/rbac.rs"]
 mod rbac;
 #[path = "cluster/resize.rs"]

@@ -4,7 +4,8 @@
 //! namespace.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -13,9 +14,11 @@ use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::labels_containers;
 use coracle_error_chain::chain;
 use nix::sched::{CloneFlags, unshare};
+use rustix::mount::{FsOpenFlags, fsopen};
 use serde::Serialize;
 
 use super::output::{self, Format};
+use crate::lock::Lock;
 use crate::settings::{AllFlags, Flags, LogSettings, Node, NodeSettings, PathSettings, Settings};
 
 /// The oldest Linux with all system calls that containers need: mount_setattr(2). close_range(2) and openat2(2) are
@@ -98,11 +101,15 @@ fn report(findings: &[Finding]) -> String {
     let count = |fatal: bool| {
         findings.iter().filter(|f| f.missing.is_some() && (f.severity == Severity::Fatal) == fatal).count()
     };
+    let are_missing = |number: usize, kind: &str| match number {
+        1 => format!("1 {kind} feature is missing"),
+        _ => format!("{number} {kind} features are missing"),
+    };
     text + &match (count(true), count(false)) {
         (0, 0) => "This machine has all features that a node uses.\n".to_owned(),
-        (0, lacking) => format!("This machine can be a node; {lacking} optional features are missing.\n"),
+        (0, lacking) => format!("This machine can be a node; {}.\n", are_missing(lacking, "optional")),
         (missing, _) => {
-            format!("This machine cannot be a node yet: {missing} required features are missing.\n")
+            format!("This machine cannot be a node yet: {}.\n", are_missing(missing, "required"))
         }
     }
 }
@@ -124,9 +131,19 @@ fn findings(node: &Node) -> Vec<Finding> {
     for (what, dir) in [("state directory", &node.dirs.state), ("run directory", &node.dirs.run)] {
         all.push(finding(&format!("{what} {}", dir.display()), Severity::Fatal, writable(dir)));
     }
-    let listen = TcpListener::bind(node.kubelet_listen).map(drop).map_err(|e| e.to_string());
+    let listen = kubelet_address(node.kubelet_listen, &node.dirs.run);
     all.push(finding(&format!("kubelet address {}", node.kubelet_listen), Severity::Fatal, listen));
     all
+}
+
+/// Whether a node can listen on the address. If a node with this run directory runs, the node itself has the address.
+fn kubelet_address(address: SocketAddr, run_dir: &Path) -> Result<(), String> {
+    match TcpListener::bind(address) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && Lock::holder(run_dir).is_some() => Ok(()),
+        bound => bound
+            .map(drop)
+            .map_err(|error| format!("{}; --kubelet-listen sets another address", chain(&error))),
+    }
 }
 
 fn finding(what: &str, severity: Severity, result: Result<(), String>) -> Finding {
@@ -153,10 +170,15 @@ fn exists(path: &str) -> Result<(), String> {
     Path::new(path).exists().then_some(()).ok_or_else(|| format!("{path} does not exist"))
 }
 
+/// Whether the kernel has the file system. `/proc/filesystems` does not list a module that is not loaded. fsopen(2) loads
+/// it, as the mount of a container's root does.
 fn file_system(name: &str) -> Result<(), String> {
-    let known = fs::read_to_string("/proc/filesystems").map_err(|e| e.to_string())?;
-    let has = known.lines().any(|line| line.split_whitespace().last() == Some(name));
-    has.then_some(()).ok_or_else(|| format!("the kernel has no {name} (/proc/filesystems)"))
+    let known = fs::read_to_string("/proc/filesystems").map_err(|error| chain(&error))?;
+    if known.lines().any(|line| line.split_whitespace().last() == Some(name)) {
+        return Ok(());
+    }
+    let opened = fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC);
+    opened.map(drop).map_err(|errno| format!("the kernel cannot load {name}: {}", chain(&errno)))
 }
 
 fn cgroups() -> Vec<Finding> {
@@ -259,7 +281,8 @@ fn network() -> Result<(), String> {
 
 fn tempdir() -> Result<std::path::PathBuf, String> {
     let dir = std::env::temp_dir().join(format!("coracle-check-{}", std::process::id()));
-    fs::create_dir_all(&dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
+    fs::create_dir_all(&dir)
+        .map_err(|error| format!("cannot create {}: {}", dir.display(), chain(&error)))?;
     Ok(dir)
 }
 
@@ -270,7 +293,7 @@ fn writable(dir: &Path) -> Result<(), String> {
     let written = fs::create_dir_all(dir)
         .and_then(|()| fs::write(&probe, b""))
         .and_then(|()| fs::remove_file(&probe))
-        .map_err(|e| e.to_string());
+        .map_err(|error| chain(&error));
     // The deepest first. A directory that another process uses meanwhile is not empty and stays.
     for path in missing {
         drop(fs::remove_dir(path));
@@ -287,6 +310,26 @@ mod tests {
         assert_eq!(is_new_enough("5.12.0"), Ok(()));
         assert_eq!(is_new_enough("6.1.0-18-amd64"), Ok(()));
         assert_eq!(is_new_enough("5.4.0-150-generic"), Err("this is 5.4.0-150-generic".to_owned()));
+    }
+
+    #[test]
+    fn a_file_system_that_the_kernel_cannot_load_is_missing() {
+        assert_eq!(file_system("tmpfs"), Ok(()));
+        let error = file_system("coracle-no-such-type").unwrap_err();
+        assert!(error.starts_with("the kernel cannot load coracle-no-such-type: "), "{error}");
+    }
+
+    #[test]
+    fn the_kubelet_address_is_not_missing_if_the_node_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        assert_eq!(
+            kubelet_address(address, dir.path()),
+            Err("Address already in use; --kubelet-listen sets another address".to_owned())
+        );
+        let _lock = Lock::acquire(dir.path()).unwrap();
+        assert_eq!(kubelet_address(address, dir.path()), Ok(()));
     }
 
     #[test]
@@ -308,7 +351,7 @@ mod tests {
         let expect = "ok       a\n\
                       lacking  b: no b. Without it: b's use.\n\
                       MISSING  c: no c. The node cannot start without it.\n\
-                      This machine cannot be a node yet: 1 required features are missing.\n";
+                      This machine cannot be a node yet: 1 required feature is missing.\n";
         assert_eq!(report(&findings), expect);
         let rows = serde_json::to_value(findings.each_ref().map(row)).unwrap();
         let expected = serde_json::json!([

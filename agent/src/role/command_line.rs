@@ -179,6 +179,18 @@ mod tests {
     }
 
     #[test]
+    fn flags_of_the_node_have_a_heading_of_their_own() {
+        let definition = CommandLine::command();
+        let agent = definition.find_subcommand("agent").unwrap();
+        let heading = |flag: &str| {
+            let argument = agent.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
+            argument.get_help_heading().map(str::to_owned)
+        };
+        assert_eq!(heading("max-pods").as_deref(), Some("Node options"));
+        assert_eq!((heading("join"), heading("state-dir")), (None, None));
+    }
+
+    #[test]
     fn flags_of_files_complete_paths() {
         let lines = fish();
         let completes_paths = |flag: &str| {

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use coracle_values::go;
 
 use super::field::ValueKind;
+use super::nearest;
 use super::table::settings;
 use super::value::Value;
 
@@ -92,7 +93,7 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
     } else if is_in(known::OFF) {
         (false, false)
     } else {
-        return Err(format!("unrecognized feature gate: {name}"));
+        return Err(format!("unrecognized feature gate: {name}{}", nearest_hint(name)));
     };
     match (value == wanted, is_locked) {
         (true, _) => Ok(()),
@@ -103,6 +104,22 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
             "cannot set feature gate {name} to {wanted}: it is not supported; its only value is {value}"
         )),
     }
+}
+
+/// Last part of the error about an unknown gate: the most similar gate, if any is similar.
+fn nearest_hint(name: &str) -> String {
+    let lists = [
+        known::SWITCHES,
+        known::SWITCHES_OFF,
+        known::EITHER,
+        known::LOCKED_ON,
+        known::LOCKED_OFF,
+        known::ON,
+        known::ON_HERE,
+        known::OFF,
+    ];
+    let nearest = nearest::of(name, lists.into_iter().flatten().copied());
+    nearest.map(|known| format!("; did you mean {known}?")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -126,6 +143,10 @@ mod tests {
     fn other_values_are_refused_with_their_reason() {
         for (text, part) in [
             ("Sidecar=true", "unrecognized feature gate: Sidecar"),
+            (
+                "SidecarContainer=true",
+                "unrecognized feature gate: SidecarContainer; did you mean SidecarContainers?",
+            ),
             (
                 "SidecarContainers=false",
                 "cannot set feature gate SidecarContainers to false, feature is locked to true",

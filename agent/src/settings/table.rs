@@ -79,13 +79,22 @@ impl<T: Table> Args for Flags<T> {
         // Settings outside tables concern every subcommand, so their flags are accepted after each of them.
         let global = T::KEY.is_empty();
         T::FIELDS.iter().fold(command, |command, field| {
-            let arg = field.arg(&command).global(global);
+            let arg = field.arg(&command).global(global).help_heading(heading(T::KEY));
             command.arg(arg)
         })
     }
 
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
+    }
+}
+
+/// Heading of a table's flags in `--help` and man pages. None: they are among the other options of the subcommand.
+fn heading(table: &str) -> Option<&'static str> {
+    match table {
+        "node" => Some("Node options"),
+        "control-plane" => Some("Control plane options"),
+        _ => None,
     }
 }
 

@@ -225,7 +225,7 @@ fn a_failed_start_reports_the_cause_and_leaves_nothing() {
     on_a_machine(|machine| {
         let before = Trace::of(machine);
         let taken = std::net::TcpListener::bind("0.0.0.0:6443").unwrap();
-        one_sentence(&up(machine, &[]), &["6443", "in use"]);
+        one_sentence(&up(machine, &[]), &["6443", "--listen sets another address", "in use"]);
         drop(taken);
         let file = machine.path("wrong.toml");
         fs::write(&file, "[node]\nbrigde = \"x\"\n").unwrap();

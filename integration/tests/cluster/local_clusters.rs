@@ -121,7 +121,8 @@ fn local_clusters_run_side_by_side_and_leave_nothing() {
         let [first, second] = ["a", "b"].map(|letter| format!("t{}{letter}", std::process::id()));
         let layout = layout(machine);
         fs::write(&clusters.kubeconfig, "contexts: [{name: other, context: {cluster: other}}]\n").unwrap();
-        clusters.run(&["create", &first, "--image", &layout]);
+        let created = clusters.run(&["create", &first, "--image", &layout]);
+        assert!(created.contains(clusters.kubeconfig.to_str().unwrap()), "{created}");
         clusters.run(&["create", &second, "--nodes", "2", "--ipv6"]);
         clusters.run(&["load-image", &second, "--image", &layout]);
         clusters.serve(&first);

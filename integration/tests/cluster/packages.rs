@@ -189,6 +189,13 @@ fn the_tarball_has_the_services_of_both_init_systems_and_the_checksums_are_right
     assert!(checked.unwrap().success(), "SHA256SUMS");
 }
 
+/// Alpine mounts the cgroup hierarchies only if a service asks for them. Without them no node starts.
+#[test]
+fn the_service_of_openrc_asks_for_cgroups() {
+    let script = fs::read_to_string(repository().join("examples/openrc/coracle")).unwrap();
+    assert!(script.lines().any(|line| line.trim() == "want cgroups"), "{script}");
+}
+
 #[test]
 fn systemd_accepts_the_services_without_a_warning() {
     let dir = tempfile::tempdir().unwrap();

@@ -85,8 +85,9 @@ pub(super) async fn run(roots: &Roots, arguments: Arguments) -> anyhow::Result<(
         format!("the cluster runs; `coracle cluster kubeconfig {name}` prints its kubeconfig")
     })?;
     super::super::print(&format!(
-        "the cluster {name} is ready: {}\nkubectl --context {} get nodes\n",
+        "the cluster {name} is ready: {}; its context is in {}\nkubectl --context {} get nodes\n",
         kubeconfig::server(&cluster),
+        target.display(),
         name.context()
     ))
 }
@@ -131,7 +132,6 @@ async fn make(cluster: &Cluster, images: &[PathBuf]) -> anyhow::Result<()> {
     processes.start(cluster, 1, &Role::ControlPlane)?;
     let client = processes.unless_ended(cluster, ready::api(cluster)).await?;
     join(cluster, &client, &mut processes).await?;
-    progress::show("loading images");
     image::load(cluster, images).await
 }
 

@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use coracle_proto::node::ImportRequest;
 
-use super::super::control;
+use super::super::{control, progress};
 use super::record::Cluster;
 
-/// Imports the archives into every node.
+/// Imports the archives into every node, and prints the names of the images.
 pub(super) async fn load(cluster: &Cluster, files: &[PathBuf]) -> anyhow::Result<()> {
+    let _cleared = progress::ClearAtEnd;
     for file in files {
         let path = std::path::absolute(file)?;
         anyhow::ensure!(path.exists(), "cannot load {}: no such file or directory", path.display());
+        progress::show(&format!("loading {}", path.display()));
         let mut imports = tokio::task::JoinSet::new();
         for node in cluster.nodes() {
             anyhow::ensure!(
@@ -31,6 +33,7 @@ pub(super) async fn load(cluster: &Cluster, files: &[PathBuf]) -> anyhow::Result
         while let Some(imported) = imports.join_next().await {
             names = imported??;
         }
+        progress::clear();
         super::super::print(&format!("{}\n", names.join("\n")))?;
     }
     Ok(())
