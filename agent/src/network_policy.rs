@@ -736,6 +736,24 @@ mod tests {
         assert!(is_due.is_ok(), "an outdated record must not stay");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_waits_shows_which_list_failed() {
+        let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+        let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+        let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+        let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+        let status = kube::core::Status::failure("no storage", "InternalError").with_code(503);
+        let error = coracle_watch::Error::List(kube::Error::Api(Box::new(status)));
+        policies.apply_policy_events(vec![Ok(Event::Init), Err(error)]);
+        policies.explain(None);
+        let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
+        assert!(shown.contains("cannot list networkpolicies: ") && shown.contains("no storage"), "{shown}");
+        policies.apply_policy_events(vec![Ok(Event::Init), Ok(Event::InitDone)]);
+        policies.explain(None);
+        let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
+        assert!(!shown.contains("cannot list"), "{shown}");
+    }
+
     #[tokio::test]
     async fn a_pod_without_a_sandbox_has_no_address() {
         let client = silent_client();
