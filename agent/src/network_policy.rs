@@ -747,7 +747,7 @@ mod tests {
         policies.apply_policy_events(vec![Ok(Event::Init), Err(error)]);
         policies.explain(None);
         let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
-        assert!(shown.contains("cannot list networkpolicies: ") && shown.contains("no storage"), "{shown}");
+        assert!(shown.ends_with("yet: cannot list networkpolicies: no storage (HTTP status 503)"), "{shown}");
         policies.apply_policy_events(vec![Ok(Event::Init), Ok(Event::InitDone)]);
         policies.explain(None);
         let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();

@@ -190,7 +190,12 @@ pub(super) async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Optio
 
 /// Notes why a kind of policies was not listed. The first failure is logged.
 pub(super) fn note_failure(failure: &mut Option<String>, kind: &str, error: &Error) {
-    let text: String = chain(error).chars().take(FAILURE_MAX).collect();
+    // The text of the client's error has all fields of the response.
+    let text = match error.status() {
+        Some(status) => format!("{} (HTTP status {})", status.message, status.code),
+        None => chain(error),
+    };
+    let text: String = text.chars().take(FAILURE_MAX).collect();
     if failure.is_none() {
         tracing::warn!(error = text, kind, "cannot list network policies, pods wait for them");
     }
