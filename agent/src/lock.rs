@@ -5,6 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -37,6 +38,9 @@ enum Holder {
     /// It has exited, or a process has just taken the lock and has not written its pid yet.
     Gone,
 }
+
+/// The lock of the node that this process runs.
+static HELD: Mutex<Option<Lock>> = Mutex::new(None);
 
 /// Held as long as the process runs the node. The kernel releases it when the process exits.
 #[derive(Debug)]
@@ -98,6 +102,12 @@ impl Lock {
         }
     }
 
+    /// Keeps the lock until [`release_held`]. The tasks of a node end later than the function that has started them. If
+    /// another process took the lock before, both would change the same pods, networks and images.
+    pub(crate) fn hold(self) {
+        *HELD.lock().unwrap_or_else(PoisonError::into_inner) = Some(self);
+    }
+
     /// The pid of the process that holds the run directory, if any.
     pub(crate) fn holder(run_dir: &Path) -> Option<i32> {
         let file = OpenOptions::new().read(true).write(true).open(run_dir.join("coracle.lock")).ok()?;
@@ -117,6 +127,12 @@ impl Lock {
         let locked = std::fs::metadata(run_dir.join("coracle.lock")).and_then(|found| found.modified());
         locked.ok()?.elapsed().ok()
     }
+}
+
+/// Releases the lock that this process keeps, if any. To be called after the end of all tasks. Without it, a thread that
+/// waits in the kernel, for example for a stalled mount, would keep the lock of a process that has ended.
+pub(crate) fn release_held() {
+    drop(HELD.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
 /// Waits for a process that is about to exit, until `until` at the latest. For another process it waits one interval.

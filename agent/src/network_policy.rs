@@ -34,7 +34,7 @@ use crate::repair::RepairPause;
 use admission::Admitted;
 use checks::{Checks, SharedModel};
 use cluster::{ClusterPolicies, ClusterPolicyEvents};
-use peers::{Events, Listing, Nodes, Peers, Received, next, received, watch};
+use peers::{Events, Listing, Nodes, Peers, Received, next, note_failure, received, watch};
 use stored::{Earlier, PolicyRecord, StoredPolicies};
 
 /// The task that keeps the table of policies.
@@ -47,6 +47,8 @@ pub(crate) struct NetworkPolicies {
     model: SharedModel,
     admitted: Admitted,
     policies: Listing<Key>,
+    /// Why the policies of namespaces were not listed yet. None after the first list.
+    failure: Option<String>,
     cluster: ClusterPolicies,
     peers: Option<Peers>,
     /// While policies have nodes as peers.
@@ -88,6 +90,7 @@ impl NetworkPolicies {
             model,
             admitted: Admitted::default(),
             policies: Listing::default(),
+            failure: None,
             peers: None,
             nodes: None,
             earlier_table: None,
@@ -107,7 +110,9 @@ impl NetworkPolicies {
         loop {
             if retry.is_none_or(|at| at <= Instant::now()) {
                 retry = None;
-                if let Err(error) = self.commit(&mut table).await {
+                let committed = self.commit(&mut table).await;
+                self.explain(committed.as_ref().err());
+                if let Err(error) = committed {
                     tracing::warn!(error = chain(&error), "cannot enforce network policies, retrying");
                     table = None;
                     retry = Some(pause.next_after_failure());
@@ -191,6 +196,14 @@ impl NetworkPolicies {
         self.admitted.answer(|namespace| self.model.lock().has_all_policies_of(namespace));
         self.checks.begin(effect);
         Ok(())
+    }
+
+    /// Makes the cause known that pods wait for their policies: the error of the kernel, or a list that failed.
+    fn explain(&self, error: Option<&Error>) {
+        let error =
+            error.map(|error| format!("cannot change the table of network policies: {}", chain(error)));
+        let listing = || self.failure.as_deref().or_else(|| self.cluster.failure()).map(str::to_owned);
+        self.restricted.explain(error.or_else(listing));
     }
 
     /// Writes the changes of the model to the table, or replaces it. Returns the effect of changes.
@@ -307,7 +320,13 @@ impl NetworkPolicies {
 
     fn apply_policy_events(&mut self, events: Vec<Received<NetworkPolicy>>) {
         let mut model = self.model.lock();
-        for event in events.into_iter().filter_map(|event| received(event, "networkpolicies")) {
+        for event in events {
+            if let Err(error) = &event
+                && !self.policies.is_complete
+            {
+                note_failure(&mut self.failure, "networkpolicies", error);
+            }
+            let Some(event) = received(event, "networkpolicies") else { continue };
             self.are_policies_new = true;
             match event {
                 Event::Init => self.policies.listed.clear(),
@@ -318,6 +337,7 @@ impl NetworkPolicies {
                 }
                 Event::InitDone => {
                     let listed = self.policies.complete();
+                    self.failure = None;
                     self.record.retain(|key| listed.contains(key));
                     let absent = model.policies().filter(|key| !listed.contains(key)).cloned();
                     absent.collect::<Vec<_>>().iter().for_each(|key| model.remove_policy(key));
@@ -714,6 +734,24 @@ mod tests {
         }
         let is_due = tokio::time::timeout(Duration::from_secs(60), policies.record.is_due()).await;
         assert!(is_due.is_ok(), "an outdated record must not stay");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_waits_shows_which_list_failed() {
+        let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+        let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+        let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+        let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+        let status = kube::core::Status::failure("no storage", "InternalError").with_code(503);
+        let error = coracle_watch::Error::List(kube::Error::Api(Box::new(status)));
+        policies.apply_policy_events(vec![Ok(Event::Init), Err(error)]);
+        policies.explain(None);
+        let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
+        assert!(shown.ends_with("yet: cannot list networkpolicies: no storage (HTTP status 503)"), "{shown}");
+        policies.apply_policy_events(vec![Ok(Event::Init), Ok(Event::InitDone)]);
+        policies.explain(None);
+        let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
+        assert!(!shown.contains("cannot list"), "{shown}");
     }
 
     #[tokio::test]

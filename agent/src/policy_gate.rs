@@ -2,7 +2,8 @@
 //! kernel.
 //!
 //! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the namespaces
-//! with policies decides: pods of these namespaces wait, others start.
+//! with policies decides: pods of these namespaces wait, others start. Without a record the policies were never listed, so
+//! all pods wait.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -41,11 +42,10 @@ pub(crate) enum Request {
 
 /// The policies of a pod are not in the kernel yet.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "network policies of the namespace {namespace} are not enforced yet: the API server or nftables does not respond"
-)]
+#[error("network policies of the namespace {namespace} are not enforced yet: {cause}")]
 pub(crate) struct NotEnforced {
     namespace: String,
+    cause: String,
 }
 
 /// Makes pods wait until their policies are in the kernel; cheap to clone. Without the task of network policies no pod
@@ -61,8 +61,10 @@ pub(crate) struct PolicyGate {
 #[derive(Clone)]
 pub(crate) struct Restricted {
     record: PathBuf,
-    /// None while the record cannot be read: then every namespace counts as restricted.
+    /// None while there is no readable record: then every namespace counts as restricted.
     namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
+    /// Why policies are not in the kernel, if the task of network policies has an error.
+    cause: Arc<Mutex<Option<String>>>,
     /// Time of the last write, if it failed. The record on disk is then older than `namespaces`.
     failed: Arc<Mutex<Option<Instant>>>,
 }
@@ -105,7 +107,9 @@ impl PolicyGate {
         match tokio::time::timeout(limit, answered).await {
             Ok(Ok(())) => Ok(()),
             // The policies may have been listed in the meantime.
-            _ if is_restricted || self.restricted.has(&namespace) => Err(NotEnforced { namespace }),
+            _ if is_restricted || self.restricted.has(&namespace) => {
+                Err(NotEnforced { namespace, cause: self.restricted.cause() })
+            }
             _ => Ok(()),
         }
     }
@@ -135,7 +139,9 @@ impl PolicyGate {
 impl Restricted {
     fn load(record: &Path) -> Self {
         let namespaces = read(record);
-        if let Err(error) = &namespaces {
+        if let Err(error) = namespaces.as_ref()
+            && error.kind() != io::ErrorKind::NotFound
+        {
             tracing::warn!(
                 %error,
                 record = %record.display(),
@@ -143,7 +149,17 @@ impl Restricted {
             );
         }
         let namespaces = Arc::new(RwLock::new(namespaces.ok()));
-        Self { record: record.to_owned(), namespaces, failed: Arc::default() }
+        Self { record: record.to_owned(), namespaces, cause: Arc::default(), failed: Arc::default() }
+    }
+
+    /// Sets why policies are not in the kernel. `None`: no operation has failed.
+    pub(crate) fn explain(&self, cause: Option<String>) {
+        *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+    }
+
+    fn cause(&self) -> String {
+        let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        cause.unwrap_or_else(|| "the API server or nftables does not respond".to_owned())
     }
 
     /// The path of the record.
@@ -199,13 +215,10 @@ impl Restricted {
     }
 }
 
-/// Reads the record. Without one no policy was ever known.
+/// Reads the record. Without one (`NotFound`) the policies were never listed.
 fn read(record: &Path) -> io::Result<BTreeSet<String>> {
-    match crate::bounded::read(record, RECORD_MAX) {
-        Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-        Err(error) => Err(error),
-    }
+    let text = crate::bounded::read(record, RECORD_MAX)?;
+    serde_json::from_slice(&text).map_err(io::Error::from)
 }
 
 /// Empties a record that could not be replaced and that lacks one of the namespaces. After a restart all pods wait then.
@@ -213,9 +226,11 @@ fn read(record: &Path) -> io::Result<BTreeSet<String>> {
 /// file.
 fn empty_outdated(record: &Path, namespaces: &BTreeSet<String>) {
     let has =
-        |recorded: BTreeSet<String>| recorded.contains(EVERY_NAMESPACE) || namespaces.is_subset(&recorded);
-    if read(record).is_ok_and(has) {
-        return;
+        |recorded: &BTreeSet<String>| recorded.contains(EVERY_NAMESPACE) || namespaces.is_subset(recorded);
+    match read(record) {
+        Ok(recorded) if has(&recorded) => return,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        _ => {}
     }
     let mut options = OpenOptions::new();
     let opened = options.write(true).create(true).truncate(true).mode(0o600).open(record);
@@ -242,10 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_restricts_every_namespace() {
+    fn a_damaged_or_absent_record_restricts_every_namespace() {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("record");
-        assert!(!Restricted::load(&record).has("n"), "no record: no policy was ever known");
+        assert!(Restricted::load(&record).has("n"), "no record: the policies were never listed");
+        std::fs::write(&record, "[]").unwrap();
+        assert!(!Restricted::load(&record).has("n"), "there was no policy");
         std::fs::write(&record, "[\"*\"]").unwrap();
         assert!(Restricted::load(&record).has("n"), "policies of the whole cluster were known");
         std::fs::write(&record, "[\"n").unwrap();
@@ -312,12 +329,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_pod_that_waits_shows_why_its_policies_are_not_enforced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (gate, ends) = gate("here", Some(&dir.path().join("record")));
+        let restricted = ends.unwrap().restricted;
+        let shown = async || gate.admit(&pod(), &[]).await.unwrap_err().to_string();
+        assert!(shown().await.ends_with("the API server or nftables does not respond"));
+        restricted.explain(Some("cannot list things".to_owned()));
+        assert_eq!(
+            shown().await,
+            "network policies of the namespace n are not enforced yet: cannot list things"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn pods_of_recorded_namespaces_wait_for_their_policies() {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("record");
         let (first, ends) = gate("here", Some(&record));
-        assert!(first.admit(&pod(), &[]).await.is_ok(), "no policy is known");
+        assert!(first.admit(&pod(), &[]).await.is_err(), "the policies were never listed");
         let ends = ends.unwrap();
+        ends.restricted.set(BTreeSet::new()).await;
+        let (next, _ends) = gate("here", Some(&record));
+        assert!(next.admit(&pod(), &[]).await.is_ok(), "there were no policies");
         ends.restricted.set(["n".to_owned()].into()).await;
         let (next, ends) = gate("here", Some(&record));
         assert!(next.admit(&pod(), &[]).await.is_err(), "its policies are unknown after a restart");

@@ -33,8 +33,8 @@ use futures::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::directories;
 use crate::settings::Node;
+use crate::{directories, lock};
 
 /// Bytes of a thread's stack: less than 2 MiB, so that the kernel cannot make it one huge page, as by Debian's default.
 const STACK: usize = (2 << 20) - (64 << 10);
@@ -60,6 +60,7 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
     let result = runtime.block_on(role);
     // A blocking call that hangs (a stalled mount) must not prevent the end of the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    lock::release_held();
     result.map(|()| ExitCode::SUCCESS)
 }
 
@@ -186,7 +187,42 @@ fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
 
 #[cfg(test)]
 mod tests {
-    use super::{hint, hint_for_user};
+    use std::path::PathBuf;
+    use std::sync::mpsc;
+
+    use super::{block_on, hint, hint_for_user};
+    use crate::lock::Lock;
+
+    /// A task's data, which the end of the task drops. Sends the holder of the lock then.
+    struct AtEnd {
+        run_dir: PathBuf,
+        holder: mpsc::Sender<Option<i32>>,
+    }
+
+    impl Drop for AtEnd {
+        fn drop(&mut self) {
+            self.holder.send(Lock::holder(&self.run_dir)).expect("the test waits");
+        }
+    }
+
+    #[test]
+    fn the_lock_is_kept_until_the_tasks_of_the_role_have_ended() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (holder, found) = mpsc::channel();
+        let at_end = AtEnd { run_dir: dir.path().to_owned(), holder };
+        let ended = block_on(async {
+            Lock::acquire(dir.path())?.hold();
+            tokio::spawn(async move {
+                let _at_end = at_end;
+                std::future::pending::<()>().await;
+            });
+            Ok(())
+        });
+        assert!(ended.is_ok());
+        let own = i32::try_from(std::process::id()).ok();
+        assert_eq!(found.recv().expect("the task has ended"), own);
+        assert_eq!(Lock::holder(dir.path()), None);
+    }
 
     #[test]
     fn kernel_errors_name_a_remedy() {

@@ -4,6 +4,8 @@
 //! Without such a service there is no socket, and only changes of services wake the task. All servers share one limit
 //! of connections.
 
+mod slots;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use tokio::task::JoinSet;
 use crate::health_server::{self, Reply, everywhere};
 use crate::proxy_health::ProxyState;
 use crate::service_cache::{ServiceCache, has_other_proxy};
+use slots::Slots;
 
 /// Maximum connections of all health checks.
 const CONNECTIONS_MAX: usize = 256;
@@ -38,10 +41,7 @@ pub(crate) struct ServiceHealth {
     ranges: Arc<[IpNetwork]>,
     connections: Connections,
     servers: BTreeMap<Key, Server>,
-    /// Maximum number of servers.
-    max_servers: usize,
-    /// Services without a server, because there are too many.
-    waiting: BTreeSet<Key>,
+    slots: Slots,
 }
 
 /// The server of one service.
@@ -84,8 +84,7 @@ impl ServiceHealth {
             ranges,
             connections,
             servers: BTreeMap::new(),
-            max_servers: Limits::share(SHARE, SERVERS_MAX).total,
-            waiting: BTreeSet::new(),
+            slots: Slots::new(Limits::share(SHARE, SERVERS_MAX).total),
         }
     }
 
@@ -107,29 +106,27 @@ impl ServiceHealth {
         }
     }
 
-    /// Starts, changes or ends the server of a service. If it has ended, others that wait for it are started.
+    /// Starts, changes or ends the server of a service. If it has ended, one that waits is started.
     fn update(&mut self, key: Key) {
-        let (before, none_waited) = (self.servers.len(), self.waiting.is_empty());
+        let none_waited = self.slots.first_waiting().is_none();
         self.update_one(key);
-        if self.servers.len() < before {
-            for waiting in std::mem::take(&mut self.waiting) {
-                self.update_one(waiting);
-            }
+        while let Some(next) = self.slots.take_next() {
+            self.update_one(next);
         }
-        if none_waited && let Some(first) = self.waiting.first() {
-            let (service, namespace, maximum) = (&first.name, &first.namespace, self.max_servers);
+        if none_waited && let Some(first) = self.slots.first_waiting() {
+            let (service, namespace, maximum) = (&first.name, &first.namespace, self.slots.maximum());
             tracing::warn!(service, namespace, maximum, "too many health checks of services");
         }
     }
 
     fn update_one(&mut self, key: Key) {
-        self.waiting.remove(&key);
         let state = self.services.state(&key).filter(|(service, _)| !has_other_proxy(service));
         let wanted = state.as_ref().and_then(|(service, slices)| {
             Some((health_port(service)?, LocalEndpoints::of(service, slices, &self.node_name)))
         });
         let Some((port, local_endpoints)) = wanted else {
             self.servers.remove(&key);
+            self.slots.release(&key);
             return;
         };
         let health = Health { namespace: key.namespace.clone(), name: key.name.clone(), local_endpoints };
@@ -139,8 +136,7 @@ impl ServiceHealth {
         }
         // The former server of this service ends before the next one listens.
         self.servers.remove(&key);
-        if !self.has_room(&key.namespace) {
-            self.waiting.insert(key);
+        if !self.slots.take(&key) {
             return;
         }
         let (health, receiver) = watch::channel(health);
@@ -149,18 +145,6 @@ impl ServiceHealth {
         tasks.spawn(serve(port, receiver, proxy, self.ranges.clone(), connections));
         self.servers.insert(key, Server { port, health, _tasks: tasks });
     }
-
-    fn has_room(&self, namespace: &str) -> bool {
-        has_room(self.servers.keys(), namespace, self.max_servers)
-    }
-}
-
-/// Whether a service of the namespace may get a server. The services of one namespace have at most three times as many
-/// servers as are left for other namespaces.
-fn has_room<'a>(servers: impl Iterator<Item = &'a Key>, namespace: &str, maximum: usize) -> bool {
-    let (all, own) = servers
-        .fold((0, 0), |(all, own), server| (all + 1, own + usize::from(server.namespace == namespace)));
-    own < 3 * maximum.saturating_sub(all)
 }
 
 /// The port at which load balancers check the service on a node.
@@ -253,21 +237,6 @@ mod tests {
         assert_eq!(of("LoadBalancer", "Local", 0), None);
         assert_eq!(of("LoadBalancer", "Cluster", 30500), None);
         assert_eq!(of("NodePort", "Local", 30500), None);
-    }
-
-    #[test]
-    fn the_health_checks_of_one_namespace_leave_room_for_others() {
-        let mut servers = BTreeSet::new();
-        let mut add = |namespace: &str| {
-            let mut added = 0;
-            while has_room(servers.iter(), namespace, 64) {
-                let name = servers.len().to_string();
-                servers.insert(Key { namespace: namespace.to_owned(), name });
-                added += 1;
-            }
-            added
-        };
-        assert_eq!([add("a"), add("b"), add("a"), add("c")], [48, 12, 0, 3]);
     }
 
     #[test]

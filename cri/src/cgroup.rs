@@ -10,6 +10,7 @@ pub(crate) mod value;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,9 +23,6 @@ use self::driver::CgroupDriver;
 use self::mounts::Hierarchy;
 use crate::error::Error;
 use crate::pidfd;
-
-/// Maximum processes that are open at a time while a cgroup gets a signal.
-const MAX_OPEN_PIDFDS: usize = 64;
 
 /// Maximum descendants of a cgroup in one hierarchy whose processes are counted for statistics.
 const MAX_COUNTED_GROUPS: usize = 1_000;
@@ -211,17 +209,12 @@ impl Cgroups {
         Ok(work())
     }
 
-    /// Sends a signal to listed processes of a group. A process can end after it was listed, and its pid can be reused. So
-    /// each process is opened first, and gets the signal only if its pid is still listed afterwards.
+    /// Sends a signal to listed processes of a group.
     fn signal(&self, group: &str, listed: &[i32], signal: i32) {
-        for some in listed.chunks(MAX_OPEN_PIDFDS) {
-            let open = |pid: &i32| Some((*pid, pidfd::open(*pid).ok()?));
-            let opened: Vec<_> = some.iter().filter_map(open).collect();
-            let still = self.processes(group);
-            for (_, process) in opened.iter().filter(|(pid, _)| still.binary_search(pid).is_ok()) {
-                let _ended = pidfd::send(process, signal);
-            }
-        }
+        let open = |pid| pidfd::open(pid).ok();
+        // A process that has ended needs no signal.
+        let send = |process: &OwnedFd| drop(pidfd::send(process, signal));
+        coracle_tree::cgroup::signal_listed(listed, open, || self.processes(group), send);
     }
 
     /// Passes the limits of a unit to systemd.

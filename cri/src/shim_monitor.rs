@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, Weak};
 use coracle_cni::Network;
 use coracle_proto::shim::Event;
 use futures::StreamExt as _;
-use tracing::warn;
+use tracing::{debug, warn};
 
 pub(crate) use self::phase::{MissedTransition, current_phase, missed_transitions};
 use self::reconnect::{Backoff, reconnect};
@@ -165,7 +165,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         if matches!(shim.closed().await, Closed::Died) {
             break;
         }
-        warn!(sandbox = sandbox.id, "the connection to a live shim ended");
+        report_lost_connection(&sandbox);
         let Some(next) = Box::pin(connect_again(&state, &sandbox, &shim, &mut backoff)).await else {
             // The death can take time: the kernel may wait for a disk to close the shim's files.
             shim.ended().await;
@@ -175,6 +175,16 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
     }
     let Some(state) = state.upgrade() else { return };
     Box::pin(ShimMonitor { state }.sandbox_died(&sandbox)).await;
+}
+
+/// Logs that the connection to a live shim ended. A shim that is told to end closes its connection first; if many pods are
+/// removed at the same time, its process ends seconds later.
+fn report_lost_connection(sandbox: &Sandbox) {
+    if sandbox.is_over() {
+        debug!(sandbox = sandbox.id, "the connection to a shim that is ending has ended");
+    } else {
+        warn!(sandbox = sandbox.id, "the connection to a live shim ended");
+    }
 }
 
 /// Reconnects to a live shim and applies what happened meanwhile. None if the pod, the runtime or the shim is ending.
@@ -227,7 +237,41 @@ impl Acknowledgements {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use coracle_proto::cri;
+    use tracing::Level;
+
     use super::*;
+    use crate::records::SandboxPhase;
+
+    #[test]
+    fn the_end_of_a_connection_is_no_warning_while_the_pod_is_being_removed() {
+        let record = SandboxRecord {
+            version: 1,
+            id: "pod".to_owned(),
+            phase: SandboxPhase::Ready,
+            runtime_handler: String::new(),
+            created_at: 0,
+            config: cri::PodSandboxConfig::default(),
+            addresses: Vec::new(),
+            selinux: None,
+            restoring: false,
+            stopping: true,
+            transitions: Vec::new(),
+        };
+        // Its stop has taken the shim.
+        let sandbox = Sandbox::new(record, SandboxState::NotReady);
+        let has_warned = Arc::new(AtomicBool::new(false));
+        let note = Arc::clone(&has_warned);
+        let writer = move || {
+            note.store(true, Ordering::Relaxed);
+            std::io::sink()
+        };
+        let log = tracing_subscriber::fmt().with_max_level(Level::WARN).with_writer(writer).finish();
+        tracing::subscriber::with_default(log, || report_lost_connection(&sandbox));
+        assert!(!has_warned.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn a_waiting_monitor_takes_little_memory() {

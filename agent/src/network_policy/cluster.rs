@@ -15,7 +15,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 
-use super::peers::{Events, Received, next, watch_with};
+use super::peers::{Events, Received, next, note_failure, watch_with};
 use crate::event_recorder::Recorder;
 
 /// First pause after the API server refused to show a definition. An API server that has just started may refuse requests
@@ -46,6 +46,8 @@ struct Kind {
     objects: Option<Events<DynamicObject>>,
     /// Whether the last request for objects was refused.
     is_refused: bool,
+    /// Why the policies are not known. None while they are.
+    failure: Option<String>,
     /// Names of the list that is being received.
     listed: HashSet<String>,
     /// Whether the policies are known: all were listed once, or the kind did not exist.
@@ -71,6 +73,11 @@ impl ClusterPolicies {
     /// Whether the policies of all kinds are known.
     pub(super) fn are_complete(&self) -> bool {
         self.kinds.iter().all(|kind| kind.is_complete)
+    }
+
+    /// Why the policies of a kind are not known, if a request for them failed.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.kinds.iter().find_map(|kind| kind.failure.as_deref().filter(|_| !kind.is_complete))
     }
 
     /// The next events. Cancel-safe: the streams keep events that were not returned.
@@ -111,6 +118,7 @@ impl Kind {
             is_defined: false,
             objects: None,
             is_refused: false,
+            failure: None,
             listed: HashSet::new(),
             is_complete: false,
             reported: HashMap::new(),
@@ -154,6 +162,8 @@ impl Kind {
                     let pause = stream::once(tokio::time::sleep(self.refused_pause));
                     self.refused_pause = MAX_REFUSED_PAUSE.min(self.refused_pause * 2);
                     self.definition = pause.filter_map(|()| async { None }).chain(again).boxed();
+                } else {
+                    self.note_failure(&error);
                 }
             }
         }
@@ -182,9 +192,14 @@ impl Kind {
     }
 
     /// Known policies are kept while the kind is not served, or may not be read: only its definition ends them.
+    ///
+    /// After another failure, such as that of a conversion webhook, unknown policies may exist. Then restricted pods wait,
+    /// and their status shows the failure.
     fn record_failure(&mut self, error: &Error) {
         tracing::debug!(error = chain(error), kind = self.kind.name(), "a watch failed");
-        let Some(FORBIDDEN | NOT_FOUND) = error.code() else { return };
+        let Some(FORBIDDEN | NOT_FOUND) = error.code() else {
+            return self.note_failure(error);
+        };
         if !std::mem::replace(&mut self.is_refused, true) {
             tracing::warn!(
                 error = chain(error),
@@ -193,6 +208,12 @@ impl Kind {
             );
         }
         self.is_complete = true;
+    }
+
+    fn note_failure(&mut self, error: &Error) {
+        if !self.is_complete {
+            note_failure(&mut self.failure, self.kind.plural(), error);
+        }
     }
 
     /// Removes the policies that are not in the list. After that the policies are known.
@@ -325,6 +346,10 @@ mod tests {
             defined.apply_definition_event(Ok(event), &client, &mut model);
         }
         assert!(!defined.is_complete && defined.objects.is_some());
+        defined.apply_object_event(Err(refused(503)), &recorder, &mut model);
+        assert!(!defined.is_complete, "unknown policies may exist");
+        let failure = defined.failure.clone().unwrap();
+        assert!(failure.starts_with("cannot list clusternetworkpolicies: "), "{failure}");
         defined.apply_object_event(Err(refused(404)), &recorder, &mut model);
         assert!(defined.is_complete && defined.is_refused, "it is not served yet");
         defined.apply_definition_event(Ok(Event::Apply(definition.clone())), &client, &mut model);

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 
+use coracle_error_chain::chain;
 use coracle_watch::{Config, Error, Event};
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
@@ -12,6 +13,8 @@ use super::NetworkPolicies;
 
 /// Maximum events of one watch that one transaction covers.
 const EVENTS_MAX: usize = 512;
+/// Maximum characters of the error of a list in messages about pods.
+const FAILURE_MAX: usize = 512;
 
 /// An event of a watch, or why a request failed.
 pub(super) type Received<K> = Result<Event<K>, Error>;
@@ -183,6 +186,20 @@ pub(super) async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Optio
         Some(stream) => stream.next().await,
         None => std::future::pending().await,
     }
+}
+
+/// Notes why a kind of policies was not listed. The first failure is logged.
+pub(super) fn note_failure(failure: &mut Option<String>, kind: &str, error: &Error) {
+    // The text of the client's error has all fields of the response.
+    let text = match error.status() {
+        Some(status) => format!("{} (HTTP status {})", status.message, status.code),
+        None => chain(error),
+    };
+    let text: String = text.chars().take(FAILURE_MAX).collect();
+    if failure.is_none() {
+        tracing::warn!(error = text, kind, "cannot list network policies, pods wait for them");
+    }
+    *failure = Some(format!("cannot list {kind}: {text}"));
 }
 
 /// The event, if the request succeeded.

@@ -54,7 +54,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
         settings.check_remote_runtime()?;
     }
     super::repair(&node)?;
-    let _lock = Lock::acquire(&node.dirs.run)?;
+    Lock::acquire(&node.dirs.run)?.hold();
     if let Some(kubeconfig) = connection.kubeconfig {
         super::prepare(&node)?;
         let client = node_client(&kubeconfig).await?;

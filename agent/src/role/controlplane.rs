@@ -35,7 +35,7 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
     super::raise_open_files();
     directories::prepare(&settings.dirs().state, &[directories::PLANE_STATE])?;
     let shutdown = super::until_signalled()?;
-    let plane = start(&settings, shutdown.clone()).await?;
+    let Some(plane) = until(&shutdown, start(&settings, shutdown.clone())).await? else { return Ok(()) };
     let (beats, heartbeats) = tokio::sync::watch::channel(());
     tokio::spawn(super::program_pages::beat_after_changes(plane.revisions(), beats));
     tokio::spawn(super::program_pages::release_when_idle(plane.revisions(), heartbeats));
@@ -77,6 +77,15 @@ pub(crate) async fn run_for(settings: Settings, external: External) -> anyhow::R
         () = served => {}
     }
     Ok(())
+}
+
+/// The result of a start, or `None` if a signal to end the process arrives before. The start may wait a minute, for example
+/// for etcd. What it has begun ends with the process.
+pub(super) async fn until<T>(
+    signalled: &CancellationToken,
+    start: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<Option<T>> {
+    signalled.run_until_cancelled(start).await.transpose()
 }
 
 /// Starts the control plane. When this returns, the API server accepts requests.
@@ -143,4 +152,19 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.max_in_flight = settings.max_in_flight;
     config.shutdown_delay = settings.shutdown_delay;
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_ends_a_start_that_waits() {
+        let signalled = CancellationToken::new();
+        let started = until(&signalled, async { Ok(1) }).await;
+        assert_eq!(started.unwrap(), Some(1));
+        signalled.cancel();
+        let waiting = std::future::pending::<anyhow::Result<()>>();
+        assert_eq!(until(&signalled, waiting).await.unwrap(), None);
+    }
 }

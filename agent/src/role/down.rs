@@ -162,8 +162,8 @@ async fn take_lock(run_dir: &Path) -> anyhow::Result<Lock> {
     Lock::acquire(run_dir)
 }
 
-/// Terminates the process that locks the run directory, and waits for its end. It releases the lock before it has
-/// finished with the image store and the pods.
+/// Terminates the process that locks the run directory, and waits for its end. A thread of it that waits in the kernel may
+/// still use the image store and the pods after it has released the lock.
 async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let Some(pid) = Lock::holder(run_dir) else { return Ok(()) };
     let process = rustix::process::Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));

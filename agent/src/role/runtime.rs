@@ -15,7 +15,7 @@ pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     super::raise_open_files();
     directories::prepare(&settings.root, &[directories::RUNTIME_STATE])?;
     directories::prepare(&settings.state, &[directories::RUNTIME_RUN])?;
-    let _lock = Lock::acquire(&settings.state)?;
+    Lock::acquire(&settings.state)?.hold();
     let mut images = ImagesConfig::new(&settings.root);
     images.registry_config_dir.clone_from(&settings.registry_config_dir);
     images.pinned.clone_from(&settings.pinned_images);

@@ -13,11 +13,12 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     let node = settings.node();
     super::prepare(&node)?;
     directories::prepare(&node.dirs.state, &[directories::PLANE_STATE])?;
-    let _lock = Lock::acquire(&node.dirs.run)?;
+    Lock::acquire(&node.dirs.run)?.hold();
     let shutdown = super::until_signalled()?;
     // The node is stopped first: it sends its last status to the API server.
     let plane_shutdown = tokio_util::sync::CancellationToken::new();
-    let plane = super::controlplane::start(&settings, plane_shutdown.clone()).await?;
+    let starting = super::controlplane::start(&settings, plane_shutdown.clone());
+    let Some(plane) = super::controlplane::until(&shutdown, starting).await? else { return Ok(()) };
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
     let identity = plane.node_identity(&node.name, &addresses)?;
     let credentials = Credentials {

@@ -16,7 +16,7 @@ use futures::StreamExt;
 use http::{Response, StatusCode, header};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -70,10 +70,10 @@ async fn find(
     let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let all = container::find(backend, uid, name).await.map_err(|status| status.message().to_owned())?;
-    let started = all.into_iter().filter(|c| c.state != i32::from(cri::ContainerState::ContainerCreated));
-    let chosen = started.into_iter().nth(usize::from(options.previous));
-    let Some(chosen) = chosen else {
-        return Err(match (options.previous, waiting(pod, name).as_deref()) {
+    let newest = backend.pods.status(uid);
+    let status = newest.as_ref().or(pod.status.as_ref()).and_then(|status| status_of(status, name));
+    let Some(chosen) = choose(all, options.previous, status) else {
+        return Err(match (options.previous, status.and_then(waiting)) {
             (true, _) => format!("previous terminated container \"{name}\" in pod \"{pod_name}\" not found"),
             (false, Some("ErrImagePull")) => format!(
                 "container \"{name}\" in pod \"{pod_name}\" is waiting to start: image can't be pulled"
@@ -93,16 +93,37 @@ async fn find(
     status.status.ok_or_else(|| format!("container \"{name}\" in pod \"{pod_name}\" has no status"))
 }
 
-fn waiting(pod: &Pod, name: &str) -> Option<String> {
-    let status = pod.status.as_ref()?;
+/// The container with the log. `all` has the newest one first. The previous one is that of the last termination: the newest
+/// one while the container waits for its next start, as in a crash loop, else the one before it.
+fn choose(
+    all: Vec<cri::Container>,
+    previous: bool,
+    status: Option<&ContainerStatus>,
+) -> Option<cri::Container> {
+    let is_created = |one: &cri::Container| one.state == i32::from(cri::ContainerState::ContainerCreated);
+    let mut started: Vec<cri::Container> = all.into_iter().filter(|one| !is_created(one)).collect();
+    let terminated = status.and_then(|status| status.last_state.as_ref()?.terminated.as_ref());
+    // The status has the name of the runtime before the id.
+    let last = terminated.and_then(|last| Some(last.container_id.as_deref()?.split_once("://")?.1));
+    let index = match previous {
+        true => last.and_then(|last| started.iter().position(|one| one.id == last)).unwrap_or(1),
+        false => 0,
+    };
+    (index < started.len()).then(|| started.swap_remove(index))
+}
+
+fn waiting(status: &ContainerStatus) -> Option<&str> {
+    status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
+}
+
+fn status_of<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
     let mut all = status
         .container_statuses
         .iter()
         .chain(&status.init_container_statuses)
         .chain(&status.ephemeral_container_statuses)
         .flatten();
-    let found: &ContainerStatus = all.find(|status| status.name == name)?;
-    found.state.as_ref()?.waiting.as_ref()?.reason.clone()
+    all.find(|status| status.name == name)
 }
 
 async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -> Response<Body> {
@@ -131,4 +152,41 @@ pub(crate) fn fuzz(data: &[u8]) {
     lines.for_each(|line| printer.print(line, &mut printed));
     // A printed line has its time and its text, without the other fields.
     assert!(printed.len() <= data.len() && printed.len() <= options.limit.unwrap_or(usize::MAX));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_previous_container_is_that_of_the_last_termination() {
+        let container = |id: &str, state: cri::ContainerState| cri::Container {
+            id: id.to_owned(),
+            state: state.into(),
+            ..Default::default()
+        };
+        let exited = |id: &str| container(id, cri::ContainerState::ContainerExited);
+        let chosen = |all: &[cri::Container], previous: bool, last: Option<&str>| {
+            let last =
+                last.map(|id| json!({"terminated": {"exitCode": 1, "containerID": format!("x://{id}")}}));
+            let status = json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+                "lastState": last.unwrap_or_default()});
+            let status: ContainerStatus = serde_json::from_value(status).expect("a status");
+            choose(all.to_vec(), previous, Some(&status)).map(|one| one.id)
+        };
+        let running = [container("2", cri::ContainerState::ContainerRunning), exited("1")];
+        assert_eq!(chosen(&running, true, Some("1")).as_deref(), Some("1"));
+        assert_eq!(chosen(&running, false, Some("1")).as_deref(), Some("2"));
+        // It waits for its next start.
+        let crashed = [container("3", cri::ContainerState::ContainerCreated), exited("2"), exited("1")];
+        assert_eq!(chosen(&crashed, true, Some("2")).as_deref(), Some("2"));
+        assert_eq!(chosen(&crashed, false, Some("2")).as_deref(), Some("2"));
+        // The status is older than the containers.
+        assert_eq!(chosen(&running, true, None).as_deref(), Some("1"));
+        assert_eq!(chosen(&running, true, Some("0")).as_deref(), Some("1"));
+        assert_eq!(chosen(&[exited("1")], true, None), None);
+        assert_eq!(choose(running.to_vec(), true, None).map(|one| one.id).as_deref(), Some("1"));
+    }
 }

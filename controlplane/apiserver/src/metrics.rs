@@ -7,6 +7,7 @@
 mod admission;
 mod buckets;
 mod health;
+mod impersonation;
 mod known_names;
 mod policies;
 mod reloads;
@@ -43,7 +44,7 @@ use tokens::TokenMetrics;
 use crate::{
     aggregation::Remotes,
     audit::Auditor,
-    authz::Verdict,
+    authz::{Verdict, impersonation::ImpersonationCounts},
     cache::Cache,
     flow_control::FlowControl,
     in_flight::InFlight,
@@ -74,6 +75,7 @@ pub(crate) struct Metrics {
     deprecated: IntGaugeVec,
     pub(crate) admission: AdmissionMetrics,
     pub(crate) policies: PolicyMetrics,
+    pub(crate) impersonation: ImpersonationCounts,
     pub(crate) serving: ServingMetrics,
     pub(crate) tokens: TokenMetrics,
     pub(crate) remotes: RemoteMetrics,
@@ -157,6 +159,7 @@ impl Metrics {
             ),
             admission: AdmissionMetrics::new(),
             policies: PolicyMetrics::new(),
+            impersonation: impersonation::counts(),
             serving: ServingMetrics::new(),
             tokens: TokenMetrics::new(),
             remotes: RemoteMetrics::new(),
@@ -169,6 +172,7 @@ impl Metrics {
     fn register(&self) {
         let parts = self.serving.collectors().into_iter().chain(self.tokens.collectors());
         let parts = parts.chain(self.policies.collectors()).chain(self.admission.collectors());
+        let parts = parts.chain(impersonation::collectors(&self.impersonation));
         for collector in self.collectors().into_iter().chain(parts) {
             valid(self.registry.register(collector));
         }

@@ -299,6 +299,7 @@ impl Apiserver {
             user: &caller,
             info: &info,
             is_constrained: state.features.constrained_impersonation,
+            counts: &state.metrics.impersonation,
         };
         let impersonated = impersonation::impersonated(&sender, &incoming.headers).await?;
         if let (Some(record), Some(impersonated)) = (&incoming.record, &impersonated) {

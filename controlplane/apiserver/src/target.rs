@@ -78,7 +78,10 @@ pub(crate) fn service(cache: &Cache, (namespace, name): (&str, &str), port: &str
             one["name"] == port || one["port"].as_u64().is_some_and(|number| port.parse() == Ok(number))
         }),
     };
-    let none = || ApiError::unavailable(format!("no endpoints available for service {name:?}"));
+    let none = || match port.parse::<u16>() {
+        Ok(number) => ApiError::unavailable(format!("no service port {number} found for service {name:?}")),
+        Err(_name) => no_endpoints(name),
+    };
     ready(cache, (namespace, name), wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default())
 }
 
@@ -88,10 +91,13 @@ pub(crate) fn ready(cache: &Cache, (namespace, name): (&str, &str), port_name: &
     let slices = cache.list(kind, namespace);
     let slices: Vec<Value> = slices.iter().map(|slice| slice.value()).collect();
     let (found, refused) = ready_in(&slices, name, port_name);
-    found.choose(&mut rand::rng()).cloned().ok_or_else(|| {
-        let none = || ApiError::unavailable(format!("no endpoints available for service {name:?}"));
-        refused.unwrap_or_else(none)
-    })
+    let chosen = found.choose(&mut rand::rng()).cloned();
+    chosen.ok_or_else(|| refused.unwrap_or_else(|| no_endpoints(name)))
+}
+
+/// The error for a service without a ready endpoint. `name`: the service as the client names it.
+pub(crate) fn no_endpoints(name: &str) -> ApiError {
+    ApiError::unavailable(format!("no endpoints available for service {name:?}"))
 }
 
 /// The ready endpoints of a service's port, and the error of an endpoint to which requests must not be sent.
@@ -236,10 +242,27 @@ fn is_proxyable(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use coracle_store::Commit;
     use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+    use crate::cache::{encode, key_of};
+
+    #[test]
+    fn a_port_number_that_the_service_does_not_have_is_named() {
+        let cache = Cache::new(1);
+        let kind = by_resource("", "v1", "services").unwrap();
+        let web = json!({"metadata": {"name": "web", "namespace": "n"},
+            "spec": {"ports": [{"name": "http", "port": 80}]}});
+        let (key, value) = (key_of(kind, "n", "web").into(), Some(encode(kind, &web)));
+        cache.apply(&Commit { key, revision: 2, value, created: 2, guard_follows: false });
+        let error = |port: &str| service(&cache, ("n", "web"), port).unwrap_err().message;
+        assert_eq!(error("81"), "no service port 81 found for service \"web\"");
+        for port in ["80", "http", "https"] {
+            assert_eq!(error(port), "no endpoints available for service \"web\"", "{port}");
+        }
+    }
 
     #[tokio::test]
     async fn a_response_with_a_very_long_header_is_an_error() {

@@ -49,11 +49,17 @@ impl Error {
     /// The HTTP status code of a refused request. `None` if there was no response.
     #[must_use]
     pub fn code(&self) -> Option<u16> {
+        self.status().map(|status| status.code)
+    }
+
+    /// The response to a refused request. `None` if there was no response.
+    #[must_use]
+    pub fn status(&self) -> Option<&Status> {
         match self {
             Self::List(kube::Error::Api(status))
             | Self::Start(kube::Error::Api(status))
             | Self::Read(kube::Error::Api(status))
-            | Self::Ended(status) => Some(status.code),
+            | Self::Ended(status) => Some(&**status),
             _ => None,
         }
     }

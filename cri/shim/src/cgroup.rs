@@ -28,9 +28,6 @@ const JOINED: [&str; 12] = [
     "freezer",
 ];
 
-/// Maximum number of pidfds that are open at a time while a cgroup is signalled.
-const MAX_OPEN_PIDFDS: usize = 64;
-
 /// Maximum number of scans of a cgroup while its processes are killed. A tree that forks faster than this
 /// stays alive.
 const MAX_KILL_SCANS: usize = 100;
@@ -293,18 +290,14 @@ pub(crate) fn signal(hierarchies: &[Hierarchy], path: &str, signal: i32) -> BTre
     listed
 }
 
-/// Between the listing and the signal a process may end and its pid be reused. So each process is opened as a
-/// pidfd first and is signalled only if the cgroup still lists its pid after that.
+/// Sends a signal to listed processes of the cgroup. Processes that are killed are also thawed.
 fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, signal: i32) {
     let pids: Vec<i32> = listed.iter().copied().filter(|pid| *pid > 1).collect();
-    for some in pids.chunks(MAX_OPEN_PIDFDS) {
-        let open = |pid: &i32| Some((*pid, kernel::pidfd_open(*pid).ok()?));
-        let opened: Vec<(i32, OwnedFd)> = some.iter().filter_map(open).collect();
-        let still = processes(hierarchies, path);
-        for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
-            let _ended = kernel::send_signal(process, signal);
-        }
-    }
+    let open = |pid| kernel::pidfd_open(pid).ok();
+    let list = || -> Vec<i32> { processes(hierarchies, path).into_iter().collect() };
+    // A process that has ended needs no signal.
+    let send = |process: &OwnedFd| drop(kernel::send_signal(process, signal));
+    coracle_tree::cgroup::signal_listed(&pids, open, list, send);
     if signal == nix::libc::SIGKILL && !pids.is_empty() {
         thaw(hierarchies, path);
     }

@@ -18,6 +18,9 @@ use crate::walk::walk_directories;
 /// Maximum cgroups that one call removes. A process that makes new ones meanwhile cannot keep the caller busy.
 const MAX_REMOVALS: u32 = 10_000;
 
+/// Maximum processes that are open at a time while a cgroup gets a signal.
+const MAX_OPEN_PROCESSES: usize = 64;
+
 /// The processes in the cgroup at a path and in all cgroups below it. Empty if it is absent.
 #[must_use]
 pub fn processes(top: &Path) -> Vec<i32> {
@@ -36,6 +39,25 @@ pub fn processes_of(top: &Path, most: usize) -> Vec<i32> {
         pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
     });
     pids
+}
+
+/// Sends a signal to the listed processes of a cgroup. `list` returns the cgroup's processes in ascending order.
+///
+/// A process can end after it was listed, and its pid can be reused. So each process is opened first, and gets the signal
+/// only if the cgroup still has its pid afterwards. At most 64 processes are open at a time.
+pub fn signal_listed<P>(
+    pids: &[i32],
+    open: impl Fn(i32) -> Option<P>,
+    list: impl Fn() -> Vec<i32>,
+    send: impl Fn(&P),
+) {
+    for some in pids.chunks(MAX_OPEN_PROCESSES) {
+        let opened: Vec<(i32, P)> = some.iter().filter_map(|pid| Some((*pid, open(*pid)?))).collect();
+        let still = list();
+        for (_, process) in opened.iter().filter(|(pid, _)| still.binary_search(pid).is_ok()) {
+            send(process);
+        }
+    }
 }
 
 /// Thaws the cgroup at a path and all cgroups below it, in the v1 hierarchy `freezer`. Killed processes of a frozen
@@ -163,12 +185,31 @@ fn is_in_use(error: Errno) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
     use std::fs;
+    use std::rc::Rc;
 
     use nix::mount::{MsFlags, mount};
 
     use super::*;
     use crate::scratch::{deep, in_memory, with_few_resources};
+
+    #[test]
+    fn a_cgroup_gets_a_signal_while_few_of_its_processes_are_open() {
+        let pids: Vec<i32> = (2..1_000).collect();
+        let process = Rc::new(());
+        let (most, received) = (Cell::new(0), RefCell::new(Vec::new()));
+        // A process has ended before it is opened, and another one before it gets the signal.
+        let open = |pid: i32| (pid != 3).then(|| (pid, Rc::clone(&process)));
+        let list = || -> Vec<i32> {
+            most.set(most.get().max(Rc::strong_count(&process) - 1));
+            pids.iter().copied().filter(|pid| *pid != 5).collect()
+        };
+        signal_listed(&pids, open, list, |(pid, _)| received.borrow_mut().push(*pid));
+        assert_eq!(most.get(), 64);
+        let others: Vec<i32> = pids.iter().copied().filter(|pid| ![3, 5].contains(pid)).collect();
+        assert_eq!(received.into_inner(), others);
+    }
 
     // Directories in memory stand for cgroups, and files in them for processes.
 

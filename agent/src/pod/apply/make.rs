@@ -125,11 +125,9 @@ impl Job {
         match ran {
             Ok(()) => self.report(Report::SandboxMade),
             Err(error) => {
-                let (reason, message) = match self.network_error().await {
-                    Some(message) => ("NetworkNotReady", message),
-                    None => ("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {error}")),
-                };
-                self.node.recorder.pod(&self.pod, Level::Warning, reason, message);
+                for (reason, message) in sandbox_events(&error, self.network_error().await) {
+                    self.node.recorder.pod(&self.pod, Level::Warning, reason, message);
+                }
                 self.report(Report::NotPrepared(SANDBOX));
             }
         }
@@ -194,6 +192,13 @@ impl Job {
     }
 }
 
+/// The events of a sandbox that could not be created. The error of the sandbox is always among them: it may have another
+/// cause than the network. `network` is the message about a network that is not ready.
+fn sandbox_events(error: &str, network: Option<String>) -> Vec<(&'static str, String)> {
+    let failed = ("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {error}"));
+    network.map(|message| ("NetworkNotReady", message)).into_iter().chain([failed]).collect()
+}
+
 /// The kubelet's message (`NetworkNotReadyErrorMsg`) for a runtime whose network is not ready.
 fn network_error(status: cri::StatusResponse) -> Option<String> {
     let conditions = status.status?.conditions;
@@ -207,6 +212,15 @@ fn network_error(status: cri::StatusResponse) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_error_of_a_sandbox_is_shown_also_while_the_network_is_not_ready() {
+        let events = |network: Option<&str>| sandbox_events("no such handler", network.map(str::to_owned));
+        let failed = ("FailedCreatePodSandBox", "Failed to create pod sandbox: no such handler".to_owned());
+        assert_eq!(events(None), [failed.clone()]);
+        let network = ("NetworkNotReady", "network is not ready".to_owned());
+        assert_eq!(events(Some("network is not ready")), [network, failed]);
+    }
 
     #[test]
     fn a_network_that_is_not_ready_has_its_own_reason() {

@@ -108,7 +108,11 @@ impl Job {
         let admitted = self.node.policies.admit(&self.pod, &ips);
         match self.interrupt.run_until_cancelled(admitted).await {
             None | Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(NotStarted::new("CreateContainerError", error, Failed::Start)),
+            Some(Err(error)) => {
+                let message = format!("network is not ready: {error}");
+                self.node.recorder.pod(&self.pod, Level::Warning, "NetworkNotReady", message);
+                Err(NotStarted::new("CreateContainerError", error, Failed::Start))
+            }
         }
     }
 

@@ -3,9 +3,11 @@
 //!
 //! Source: `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
 
+mod counts;
 mod mode;
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -13,6 +15,7 @@ use crate::{
     authn::User,
     error::{ApiError, Result},
 };
+pub(crate) use counts::{Counted, ImpersonationCounts};
 use mode::Mode;
 pub(crate) use mode::{Caller, node_of_account};
 
@@ -38,13 +41,21 @@ pub(crate) async fn impersonated(caller: &Caller<'_>, headers: &HeaderMap) -> Re
         let why = "groups, uid or extra values are impersonated without a user";
         return if alone { Err(ApiError::bad_request(why)) } else { Ok(None) };
     }
+    let began = Instant::now();
+    let impersonated = try_modes(caller, &wanted).await;
+    let mode = impersonated.as_ref().map_or("", |(mode, _)| mode.name());
+    caller.counts.attempts.add(mode, impersonated.is_ok(), began.elapsed());
+    let (mode, mut user) = impersonated?;
+    complete_groups(&mut user);
+    Ok(Some(Impersonated { user, constraint: mode.constraint() }))
+}
+
+/// The first mode that allows the impersonation, and the user with the groups that the mode implies.
+async fn try_modes(caller: &Caller<'_>, wanted: &User) -> Result<(Mode, User)> {
     let mut first = None;
-    for mode in Mode::ALL.into_iter().filter(|mode| mode.supports(&wanted, caller)) {
-        match mode.impersonate(caller, &wanted).await {
-            Ok(mut user) => {
-                complete_groups(&mut user);
-                return Ok(Some(Impersonated { user, constraint: mode.constraint() }));
-            }
+    for mode in Mode::ALL.into_iter().filter(|mode| mode.supports(wanted, caller)) {
+        match mode.impersonate(caller, wanted).await {
+            Ok(user) => return Ok((mode, user)),
             Err(error) => first = first.or(Some(error)),
         }
     }

@@ -121,9 +121,9 @@ impl<'a> ProxyTarget<'a> {
 /// A ready endpoint of the service. As upstream, the error names the service as the path does.
 fn service(call: &Call, named: &ProxyTarget<'_>) -> Result<Endpoint> {
     let found = target::service(&call.state.cache, (call.namespace(), named.name), named.port);
-    found.map_err(|error| match error.code {
-        503 => ApiError::unavailable(format!("no endpoints available for service {:?}", call.resource.name)),
-        _ => error,
+    found.map_err(|error| match error.message == target::no_endpoints(named.name).message {
+        true => target::no_endpoints(&call.resource.name),
+        false => error,
     })
 }
 

@@ -5,6 +5,7 @@
 //! `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use coracle_values::names::{dns1123_label, dns1123_subdomain};
 
@@ -15,6 +16,8 @@ use crate::{
     error::Result,
     request::{Query, RequestInfo, ResourceInfo},
 };
+
+use super::counts::ImpersonationCounts;
 
 const ACCOUNTS: &str = "system:serviceaccount:";
 const NODES: &str = "system:node:";
@@ -48,6 +51,7 @@ pub(crate) struct Caller<'a> {
     pub(crate) info: &'a RequestInfo,
     /// Whether the constrained modes exist.
     pub(crate) is_constrained: bool,
+    pub(crate) counts: &'a ImpersonationCounts,
 }
 
 /// The checks of one mode.
@@ -105,6 +109,11 @@ impl Mode {
             Self::UserInfo => "impersonate:user-info",
             Self::Legacy => "impersonate",
         }
+    }
+
+    /// The name for metrics.
+    pub(super) fn name(self) -> &'static str {
+        self.verb().strip_prefix("impersonate:").unwrap_or("legacy")
     }
 
     /// The verb for audit events. Empty for the verb `impersonate`.
@@ -186,7 +195,7 @@ impl Check<'_> {
         let info = self.caller.info;
         let verb = format!("impersonate-on:{mode}:{}", info.verb);
         let attributes = AccessAttributes { user: self.user, verb: &verb, info, cache: self.caller.cache };
-        self.caller.authorizers.authorize(&attributes).await
+        self.count(self.caller.authorizers.authorize(&attributes)).await
     }
 
     async fn name(&self, wanted: &str) -> Result<()> {
@@ -254,7 +263,15 @@ impl Check<'_> {
     /// Checks the permission to impersonate the target.
     async fn value(&self, target: Target<'_>) -> Result<()> {
         let (authorizers, cache) = (self.caller.authorizers, self.caller.cache);
-        authorizers.authorize_also(cache, self.user, self.mode.verb(), target.into()).await
+        self.count(authorizers.authorize_also(cache, self.user, self.mode.verb(), target.into())).await
+    }
+
+    /// Counts the check of a permission.
+    async fn count(&self, check: impl Future<Output = Result<()>>) -> Result<()> {
+        let began = Instant::now();
+        let checked = check.await;
+        self.caller.counts.checks.add(self.mode.name(), checked.is_ok(), began.elapsed());
+        checked
     }
 
     /// The error of a target that no permission allows.

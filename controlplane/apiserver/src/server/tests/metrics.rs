@@ -16,6 +16,32 @@ fn value(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
 }
 
 #[tokio::test]
+async fn impersonations_are_counted_by_mode_and_decision() {
+    let server = Fixture::new().await;
+    let ask = async |groups: &[&str], wanted: &str| {
+        let request = Request::get(PODS).header("impersonate-user", wanted).body(Full::default()).unwrap();
+        server.send(User::new("ann", groups), request).await.code
+    };
+    // The impersonated user has no permission to list pods.
+    assert_eq!(ask(&["system:masters"], "ben").await, 403);
+    assert_eq!(ask(&[], "ben").await, 403);
+    let text = metrics(&server).await;
+    let count = |name: &str, mode: &str, decision: &str| {
+        let labels = [format!("mode=\"{mode}\""), format!("decision=\"{decision}\"")];
+        value(&text, &format!("apiserver_impersonation_{name}"), &[&labels[0], &labels[1]])
+    };
+    for attempts in ["attempts_total", "attempts_duration_seconds_count"] {
+        assert_eq!(count(attempts, "user-info", "allowed"), Some(1.0), "{attempts}");
+        assert_eq!(count(attempts, "", "denied"), Some(1.0), "{attempts}");
+    }
+    for checks in ["authorization_attempts_total", "authorization_attempts_duration_seconds_count"] {
+        assert_eq!(count(checks, "user-info", "allowed"), Some(2.0), "the request and the user: {checks}");
+        assert_eq!(count(checks, "user-info", "denied"), Some(1.0), "{checks}");
+        assert_eq!(count(checks, "legacy", "denied"), Some(1.0), "{checks}");
+    }
+}
+
+#[tokio::test]
 async fn requests_and_objects_are_counted_with_upstreams_names() {
     let server = Fixture::new().await;
     server.post(PODS, pod("p")).await;
