@@ -133,7 +133,7 @@ impl Executables {
         if self.lead {
             process.process_group(0);
         }
-        coracle_open_files::limit(process.as_std_mut());
+        coracle_open_files::restore_limit(process.as_std_mut());
         process.kill_on_drop(true).spawn()
     }
 }

@@ -130,7 +130,7 @@ async fn load(parser: &str, text: &str, limit: Duration) -> io::Result<()> {
     command.args(["--replace", "--skip-cache"]).env_clear().current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     command.process_group(0).kill_on_drop(true);
-    coracle_open_files::limit(command.as_std_mut());
+    coracle_open_files::restore_limit(command.as_std_mut());
     let mut child = command.spawn()?;
     // Dropped before the child, see `ProcessGroup`.
     let group = ProcessGroup::of(&child);
