@@ -13,7 +13,7 @@ use crate::kernel;
 use crate::report::note;
 
 /// The v1 controllers that the container library supports.
-const JOINED: [&str; 12] = [
+const SUPPORTED_V1: [&str; 12] = [
     "cpu",
     "cpuacct",
     "cpuset",
@@ -76,7 +76,8 @@ impl Hierarchy {
     /// controllers and, if there are several, each single name. Empty for controllers that the container
     /// library does not support, and for v2.
     pub(crate) fn aliases(&self) -> Vec<&str> {
-        let mut each: Vec<&str> = self.controllers.split(',').filter(|name| JOINED.contains(name)).collect();
+        let mut each: Vec<&str> =
+            self.controllers.split(',').filter(|name| SUPPORTED_V1.contains(name)).collect();
         if each.len() > 1 {
             each.insert(0, &self.controllers);
         }
@@ -297,9 +298,9 @@ pub(crate) fn signal(hierarchies: &[Hierarchy], path: &str, signal: i32) -> BTre
 /// pidfd first and is signalled only if the cgroup still lists its pid after that.
 fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, signal: i32) {
     let pids: Vec<i32> = listed.iter().copied().filter(|pid| *pid > 1).collect();
-    for some in pids.chunks(MAX_OPEN_PIDFDS) {
+    for chunk in pids.chunks(MAX_OPEN_PIDFDS) {
         let open = |pid: &i32| Some((*pid, kernel::pidfd_open(*pid).ok()?));
-        let opened: Vec<(i32, OwnedFd)> = some.iter().filter_map(open).collect();
+        let opened: Vec<(i32, OwnedFd)> = chunk.iter().filter_map(open).collect();
         let still = processes(hierarchies, path);
         for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
             let _ended = kernel::send_signal(process, signal);
