@@ -76,7 +76,7 @@ impl Upstream {
 
     /// Whether the question is a probe of this server that another server forwarded back.
     pub(crate) fn is_returned(&self, question: &Question) -> bool {
-        self.servers.has_returned(&question.0, question.1)
+        self.servers.detect_loop(&question.0, question.1)
     }
 
     /// A cached answer that has not expired.
