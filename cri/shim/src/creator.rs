@@ -255,7 +255,7 @@ fn mount_all(request: &CreateRequest<'_>, spec: &mut Spec, method: Method) -> Re
         images: request.images,
     };
     // A staged root is mounted on the stage, and the first process mounts its root itself. In the remaining case the
-    // root is mounted in the shim's mount namespace and unmounted at its end.
+    // root is mounted here, in the shim's mount namespace, and is unmounted when the shim ends.
     if let (Some(overlay), None, Method::Library) = (request.rootfs, request.user, method) {
         overlay::mount_at_target(overlay, label.as_deref()).map_err(CreateError::Rootfs)?;
     }
@@ -330,7 +330,7 @@ fn chown_pipes(spec: &Spec, ends: &Ends) {
         let is_pipe =
             nix::sys::stat::fstat(end).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
         if is_pipe {
-            // If this fails, only opening by name fails.
+            // A failure is ignored: then the program cannot open the stream by its name, but can use it.
             let _ = nix::unistd::fchown(end, Some(owner.into()), None);
         }
     }
