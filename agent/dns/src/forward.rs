@@ -74,8 +74,9 @@ impl Upstream {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the question is a probe of this server that another server forwarded back.
-    pub(crate) fn is_returned(&self, question: &Question) -> bool {
+    /// Whether the question is a probe of this node that another server forwarded back. Such a server is not queried for
+    /// some time.
+    pub(crate) fn detect_loop(&self, question: &Question) -> bool {
         self.servers.detect_loop(&question.0, question.1)
     }
 
