@@ -148,7 +148,7 @@ impl Network {
     /// Runs GC of executables in its own task. Each executable may take a minute, or wait for a part of the node that
     /// is not started yet. A GC that was cancelled for a pod is retried with back-off, unless a later GC was begun.
     fn spawn_gc(&self) {
-        let (network, turn) = (self.weak(), self.inner.gc_lock.begin());
+        let (network, number) = (self.weak(), self.inner.gc_lock.begin());
         tokio::spawn(async move {
             let mut pause = RETRY;
             loop {
@@ -159,7 +159,7 @@ impl Network {
                 drop(here);
                 tokio::time::sleep(pause).await;
                 pause = LAST_RETRY.min(2 * pause);
-                if network().is_none_or(|here| !here.inner.gc_lock.is_newest(turn)) {
+                if network().is_none_or(|here| !here.inner.gc_lock.is_newest(number)) {
                     return;
                 }
             }
