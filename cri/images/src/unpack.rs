@@ -321,7 +321,7 @@ impl Writer {
             Kind::Fifo => self.root.make_node(path, SFlag::S_IFIFO, 0, 0)?,
             Kind::File { .. } | Kind::HardLink(_) => {}
         }
-        let (at, name) = self.root.at(path)?;
+        let (at, name) = self.root.parent_and_name(path)?;
         let owner = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
         fchownat(at, name, Some(owner.0), Some(owner.1), AtFlags::AT_SYMLINK_NOFOLLOW)?;
         if !matches!(entry.kind, Kind::Symlink(_)) {

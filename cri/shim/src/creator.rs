@@ -284,7 +284,7 @@ fn locate_root(
         return Ok(StagedRoot::in_place(request.bundle.join(in_spec.path())));
     };
     let root = match (stage, request.user) {
-        (Some(stage), Some(user)) => stage.root(overlay, user).map_err(CreateError::Stage)?,
+        (Some(stage), Some(user)) => stage.mount_root(overlay, user).map_err(CreateError::Stage)?,
         _ => StagedRoot::in_place(PathBuf::from(&overlay.target)),
     };
     in_spec.set_path(root.final_path.clone());
@@ -298,9 +298,9 @@ fn fill_stage(
     staging: &StageRequest<'_>,
     method: Method,
 ) -> Result<(), CreateError> {
-    stage.volumes(spec, staging).map_err(CreateError::Stage)?;
+    stage.stage_volumes(spec, staging).map_err(CreateError::Stage)?;
     if let Some(user) = staging.user {
-        stage.devices(spec, &user.mapping).map_err(CreateError::Stage)?;
+        stage.make_devices(spec, &user.mapping).map_err(CreateError::Stage)?;
         if method == Method::Library {
             spec::join_user_namespace(spec, user).map_err(CreateError::Namespaces)?;
         }

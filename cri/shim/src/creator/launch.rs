@@ -152,5 +152,5 @@ fn join(path: &Path, flag: CloneFlags) -> io::Result<()> {
 fn connect_console(path: &Path) -> io::Result<OwnedFd> {
     let directory = File::open(path.parent().unwrap_or(Path::new("/")))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Ok(UnixStream::connect(console::short(&directory, &name))?.into())
+    Ok(UnixStream::connect(console::short_socket_path(&directory, &name))?.into())
 }
