@@ -209,7 +209,7 @@ impl DevicePlugins {
         let is_current = {
             let mut state = self.state();
             let is_current = state.table.disconnect(&name, number);
-            if is_current && !plugin.starts {
+            if is_current && !plugin.needs_pre_start {
                 state.plugins.remove(&name);
             }
             is_current
@@ -226,7 +226,7 @@ impl DevicePlugins {
         let (mut pace, mut ready) = (Pace::new(), Instant::now());
         while let Some(list) = plugin::newest(&mut lists).await? {
             let waited = ready.elapsed();
-            let devices = plugin::listed(list)?;
+            let devices = plugin::parse_devices(list)?;
             tracing::debug!(resource = name, devices = devices.len(), "devices listed");
             let changed = {
                 let mut state = self.state();
@@ -341,7 +341,8 @@ impl DevicePlugins {
                 (ids, is_again)
             }
             Step::Choose(choice) => {
-                let preferred = match (self.plugin(name).filter(|plugin| plugin.prefers), choice.question()) {
+                let plugin = self.plugin(name).filter(|plugin| plugin.has_preferences);
+                let preferred = match (plugin, choice.question()) {
                     (Some(plugin), Some((available, included))) => {
                         let preferred = plugin.preferred(available, included, want.count).await;
                         preferred.map_err(|error| {
@@ -408,7 +409,7 @@ impl DevicePlugins {
             else {
                 continue;
             };
-            if let Some(plugin) = self.plugin(resource).filter(|plugin| plugin.starts) {
+            if let Some(plugin) = self.plugin(resource).filter(|plugin| plugin.needs_pre_start) {
                 let started = plugin.pre_start(devices.into_keys().collect()).await;
                 started.map_err(|error| {
                     let call = "device plugin PreStartContainer rpc failed with err:";

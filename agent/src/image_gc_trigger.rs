@@ -14,18 +14,19 @@ pub(crate) struct Trigger {
 }
 
 impl Trigger {
-    /// The free space may have changed: a pull has ended, or a container was removed.
+    /// Requests a check of the disk. Its free space may have changed: a pull has ended, or a container was removed.
     pub(crate) fn check_disk(&self) {
         self.check.notify_one();
     }
 
-    /// The disk is full, or short of space: images are removed even if its use is below the high threshold.
+    /// Requests the removal of images even if the use of the disk is below the high threshold: it is full, or short of
+    /// space.
     pub(crate) fn no_room(&self) {
         self.no_room.store(true, Ordering::Release);
         self.check.notify_one();
     }
 
-    /// All pods of this node are known, and so are the images in use.
+    /// Reports that all pods of this node are known, and so are the images in use.
     pub(crate) fn pods_are_known(&self) {
         self.pods_known.notify_one();
     }

@@ -129,7 +129,7 @@ fn main() -> ExitCode {
     if words.next().is_some_and(|word| word == coracle_agent::volume::nfs::MOUNT_COMMAND) {
         return coracle_agent::volume::nfs::mount_main(words);
     }
-    if let Err(error) = coracle_open_files::keep_inherited() {
+    if let Err(error) = coracle_open_files::mark_inherited_close_on_exec() {
         return role::fail(
             &anyhow::Error::new(error).context("cannot mark inherited descriptors as close-on-exec"),
         );

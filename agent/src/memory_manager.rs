@@ -61,7 +61,7 @@ impl MemoryManager {
     ) -> Result<Self, StateFileError> {
         let stored: Option<StateFile> = state_file::read(&file, STATIC)?;
         let stored = stored.map(|file| MemoryState { nodes: file.machine_state, blocks: file.entries });
-        // A state without memory of containers is replaced. It may differ from the machine, which may have changed.
+        // A state without memory of containers is replaced, because the machine may have changed since it was written.
         let state = match stored.filter(|state| !state.blocks.is_empty()) {
             Some(state) => {
                 state.check(&empty).map_err(|problem| state_file::unusable(&file, problem))?;
@@ -200,7 +200,7 @@ impl HintProvider for MemoryManager {
 // === impl Current ===
 
 impl Current {
-    /// Allocates memory. Nothing changes after an error.
+    /// Allocates memory. After an error the state is the same as before.
     fn assign(
         &mut self,
         (uid, spec): (&str, &PodSpec),

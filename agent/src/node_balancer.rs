@@ -89,13 +89,13 @@ impl NodeBalancer {
         let mut checks = self.lock();
         let Checks { services, sockets, .. } = &mut *checks;
         let (config, pods) = (&self.node.config, &self.node.pods);
-        let own = in_use::own(config);
+        let own = in_use::own_ports(config);
         // Listed once, and only if the service is checked: services and pods can have very many ports.
         let all = LazyCell::new(|| pods.host_ports());
         let host_ports = LazyCell::new(|| in_use::host_ports_at(&all, addresses));
         let user = |port: (&str, u16)| match host_ports.contains(&(port.0, i32::from(port.1))) {
             true => Ok(Some("a host port of a pod".to_owned())),
-            false => sockets.user(&own, port, addresses),
+            false => sockets.program_at(&own, port, addresses),
         };
         let (check, is_new) = checked(services.get(key), &service, user);
         let is_refused = !check.refused.is_empty();

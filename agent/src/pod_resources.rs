@@ -88,16 +88,16 @@ impl PodResources {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         api::ContainerResources {
             name: container.name.clone(),
-            devices: listed(self.devices.of_container(uid, &container.name)),
+            devices: device_messages(self.devices.of_container(uid, &container.name)),
             cpu_ids: numbers(&self.managers.exclusive_cpus(uid, &container.name)),
-            memory: blocks(&self.managers.memory_of(uid, &container.name)),
+            memory: memory_messages(&self.managers.memory_of(uid, &container.name)),
             dynamic_resources: self.dra.resources(pod, container),
         }
     }
 }
 
 /// The pod with this name. As upstream, an ended pod only if there is no other.
-fn named(pods: impl IntoIterator<Item = Arc<Pod>>, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+fn find_pod(pods: impl IntoIterator<Item = Arc<Pod>>, namespace: &str, name: &str) -> Option<Arc<Pod>> {
     let is_named = |pod: &Arc<Pod>| {
         let meta = &pod.metadata;
         meta.name.as_deref() == Some(name) && meta.namespace.as_deref() == Some(namespace)
@@ -106,7 +106,7 @@ fn named(pods: impl IntoIterator<Item = Arc<Pod>>, namespace: &str, name: &str) 
 }
 
 /// Devices in the messages of the API. As upstream, each device and NUMA node has an entry of its own.
-fn listed(
+fn device_messages(
     devices: impl IntoIterator<Item = (String, BTreeMap<String, Vec<i64>>)>,
 ) -> Vec<api::ContainerDevices> {
     let entry = |resource: &str, id: &str, node: Option<i64>| api::ContainerDevices {
@@ -131,7 +131,7 @@ fn numbers(cpus: &CpuSet) -> Vec<i64> {
 }
 
 /// Memory in the messages of the API.
-fn blocks(memory: &[Block]) -> Vec<api::ContainerMemory> {
+fn memory_messages(memory: &[Block]) -> Vec<api::ContainerMemory> {
     let one = |block: &Block| {
         let nodes = block.nodes().nodes().map(|node| api::NumaNode { id: node.into() });
         api::ContainerMemory {
@@ -159,9 +159,9 @@ impl PodResourcesLister for PodResources {
         _request: Request<api::AllocatableResourcesRequest>,
     ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
         self.metrics.pod_resources_called(PodResourcesCall::GetAllocatable);
-        let devices = listed(self.devices.allocatable());
+        let devices = device_messages(self.devices.allocatable());
         let (cpus, memory) = self.managers.allocatable();
-        let (cpu_ids, memory) = (numbers(&cpus), blocks(&memory));
+        let (cpu_ids, memory) = (numbers(&cpus), memory_messages(&memory));
         Ok(Response::new(api::AllocatableResourcesResponse { devices, cpu_ids, memory }))
     }
 
@@ -171,7 +171,7 @@ impl PodResourcesLister for PodResources {
     ) -> Result<Response<api::GetPodResourcesResponse>, Status> {
         self.metrics.pod_resources_called(PodResourcesCall::Get);
         let api::GetPodResourcesRequest { pod_name: name, pod_namespace: namespace } = request.into_inner();
-        let Some(pod) = named(self.pods.all(), &namespace, &name) else {
+        let Some(pod) = find_pod(self.pods.all(), &namespace, &name) else {
             self.metrics.pod_resources_get_failed();
             // Code and message are upstream's.
             let message = format!("pod {name} in namespace {namespace} not found");
@@ -198,7 +198,7 @@ mod tests {
         let (ended, running) = (pod("1", "Succeeded"), pod("2", "Running"));
         let uid = |pods: &[&Arc<Pod>], namespace: &str| {
             let pods: Vec<_> = pods.iter().map(|pod| Arc::clone(pod)).collect();
-            named(pods, namespace, "p").and_then(|pod| pod.metadata.uid.clone())
+            find_pod(pods, namespace, "p").and_then(|pod| pod.metadata.uid.clone())
         };
         assert_eq!(uid(&[&ended], "ns").as_deref(), Some("1"));
         assert_eq!(uid(&[&ended, &running], "ns").as_deref(), Some("2"));
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn each_device_and_numa_node_has_an_entry() {
         let devices = BTreeMap::from([("a".to_owned(), vec![0, 1]), ("b".to_owned(), Vec::new())]);
-        let found = listed([("x.io/a".to_owned(), devices)]);
+        let found = device_messages([("x.io/a".to_owned(), devices)]);
         let shown: Vec<_> = found
             .iter()
             .map(|entry| {

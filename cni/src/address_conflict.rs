@@ -22,6 +22,7 @@ use tokio::io::unix::AsyncFd;
 use crate::announced_address::by_interface;
 use crate::error::Error;
 use crate::link::{Link, Links};
+use crate::socket_filter::{EQUAL, LOAD, LOAD_HALF, RETURN, attach};
 
 /// Bytes of a packet that are read. Options of an advertisement behind them are ignored.
 const PACKET_MAX: usize = 1500;
@@ -206,36 +207,14 @@ fn discovery_socket(interface: &str, program: &[libc::sock_filter]) -> io::Resul
     let socket = socket(AddressFamily::Inet6, SockType::Raw, flags, SockProtocol::IcmpV6)?;
     attach(&socket, program)?;
     setsockopt(&socket, sockopt::BindToDevice, &OsString::from(interface))?;
-    // Packets that arrived before the filter and the interface were set. Each read removes one.
+    // Removes packets that arrived before the filter and the interface were set. Each read removes one.
     let mut buffer = [0; 1];
     while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
     Ok(socket)
 }
 
-fn attach(socket: &OwnedFd, program: &[libc::sock_filter]) -> io::Result<()> {
-    let mut steps = program.to_vec();
-    let length = u16::try_from(steps.len()).unwrap_or(u16::MAX);
-    let program = libc::sock_fprog { len: length, filter: steps.as_mut_ptr() };
-    let size = u32::try_from(size_of_val(&program)).unwrap_or_default();
-    // SAFETY: the program and its steps live until the call returns, and the kernel copies both.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
-            (&raw const program).cast(),
-            size,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
-const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const REFUSE: libc::sock_filter = libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 };
 const PASS: libc::sock_filter = libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
 /// `SKF_AD_OFF + SKF_AD_PKTTYPE`: to which machine a frame is sent.
@@ -271,8 +250,8 @@ fn arp_program(mac: [u8; 6], addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_fil
     steps
 }
 
-/// Passes neighbour advertisements of the link whose target ends like one of the addresses. A router has decremented the
-/// hop limit of a packet that it forwards (RFC 4861, section 7.1).
+/// Passes neighbour advertisements of the link whose target has the last four bytes of one of the addresses. A router has
+/// decremented the hop limit of a packet that it forwards (RFC 4861, section 7.1).
 fn discovery_program(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let mut steps = vec![
         load(LOAD_BYTE, HOP_LIMIT),
@@ -286,8 +265,8 @@ fn discovery_program(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     steps
 }
 
-/// Passes packets whose loaded word is the end of one of the addresses, and refuses others. The addresses of a block share
-/// one instruction that passes a packet.
+/// Passes packets whose loaded word is the last four bytes of one of the addresses, and refuses others. The addresses of
+/// a block share one instruction that passes a packet.
 fn among(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let end = |address: &IpAddr| match address {
         IpAddr::V4(address) => address.to_bits(),
@@ -299,7 +278,7 @@ fn among(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let ends: Vec<u32> = addresses.iter().take(ADDRESSES_MAX).map(end).collect();
     let mut steps = Vec::new();
     for block in ends.chunks(BLOCK_MAX) {
-        // From each address, the distance to `PASS`. It follows the jump to the next block.
+        // `PASS` is at the end of the block, after the jump to the next block. Each comparison has its distance to `PASS`.
         let last = u8::try_from(block.len()).unwrap_or(u8::MAX);
         let distances = (1..=last).rev();
         steps.extend(block.iter().zip(distances).map(|(end, distance)| equal(*end, distance, 0)));
@@ -329,7 +308,7 @@ mod tests {
     const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 7];
 
     /// Index and hardware address of an interface.
-    async fn mac(name: &str) -> (u32, [u8; 6]) {
+    async fn index_and_mac(name: &str) -> (u32, [u8; 6]) {
         let link = Links::in_own_namespace().unwrap().get(name).await.unwrap();
         (link.index, link.mac[..].try_into().unwrap())
     }
@@ -348,7 +327,8 @@ mod tests {
         for address in &held {
             announce_address(*address, None, Duration::from_secs(60)).await.unwrap();
         }
-        let (own, link, pod) = (mac("uplink0").await.1, mac("uplink1").await, mac("pod1").await.0);
+        let (own, link, pod) =
+            (index_and_mac("uplink0").await.1, index_and_mac("uplink1").await, index_and_mac("pod1").await.0);
         let mut monitor = ConflictMonitor::open(&held).await.unwrap();
         for [address, next] in [[all[0], all[1]], [all[2], all[3]]] {
             send(link.0, &[frame(OTHER, address)]).unwrap();

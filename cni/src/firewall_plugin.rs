@@ -1,4 +1,4 @@
-//! The `firewall` plugin: isolates sandboxes by bridge, in our table.
+//! The `firewall` plugin: isolates the sandboxes of one bridge from those of others, in the table of this crate.
 
 use serde::Deserialize;
 
@@ -50,7 +50,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
     Ok(None)
 }
 
-/// The firewall claim of an attachment that was made.
+/// The firewall claim of an existing attachment.
 pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
     request.own::<Conf>()?.claim(request, &request.chained()?)
 }
@@ -69,11 +69,11 @@ impl Conf {
             let reason = format!("{:?} is neither open nor same-bridge", self.ingress_policy);
             return Err(Error::invalid("ingressPolicy", reason));
         }
-        let refused = [
+        let unsupported = [
             ("iptablesAdminChainName", &self.iptables_admin_chain_name),
             ("firewalldZone", &self.firewalld_zone),
         ];
-        match refused.into_iter().find(|(_, value)| !value.is_empty()) {
+        match unsupported.into_iter().find(|(_, value)| !value.is_empty()) {
             Some((field, value)) => Err(Error::unsupported(field, &value.as_str().into())),
             None => Ok(()),
         }

@@ -101,7 +101,7 @@ pub(crate) fn check_assignable(host: &Host, request: &Request) -> Result<(), Err
     }
     let mut store = Store::open(&ipam.dir)?;
     if let Some(attachments) = host.attachments.as_deref() {
-        ipam.complete(&mut store, request.network(), attachments)?;
+        ipam.restore_missing(&mut store, request.network(), attachments)?;
     }
     for address in choices.into_iter().flatten() {
         if let Some(holder) = store.owner_of(address)? {
@@ -148,8 +148,8 @@ impl Ipam {
         Ok(Self { sets, routes: conf.routes, dir, resolv_conf })
     }
 
-    /// Allocates an address of each set. A runtime has records of its attachments: files that another program deleted
-    /// are restored first. An executable refuses an owner that already has an address.
+    /// Allocates an address of each set. `attachments` are the records of a runtime: files that another program deleted
+    /// are restored from them first. Without records, an owner that already has an address is refused.
     fn add(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<Answer, Error> {
         let dns = self.resolv_conf.as_deref().map(resolver::read).transpose()?.unwrap_or_default();
         let choices = self.assign(requested(request)?)?;
@@ -157,7 +157,7 @@ impl Ipam {
         match attachments {
             // The directory is listed only if another process changed it since our last change.
             Some(attachments) if attachments.is_complete(&self.dir, store.version()) => {}
-            Some(attachments) => self.complete(&mut store, request.network(), attachments)?,
+            Some(attachments) => self.restore_missing(&mut store, request.network(), attachments)?,
             None => {
                 if let Some(address) = store.addresses_of(owner)?.first() {
                     return Err(Error::AddressTaken { address: *address, owner: owner.id.clone() });
@@ -179,7 +179,7 @@ impl Ipam {
     }
 
     /// Restores missing files of the attachments' addresses.
-    fn complete(&self, store: &mut Store, network: &str, attachments: &Cache) -> Result<(), Error> {
+    fn restore_missing(&self, store: &mut Store, network: &str, attachments: &Cache) -> Result<(), Error> {
         for (address, owner) in attachments.missing(network, &store.addresses()?) {
             if self.sets.iter().any(|set| set.contains(address)) {
                 store.take(&owner, &mut std::iter::once(address))?;
@@ -262,7 +262,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Whether each set has a free address.
+    /// Checks that each set has a free address.
     fn status(&self) -> Result<(), Error> {
         let store = Store::open(&self.dir)?;
         let held = store.held()?;
@@ -286,7 +286,7 @@ fn check_routes(ipam: &Value) -> Result<(), Error> {
     }
 }
 
-/// The requested addresses: of `CNI_ARGS`, of `args`, and of the capability.
+/// The requested addresses: from `CNI_ARGS`, from `args`, and from the capability.
 fn requested(request: &Request) -> Result<Vec<IpAddr>, Error> {
     let parse = |field: &'static str| {
         move |text: String| {

@@ -24,7 +24,7 @@ const TRY_AGAIN: u32 = 11;
 pub(crate) enum ExecutionPlace {
     /// Plugins that run in this process, with their IPAM plugin.
     InProcess,
-    /// Plugins of which an executable runs.
+    /// Plugins that run as an executable, or whose IPAM plugin does.
     Elsewhere,
 }
 
@@ -95,7 +95,7 @@ impl Invoker<'_> {
         for plugin in &list.plugins {
             let has_status = list.version.has_status_and_gc() || Kind::parse(kind(plugin)).is_some();
             if has_status {
-                match self.run(&self.general(Command::Status, list, plugin)).await {
+                match self.run(&self.request_without_attachment(Command::Status, list, plugin)).await {
                     Err(Error::RangeFull { .. } | Error::Plugin { code: TRY_AGAIN, .. }) | Ok(_) => {}
                     Err(error) => return Err(error),
                 }
@@ -108,15 +108,15 @@ impl Invoker<'_> {
 
     /// Runs GC of the plugins that run in process, or of those that run as executables. Our own plugins support GC in
     /// all versions. All plugins are run; the first error is returned. No plugin is run if the list has `disableGC`,
-    /// because others attach to the network, too.
+    /// which means that other runtimes use the network, too.
     pub(crate) async fn gc(&self, list: &List, valid: &[Valid], of: ExecutionPlace) -> Result<(), Error> {
         let mut first = Ok(());
-        let is_there =
+        let is_selected =
             |plugin: &&Map<String, Value>| runs_in_process(plugin) == (of == ExecutionPlace::InProcess);
-        let selected = list.plugins.iter().filter(is_there).filter(|_| !list.disable_gc);
+        let selected = list.plugins.iter().filter(is_selected).filter(|_| !list.disable_gc);
         for plugin in selected {
             if list.version.has_status_and_gc() || Kind::parse(kind(plugin)).is_some() {
-                let mut request = self.general(Command::Gc, list, plugin);
+                let mut request = self.request_without_attachment(Command::Gc, list, plugin);
                 request.set_valid_attachments(valid);
                 first = first.and(self.run(&request).await.map(drop));
             }
@@ -143,7 +143,13 @@ impl Invoker<'_> {
         }
     }
 
-    fn general(&self, command: Command, list: &List, plugin: &Map<String, Value>) -> Request {
+    /// A request that concerns no attachment.
+    fn request_without_attachment(
+        &self,
+        command: Command,
+        list: &List,
+        plugin: &Map<String, Value>,
+    ) -> Request {
         let none = Parameters {
             container_id: String::new(),
             netns: None,
@@ -189,8 +195,8 @@ async fn run(
     }
 }
 
-/// Whether a plugin of this type runs in process. An executable of this name that is this program would do the same,
-/// but would take some milliseconds.
+/// Whether a plugin of this type runs in process. This is also the case if its executable is this program: running it
+/// would have the same result, but would take some milliseconds.
 fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind).is_some() && (host.in_process() || executables.is_this_program(kind))
 }

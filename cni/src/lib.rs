@@ -50,6 +50,7 @@ mod portmap;
 mod ports;
 mod process_group;
 mod route_socket;
+mod socket_filter;
 mod source_guard;
 mod spec;
 mod sysctl;

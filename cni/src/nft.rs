@@ -149,7 +149,7 @@ pub(crate) fn exists(channel: &mut Channel, table: &str) -> io::Result<bool> {
 /// Whether the table has rules that all our tables have: a flushed table has no rules.
 pub(crate) fn has_rules(channel: &mut Channel, table: &str) -> io::Result<bool> {
     let rules = Attributes::default().text(1, table).text(2, "hostports");
-    channel.lists(Verb::GetRule, INET, &rules)
+    channel.has_any(Verb::GetRule, INET, &rules)
 }
 
 /// Whether the chain `FORWARD` of iptables' filter table, of either family, drops by default.

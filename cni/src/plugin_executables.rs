@@ -22,7 +22,7 @@ use crate::spec::result::Answer;
 const BUSY_TRIES: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Maximum size of the result of a plugin in bytes. A plugin with a larger one is killed.
+/// Maximum size of the result of a plugin in bytes. A plugin with a larger result is killed.
 const RESULT_MAX: usize = 1 << 20;
 /// Bytes of a plugin's standard error that are kept.
 const MESSAGES_MAX: u64 = 64 << 10;
@@ -32,8 +32,8 @@ const MESSAGES_MAX: u64 = 64 << 10;
 pub(crate) struct Executables {
     pub(crate) path: Vec<PathBuf>,
     pub(crate) timeout: Duration,
-    /// Each executable leads a process group and is killed with it. A runtime sets this; a plugin that delegates does not:
-    /// its delegates are killed with it.
+    /// Whether each executable leads a process group of its own, which is killed as a whole. A runtime sets this. A plugin
+    /// does not: the plugins that it runs stay in its group and are killed with it.
     pub(crate) lead: bool,
 }
 
@@ -133,7 +133,7 @@ impl Executables {
         if self.lead {
             process.process_group(0);
         }
-        coracle_open_files::limit(process.as_std_mut());
+        coracle_open_files::restore_limit(process.as_std_mut());
         process.kill_on_drop(true).spawn()
     }
 }
@@ -185,6 +185,7 @@ fn refusal(kind: &str, stdout: &[u8], stderr: &str, status: &str) -> Error {
             let message = format!("ended with {status} and no error object");
             Error::Plugin {
                 kind,
+                // `ErrInternal` of libcni.
                 code: 999,
                 message,
                 details: format!("{} {err}", out.trim()).trim().to_owned(),

@@ -224,7 +224,7 @@ impl Cgroups {
     pub(crate) fn update_unit(&self, group: &str) -> Result<(), Error> {
         let Some(unit) = unit::of_path(group) else { return Ok(()) };
         let limits = match &self.v2 {
-            Some(mount) => below(mount, group).map(|dir| property::held(&dir)).unwrap_or_default(),
+            Some(mount) => below(mount, group).map(|dir| property::current_limits(&dir)).unwrap_or_default(),
             None => v1::limits(|controller, file| self.text(controller, group, file)),
         };
         Ok(Systemd::connect()?.set(unit, &limits)?)

@@ -76,7 +76,7 @@ pub(crate) struct SandboxRecord {
     /// A stop is in progress. Completed after a restart.
     #[serde(default)]
     pub(crate) stopping: bool,
-    /// Transitions that had a current or future listener.
+    /// Transitions whose events a current or a later listener receives.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
@@ -143,7 +143,7 @@ pub(crate) struct ContainerRecord {
     /// Data to restore the processes at the start; none for a container that starts its command.
     #[serde(default)]
     pub(crate) restore: Option<RestoreRecord>,
-    /// Transitions that had a current or future listener.
+    /// Transitions whose events a current or a later listener receives.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
@@ -172,7 +172,7 @@ pub(crate) struct Records {
     delivered: PathBuf,
 }
 
-/// The fields of every version's records.
+/// The fields that records of every version have.
 #[derive(Debug, Deserialize)]
 struct Head {
     version: u32,
@@ -242,10 +242,10 @@ impl Records {
             return Ok(layer);
         };
         let number = id.bytes().fold(0, u8::wrapping_add) % PARTS;
-        let born = parts.join(number.to_string()).join(id);
-        std::fs::create_dir_all(&born).map_err(Error::file("create directory", &born))?;
-        let Err(error) = std::fs::rename(&born, &layer) else { return Ok(layer) };
-        let _next_start_removes_it = std::fs::remove_dir(&born);
+        let created = parts.join(number.to_string()).join(id);
+        std::fs::create_dir_all(&created).map_err(Error::file("create directory", &created))?;
+        let Err(error) = std::fs::rename(&created, &layer) else { return Ok(layer) };
+        let _next_start_removes_it = std::fs::remove_dir(&created);
         if error.kind() != ErrorKind::CrossesDevices {
             return Err(Error::file("rename into", &layer)(error));
         }
@@ -365,8 +365,9 @@ fn make_dir(dir: &Path) -> Result<(), Error> {
 }
 
 /// Directories in different parts of the disk, if ext4 supports it (chattr(1), `T`). A container's files stay in the
-/// part where its layer was created, also after a rename. In a common part each new file would cost a search past every
-/// inode freed in the last five minutes. In a part for each container it would cost reads of unused areas of the disk.
+/// part where its layer was created, also after a rename. If all containers shared one part, each new file would cost a
+/// search past every inode that was freed in the last five minutes. If each container had its own part, each new file
+/// would cost reads of unused areas of the disk.
 fn scattered(parts: PathBuf) -> Option<PathBuf> {
     let make = || -> std::io::Result<()> {
         std::fs::create_dir_all(&parts)?;
@@ -433,7 +434,7 @@ fn load<T: DeserializeOwned>(
             bytes => bytes.map_err(Error::file("read", &path)),
         };
         let record = bytes.and_then(|bytes| {
-            if let Some(version) = later(&bytes) {
+            if let Some(version) = later_version(&bytes) {
                 return Err(Error::Later { path: path.clone(), version, known: VERSION });
             }
             serde_json::from_slice(&bytes).map_err(|source| Error::Format {
@@ -455,7 +456,7 @@ fn load<T: DeserializeOwned>(
 }
 
 /// The version of a record of a later version of this program.
-fn later(record: &[u8]) -> Option<u32> {
+fn later_version(record: &[u8]) -> Option<u32> {
     let head: Head = serde_json::from_slice(record).ok()?;
     Some(head.version).filter(|version| *version > VERSION)
 }

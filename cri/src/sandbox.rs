@@ -170,6 +170,7 @@ impl Sandbox {
         matches!(*locked(&self.state), SandboxState::NotReady)
     }
 
+    /// The record with the current state.
     pub(crate) fn record_now(&self) -> SandboxRecord {
         let phase = match *locked(&self.state) {
             SandboxState::Ready(_) | SandboxState::Silent(_) => SandboxPhase::Ready,
@@ -189,8 +190,8 @@ impl Sandbox {
         record
     }
 
-    /// Whether a task already waits for the end of process 1. If false, the caller must wait.
-    fn is_process1_watched(&self) -> bool {
+    /// Marks process 1 as watched. Returns whether it was marked before. If not, the caller must watch it.
+    fn mark_process1_watched(&self) -> bool {
         self.process1_watched.swap(true, Ordering::Relaxed)
     }
 
@@ -229,7 +230,7 @@ impl Sandbox {
     /// Passes an exit to the waiting caller. An exec of an earlier runtime has no caller.
     pub(crate) fn exec_exited(&self, exec_id: &str, exit: shim::Exit) {
         if let Some(sender) = locked(&self.execs).remove(exec_id) {
-            // The caller may have given up.
+            // The caller may not wait any more.
             let _abandoned = sender.send(exit);
         }
     }
@@ -239,7 +240,7 @@ impl Sandbox {
         locked(&self.execs).contains_key(exec_id)
     }
 
-    /// Unregisters an exec that was not started, or without a waiting caller.
+    /// Unregisters an exec that was not started, or whose caller does not wait any more.
     pub(crate) fn forget_exec(&self, exec_id: &str) {
         locked(&self.execs).remove(exec_id);
     }

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::namespaces;
 use crate::records::{ContainerPhase, Records};
 use crate::sandbox::Sandbox;
-use crate::sandbox::filter::{named, selected};
+use crate::sandbox::filter::{matches_id, matches_labels};
 use crate::tables::Tables;
 use crate::usage::meter::{Disk, Meter};
 use crate::usage::{Interface, interfaces};
@@ -62,9 +62,9 @@ impl StatsService {
         let mut containers = self.tables.containers.all();
         containers.retain(|container| {
             container.visible()
-                && named(&container.id, &id)
-                && named(&container.record.sandbox_id, &sandbox_id)
-                && selected(&container.record.config.labels, &filter.label_selector)
+                && matches_id(&container.id, &id)
+                && matches_id(&container.record.sandbox_id, &sandbox_id)
+                && matches_labels(&container.record.config.labels, &filter.label_selector)
         });
         containers
     }
@@ -85,7 +85,7 @@ impl StatsService {
         let id = self.tables.sandboxes.whole_id(&filter.id);
         let mut sandboxes = self.tables.sandboxes.all();
         sandboxes.retain(|sandbox| {
-            named(&sandbox.id, &id) && selected(&sandbox.config().labels, &filter.label_selector)
+            matches_id(&sandbox.id, &id) && matches_labels(&sandbox.config().labels, &filter.label_selector)
         });
         sandboxes
     }

@@ -112,7 +112,7 @@ impl Cache {
             self.old = std::mem::take(&mut self.new);
             self.new_bytes = 0;
         }
-        // An older answer would replace this one when it is next used.
+        // `get` would replace the new answer by an older one of the old generation.
         self.old.remove(&question);
         let name_bytes = question.0.len();
         self.new_bytes += bytes;

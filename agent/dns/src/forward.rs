@@ -20,7 +20,7 @@ use crate::metrics::{CacheSize, Metrics};
 use crate::servers::{Server, Servers, StubDomain};
 
 /// Maximum time for the answer of a server.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
 /// Maximum concurrent queries.
@@ -74,9 +74,10 @@ impl Upstream {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the question is a probe of this server that another server forwarded back.
-    pub(crate) fn is_returned(&self, question: &Question) -> bool {
-        self.servers.has_returned(&question.0, question.1)
+    /// Whether the question is a probe of this node that another server forwarded back. Such a server is not queried for
+    /// some time.
+    pub(crate) fn detect_loop(&self, question: &Question) -> bool {
+        self.servers.detect_loop(&question.0, question.1)
     }
 
     /// A cached answer that has not expired.
@@ -145,7 +146,7 @@ impl Upstream {
             self.probe(&server);
             self.metrics.forwarded();
             let sent_at = Instant::now();
-            match timeout(ANSWER, exchange(server.address, question)).await {
+            match timeout(ANSWER_TIMEOUT, exchange(server.address, question)).await {
                 Ok(Ok((message, bytes))) => {
                     server.succeeded();
                     if is_useful(&message) {
@@ -175,7 +176,7 @@ impl Upstream {
         let address = server.address;
         tokio::spawn(async move {
             // The answer is ignored. A loop is detected when the probe arrives at this server.
-            let _answer = timeout(ANSWER, exchange(address, &question)).await;
+            let _answer = timeout(ANSWER_TIMEOUT, exchange(address, &question)).await;
         });
     }
 }

@@ -98,7 +98,7 @@ fn complete(
 
 fn forward(reply: Message, query: &Query, name: hickory_proto::rr::Name, upstream: &Arc<Upstream>) -> Reply {
     let question = (name, query.query_type);
-    if upstream.is_returned(&question) {
+    if upstream.detect_loop(&question) {
         return with_code(reply, ResponseCode::Refused);
     }
     let pending = Pending { reply, query: query.clone(), question };

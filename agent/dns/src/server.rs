@@ -289,7 +289,7 @@ fn is_of_interface(address: IpAddr) -> bool {
 }
 
 /// Binds a socket without `SO_REUSEPORT`, with which a pod on the host's network could receive a share of the queries.
-fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
+fn bind_socket(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
     // TCP needs `SO_REUSEADDR` while connections of an earlier process are closing. With UDP the option would permit a
@@ -311,11 +311,11 @@ fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedF
 }
 
 fn udp(address: SocketAddr) -> io::Result<UdpSocket> {
-    UdpSocket::from_std(StdUdpSocket::from(bound(address, SockType::Datagram)?))
+    UdpSocket::from_std(StdUdpSocket::from(bind_socket(address, SockType::Datagram)?))
 }
 
 fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
-    let descriptor = bound(address, SockType::Stream)?;
+    let descriptor = bind_socket(address, SockType::Stream)?;
     listen(&descriptor, Backlog::new(128)?)?;
     TcpListener::from_std(std::net::TcpListener::from(descriptor))
 }

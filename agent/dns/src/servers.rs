@@ -19,8 +19,9 @@ const RESOLV_CONF_MAX: u64 = 64 << 10;
 const FAILURES: u32 = 2;
 /// Time for which a failing server is tried last. It doubles with each failure, up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// Maximum time for which a failing server is tried last.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// Time without queries to a server that forwards to this server.
+/// Time without queries to a server that forwards them back to this node.
 const LOOP_PAUSE: Duration = Duration::from_secs(300);
 /// Port of DNS.
 const PORT: u16 = 53;
@@ -49,7 +50,7 @@ struct Health {
     answered: Option<Instant>,
     /// The server is tried last until this time.
     down_until: Option<Instant>,
-    /// The server gets no queries until this time, because it forwards to this server.
+    /// The server gets no queries until this time, because it forwards them back to this node.
     loops_until: Option<Instant>,
     /// Name in the probe for a loop.
     probe: Option<Name>,
@@ -59,7 +60,7 @@ struct Health {
 #[derive(Debug)]
 pub(crate) struct Servers {
     resolv_conf: PathBuf,
-    /// Addresses of this server. Queries are never sent to them.
+    /// Addresses at which this node serves DNS. Queries are never sent to them.
     own: Vec<IpAddr>,
     /// The longest domain first.
     stubs: Vec<(Name, Vec<Arc<Server>>)>,
@@ -101,7 +102,7 @@ impl Server {
         });
     }
 
-    /// Records that a query that was sent at the time `asked` got no answer. Returns whether this counts as a failure
+    /// Records that a query that was sent at the time `sent_at` got no answer. Returns whether this counts as a failure
     /// of the server. It does not count if the server has answered another query since then: the name is slow, not the
     /// server. Otherwise the owner of a name could make a working server count as failing.
     pub(crate) fn timed_out(&self, sent_at: Instant) -> bool {
@@ -171,8 +172,8 @@ impl Servers {
         all
     }
 
-    /// Checks whether a query is a probe that a server forwarded back.
-    pub(crate) fn has_returned(&self, name: &Name, kind: RecordType) -> bool {
+    /// Records a loop if a query is a probe that a server forwarded back. Returns whether it is.
+    pub(crate) fn detect_loop(&self, name: &Name, kind: RecordType) -> bool {
         if kind != RecordType::HINFO {
             return false;
         }
@@ -301,9 +302,9 @@ mod tests {
         let server = servers.of(&Name::from_ascii("lab.corp.example.").unwrap()).remove(0);
         let (name, kind) = server.probe().unwrap();
         assert!(server.probe().is_none(), "once");
-        assert!(!servers.has_returned(&Name::from_ascii("x.y.").unwrap(), kind));
-        assert!(!servers.has_returned(&name, RecordType::A));
-        assert!(servers.has_returned(&name, kind) && asked(&servers, "lab.corp.example.").is_empty());
+        assert!(!servers.detect_loop(&Name::from_ascii("x.y.").unwrap(), kind));
+        assert!(!servers.detect_loop(&name, RecordType::A));
+        assert!(servers.detect_loop(&name, kind) && asked(&servers, "lab.corp.example.").is_empty());
         tokio::time::advance(LOOP_PAUSE).await;
         assert_eq!(asked(&servers, "lab.corp.example.").len(), 1);
         assert!(server.probe().is_some(), "the server is probed again");

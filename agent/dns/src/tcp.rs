@@ -7,9 +7,9 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// Time without a query after which the connection is closed.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time to send a reply.
-const SEND: Duration = Duration::from_secs(5);
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest query that is read.
 const QUERY_MAX: u16 = 4096;
 
@@ -19,11 +19,11 @@ pub(crate) async fn serve<F>(mut stream: TcpStream, answer: impl Fn(Vec<u8>) -> 
 where
     F: Future<Output = Option<Vec<u8>>>,
 {
-    while let Ok(Some(query)) = timeout(IDLE, read(&mut stream)).await {
+    while let Ok(Some(query)) = timeout(IDLE_TIMEOUT, read(&mut stream)).await {
         let Some(reply) = answer(query).await else { return };
         let Ok(length) = u16::try_from(reply.len()) else { return };
         let message = [&length.to_be_bytes()[..], &reply].concat();
-        if !matches!(timeout(SEND, stream.write_all(&message)).await, Ok(Ok(()))) {
+        if !matches!(timeout(SEND_TIMEOUT, stream.write_all(&message)).await, Ok(Ok(()))) {
             return;
         }
     }

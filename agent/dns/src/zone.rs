@@ -133,7 +133,7 @@ impl Lookup<'_> {
         match owner {
             Owner::Apex => self.apex(),
             Owner::Version if self.kind == RecordType::TXT => {
-                self.of([RData::TXT(TXT::new(vec![VERSION.to_owned()]))])
+                self.answer_with([RData::TXT(TXT::new(vec![VERSION.to_owned()]))])
             }
             Owner::Version | Owner::Branch => Answer::default(),
             Owner::Server => self.addresses(self.zone.addresses.iter().copied()),
@@ -181,7 +181,7 @@ impl Lookup<'_> {
         match self.kind {
             RecordType::SOA => Answer { records: vec![self.zone.soa()], ..Answer::default() },
             RecordType::NS => match Name::parse("ns.dns", Some(&self.zone.domain)) {
-                Ok(server) => self.of([RData::NS(NS(server))]),
+                Ok(server) => self.answer_with([RData::NS(NS(server))]),
                 Err(_) => Answer::default(),
             },
             _ => Answer::default(),
@@ -217,7 +217,7 @@ impl Lookup<'_> {
     fn alias(&self, target: &str) -> Answer {
         let Ok(mut target) = Name::from_ascii(target) else { return absent() };
         target.set_fqdn(true);
-        let mut answer = self.of([RData::CNAME(CNAME(target.clone()))]);
+        let mut answer = self.answer_with([RData::CNAME(CNAME(target.clone()))]);
         if matches!(self.kind, RecordType::A | RecordType::AAAA) {
             answer.alias = Some(target);
         }
@@ -310,10 +310,11 @@ impl Lookup<'_> {
             let first = rand::random_range(0..all.len());
             all.rotate_left(first);
         }
-        self.of(all.into_iter().map(data_of))
+        self.answer_with(all.into_iter().map(data_of))
     }
 
-    fn of(&self, data: impl IntoIterator<Item = RData>) -> Answer {
+    /// An answer with a record for each of the data.
+    fn answer_with(&self, data: impl IntoIterator<Item = RData>) -> Answer {
         let records = data.into_iter().take(RECORDS_MAX);
         let records = records.map(|data| Record::from_rdata(self.name.clone(), TTL, data)).collect();
         Answer { records, ..Answer::default() }

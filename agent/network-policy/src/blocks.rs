@@ -42,7 +42,8 @@ pub(crate) fn ranges(blocks: &[Block], is_ipv4: bool) -> Vec<Range> {
     merged
 }
 
-fn ends(network: IpNetwork) -> Range {
+/// The first and the last address of a network.
+fn range_of(network: IpNetwork) -> Range {
     match network {
         IpNetwork::V4(network) => (network.network().to_bits().into(), network.broadcast().to_bits().into()),
         IpNetwork::V6(network) => (network.network().to_bits(), network.broadcast().to_bits()),
@@ -53,12 +54,12 @@ fn ends(network: IpNetwork) -> Range {
 
 impl Block {
     fn ranges(&self) -> Vec<Range> {
-        let (mut next, last) = ends(self.network);
+        let (mut next, last) = range_of(self.network);
         let mut excepted: Vec<Range> = self
             .except
             .iter()
             .filter(|other| other.is_ipv4() == self.network.is_ipv4())
-            .map(|other| ends(*other))
+            .map(|other| range_of(*other))
             .collect();
         excepted.sort_unstable();
         let mut ranges = Vec::new();

@@ -35,7 +35,7 @@ pub struct ClusterPolicy {
     pub(crate) name: String,
     pub(crate) rank: Rank,
     pub(crate) rules: Rules,
-    /// Parts that have no effect or another effect, each with that effect.
+    /// Descriptions of the parts that have no effect, or another effect than written.
     pub problems: Vec<String>,
 }
 

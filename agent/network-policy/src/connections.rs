@@ -16,9 +16,9 @@ use crate::packet::Packet;
 /// Bit of the conntrack mark of connections that the policies do not allow.
 pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 
-/// Up to this number of connections, one list has all of them. For each list, however short, the kernel goes through
-/// its whole table. With the usual 262,144 buckets this takes 8 to 10 ms, as long as a list of this number of
-/// connections.
+/// Maximum connections of the kernel for which one list of all connections is requested. For each list, however short,
+/// the kernel goes through its whole table. With the usual 262,144 buckets this takes 8 to 10 ms, which is also the time
+/// to list this number of connections.
 const ALL_MAX: u32 = 8192;
 /// Above [`ALL_MAX`] the connections of each address are listed separately, up to this number of addresses. For more
 /// addresses one list of all connections is faster.
@@ -34,7 +34,7 @@ pub struct ConnectionCounts {
 }
 
 /// Marks the connections that the policies do not allow, see [`Model::allows`], and removes the mark from the others.
-/// `of`: the addresses whose connections are checked; `None` checks all. After an error the channel must be closed.
+/// `addresses`: those whose connections are checked; `None` checks all. After an error the channel must be closed.
 ///
 /// Callers keep the channel: to close a socket of nftables, the kernel waits for the end of all readers (RCU), and no
 /// transaction begins meanwhile.
@@ -44,18 +44,18 @@ pub struct ConnectionCounts {
 /// returned.
 pub fn mark_connections(
     channel: &mut Channel,
-    of: Option<&BTreeSet<IpAddr>>,
+    addresses: Option<&BTreeSet<IpAddr>>,
     allows: impl Fn(&Flow) -> bool,
 ) -> io::Result<ConnectionCounts> {
     let wanted = |flow: &Flow| {
         let is_of = |addresses: &BTreeSet<IpAddr>| {
             [flow.from, flow.answered_by].iter().any(|ip| addresses.contains(ip))
         };
-        of.is_none_or(is_of).then(|| !allows(flow))
+        addresses.is_none_or(is_of).then(|| !allows(flow))
     };
     let (mut counts, mut first) = (ConnectionCounts::default(), Ok(()));
     let tracked = count_flows(channel)?;
-    for selector in selectors(of, tracked) {
+    for selector in selectors(addresses, tracked) {
         match mark_flows(channel, selector, FORBIDDEN, wanted) {
             Ok(marked) => {
                 counts.listed += marked.listed;
@@ -77,8 +77,8 @@ impl Model {
 }
 
 /// The lists that together have the connections of the addresses.
-fn selectors(of: Option<&BTreeSet<IpAddr>>, tracked: u32) -> Vec<FlowSelector> {
-    match of {
+fn selectors(addresses: Option<&BTreeSet<IpAddr>>, tracked: u32) -> Vec<FlowSelector> {
+    match addresses {
         _ if tracked == 0 => Vec::new(),
         Some(addresses) if tracked > ALL_MAX && addresses.len() <= ADDRESSES_MAX => {
             addresses.iter().map(|address| FlowSelector::Of(*address)).collect()

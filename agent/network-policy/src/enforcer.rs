@@ -1,4 +1,4 @@
-//! The table in the kernel.
+//! Writes the policies to their nftables table.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -80,7 +80,7 @@ impl Enforcer {
         let rules = Attributes::default()
             .text(1, &self.table)
             .text(2, layout::base(Tier::Namespaced, Direction::Ingress));
-        let listed = self.channel.lists(Verb::GetRule, INET, &rules);
+        let listed = self.channel.has_any(Verb::GetRule, INET, &rules);
         listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
     }
 

@@ -1,4 +1,4 @@
-//! The fixed part of the table, and lines as rules.
+//! The fixed part of the table, and the conversion of lines to rules.
 //!
 //! ```text
 //! forward ─► egress  ─ of a forbidden connection                   ─► drop
@@ -11,9 +11,10 @@
 //!
 //! While there are policies of administrators, a base chain `egress-admin` precedes `egress`, and `ingress-admin`
 //! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet
-//! that it passes has no mark. A `goto` to the chains of NetworkPolicies would need no mark. But the kernel validates
-//! every path through the chains. The number of paths would be the product of the pods and policies of both tiers.
-//! Pods that no NetworkPolicy selects pass the group of their baseline policies at the end of `egress` and `ingress`.
+//! with the action Pass gets no mark. A `goto` to the chains of NetworkPolicies would need no mark. But the kernel
+//! validates every path through the chains, and the number of paths would be the product of the numbers of pods and
+//! policies of both tiers. Packets of pods that no NetworkPolicy selects enter the group of the baseline policies of
+//! their pod at the end of `egress` and `ingress`.
 
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
@@ -73,11 +74,11 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
         }
         let name = base(tier, direction);
         transaction.make_base_chain(BaseChain { name, hook: Hook::Forward, priority, kind: "filter" });
-        begin(transaction, name);
+        add_first_rules(transaction, name);
         if tier == Tier::Admin {
             // Another program may use the bit.
             transaction.rule(name, &Rule::default().clear_mark(ALLOWED));
-            dispatch(transaction, Tier::Admin, direction);
+            add_dispatch(transaction, Tier::Admin, direction);
             continue;
         }
         if is_tiered {
@@ -89,15 +90,15 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
             let ends = of_family(is_ipv4).source(is_ipv4, R0).destination(is_ipv4, R0 + registers(is_ipv4));
             transaction.rule(name, &ends.in_set(&set_name(itself)).accept());
         }
-        dispatch(transaction, Tier::Namespaced, direction);
+        add_dispatch(transaction, Tier::Namespaced, direction);
         if is_tiered {
-            dispatch(transaction, Tier::Baseline, direction);
+            add_dispatch(transaction, Tier::Baseline, direction);
         }
     }
 }
 
 /// The rules at the start of each base chain.
-fn begin(transaction: &mut Transaction<'_>, name: &str) {
+fn add_first_rules(transaction: &mut Transaction<'_>, name: &str) {
     transaction.rule(name, &Rule::default().connection_marked(FORBIDDEN).drop());
     transaction.rule(name, &Rule::default().established_or_related().accept());
     transaction.rule(name, &neighbour_discovery().accept());
@@ -109,9 +110,9 @@ fn begin(transaction: &mut Transaction<'_>, name: &str) {
     }
 }
 
-/// Matches neighbour discovery between pods of one bridge. A router has decremented the hop limit of a packet that it
-/// forwards, and receivers ignore such a message (RFC 4861, section 7.1). So a pod cannot use the type to send data to
-/// other nodes, or by IPv4.
+/// Matches neighbour discovery between pods of one bridge: IPv6 with hop limit 255. A router has decremented the hop
+/// limit of a packet that it forwards, and receivers ignore such a message (RFC 4861, section 7.1). So a pod cannot use
+/// these ICMPv6 types to send data to other nodes.
 fn neighbour_discovery() -> Rule {
     const HOP_LIMIT: u32 = 7;
     let link = of_family(false).payload(Header::Network, HOP_LIMIT, 1, R0).equal(R0, &[u8::MAX]);
@@ -120,7 +121,7 @@ fn neighbour_discovery() -> Rule {
 }
 
 /// Makes the maps of a tier, and the rules that send packets of its pods to their groups.
-fn dispatch(transaction: &mut Transaction<'_>, tier: Tier, direction: Direction) {
+fn add_dispatch(transaction: &mut Transaction<'_>, tier: Tier, direction: Direction) {
     for is_ipv4 in [true, false] {
         let isolated = Set::Isolated(tier, direction, is_ipv4);
         make_set(transaction, isolated);
@@ -238,14 +239,14 @@ fn registers(is_ipv4: bool) -> u32 {
     address(is_ipv4).1 / 4
 }
 
-fn short(direction: Direction) -> &'static str {
+fn direction_name(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "in",
         Direction::Egress => "out",
     }
 }
 
-fn isolated(tier: Tier) -> &'static str {
+fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Admin => "admin",
         Tier::Namespaced => "isolated",
@@ -256,9 +257,9 @@ fn isolated(tier: Tier) -> &'static str {
 pub(crate) fn chain_name(chain: Chain) -> String {
     match chain {
         Chain::Group(number) => format!("group{number}"),
-        Chain::Policy(number, direction) => format!("policy{number}-{}", short(direction)),
+        Chain::Policy(number, direction) => format!("policy{number}-{}", direction_name(direction)),
         Chain::Ports(number, direction, position) => {
-            format!("policy{number}-{}-ports{position}", short(direction))
+            format!("policy{number}-{}-ports{position}", direction_name(direction))
         }
     }
 }
@@ -266,13 +267,15 @@ pub(crate) fn chain_name(chain: Chain) -> String {
 pub(crate) fn set_name(set: Set) -> String {
     let family = if set.is_ipv4() { 4 } else { 6 };
     match set {
-        Set::Isolated(tier, direction, _) => format!("{}-{}-{family}", isolated(tier), short(direction)),
-        Set::Itself(direction, _) => format!("itself-{}-{family}", short(direction)),
+        Set::Isolated(tier, direction, _) => {
+            format!("{}-{}-{family}", tier_name(tier), direction_name(direction))
+        }
+        Set::Itself(direction, _) => format!("itself-{}-{family}", direction_name(direction)),
         Set::Enforced(_) => format!("enforced-{family}"),
         Set::Addresses(number, _) => format!("pods{number}-{family}"),
         Set::NamedPorts(number, _) => format!("ports{number}-{family}"),
         Set::Blocks(number, direction, position, _) => {
-            format!("policy{number}-{}-blocks{position}-{family}", short(direction))
+            format!("policy{number}-{}-blocks{position}-{family}", direction_name(direction))
         }
     }
 }

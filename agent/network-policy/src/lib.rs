@@ -7,7 +7,7 @@
 //! - the work for a change is proportional to what the change touches, not to all policies and pods;
 //! - a pod that a policy selects is in its map before the model returns, so no packet passes without that policy;
 //! - open connections that a change forbids are marked, and the table drops their packets;
-//! - the table stays in the kernel when the agent ends, and the next agent replaces it in one transaction;
+//! - the table stays in the kernel when the agent ends, and is replaced in one transaction after its next start;
 //! - only forwarded packets are filtered: the node always reaches its own pods, and they reach the node.
 
 mod blocks;

@@ -17,7 +17,7 @@ pub(crate) enum Set {
     /// itself.
     Itself(Direction, bool),
     /// Addresses of the pods of this node whose policies are in the table, each with the pod's uid. No rule refers to
-    /// it: the next agent reads it.
+    /// it: the agent reads it after a restart.
     Enforced(bool),
     /// Addresses of the pods of a selection.
     Addresses(u64, bool),
@@ -93,12 +93,12 @@ pub(crate) struct Program {
     pub(crate) chains: HashMap<Chain, Lines>,
     /// All sets except the fixed ones. A set of ranges is stored with its ranges.
     pub(crate) sets: HashMap<Set, Vec<Range>>,
-    /// Claims of pods on elements, by the number of the pod. The latest claim decides.
+    /// Claims of pods on elements, by the number of the pod. The highest number decides: it is of the latest pod.
     claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
-    touched: PreviousObjects,
+    previous: PreviousObjects,
 }
 
-/// Objects that changed, as they were before.
+/// Chains and sets that changed, with whether they existed before, and elements that changed, as they were before.
 #[derive(Debug, Default)]
 struct PreviousObjects {
     chains: BTreeMap<Chain, bool>,
@@ -137,34 +137,34 @@ impl Set {
 impl Program {
     /// Adds a chain. A chain is never changed, only added and removed.
     pub(crate) fn add_chain(&mut self, chain: Chain, lines: Lines) {
-        self.touched.chains.entry(chain).or_insert(false);
+        self.previous.chains.entry(chain).or_insert(false);
         self.chains.insert(chain, lines);
     }
 
     pub(crate) fn remove_chain(&mut self, chain: Chain) {
-        self.touched.chains.entry(chain).or_insert(true);
+        self.previous.chains.entry(chain).or_insert(true);
         self.chains.remove(&chain);
     }
 
     /// Adds a set. Its ranges are never changed.
     pub(crate) fn add_set(&mut self, set: Set, ranges: Vec<Range>) {
-        self.touched.sets.entry(set).or_insert(false);
+        self.previous.sets.entry(set).or_insert(false);
         self.sets.insert(set, ranges);
     }
 
     pub(crate) fn remove_set(&mut self, set: Set) {
-        self.touched.sets.entry(set).or_insert(true);
+        self.previous.sets.entry(set).or_insert(true);
         self.sets.remove(&set);
     }
 
     /// Adds the claim of a pod on an element.
     pub(crate) fn claim(&mut self, set: Set, key: &Key, pod: u64, element: Element) {
-        self.touch(set, key);
+        self.record_before(set, key);
         self.claims.entry((set, key.clone())).or_default().insert(pod, element);
     }
 
     pub(crate) fn remove_claim(&mut self, set: Set, key: &Key, pod: u64) {
-        self.touch(set, key);
+        self.record_before(set, key);
         let slot = (set, key.clone());
         if let Some(claims) = self.claims.get_mut(&slot) {
             claims.remove(&pod);
@@ -174,11 +174,11 @@ impl Program {
         }
     }
 
-    fn touch(&mut self, set: Set, key: &Key) {
+    fn record_before(&mut self, set: Set, key: &Key) {
         let slot = (set, key.clone());
-        if !self.touched.elements.contains_key(&slot) {
+        if !self.previous.elements.contains_key(&slot) {
             let before = self.element(&slot);
-            self.touched.elements.insert(slot, before);
+            self.previous.elements.insert(slot, before);
         }
     }
 
@@ -189,23 +189,23 @@ impl Program {
 
     /// The changes since the last call.
     pub(crate) fn changes(&mut self) -> Changes {
-        let touched = std::mem::take(&mut self.touched);
+        let previous = std::mem::take(&mut self.previous);
         let mut changes = Changes::default();
-        for (chain, existed) in touched.chains {
+        for (chain, existed) in previous.chains {
             match (existed, self.chains.contains_key(&chain)) {
                 (false, true) => changes.new_chains.push(chain),
                 (true, false) => changes.ended_chains.push(chain),
                 _ => {}
             }
         }
-        for (set, existed) in touched.sets {
+        for (set, existed) in previous.sets {
             match (existed, self.sets.contains_key(&set)) {
                 (false, true) => changes.new_sets.push(set),
                 (true, false) => changes.ended_sets.push(set),
                 _ => {}
             }
         }
-        for (slot, before) in touched.elements {
+        for (slot, before) in previous.elements {
             let now = self.element(&slot);
             if now == before {
                 continue;
@@ -223,9 +223,9 @@ impl Program {
         changes
     }
 
-    /// All content as changes of an empty table. Clears the record of touched objects.
+    /// All content as changes of an empty table. Clears the record of previous objects.
     pub(crate) fn all(&mut self) -> Changes {
-        self.touched = PreviousObjects::default();
+        self.previous = PreviousObjects::default();
         let mut changes = Changes {
             new_sets: self.sets.keys().copied().collect(),
             new_chains: self.chains.keys().copied().collect(),

@@ -24,7 +24,7 @@ pub(crate) enum Direction {
 pub(crate) enum Tier {
     /// Policies of the cluster's administrators.
     Admin,
-    /// NetworkPolicies. They decide about every packet of the pods that they select.
+    /// NetworkPolicies. They decide on every packet of the pods that they select.
     Namespaced,
     /// Policies of the cluster's administrators for pods that no NetworkPolicy selects.
     Baseline,
@@ -80,11 +80,11 @@ pub(crate) enum Namespaces {
     /// The policy's own namespace.
     Own,
     Selected(LabelSelector),
-    /// None: the selector of pods selects nodes.
+    /// No namespaces: the selector of pods selects nodes.
     Nodes,
 }
 
-/// Protocol and name of a container port. Without a protocol, the port of any protocol with the name.
+/// Protocol and name of a container port. Without a protocol: the ports of all protocols that have the name.
 pub(crate) type NamedPort = (Option<u8>, String);
 
 /// Ports of a rule.

@@ -97,10 +97,14 @@ fn candidates<'a>(
     all
 }
 
-/// The ready endpoints, or, without any, those that still serve while they terminate.
-fn available(all: &BTreeMap<Target, Candidate<'_>>, of: impl Fn(&Candidate<'_>) -> bool) -> Vec<Target> {
+/// The ready endpoints among the selected ones. If none is ready: those that still serve while they terminate.
+fn available(
+    all: &BTreeMap<Target, Candidate<'_>>,
+    is_selected: impl Fn(&Candidate<'_>) -> bool,
+) -> Vec<Target> {
     let those = |takes: fn(Conditions) -> bool| {
-        let fitting = all.iter().filter(|(_, candidate)| of(candidate) && takes(candidate.conditions));
+        let fitting =
+            all.iter().filter(|(_, candidate)| is_selected(candidate) && takes(candidate.conditions));
         fitting.map(|(target, _)| *target).collect::<Vec<_>>()
     };
     let ready = those(Conditions::is_ready);

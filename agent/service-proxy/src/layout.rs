@@ -132,6 +132,7 @@ pub(crate) fn masquerade_outside(is_ipv4: bool, node: &NodeView) -> Option<Rule>
     (!pods.is_empty()).then(|| outside.set_mark(MASQUERADE))
 }
 
+/// Makes the chains that choose one of `count` targets at random, one for each family.
 fn balance(transaction: &mut Transaction<'_>, count: usize, node: &NodeView) {
     for is_ipv4 in [true, false] {
         let (chain, registers) = (balancing(count, is_ipv4), registers(is_ipv4));
@@ -221,7 +222,7 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
 }
 
 /// Rules that drop packets of pods to the overlay's UDP port, at any address.
-fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
+fn drop_encapsulated(node: &NodeView) -> Vec<Rule> {
     const UDP: u8 = 17;
     let of = |port: u16| {
         let pods = node.pod_networks.iter();
@@ -234,9 +235,10 @@ fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
     node.overlay_port.into_iter().flat_map(of).collect()
 }
 
-/// Makes a table that only keeps pods from the overlay's port. Nothing is made without an overlay that has a port.
+/// Makes a table that only drops packets of pods to the overlay's port. Nothing is made without an overlay
+/// that has a port.
 pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeView) {
-    let rules = no_encapsulation(node);
+    let rules = drop_encapsulated(node);
     if rules.is_empty() {
         return;
     }
@@ -248,10 +250,10 @@ pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeV
     }
 }
 
-/// Rules that drop packets to addresses in the ranges of services that no service has. Otherwise they would follow the
+/// Rules that drop packets to unallocated addresses in the ranges of services. Otherwise they would follow the
 /// default route out of the cluster. Packets to addresses that the node serves itself are accepted. Source: kube-proxy's
 /// chain `cluster-ips-check`.
-fn no_unallocated(node: &NodeView) -> Vec<Rule> {
+fn drop_unallocated(node: &NodeView) -> Vec<Rule> {
     let ranges = node.service_ranges.iter().filter(|range| !has_own_addresses(range, node));
     let rule = |range: &IpNetwork| {
         let served = node.served_here.iter().filter(|address| range.contains(**address));
@@ -293,7 +295,7 @@ fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
     let mut rules = vec![Rule::default().established_or_related().accept()];
     if matches!(hook, Hook::Input | Hook::Forward) {
         // These rules precede the next one, which would accept packets to a service whose endpoint is a node.
-        rules.extend(no_encapsulation(node));
+        rules.extend(drop_encapsulated(node));
     }
     // A translated destination is an endpoint. So the service has endpoints, and needs no check.
     rules.push(Rule::default().translated().accept());
@@ -302,7 +304,7 @@ fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
     }
     rules.push(Rule::default().jump("check"));
     if matches!(hook, Hook::Forward | Hook::Output) {
-        rules.extend(no_unallocated(node));
+        rules.extend(drop_unallocated(node));
     }
     rules
 }
@@ -318,7 +320,7 @@ mod tests {
             overlay_port: Some(8472),
             ..NodeView::default()
         };
-        let rules = no_encapsulation(&node);
+        let rules = drop_encapsulated(&node);
         let of_ipv4 = Rule::default().family(2).from(node.pod_networks[0], false);
         let of_ipv4 = of_ipv4.meta(Meta::Transport, R0).equal(R0, &[17]);
         let of_ipv4 = of_ipv4.payload(Header::Transport, 2, 2, R0).equal(R0, &[0x21, 0x18]).drop();
@@ -330,7 +332,7 @@ mod tests {
         };
         let with = table(&node);
         node.overlay_port = None;
-        assert_eq!(no_encapsulation(&node), []);
+        assert_eq!(drop_encapsulated(&node), []);
         assert_ne!(with, table(&node), "the rules are in the table");
     }
 
@@ -341,7 +343,7 @@ mod tests {
         let (established, translated) =
             (Rule::default().established_or_related(), Rule::default().translated());
         let [check_ports, check] = ["check-ports", "check"].map(|chain| Rule::default().jump(chain));
-        let [overlay] = <[Rule; 1]>::try_from(no_encapsulation(&node)).unwrap();
+        let [overlay] = <[Rule; 1]>::try_from(drop_encapsulated(&node)).unwrap();
         let (first, then) = (established.accept(), translated.accept());
         let forward = [first.clone(), overlay, then.clone(), check.clone()];
         assert_eq!(filter_rules(Hook::Forward, &node), forward);
@@ -359,7 +361,7 @@ mod tests {
         let v4 = Rule::default().family(2).to(node.service_ranges[0], false);
         let v4 = v4.to("10.43.0.10/32".parse().unwrap(), true).drop();
         let v6 = Rule::default().family(10).to(node.service_ranges[1], false).drop();
-        let rules = no_unallocated(&node);
+        let rules = drop_unallocated(&node);
         assert_eq!(rules, [v4, v6]);
         for hook in [Hook::Forward, Hook::Output] {
             assert!(filter_rules(hook, &node).ends_with(&rules), "after the checks of known services");
@@ -367,7 +369,7 @@ mod tests {
         assert!(!filter_rules(Hook::Input, &node).contains(&rules[0]));
         node.addresses = vec!["fd43::1".parse().unwrap()];
         node.service_ranges[0] = "10.40.0.0/14".parse().unwrap();
-        assert_eq!(no_unallocated(&node), [], "the ranges have the node's own addresses");
+        assert_eq!(drop_unallocated(&node), [], "the ranges have the node's own addresses");
     }
 
     #[test]

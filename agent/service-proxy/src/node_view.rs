@@ -17,11 +17,13 @@ pub struct NodeView {
     pub bridge_bypasses_filters: bool,
     /// Addresses that the node serves itself, such as cluster DNS.
     pub served_here: Vec<IpAddr>,
-    /// Ranges of service addresses, from the ServiceCIDRs. Packets to addresses in them that no service has are dropped.
+    /// Ranges of service addresses, from the ServiceCIDRs. A packet to an address in them is dropped if no
+    /// service has the address.
     pub service_ranges: Vec<IpNetwork>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// Ranges of this node's addresses that have node ports. Without a range of a family, all its addresses have them.
+    /// Ranges of this node's addresses that have node ports. If no range is of a family, all addresses of this family
+    /// have them.
     pub node_port_addresses: Vec<IpNetwork>,
     /// UDP port of the overlay. Packets of pods to this port are dropped. The kernel cannot distinguish them from
     /// packets of other nodes, and would deliver the inner packet with any source address.

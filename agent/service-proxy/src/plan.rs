@@ -61,8 +61,8 @@ pub(crate) fn plan(service: &Service, slices: &[Arc<EndpointSlice>], node: &Node
         for port in spec.ports.iter().flatten() {
             let Some(planned) = Port::of(spec, port, is_ipv4, slices, node) else { continue };
             let chains = Chains::new(service, &planned);
-            planned.internal(&mut program, &chains, &addresses, node);
-            planned.external(&mut program, &chains, &external, node);
+            planned.add_internal(&mut program, &chains, &addresses, node);
+            planned.add_external(&mut program, &chains, &external, node);
         }
     }
     program
@@ -195,10 +195,10 @@ impl<'a> Port<'a> {
     }
 
     /// Adds the elements of the cluster IPs.
-    fn internal(&self, program: &mut Program, chains: &Chains, addresses: &[IpAddr], node: &NodeView) {
+    fn add_internal(&self, program: &mut Program, chains: &Chains, addresses: &[IpAddr], node: &NodeView) {
         let destination = self.destination(program, chains, node);
         for address in addresses {
-            self.address(program, Map::Services, *address, &destination);
+            self.add_address(program, Map::Services, *address, &destination);
         }
         for address in &self.choice.on_this_node {
             let key = Key::default().address(*address).address(*address);
@@ -207,7 +207,7 @@ impl<'a> Port<'a> {
     }
 
     /// Adds the elements of external addresses and of the node port.
-    fn external(&self, program: &mut Program, chains: &Chains, external: &External<'_>, node: &NodeView) {
+    fn add_external(&self, program: &mut Program, chains: &Chains, external: &External<'_>, node: &NodeView) {
         let balancer = external.balancer(self);
         if external.ips.is_empty() && balancer.is_empty() && self.node_port.is_none() {
             return;
@@ -220,7 +220,7 @@ impl<'a> Port<'a> {
             Destination::Entry(goto(&chains.external()))
         };
         for address in external.ips.iter().chain(&balancer) {
-            self.address(program, Map::External, *address, &destination);
+            self.add_address(program, Map::External, *address, &destination);
         }
         if let Some(sources) = external.guard(&balancer) {
             chains.make_guard(program, &sources);
@@ -235,7 +235,7 @@ impl<'a> Port<'a> {
             Destination::Nowhere(chain) => (Map::RejectedPorts, goto(chain)),
         };
         program.element(map, self.is_ipv4, self.key(None, node_port), entry);
-        self.connectionless(program, None, node_port);
+        self.record_connectionless(program, None, node_port);
     }
 
     /// The destination of packets to the cluster IPs.
@@ -254,13 +254,14 @@ impl<'a> Port<'a> {
         Destination::Entry(goto(&chains.make_internal(program, &balancing, node)))
     }
 
-    fn address(&self, program: &mut Program, map: Map, address: IpAddr, destination: &Destination) {
+    /// Adds the element of an address and the port.
+    fn add_address(&self, program: &mut Program, map: Map, address: IpAddr, destination: &Destination) {
         let (map, entry) = match destination {
             Destination::Entry(entry) => (map, entry.clone()),
             Destination::Nowhere(chain) => (Map::Rejected, goto(chain)),
         };
         program.element(map, self.is_ipv4, self.key(Some(address), self.number), entry);
-        self.connectionless(program, Some(address), self.number);
+        self.record_connectionless(program, Some(address), self.number);
     }
 
     fn key(&self, address: Option<IpAddr>, port: u16) -> Key {
@@ -270,7 +271,7 @@ impl<'a> Port<'a> {
 
     /// Records the targets to which open flows of datagrams may lead: all endpoints that serve, as in upstream's
     /// `CleanStaleEntries`. SCTP has connections, which end as those of TCP.
-    fn connectionless(&self, program: &mut Program, address: Option<IpAddr>, port: u16) {
+    fn record_connectionless(&self, program: &mut Program, address: Option<IpAddr>, port: u16) {
         const UDP: u8 = 17;
         if self.protocol != UDP {
             return;

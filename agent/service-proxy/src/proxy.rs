@@ -25,7 +25,7 @@ const SMALL_MAX: usize = 64;
 /// A service and its slices. `None` if the service does not exist.
 pub type State = (Key, Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)>);
 
-/// The order of claims: creation time, then name.
+/// A service in the order of claims: its creation time, then its key.
 type Owner = (i64, Key);
 
 /// The proxy's table.
@@ -95,7 +95,7 @@ impl Proxy {
     /// When the socket fails.
     pub fn is_intact(&mut self) -> Result<bool, Error> {
         let rules = Attributes::default().text(1, &self.table).text(2, layout::POSTROUTING);
-        let listed = self.channel.lists(Verb::GetRule, INET, &rules);
+        let listed = self.channel.has_any(Verb::GetRule, INET, &rules);
         listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
     }
 
@@ -179,9 +179,9 @@ impl Proxy {
         commit_once(table, transaction).map(drop)
     }
 
-    /// Replaces the table by one without services, which only keeps pods from the overlay's port: for a node whose
-    /// services another program proxies. Without an overlay that has a port, the table is removed. Returns the netlink port
-    /// that identifies this change in notifications.
+    /// Replaces the table by one without services, which only drops packets of pods to the overlay's port: for a node
+    /// whose services another program proxies. Without an overlay that has a port, the table is removed. Returns the
+    /// netlink port that identifies this change in notifications.
     ///
     /// # Errors
     /// When the kernel rejects it; the table is unchanged then.
@@ -212,7 +212,7 @@ impl Proxy {
             let (old_owner, old) =
                 self.applied.remove(&key).unwrap_or_else(|| (owner.clone(), AppliedProgram::default()));
             let summary = program.summary();
-            difference.chains(&old, &program);
+            difference.compare(&old, &program);
             flows::compare(&mut difference.flows, &old.connectionless, &program.connectionless);
             let same_owner = owner == old_owner;
             for element_id in old
@@ -220,11 +220,11 @@ impl Proxy {
                 .iter()
                 .filter(|element_id| !same_owner || !program.elements.contains_key(element_id))
             {
-                self.touch(&mut difference, element_id);
+                self.record_before(&mut difference, element_id);
                 self.remove_claim(element_id, &old_owner);
             }
             for (element_id, entry) in program.elements {
-                self.touch(&mut difference, &element_id);
+                self.record_before(&mut difference, &element_id);
                 self.claim(element_id, owner.clone(), entry);
             }
             if state.is_some() {
@@ -252,8 +252,8 @@ impl Proxy {
         }
     }
 
-    /// Records the entry that the element has in the kernel.
-    fn touch(&self, difference: &mut Difference, element_id: &ElementId) {
+    /// Records the entry that the element has in the kernel, unless it is recorded already.
+    fn record_before(&self, difference: &mut Difference, element_id: &ElementId) {
         if !difference.before.contains_key(element_id) {
             difference.before.insert(element_id.clone(), self.element(element_id));
         }
@@ -343,7 +343,8 @@ fn owner(key: &Key, service: &Service) -> Owner {
 // === impl Difference ===
 
 impl Difference {
-    fn chains(&mut self, old: &AppliedProgram, new: &Program) {
+    /// Adds the changed chains and affinity sets of a service.
+    fn compare(&mut self, old: &AppliedProgram, new: &Program) {
         for (name, rules) in &new.chains {
             let before = old.chains.get(name);
             if before == Some(&hash(rules)) {

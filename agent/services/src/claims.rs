@@ -9,10 +9,11 @@ use coracle_values::object::Key;
 /// The services that claim each address, with the number of their claims.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    of: HashMap<IpAddr, Claimants>,
+    by_address: HashMap<IpAddr, Claimants>,
 }
 
-/// Nearly every address has one claimant: a tree for each of them would take ten times the memory.
+/// The services that claim one address, with the number of their claims. Nearly every address has one claimant, for
+/// which a tree would take ten times the memory.
 #[derive(Debug)]
 enum Claimants {
     One(Arc<Key>, usize),
@@ -23,8 +24,8 @@ enum Claimants {
 
 impl Claims {
     /// The services that claim the address, in order.
-    pub(crate) fn on(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
-        let (one, many) = match self.of.get(&address) {
+    pub(crate) fn claimants(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
+        let (one, many) = match self.by_address.get(&address) {
             None => (None, None),
             Some(Claimants::One(key, _)) => (Some(key), None),
             Some(Claimants::Many(all)) => (None, Some(all)),
@@ -34,8 +35,8 @@ impl Claims {
 
     /// Adds a claim.
     pub(crate) fn add(&mut self, address: IpAddr, service: &Arc<Key>) {
-        let Some(claimants) = self.of.get_mut(&address) else {
-            self.of.insert(address, Claimants::One(Arc::clone(service), 1));
+        let Some(claimants) = self.by_address.get_mut(&address) else {
+            self.by_address.insert(address, Claimants::One(Arc::clone(service), 1));
             return;
         };
         match claimants {
@@ -50,7 +51,7 @@ impl Claims {
 
     /// Removes a claim. Does nothing if the service has no claim.
     pub(crate) fn remove(&mut self, address: IpAddr, service: &Key) {
-        let Some(claimants) = self.of.get_mut(&address) else { return };
+        let Some(claimants) = self.by_address.get_mut(&address) else { return };
         let is_unclaimed = match claimants {
             Claimants::One(key, count) if **key == *service => {
                 *count -= 1;
@@ -68,14 +69,14 @@ impl Claims {
             }
         };
         if is_unclaimed {
-            self.of.remove(&address);
+            self.by_address.remove(&address);
         }
     }
 
     /// Number of claimed addresses.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.of.len()
+        self.by_address.len()
     }
 }
 
@@ -88,7 +89,8 @@ mod tests {
         let (a, b) = (Arc::new(Key::new("n", "a")), Arc::new(Key::new("n", "b")));
         let ip = "10.0.0.1".parse().unwrap();
         let mut claims = Claims::default();
-        let names = |claims: &Claims| claims.on(ip).map(|key| key.name.clone()).collect::<Vec<_>>().concat();
+        let names =
+            |claims: &Claims| claims.claimants(ip).map(|key| key.name.clone()).collect::<Vec<_>>().concat();
         claims.remove(ip, &a);
         for service in [&b, &b, &a, &b] {
             claims.add(ip, service);

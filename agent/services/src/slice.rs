@@ -154,17 +154,19 @@ impl EndpointSlice {
         slice
     }
 
-    /// Whether at least one of the endpoints that `of` selects takes traffic.
-    pub(crate) fn serves(&self, of: impl Fn(IpAddr) -> bool) -> bool {
-        let mut those = self.endpoints.iter().filter(|endpoint| endpoint.address.is_some_and(&of));
-        those.any(|endpoint| endpoint.conditions.is_ready() || endpoint.conditions.is_serving())
+    /// Whether at least one of the endpoints with a selected address takes traffic.
+    pub(crate) fn serves(&self, is_selected: impl Fn(IpAddr) -> bool) -> bool {
+        let mut selected =
+            self.endpoints.iter().filter(|endpoint| endpoint.address.is_some_and(&is_selected));
+        selected.any(|endpoint| endpoint.conditions.is_ready() || endpoint.conditions.is_serving())
     }
 
-    /// A copy of this slice in which the endpoints that `of` selects take no traffic.
-    pub(crate) fn without(&self, of: impl Fn(IpAddr) -> bool) -> Self {
+    /// A copy of this slice in which the endpoints with a selected address take no traffic.
+    pub(crate) fn without(&self, is_selected: impl Fn(IpAddr) -> bool) -> Self {
         let mut slice = self.clone();
-        let those = slice.endpoints.iter_mut().filter(|endpoint| endpoint.address.is_some_and(&of));
-        those.for_each(|endpoint| {
+        let selected =
+            slice.endpoints.iter_mut().filter(|endpoint| endpoint.address.is_some_and(&is_selected));
+        selected.for_each(|endpoint| {
             (endpoint.conditions.ready, endpoint.conditions.serving) = (Some(false), Some(false));
         });
         slice

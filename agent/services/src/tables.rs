@@ -23,8 +23,10 @@ pub struct Tables {
     by_endpoint: Claims,
     /// Addresses of this node's pods that are not ready.
     unready: HashSet<IpAddr>,
-    /// Whether all services, and all slices, were listed once.
-    listed: (bool, bool),
+    /// Whether all services were listed once.
+    services_listed: bool,
+    /// Whether all slices were listed once.
+    slices_listed: bool,
 }
 
 /// The cluster IPs of a service.
@@ -60,7 +62,7 @@ impl Tables {
     /// Whether all services and slices were listed once. Until then, services may be missing in the tables.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.listed == (true, true)
+        self.services_listed && self.slices_listed
     }
 
     /// The services of a namespace by name.
@@ -96,8 +98,8 @@ impl Tables {
         all.map(current).collect()
     }
 
-    /// Records whether the pod of this node with the address is ready. An address without a record counts as ready: its
-    /// slices decide. Returns the services whose endpoints change.
+    /// Records whether the pod of this node with the address is ready. For an address without a record the slices decide.
+    /// Returns the services whose endpoints change.
     pub fn set_ready(&mut self, address: IpAddr, is_ready: bool) -> Vec<Key> {
         let is_changed = if is_ready { self.unready.remove(&address) } else { self.unready.insert(address) };
         if !is_changed {
@@ -107,7 +109,7 @@ impl Tables {
             let mut slices = self.slices.get(*service).into_iter().flat_map(BTreeMap::values);
             self.follows_readiness(service) && slices.any(|slice| slice.serves(|other| other == address))
         };
-        self.by_endpoint.on(address).filter(serves).cloned().collect()
+        self.by_endpoint.claimants(address).filter(serves).cloned().collect()
     }
 
     fn follows_readiness(&self, service: &Key) -> bool {
@@ -116,12 +118,12 @@ impl Tables {
 
     /// The services with this cluster IP.
     pub fn with_cluster_ip(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
-        self.by_cluster_ip.on(address)
+        self.by_cluster_ip.claimants(address)
     }
 
     /// The services with this endpoint.
     pub fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
-        self.by_endpoint.on(address)
+        self.by_endpoint.claimants(address)
     }
 
     /// All services.
@@ -136,7 +138,7 @@ impl Tables {
 
     /// Adds or replaces a service. Returns its key.
     pub fn put_service(&mut self, service: Arc<Service>) -> Option<Key> {
-        let key = named(&service.metadata)?;
+        let key = key_of(&service.metadata)?;
         self.remove_service(&key);
         let shared = Arc::new(key.clone());
         cluster_ips(&service).for_each(|address| self.by_cluster_ip.add(address, &shared));
@@ -158,7 +160,7 @@ impl Tables {
     /// Adds or replaces a slice. Returns the services whose slices changed: the slice's service, and its former service
     /// if that differs.
     pub fn put_slice(&mut self, slice: Arc<EndpointSlice>) -> Vec<Key> {
-        let Some(key) = named(&slice.metadata) else { return Vec::new() };
+        let Some(key) = key_of(&slice.metadata) else { return Vec::new() };
         let mut changed: Vec<Key> = self.remove_slice(&key).into_iter().collect();
         let Some(service) = slice.service().map(|name| Key::new(&key.namespace, name)) else {
             return changed;
@@ -191,7 +193,7 @@ impl Tables {
 
     /// Adds services of an earlier run, unless a list of services was received. The first list replaces them.
     pub fn put_stored(&mut self, all: impl IntoIterator<Item = Arc<Service>>) {
-        if !self.listed.0 {
+        if !self.services_listed {
             all.into_iter().for_each(|service| drop(self.put_service(service)));
         }
     }
@@ -200,11 +202,11 @@ impl Tables {
     /// Returns the services whose slices changed.
     pub fn put_stored_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
         let mut changed = BTreeSet::new();
-        if self.listed.1 {
+        if self.slices_listed {
             return changed;
         }
         for slice in all {
-            let key = named(&slice.metadata);
+            let key = key_of(&slice.metadata);
             if key.is_some_and(|key| self.known_slice(&key) != Some(&slice)) {
                 changed.extend(self.put_slice(slice));
             }
@@ -214,12 +216,12 @@ impl Tables {
 
     /// Replaces all services. Returns the changed ones.
     pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
-        self.listed.0 = true;
+        self.services_listed = true;
         let mut absent: BTreeSet<Key> =
-            self.services().filter_map(|service| named(&service.metadata)).collect();
+            self.services().filter_map(|service| key_of(&service.metadata)).collect();
         let mut changed = Vec::new();
         for service in all {
-            let Some(key) = named(&service.metadata) else { continue };
+            let Some(key) = key_of(&service.metadata) else { continue };
             absent.remove(&key);
             if self.get(&key.namespace, &key.name) != Some(&service) {
                 changed.extend(self.put_service(service));
@@ -234,11 +236,11 @@ impl Tables {
 
     /// Replaces all slices. Returns the services whose slices changed.
     pub fn replace_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
-        self.listed.1 = true;
+        self.slices_listed = true;
         let mut absent: BTreeSet<Key> = self.service_of.keys().cloned().collect();
         let mut changed = BTreeSet::new();
         for slice in all {
-            let Some(key) = named(&slice.metadata) else { continue };
+            let Some(key) = key_of(&slice.metadata) else { continue };
             absent.remove(&key);
             if self.known_slice(&key) != Some(&slice) {
                 changed.extend(self.put_slice(slice));
@@ -253,7 +255,7 @@ impl Tables {
     }
 }
 
-fn named(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<Key> {
+fn key_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<Key> {
     Some(Key::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
 }
 

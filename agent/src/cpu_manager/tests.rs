@@ -163,7 +163,7 @@ fn a_container_that_was_updated_before_its_start_was_noted_is_updated_again() {
 async fn a_change_is_not_delayed_by_containers_that_cannot_be_updated() {
     let dir = tempfile::tempdir().unwrap();
     let first = manager(&state_path(dir.path()));
-    // The start is a change.
+    // The start of the manager counts as a change.
     assert!(first.wait_to_retry().now_or_never().is_some());
     assert!(first.wait_to_retry().now_or_never().is_none());
     allocate(&first, &pod("u", &[], &[("a", "1")]));

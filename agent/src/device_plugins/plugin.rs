@@ -64,9 +64,9 @@ pub(super) struct Plugin {
     /// Cancelled when the plugin has ended the list of its devices. Its socket may still answer.
     ended: CancellationToken,
     /// Whether PreStartContainer must be called before each start of a container.
-    pub(super) starts: bool,
-    /// Whether the plugin can prefer devices.
-    pub(super) prefers: bool,
+    pub(super) needs_pre_start: bool,
+    /// Whether the plugin can choose its preferred devices among the available ones.
+    pub(super) has_preferences: bool,
 }
 
 /// Connects to the socket of a plugin in the directory. The plugin is disconnected when the link is dropped.
@@ -87,14 +87,15 @@ impl Plugin {
     pub(super) async fn open(link: &Link) -> Result<Self, PluginError> {
         const CALL: &str = "GetDevicePluginOptions";
         let (caller, ended) = (link.caller(Version::V1), CancellationToken::new());
-        let plugin = Self { caller, ended, starts: false, prefers: false };
+        let plugin = Self { caller, ended, needs_pre_start: false, has_preferences: false };
         let mut client = plugin.client();
         let options = within(CALL, CONNECT_TIMEOUT, client.get_device_plugin_options(api::Empty {})).await?;
-        let (starts, prefers) = (options.pre_start_required, options.get_preferred_allocation_available);
-        Ok(Self { starts, prefers, ..plugin })
+        let (needs_pre_start, has_preferences) =
+            (options.pre_start_required, options.get_preferred_allocation_available);
+        Ok(Self { needs_pre_start, has_preferences, ..plugin })
     }
 
-    /// Ends the connection. Later starts of containers fail.
+    /// Ends the connection. Later calls of [`Self::pre_start`] fail.
     pub(super) fn end(&self, link: Link) {
         self.ended.cancel();
         drop(link);
@@ -182,7 +183,9 @@ pub(super) async fn newest<T>(
 ///
 /// # Errors
 /// When a part is invalid or too large.
-pub(super) fn listed(list: api::ListAndWatchResponse) -> Result<BTreeMap<String, Device>, PluginError> {
+pub(super) fn parse_devices(
+    list: api::ListAndWatchResponse,
+) -> Result<BTreeMap<String, Device>, PluginError> {
     let invalid = |problem| PluginError::Invalid { call: "ListAndWatch", problem };
     if list.devices.len() > DEVICES_MAX {
         return Err(invalid("too many devices"));
@@ -211,6 +214,7 @@ fn rpc(status: &Status) -> PluginError {
     PluginError::Rpc { code: status.code(), message: printable(status.message(), MESSAGE_MAX / 4) }
 }
 
+/// The answer to a call. An error if it takes longer than the limit.
 async fn within<T>(
     call: &'static str,
     limit: Duration,
@@ -237,16 +241,16 @@ mod tests {
 
     #[test]
     fn lists_of_devices_are_limited_and_have_printable_ids() {
-        let found = listed(list(&["a", "ill"])).unwrap();
+        let found = parse_devices(list(&["a", "ill"])).unwrap();
         assert!(found["a"].is_healthy && !found["ill"].is_healthy && found["a"].nodes == [1]);
         for bad in ["", "a\nb", &"x".repeat(ID_MAX + 1)] {
-            assert!(listed(list(&[bad])).is_err(), "{bad:?}");
+            assert!(parse_devices(list(&[bad])).is_err(), "{bad:?}");
         }
-        assert!(listed(list(&["a"].repeat(DEVICES_MAX + 1))).is_err());
+        assert!(parse_devices(list(&["a"].repeat(DEVICES_MAX + 1))).is_err());
         let mut nodes = list(&["a"]);
         nodes.devices[0].topology =
             Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 1 }; NODES_MAX + 1] });
-        assert!(listed(nodes).is_err());
+        assert!(parse_devices(nodes).is_err());
     }
 
     #[tokio::test]

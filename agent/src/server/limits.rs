@@ -2,9 +2,10 @@
 //! on the number of logs that are read at the same time.
 //!
 //! A response with the pods of the node, or with their usage, is in memory until its client has read it. A client may read
-//! slowly or not at all, on many connections. So these responses share a limit. A new response above it closes the
-//! connection with the oldest response of the source (an address) with the most unread bytes. If that is the source of the
-//! new response, and it has no other one, the new response is refused.
+//! slowly or not at all, on many connections. So these responses share a limit. If a new
+//! response exceeds it, connections are closed until the response fits: each time, the one with the oldest response of
+//! the source (an address) with the most unread bytes. The bytes of the new response are included. If its source has the
+//! most bytes, and no other response, the new response is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -23,13 +24,13 @@ use super::respond::{Refused, text};
 use super::route::Route;
 use crate::runtime::Body;
 
-/// Maximum bytes of all unread responses. One response of any size is possible while there is no other.
+/// Maximum bytes of all unread responses. A response of any size is accepted while there is no other.
 const MAX_BYTES: usize = 32 << 20;
-/// Minimum bytes of a response that counts.
+/// Minimum bytes of the responses that count.
 const MIN_BYTES: usize = 8 << 10;
 /// Maximum logs that are read or followed at the same time.
 const MAX_LOGS: usize = 512;
-/// Unsent bytes of a log from which on its connection gets no further piece. Without the limit, the connection would
+/// If a log has this many unsent bytes, its connection gets no further piece for now. Without the limit, it would
 /// hold 400 KiB for each client that does not read.
 const MAX_UNSENT: usize = 32 << 10;
 
@@ -106,10 +107,14 @@ impl ResponseLimits {
     }
 
     /// Counts a response until its client has read it. A stream does not count: few pieces of it are in memory.
-    pub(super) fn count(&self, response: Response<Body>, of: &Arc<ConnectionPermit>) -> Response<Body> {
+    pub(super) fn count(
+        &self,
+        response: Response<Body>,
+        connection: &Arc<ConnectionPermit>,
+    ) -> Response<Body> {
         let size = response.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
         let Some(bytes) = size.filter(|bytes| *bytes >= MIN_BYTES) else { return response };
-        match self.unread.add(bytes, of) {
+        match self.unread.add(bytes, connection) {
             Some(count) => response.map(|body| CountedBody { body, count: Arc::new(count) }.boxed_unsync()),
             None => text(StatusCode::TOO_MANY_REQUESTS, "too many responses are not read by their clients\n"),
         }
@@ -140,7 +145,7 @@ impl UnreadResponses {
     fn add(&self, bytes: usize, connection: &Arc<ConnectionPermit>) -> Option<Count> {
         let mut unread = self.lock();
         while unread.total.saturating_add(bytes) > MAX_BYTES && !unread.responses.is_empty() {
-            let number = unread.oldest_of_most(connection.source(), bytes)?;
+            let number = unread.oldest_of_largest_source(connection.source(), bytes)?;
             if let Some(held) = unread.remove(number) {
                 held.connection.close();
             }
@@ -160,9 +165,9 @@ impl UnreadResponses {
 // === impl Unread ===
 
 impl Unread {
-    /// The oldest response of the source with the most bytes, counting a new response of `source`. `None` if that source
-    /// has no other one.
-    fn oldest_of_most(&self, source: Source, bytes: usize) -> Option<u64> {
+    /// The oldest response of the source with the most bytes, including those of a new response of `source`. `None` if
+    /// that source has only the new response.
+    fn oldest_of_largest_source(&self, source: Source, bytes: usize) -> Option<u64> {
         let mut of_sources = HashMap::from([(source, bytes)]);
         for held in self.responses.values() {
             *of_sources.entry(held.connection.source()).or_default() += held.bytes;
@@ -310,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_response_of_the_source_with_the_most_is_closed() {
+    fn the_oldest_response_of_the_source_with_the_most_bytes_is_closed() {
         let (port, limits) = (port(), ResponseLimits::new());
         let many: Vec<_> = (0..3).map(|_| permit(&port, 1)).collect();
         let other = permit(&port, 2);

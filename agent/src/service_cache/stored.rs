@@ -1,5 +1,5 @@
-//! EndpointSlices in the checkpoint: those of the namespaces of this node's pods. With them, and with the stored services,
-//! a node that boots while the API server does not answer serves its pods.
+//! EndpointSlices in the checkpoint: those of the namespaces of this node's pods. With them and the stored
+//! services, a node can serve its pods after a boot while the API server does not answer.
 //!
 //! After a boot the pods of this node have other addresses. So the record of a slice names the pods of this node among
 //! its endpoints. When the record is used, these endpoints get the current addresses of the pods.
@@ -20,8 +20,8 @@ use crate::checkpoint::Key;
 
 /// Pause between two writes, so that pods of other nodes whose readiness changes often do not wear the disk.
 const STORE_PAUSE: Duration = Duration::from_secs(30);
-/// Maximum number of slices, their endpoints and ports of a namespace that are stored. Services with more than remain are
-/// left out.
+/// Maximum slices, endpoints and ports that are stored for a namespace, counted together. A service that would exceed the
+/// maximum is left out.
 const ENTRIES_MAX: usize = 10_000;
 
 /// The stored form of a slice.
@@ -63,7 +63,7 @@ impl StoredSlice {
             let Some(address) = endpoint.address else { continue };
             endpoint.address = match self.pods.get(&address) {
                 Some(uid) => pods.address_of(uid, address.is_ipv4()),
-                // A pod of this node that has the address now is not the endpoint: that would be in the record.
+                // If a pod of this node has the address now, it is not the endpoint: the record would name it.
                 None => Some(address).filter(|address| pods.pod_at(*address).is_none()),
             };
         }
@@ -97,8 +97,8 @@ impl ServiceCache {
         self.shared.has_stored.subscribe()
     }
 
-    /// Whether the service proxy programs the stored services. A table of an earlier run has the services of all namespaces,
-    /// so it stays, unless it was made from stored services: a file is the mark of that. Blocks.
+    /// Decides whether the service proxy programs the stored services, and then marks its table by a file. A table of an
+    /// earlier run stays if it has no mark: it has the services of all namespaces. Blocks.
     pub(crate) fn take_stored(&self, has_table: bool) -> bool {
         let mark = self.shared.checkpoint.stored_services_mark();
         if has_table && !mark.exists() {

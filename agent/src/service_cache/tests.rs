@@ -1,3 +1,5 @@
+//! Caches with and without an API server that answers.
+
 use serde_json::json;
 
 use super::*;

@@ -1,14 +1,14 @@
-//! Removal of unused images, as settings: those of the kubelet.
+//! Settings of image garbage collection, with the rules of the kubelet.
 
 use coracle_agent::ImageGcPolicy;
 
 use super::NodeSettings;
 
-/// Refuses thresholds and ages that contradict each other, as the kubelet does.
+/// The policy of the settings. Refuses thresholds and ages that contradict each other, as the kubelet does.
 pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<ImageGcPolicy> {
     let high_threshold = node.image_gc_high_threshold.0;
     let default = ImageGcPolicy::default().low_threshold.min(high_threshold.saturating_sub(5));
-    // A lower high threshold alone keeps the distance between the two.
+    // If only the high threshold is set, and it is below the default, the low threshold is 5 below it.
     let low_threshold = node.image_gc_low_threshold.map_or(default, |percent| percent.0);
     let (minimum_age, maximum_age) = (node.image_minimum_gc_age.0, node.image_maximum_gc_age.0);
     anyhow::ensure!(

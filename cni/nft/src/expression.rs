@@ -335,8 +335,9 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, ADD).number(4, R0).nest(7, count))
     }
 
-    /// Matches packets of the key in the registers from `R0` that are more than `rate` a second, after `burst` at once.
-    /// The set has an element for each key, which measures its packets (`limit rate over`).
+    /// Matches packets above the limit of their key, which is in the registers from `R0`: `rate` packets per second,
+    /// after a burst of `burst` packets. The set has an element for each key, which measures its packets (`limit rate
+    /// over`).
     #[must_use]
     pub fn more_packets_than(self, set: &str, rate: u64, burst: u32) -> Self {
         const UPDATE: u32 = 1;
@@ -368,7 +369,7 @@ impl Rule {
     #[must_use]
     pub fn hash(self, (of, length): (u32, u32), modulus: u32, into: u32) -> Self {
         const JENKINS: u32 = 0;
-        // Without a seed the kernel chooses another one for each rule.
+        // Without a seed the kernel chooses a different one for each rule.
         const SEED: u32 = 1;
         let data = Attributes::default().number(1, of).number(2, into).number(3, length);
         self.push("hash", data.number(4, modulus).number(5, SEED).number(7, JENKINS))

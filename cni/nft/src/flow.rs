@@ -73,7 +73,7 @@ pub struct MarkCounts {
 /// Maximum number of ports that are listed separately. For more ports one list of all connections is cheaper.
 const PORTS_MAX: usize = 16;
 
-/// Deletes the entries of the protocol and address family to the ports for which `stale` is true. For few ports, the
+/// Deletes entries to these ports, of the protocol and address family, for which `stale` is true. For few ports, the
 /// kernel lists only the entries to them, if it supports the filter. Returns the number of listed entries.
 ///
 /// # Errors
@@ -179,7 +179,7 @@ struct DumpRequest {
     is_probe: bool,
 }
 
-/// A filter by the source of the packets in a direction, which is a tuple and its flags.
+/// A filter by the source of the packets in one direction, which is given by the attributes of its tuple and its flags.
 fn by_source(address: IpAddr, (tuple, flags): (u16, u16)) -> Attributes {
     const BY_SOURCE: u32 = 1;
     let (kind, octets) = match address {

@@ -72,6 +72,7 @@ impl Interval {
         })
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -161,6 +161,7 @@ struct Target {
 pub struct Batch {
     buffer: Vec<u8>,
     sequence: u32,
+    /// Offset of the last message, which requests the acknowledgement.
     last: usize,
     too_long: bool,
 }
@@ -179,7 +180,7 @@ impl Batch {
         batch
     }
 
-    /// Appends a message about an object of the family `inet` or another one.
+    /// Appends a message about an object of this family.
     pub fn push(&mut self, family: u8, verb: Verb, attributes: &Attributes) {
         let flags = match verb {
             Verb::DeleteTable
@@ -295,7 +296,7 @@ impl Channel {
     ///
     /// # Errors
     /// When the socket fails or the kernel answers with an error.
-    pub fn lists(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
+    pub fn has_any(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
         let answer = self.request((SUBSYSTEM << 8) | verb as u16, DUMP, family, of)?;
         let mut kinds = messages(&answer).map(kind_of);
         Ok(kinds.any(|kind| kind >> 8 == SUBSYSTEM))

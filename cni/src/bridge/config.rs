@@ -31,7 +31,7 @@ pub(crate) struct Conf {
     pub(crate) disable_container_interface: bool,
     pub(crate) port_isolation: bool,
     pub(crate) vlans: Vlans,
-    /// Whether the bridge must have no other users, as the default network's. Other bridges are shared.
+    /// Whether the bridge must have no other users. This holds for the bridge of the default network; others are shared.
     pub(crate) ours: bool,
     /// Type of the IPAM plugin.
     pub(crate) ipam: Option<String>,
@@ -44,7 +44,7 @@ pub(crate) struct Conf {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the reference plugin's configuration")]
-struct Written {
+struct JsonConf {
     bridge: String,
     is_gateway: bool,
     is_default_gateway: bool,
@@ -80,13 +80,13 @@ struct Trunk {
 
 impl Conf {
     pub(crate) fn of(request: &Request) -> Result<Self, Error> {
-        let written: Written = request.own()?;
+        let written: JsonConf = request.own()?;
         written.check()?;
         let ipam = written.ipam.as_ref().and_then(|ipam| ipam.get("type")).and_then(Value::as_str);
         if ipam.is_some() && written.disable_container_interface {
             return Err(Error::invalid(
                 "disableContainerInterface",
-                "an interface that stays down has no use for ipam",
+                "cannot be combined with ipam: the interface stays down",
             ));
         }
         if ipam.is_none() && (written.is_gateway || written.is_default_gateway) {
@@ -134,7 +134,7 @@ impl Conf {
     }
 }
 
-impl Default for Written {
+impl Default for JsonConf {
     fn default() -> Self {
         Self {
             bridge: "cni0".to_owned(),
@@ -160,7 +160,7 @@ impl Default for Written {
     }
 }
 
-impl Written {
+impl JsonConf {
     fn check(&self) -> Result<(), Error> {
         if !is_interface_name(&self.bridge) {
             return Err(Error::invalid("bridge", format!("{:?} is not a valid interface name", self.bridge)));
@@ -196,6 +196,7 @@ impl Written {
         for part in self.vlan_trunk.iter().flatten() {
             let [min, max] = match (part.min, part.max) {
                 (Some(min), Some(max)) => [min, max],
+                // An empty range.
                 (None, None) => [1, 0],
                 _ => return Err(Error::invalid("vlanTrunk", "has one of minID and maxID without the other")),
             };
@@ -216,7 +217,7 @@ impl Written {
     }
 }
 
-/// The hardware address: of the capability, else of `args`, else of `CNI_ARGS`.
+/// The requested hardware address: from the capability, else from `args`, else from `CNI_ARGS`.
 fn requested_mac(request: &Request) -> Result<Option<[u8; 6]>, Error> {
     let by_env = request.env_arg("MAC").filter(|mac| !mac.is_empty()).map(str::to_owned);
     let requested: [(&str, Option<String>); 3] = [

@@ -29,7 +29,7 @@ fn ports_lead_to_addresses_of_their_family() {
 }
 
 #[test]
-fn ports_with_conditions_and_without_translation_of_senders_are_apart() {
+fn ports_with_conditions_are_planned_apart() {
     let condition = Condition { subject: crate::port_condition::Subject::By("eth0".into()), negated: false };
     let conditions = [vec![condition], Vec::new()];
     let wanted = Claim { hairpin: false, conditions, ..claim("a", vec![port(None, 1)]) };
@@ -189,7 +189,7 @@ fn a_failed_claim_keeps_the_previous_one() {
             except: ranges.iter().map(|range| range.parse().unwrap()).collect(),
             ..Claim::default()
         };
-        // The kernel takes no name that is as long as this table's.
+        // The kernel refuses the name of a table of this length.
         let long = "t".repeat(70000);
         let firewall = Firewall::open(&long, dir.path(), false).unwrap();
         assert!(firewall.put(&except(&["10.2.0.0/16"])).is_err());
@@ -291,8 +291,8 @@ fn a_change_of_one_sandbox_visits_its_own_content() {
     index.check_ports(&of(7).key(), &of(7)).unwrap();
 }
 
-/// The first line of nft's list, whose handle a table that was made again does not have, and the table's
-/// content in a fixed order.
+/// The first line of nft's list, and the table's content in a fixed order. The line has the table's handle,
+/// which differs after the table is made again.
 fn content_of(table: &str) -> (String, Vec<String>, Vec<String>) {
     let output =
         std::process::Command::new("nft").args(["-a", "list", "table", "inet", table]).output().unwrap();

@@ -21,7 +21,7 @@ static WAITING: Semaphore = Semaphore::const_new(4);
 
 /// Removes the link with this index. When this returns, the link cannot be found any more.
 pub(super) async fn remove(index: u32) -> io::Result<()> {
-    let turn = WAITING.acquire().await;
+    let permit = WAITING.acquire().await;
     // Opened before the request, so that no notification is missed.
     let (connection, _handle, mut notifications) =
         rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link])?;
@@ -31,7 +31,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
     };
     let mut socket = RouteSocket::open()?;
     let mut answer = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
+        let _permit = permit;
         let mut message = LinkMessage::default();
         message.header.index = index;
         match socket.batch(vec![(RouteNetlinkMessage::DelLink(message), 0)])?.pop() {

@@ -148,7 +148,7 @@ impl Network {
     /// Runs GC of executables in its own task. Each executable may take a minute, or wait for a part of the node that
     /// is not started yet. A GC that was cancelled for a pod is retried with back-off, unless a later GC was begun.
     fn spawn_gc(&self) {
-        let (network, turn) = (self.weak(), self.inner.gc_lock.begin());
+        let (network, number) = (self.weak(), self.inner.gc_lock.begin());
         tokio::spawn(async move {
             let mut pause = RETRY;
             loop {
@@ -159,7 +159,7 @@ impl Network {
                 drop(here);
                 tokio::time::sleep(pause).await;
                 pause = LAST_RETRY.min(2 * pause);
-                if network().is_none_or(|here| !here.inner.gc_lock.is_newest(turn)) {
+                if network().is_none_or(|here| !here.inner.gc_lock.is_newest(number)) {
                     return;
                 }
             }
@@ -204,7 +204,7 @@ impl Network {
         links.delete_ports_except(&bridge, &wanted).await
     }
 
-    /// Makes records of running sandboxes without one, from the state of their namespaces.
+    /// Restores the missing records of running sandboxes from the state of their namespaces.
     async fn adopt(&self, state: &mut State) -> Result<(), Error> {
         let Some(list) = state.list.clone() else { return Ok(()) };
         let mut first = Ok(());
@@ -310,8 +310,8 @@ fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>
     }
 }
 
-/// The attachments that keep their resources. An attachment that an executable has yet to delete is not valid; one of
-/// our own plugins is valid until it is deleted.
+/// The attachments that keep their resources. With our own plugins, an attachment is valid until it is deleted. With
+/// executables, it is valid until its deletion is requested.
 fn valid(entries: &[Entry], state: &State) -> Vec<Valid> {
     let present = entries.iter().filter(|entry| entry.list.is_in_process() || !entry.is_releasing());
     let known = present.map(|entry| (&entry.at.container_id, &entry.at.ifname));

@@ -1,4 +1,5 @@
-//! Lock between GC by executables and the recording of attachments (section 2, "Lifecycle & Ordering").
+//! Lock between GC by executables and the recording of attachments (CNI specification, section 2, "Lifecycle &
+//! Ordering").
 //!
 //! GC frees the resources of attachments that are not in its list, so no attachment is recorded while it runs. Pods have
 //! priority: a GC for which a pod waits is killed after a few seconds, and repeated later.
@@ -15,8 +16,8 @@ pub(super) struct GcLock {
     lock: RwLock<()>,
     /// Number of attachments that wait for the running GC.
     waiting: watch::Sender<usize>,
-    /// Number of GC runs that were requested.
-    turns: AtomicU64,
+    /// Number of GC runs that have begun.
+    runs: AtomicU64,
 }
 
 /// No GC runs while this is held.
@@ -29,21 +30,22 @@ struct Waiting<'c>(&'c watch::Sender<usize>);
 
 impl Default for GcLock {
     fn default() -> Self {
-        Self { lock: RwLock::default(), waiting: watch::channel(0).0, turns: AtomicU64::new(0) }
+        Self { lock: RwLock::default(), waiting: watch::channel(0).0, runs: AtomicU64::new(0) }
     }
 }
 
 impl GcLock {
     /// Begins a GC run, and returns its number.
     pub(super) fn begin(&self) -> u64 {
-        self.turns.fetch_add(1, Ordering::Relaxed) + 1
+        self.runs.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Whether no later run was begun.
-    pub(super) fn is_newest(&self, turn: u64) -> bool {
-        self.turns.load(Ordering::Relaxed) == turn
+    /// Whether no later run has begun.
+    pub(super) fn is_newest(&self, number: u64) -> bool {
+        self.runs.load(Ordering::Relaxed) == number
     }
 
+    /// Waits until no GC runs. Then an attachment may be recorded.
     pub(super) async fn record(&self) -> RecordGuard<'_> {
         let _waiting = Waiting::new(&self.waiting);
         self.lock.read().await
@@ -56,12 +58,12 @@ impl GcLock {
         tokio::select! {
             biased;
             done = gc => Some(done),
-            () = self.cancelled() => None,
+            () = self.until_cancelled() => None,
         }
     }
 
-    /// Returns when an attachment waits, at the earliest after [`MAX_POD_WAIT`].
-    async fn cancelled(&self) {
+    /// Waits until the GC must be cancelled: [`MAX_POD_WAIT`] has passed, and an attachment waits.
+    async fn until_cancelled(&self) {
         tokio::time::sleep(MAX_POD_WAIT).await;
         // The sender is a field of this, so the wait cannot fail.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;

@@ -24,8 +24,8 @@ pub struct LocalAddress {
     pub is_virtual: bool,
 }
 
-/// Notifies changes of addresses and default routes in this network namespace, from which a node's own addresses
-/// follow.
+/// Notifications of changed addresses and default routes in this network namespace. A node's own addresses depend on
+/// both.
 pub struct AddressMonitor {
     monitor: Monitor,
 }
@@ -79,7 +79,7 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
             let Some((ip, _, index)) = read_address(&message).filter(|_| is_permanent(&message)) else {
                 return;
             };
-            if is_served_here(ip, &message) {
+            if is_for_local_pods(ip, &message) {
                 return;
             }
             if let Some((interface, is_virtual)) = links.get(&index).cloned() {
@@ -91,8 +91,8 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
     found().map_err(|source| OverlayError::Socket { action: "list addresses", source })
 }
 
-/// Whether the address is only for this machine's pods, and not an address of the node: its scope is `host`.
-fn is_served_here(ip: IpAddr, message: &RouteNetlinkMessage) -> bool {
+/// Whether the address serves only this machine's pods: its scope is `host`. It is not an address of the node.
+fn is_for_local_pods(ip: IpAddr, message: &RouteNetlinkMessage) -> bool {
     let RouteNetlinkMessage::NewAddress(address) = message else { return false };
     address.header.scope == AddressScope::Host && !ip.is_loopback()
 }

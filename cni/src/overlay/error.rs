@@ -15,7 +15,7 @@ pub enum OverlayError {
         #[source]
         source: io::Error,
     },
-    /// Another overlay of this network namespace has the same device, or routes of the same number.
+    /// Another overlay in this network namespace has the same interface name or route protocol number.
     #[error("the overlay's interface name or route protocol number is in use")]
     NameInUse(#[source] Box<crate::error::Error>),
     /// A route protocol number that is reserved by Linux.

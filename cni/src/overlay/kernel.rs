@@ -147,7 +147,7 @@ impl Kernel {
             match change {
                 Change::RemoveDevice(port) => {
                     if let Some(index) = self.indexes.remove(port) {
-                        result = result.and(self.now(change, (device::remove(index), 0)));
+                        result = result.and(self.send_one(change, (device::remove(index), 0)));
                     }
                 }
                 Change::MakeDevice(port, wanted) => {
@@ -170,7 +170,7 @@ impl Kernel {
     ) -> Result<Result<(), OverlayError>, OverlayError> {
         let name = self.names.get(&port).cloned().unwrap_or_default();
         let made = match device::make(&name, wanted) {
-            Some(message) => self.now(change, (message, NLM_F_CREATE | NLM_F_EXCL)),
+            Some(message) => self.send_one(change, (message, NLM_F_CREATE | NLM_F_EXCL)),
             None => Ok(()),
         };
         let Some(link) = self.link(LinkId::Name(&name))? else {
@@ -186,7 +186,7 @@ impl Kernel {
             sysctl::no_router_advertisements(&name)
                 .map_err(|source| OverlayError::Parameter { name: name.clone(), source: Box::new(source) }),
         );
-        Ok(made.and(self.now(change, (device::set(link.header.index, wanted), 0))))
+        Ok(made.and(self.send_one(change, (device::set(link.header.index, wanted), 0))))
     }
 
     /// The reason why a device does not exist although the kernel did not refuse it.
@@ -209,7 +209,7 @@ impl Kernel {
         Ok(OverlayError::NumberTaken { name, rival: rival.into(), vni, port: udp_port })
     }
 
-    fn now(&mut self, change: &Change, request: Request) -> Result<(), OverlayError> {
+    fn send_one(&mut self, change: &Change, request: Request) -> Result<(), OverlayError> {
         let failed = self.send(vec![request])?;
         match failed.into_iter().next() {
             Some((_, source)) if is_reported(change, &source) => {

@@ -1,7 +1,6 @@
 //! Netlink notifications of changes in a network namespace, filtered by a program in the kernel.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use netlink_packet_core::NetlinkPayload;
@@ -10,6 +9,7 @@ use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_R
 
 use super::error::OverlayError;
 use crate::route_socket::parse;
+use crate::socket_filter;
 
 /// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`.
 const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
@@ -45,7 +45,7 @@ impl Monitor {
         indexes.sort_unstable();
         indexes.dedup();
         if self.indexes.as_ref() != Some(&indexes) {
-            let attached = filter::attach(self.socket.as_raw_fd(), &indexes);
+            let attached = socket_filter::attach(&self.socket, &filter::program(&indexes));
             attached.map_err(|source| OverlayError::Socket { action: "filter notifications", source })?;
             self.indexes = Some(indexes);
         }
@@ -92,22 +92,16 @@ impl Monitor {
     }
 }
 
-#[expect(unsafe_code, reason = "a filter is given to a socket by a pointer")]
 mod filter {
-    use std::io;
-    use std::os::fd::RawFd;
+    use crate::socket_filter::{EQUAL, LOAD, LOAD_HALF, RETURN};
 
     const TYPE: u32 = 4;
     /// Offset of the interface index in messages about links, neighbours and addresses.
     const INDEX: u32 = 20;
-    const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
     /// The filter: passes messages about routes, addresses and these interfaces. BPF loads words in network byte order,
     /// but netlink writes native order.
-    fn program(indexes: &[u32]) -> Vec<libc::sock_filter> {
+    pub(super) fn program(indexes: &[u32]) -> Vec<libc::sock_filter> {
         let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
         let always = [libc::RTM_NEWROUTE, libc::RTM_DELROUTE, libc::RTM_NEWADDR, libc::RTM_DELADDR];
         // A BPF jump reaches 255 instructions. The overlay has fewer interfaces.
@@ -123,24 +117,6 @@ mod filter {
         }
         steps.extend([step(RETURN, 0, 0), step(RETURN, u32::MAX, 0)]);
         steps
-    }
-
-    pub(super) fn attach(socket: RawFd, indexes: &[u32]) -> io::Result<()> {
-        let mut steps = program(indexes);
-        let length = u16::try_from(steps.len()).unwrap_or(u16::MAX);
-        let program = libc::sock_fprog { len: length, filter: steps.as_mut_ptr() };
-        let size = libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).unwrap_or_default();
-        // SAFETY: the program and its steps live until the call returns, and the kernel copies both.
-        let result = unsafe {
-            libc::setsockopt(
-                socket,
-                libc::SOL_SOCKET,
-                libc::SO_ATTACH_FILTER,
-                std::ptr::from_ref(&program).cast(),
-                size,
-            )
-        };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     #[cfg(test)]

@@ -299,7 +299,7 @@ impl Planner<'_> {
 
     /// Adds the entries for a peer, unless it announces the hardware address of another one.
     fn add(&mut self, name: &str, planned: Vec<PlannedRange>, owners: &Owners<'_>) {
-        if let Some(owner) = planned.iter().find_map(|range| owners.another(name, range)) {
+        if let Some(owner) = planned.iter().find_map(|range| owners.conflicting_owner(name, range)) {
             self.wanted.apart = false;
             return self.refuse(name, format!("its hardware address is that of {owner}"));
         }

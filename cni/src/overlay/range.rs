@@ -25,7 +25,7 @@ pub fn merged(ranges: impl Iterator<Item = IpNetwork>) -> Vec<IpNetwork> {
     merged
 }
 
-/// The range whose halves these are.
+/// Joins the two halves of a range. `None` if they are not the halves of one range.
 fn joined(low: IpNetwork, high: IpNetwork) -> Option<IpNetwork> {
     let prefix = low.prefix().checked_sub(1).filter(|_| low.prefix() == high.prefix())?;
     let whole = IpNetwork::new(low.network(), prefix).ok()?;
@@ -38,6 +38,7 @@ pub(crate) fn canonical(range: IpNetwork) -> IpNetwork {
     IpNetwork::new(range.network(), range.prefix()).unwrap_or(range)
 }
 
+/// The second address of a range.
 pub(crate) fn second(range: IpNetwork) -> Option<IpAddr> {
     match range {
         IpNetwork::V4(range) => range.nth(1).map(IpAddr::V4),

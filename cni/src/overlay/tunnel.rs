@@ -41,8 +41,8 @@ impl Tunnel {
         Ok(Self { device, ranges: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
     }
 
-    /// Makes a device again that was deleted. The sockets are kept: an address is not free as soon as the task with
-    /// its socket is aborted.
+    /// Makes a device again that was deleted. The sockets are kept: an aborted task may use its socket, and with it the
+    /// address, for some more time.
     pub(crate) fn open_again(&mut self, name: &str) -> Result<(), OverlayError> {
         self.tasks.drain(..).for_each(|task| task.abort());
         self.device = open_device(name)?;
@@ -101,7 +101,7 @@ fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     UdpSocket::from_std(socket).map(Arc::new)
 }
 
-/// Packets from local pods to other nodes.
+/// Forwards packets from local pods to other nodes.
 async fn forward_from_pods(
     device: Arc<AsyncFd<File>>,
     sockets: Vec<Arc<UdpSocket>>,
@@ -134,7 +134,8 @@ async fn forward_from_pods(
     }
 }
 
-/// Packets from other nodes to local pods. Accepted only from known nodes, with a source in the node's ranges.
+/// Forwards packets from other nodes to local pods. Accepts them only from known nodes, with a source in the node's
+/// ranges.
 async fn forward_to_pods(
     device: Arc<AsyncFd<File>>,
     socket: Arc<UdpSocket>,

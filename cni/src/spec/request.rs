@@ -84,7 +84,7 @@ impl Request {
 
     /// Like [`previous`](Self::previous), for a plugin that needs another one before it.
     pub(crate) fn chained(&self) -> Result<Answer, Error> {
-        let reason = "must be given: this plugin works behind another one";
+        let reason = "is missing: this plugin must follow another one in the list";
         self.previous()?.ok_or_else(|| Error::invalid("prevResult", reason))
     }
 
@@ -100,7 +100,7 @@ impl Request {
     pub(crate) fn capability<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
         let value = self.conf.get("runtimeConfig").and_then(|config| config.get(name));
         let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
-        from_value(as_written(value.clone()), &format!("runtimeConfig.{name}")).map(Some)
+        from_value(uncapitalized(value.clone()), &format!("runtimeConfig.{name}")).map(Some)
     }
 
     /// A member of `args.cni`.
@@ -158,15 +158,15 @@ impl Request {
 
 /// Keys of a capability in the spelling of its convention. containerd capitalizes them (`HostPort`), which Go programs
 /// accept.
-fn as_written(value: Value) -> Value {
+fn uncapitalized(value: Value) -> Value {
     match value {
-        Value::Array(values) => values.into_iter().map(as_written).collect(),
+        Value::Array(values) => values.into_iter().map(uncapitalized).collect(),
         Value::Object(map) => {
             let small = |key: String| match key.chars().next() {
                 Some(first) => first.to_ascii_lowercase().to_string() + &key[first.len_utf8()..],
                 None => key,
             };
-            map.into_iter().map(|(key, value)| (small(key), as_written(value))).collect()
+            map.into_iter().map(|(key, value)| (small(key), uncapitalized(value))).collect()
         }
         other => other,
     }

@@ -11,7 +11,7 @@
 //!   the client has closed both sides, the kernel notices it by the reset that answers the next output or keepalive
 //!   probe.
 //!
-//! Neither state ends a stream at once. Buffers may still have data of the client, which a stream that reads delivers.
+//! Neither state ends a stream at once. Buffers may still hold data of the client. A stream that reads delivers it.
 #![allow(unsafe_code, reason = "poll(2) with POLLRDHUP, which nix does not have")]
 
 use std::io;
@@ -45,7 +45,7 @@ pub(crate) struct SocketOwner {
     permit: Arc<ConnectionPermit>,
 }
 
-/// What the kernel knows of the client of a socket.
+/// State of a socket's client, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientState {
     Connected,
@@ -134,8 +134,8 @@ impl Drop for SocketOwner {
 // === impl Abandonment ===
 
 impl Abandonment {
-    /// For a protocol in which a client that closes its side for writing is gone. Only the final receiver of the
-    /// connection may use this: a stream that forwards bytes does not know their protocol.
+    /// Treats a client that closes its side for writing as gone. Only the final receiver of the connection may use
+    /// this: a stream that forwards bytes does not know their protocol.
     #[must_use]
     pub fn without_half_close(self) -> Self {
         Self { has_half_close: false, ..self }
@@ -149,12 +149,12 @@ impl Abandonment {
         tokio::select! {
             // The other arm only waits.
             () = permit.evicted.cancelled() => {}
-            () = self.is_unread(permit) => {}
+            () = self.until_unread(permit) => {}
         }
     }
 
     /// Returns when the client has closed the connection and the stream has not read for some time.
-    async fn is_unread(&self, permit: &ConnectionPermit) {
+    async fn until_unread(&self, permit: &ConnectionPermit) {
         loop {
             self.reads.completed.notified().await;
             let mut before = self.reads.count.load(Ordering::Relaxed);

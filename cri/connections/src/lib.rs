@@ -213,14 +213,15 @@ impl State {
             return;
         };
         evicted.cancel();
-        self.no_longer_unauthenticated(number);
+        self.remove_unauthenticated(number);
     }
 
     /// Closes the newest authenticated connection of the source with the most connections, if the source of the new
     /// connection has fewer.
-    fn evict_authenticated(&mut self, of_newcomer: usize) {
+    fn evict_authenticated(&mut self, connections_of_newcomer: usize) {
         let most = self.sources.iter().max_by_key(|(_, count)| count.all);
-        let most = most.filter(|(_, count)| count.all > of_newcomer + 1).map(|(source, _)| *source);
+        let most =
+            most.filter(|(_, count)| count.all > connections_of_newcomer + 1).map(|(source, _)| *source);
         let newest = self.authenticated.iter().rev().find(|(_, (owner, _))| Some(*owner) == most);
         if let Some(number) = newest.map(|(number, _)| *number)
             && let Some((_, evicted)) = self.authenticated.remove(&number)
@@ -229,7 +230,7 @@ impl State {
         }
     }
 
-    fn no_longer_unauthenticated(&mut self, number: u64) -> Option<(Source, CancellationToken)> {
+    fn remove_unauthenticated(&mut self, number: u64) -> Option<(Source, CancellationToken)> {
         let connection = self.unauthenticated.remove(&number)?;
         if let Some(count) = self.sources.get_mut(&connection.0) {
             count.unauthenticated -= 1;
@@ -244,7 +245,7 @@ impl ConnectionPermit {
     /// Records that the client has authenticated.
     pub fn set_authenticated(&self) {
         let mut state = self.inner.state();
-        if let Some(connection) = state.no_longer_unauthenticated(self.number) {
+        if let Some(connection) = state.remove_unauthenticated(self.number) {
             state.authenticated.insert(self.number, connection);
         }
     }
@@ -282,7 +283,7 @@ impl ConnectionPermit {
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut state = self.inner.state();
-        state.no_longer_unauthenticated(self.number);
+        state.remove_unauthenticated(self.number);
         state.authenticated.remove(&self.number);
         state.total -= 1;
         if let Some(count) = state.sources.get_mut(&self.source) {
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_port_evicts_of_the_source_with_the_most() {
+    fn a_full_port_evicts_a_connection_of_the_source_with_the_most() {
         let port = Connections::new(LIMITS);
         let many: Vec<ConnectionPermit> =
             (0..2).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();

@@ -14,7 +14,7 @@
 //! - Every wait for a registry has a timeout.
 //! - No path of a layer is resolved outside its directory: all of `unpack/root.rs` is relative to one
 //!   descriptor, by `openat2(RESOLVE_IN_ROOT)`.
-//! - It does not depend on pods, containers, CRI or Kubernetes.
+//! - The crate does not depend on pods, containers, CRI or Kubernetes.
 
 mod archive;
 mod changes;

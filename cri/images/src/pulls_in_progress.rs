@@ -15,7 +15,8 @@ use crate::reference::Reference;
 pub(crate) struct PullsInProgress(Mutex<HashMap<PullKey, Weak<SharedPull>>>);
 
 /// Pulls with equal keys are merged. Credentials are part of the key: no caller gets an image through another
-/// caller's credentials. So is the owner: no pull waits for the [slots](crate::fetch_slots) of another owner.
+/// caller's credentials. The owner is part of the key, too: no pull waits for the [slots](crate::fetch_slots) of another
+/// owner.
 #[derive(PartialEq, Eq, Hash, Clone)]
 pub(crate) struct PullKey {
     pub(crate) owner: String,

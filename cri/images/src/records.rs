@@ -119,7 +119,7 @@ pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError
         let text = serde_json::to_vec(record)?;
         match File::create_new(&path) {
             // A partly written file is not a valid record (`read`), and no old one is lost. Name and content
-            // are in one commit of the file system's journal, so the next pull waits once.
+            // are in one commit of the file system's journal, so the pull waits for one commit only.
             Ok(file) => {
                 put(file, &text, record.used).inspect_err(|_failed| drop(std::fs::remove_file(&path)))?
             }

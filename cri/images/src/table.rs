@@ -54,7 +54,8 @@ impl Table {
         self.entries.insert(record.id, Entry { record, image, held, use_on_disk });
     }
 
-    /// Removes an image unless it is held. One step under the lock: it cannot be held afterwards.
+    /// Removes an image unless it is held. Both are one step under the caller's lock, so that the image cannot be held in
+    /// between.
     pub(crate) fn remove_unused(&mut self, id: &Digest) -> Option<Entry> {
         self.entries.get(id).filter(|entry| entry.held == 0)?;
         self.entries.remove(id)

@@ -168,14 +168,14 @@ impl Writer {
 
     fn write<I: BufRead>(&mut self, entry: &Entry, archive: &mut Stream<I>) -> Result<(), UnpackError> {
         self.entries += 1;
-        self.bounded()?;
+        self.check_limits()?;
         self.write_entry(entry, archive)?;
         // The limits also hold after the last entry.
-        self.bounded()
+        self.check_limits()
     }
 
     /// Checks the limits. Implied directories count as entries, and their names are kept too.
-    fn bounded(&self) -> Result<(), UnpackError> {
+    fn check_limits(&self) -> Result<(), UnpackError> {
         let (implied, names) = self.root.implied_totals();
         if self.entries + implied > self.limits.layer_entries {
             return Err(UnpackError::TooLarge(TooLarge::Entries(self.limits.layer_entries)));
@@ -208,7 +208,7 @@ impl Writer {
                 self.file(entry, &path, &content, archive)
             }
             Kind::HardLink(target) => self.hard_link(&path, target),
-            // overlayfs creates no such device for a container, and layers may not contain one either.
+            // Such a device is a whiteout of overlayfs, so a layer may not contain it as a device.
             Kind::Char(0, 0) => Err(UnpackError::WhiteoutDevice { path: path.display() }),
             Kind::Char(major, minor) | Kind::Block(major, minor)
                 if *major > MAJOR_MAX || *minor > MINOR_MAX =>
@@ -321,14 +321,14 @@ impl Writer {
             Kind::Fifo => self.root.make_node(path, SFlag::S_IFIFO, 0, 0)?,
             Kind::File { .. } | Kind::HardLink(_) => {}
         }
-        let (at, name) = self.root.at(path)?;
+        let (at, name) = self.root.parent_and_name(path)?;
         let owner = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
         fchownat(at, name, Some(owner.0), Some(owner.1), AtFlags::AT_SYMLINK_NOFOLLOW)?;
         if !matches!(entry.kind, Kind::Symlink(_)) {
             // The path was created just now and is not a link; no other process works in this directory.
             fchmodat(at, name, Mode::from_bits_truncate(entry.mode), FchmodatFlags::FollowSymlink)?;
         }
-        // The setter does not follow the last component, and the prefix is an open directory.
+        // `xattr::set` does not follow a link at the last component, and the prefix is an open directory.
         let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
         set_extended(at, entry, |attribute, value| xattr::set(&path, attribute, value))?;
         times::set_at(at, name, entry.mtime)?;

@@ -1,5 +1,5 @@
 //! Applies merged adjustments to a container's OCI spec. Pure. Unsupported adjustments are refused by name,
-//! because a plugin would take a silently ignored one as done.
+//! because a plugin would assume that a silently ignored one is in effect.
 
 mod fields;
 mod resources;

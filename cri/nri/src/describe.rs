@@ -112,7 +112,7 @@ fn linux(linux: &oci::Linux) -> LinuxContainer {
     }
 }
 
-/// The namespace type with its name in the OCI's JSON.
+/// The name of the namespace type in the OCI's JSON.
 pub(crate) fn namespace_type(typ: oci::LinuxNamespaceType) -> &'static str {
     match typ {
         oci::LinuxNamespaceType::Mount => "mount",

@@ -128,7 +128,7 @@ fn launch(program: &Program) -> io::Result<Candidate<UnixStream>> {
     unsafe {
         command.pre_exec(move || pass_socket(given));
     }
-    coracle_open_files::limit(command.as_std_mut());
+    coracle_open_files::restore_limit(command.as_std_mut());
     let child = command.spawn()?;
     drop(theirs);
     let ours = std::os::unix::net::UnixStream::from(ours);

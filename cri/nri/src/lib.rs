@@ -10,7 +10,7 @@
 //! Start reading at [`Nri`], whose methods are the hooks. Invariants:
 //! - Without a subscriber an event costs one atomic load; no description is made.
 //! - A plugin that does not respond in time is dropped, and the runtime continues without it.
-//! - Requests reach plugins one at a time, as in upstream's adaptation; plugins rely on it.
+//! - Requests reach plugins one at a time, as in upstream's package `adaptation`; plugins rely on it.
 //! - A plugin that joins gets every pod and container, also those that are being created ([`Nri::block_joins`]).
 //! - `adjust`, `apply` and `describe` are pure.
 //! - The crate uses types of NRI and the OCI, and none of the CRI.
@@ -46,8 +46,8 @@ pub trait Host: Send + Sync + 'static {
     /// Every pod and container. May read files.
     fn snapshot(&self) -> Snapshot;
 
-    /// Updates a container's resources. An absent container is not an error, because it concerns no plugin any
-    /// more. The error is for the log.
+    /// Updates a container's resources. Succeeds if the container does not exist any more. The error is a text for
+    /// the log.
     fn update(self: Arc<Self>, update: ContainerUpdate) -> BoxFuture<'static, Result<(), String>>;
 
     /// Stops a container by force. Must not send events to plugins before it returns.

@@ -13,9 +13,9 @@ pub const RUNTIME: u32 = 2;
 const HEADER: usize = 8;
 /// Maximum payload of a frame: one ttrpc message with its header.
 const MAX_LENGTH: usize = crate::ttrpc::HEADER + crate::ttrpc::MAX_LENGTH;
-/// Maximum payload of the first frame of a message. The Go library of NRI must read each frame with one read. It reads
-/// into a buffer of this size, or, once that is empty, directly into the memory of the message. So the first frame must
-/// fit the buffer, and a second frame has the rest. More frames could overflow its queue of 256 frames.
+/// Maximum payload of the first frame of a message. The Go library of NRI needs each frame in one read. It reads the
+/// first frame into a buffer of this size, and the second one directly into the memory of the message. So the first frame
+/// must fit the buffer, and a second frame has the rest. More frames could overflow the library's queue of 256 frames.
 const MAX_FIRST_PAYLOAD: usize = 4096;
 
 /// The frames of one message.
@@ -33,7 +33,7 @@ pub fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the next frame. `None` if the stream ends before the payload of a frame.
+/// Reads the next frame. `None` if the stream ends before the header is complete.
 ///
 /// # Errors
 /// If the stream fails or ends inside a payload, or a frame is longer than any message.

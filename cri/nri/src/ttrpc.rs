@@ -1,5 +1,6 @@
 //! Frames of ttrpc, which is gRPC without HTTP/2. A frame has a header of ten bytes and a protobuf request or
-//! response. The header is length and stream (32 bits each, big-endian), type and flags.
+//! response. The header is length and stream (32 bits each, big-endian), type and flags (8 bits
+//! each).
 
 use coracle_proto::ttrpc::{Request, Response, Status};
 use prost::Message;
@@ -109,7 +110,7 @@ impl Assembler {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next complete frame.
+    /// The next frame. `None` if it is not complete yet.
     ///
     /// # Errors
     /// If the bytes are not valid frames. The connection cannot be used any more.

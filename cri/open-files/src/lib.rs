@@ -13,16 +13,16 @@ use std::sync::OnceLock;
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 
 /// The soft limit with which this process was started.
-static BEFORE: OnceLock<rlim_t> = OnceLock::new();
+static ORIGINAL_LIMIT: OnceLock<rlim_t> = OnceLock::new();
 
-/// Raises the soft limit of this process to its hard limit. Children get the original limit by [`limit`].
+/// Raises the soft limit of this process to its hard limit. Children get the original limit by [`restore_limit`].
 ///
 /// # Errors
 /// If the kernel refuses.
 pub fn raise() -> std::io::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    BEFORE.get_or_init(|| soft);
+    ORIGINAL_LIMIT.get_or_init(|| soft);
     Ok(())
 }
 
@@ -31,7 +31,7 @@ pub fn raise() -> std::io::Result<()> {
 ///
 /// # Errors
 /// The error of close_range(2).
-pub fn keep_inherited() -> std::io::Result<()> {
+pub fn mark_inherited_close_on_exec() -> std::io::Result<()> {
     const FIRST: libc::c_uint = 3;
     // SAFETY: three integers; the call closes nothing.
     let marked =
@@ -40,14 +40,14 @@ pub fn keep_inherited() -> std::io::Result<()> {
 }
 
 /// The soft limit for children. `None` if this process did not raise its own.
-pub fn of_children() -> Option<u64> {
+pub fn limit_of_children() -> Option<u64> {
     // The C library's type of a limit has 32 or 64 bits.
-    BEFORE.get().and_then(|soft| u64::try_from(u128::from(*soft)).ok())
+    ORIGINAL_LIMIT.get().and_then(|soft| u64::try_from(u128::from(*soft)).ok())
 }
 
 /// Gives a command the original soft limit.
-pub fn limit(command: &mut Command) {
-    let Some(soft) = BEFORE.get().copied() else { return };
+pub fn restore_limit(command: &mut Command) {
+    let Some(soft) = ORIGINAL_LIMIT.get().copied() else { return };
     let set = move || {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)?)
@@ -69,7 +69,7 @@ mod tests {
             Command::new("sh").args(["-c", &test]).status().expect("a shell").success()
         };
         assert!(has(), "a duplicate is inherited");
-        keep_inherited().expect("marked");
+        mark_inherited_close_on_exec().expect("marked");
         assert!(!has());
     }
 
@@ -77,14 +77,14 @@ mod tests {
     fn a_started_program_has_the_original_limit() {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
         setrlimit(Resource::RLIMIT_NOFILE, 777, hard).expect("limit");
-        assert_eq!(of_children(), None);
+        assert_eq!(limit_of_children(), None);
         raise().expect("raised");
         raise().expect("once more");
-        assert_eq!(of_children(), Some(777));
+        assert_eq!(limit_of_children(), Some(777));
         assert_eq!(getrlimit(Resource::RLIMIT_NOFILE), Ok((hard, hard)));
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -Sn; ulimit -Hn"]);
-        limit(&mut command);
+        restore_limit(&mut command);
         let output = command.output().expect("a shell");
         assert_eq!(String::from_utf8_lossy(&output.stdout), format!("777\n{hard}\n"));
     }

@@ -13,7 +13,7 @@ use crate::kernel;
 use crate::report::note;
 
 /// The v1 controllers that the container library supports.
-const JOINED: [&str; 12] = [
+const SUPPORTED_V1: [&str; 12] = [
     "cpu",
     "cpuacct",
     "cpuset",
@@ -73,7 +73,8 @@ impl Hierarchy {
     /// controllers and, if there are several, each single name. Empty for controllers that the container
     /// library does not support, and for v2.
     pub(crate) fn aliases(&self) -> Vec<&str> {
-        let mut each: Vec<&str> = self.controllers.split(',').filter(|name| JOINED.contains(name)).collect();
+        let mut each: Vec<&str> =
+            self.controllers.split(',').filter(|name| SUPPORTED_V1.contains(name)).collect();
         if each.len() > 1 {
             each.insert(0, &self.controllers);
         }

@@ -23,7 +23,7 @@ impl Console {
     pub(crate) fn listen(dir: &Path) -> io::Result<Self> {
         let path = dir.join("console.sock");
         let handle = std::fs::File::open(dir)?;
-        let listener = UnixListener::bind(short(&handle, "console.sock"))?;
+        let listener = UnixListener::bind(short_socket_path(&handle, "console.sock"))?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, path })
     }
@@ -59,6 +59,6 @@ pub(crate) fn receive_from(socket: impl AsFd) -> io::Result<OwnedFd> {
 
 /// A path to a socket that fits into the 108 bytes of `sockaddr_un`, whatever the directory's length: through
 /// `/proc/self/fd`.
-pub(crate) fn short(dir: &std::fs::File, name: &str) -> PathBuf {
+pub(crate) fn short_socket_path(dir: &std::fs::File, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
 }

@@ -255,7 +255,7 @@ fn mount_all(request: &CreateRequest<'_>, spec: &mut Spec, method: Method) -> Re
         images: request.images,
     };
     // A staged root is mounted on the stage, and the first process mounts its root itself. In the remaining case the
-    // root is mounted in the shim's mount namespace and unmounted at its end.
+    // root is mounted here, in the shim's mount namespace, and is unmounted when the shim ends.
     if let (Some(overlay), None, Method::Library) = (request.rootfs, request.user, method) {
         overlay::mount_at_target(overlay, label.as_deref()).map_err(CreateError::Rootfs)?;
     }
@@ -284,7 +284,7 @@ fn locate_root(
         return Ok(StagedRoot::in_place(request.bundle.join(in_spec.path())));
     };
     let root = match (stage, request.user) {
-        (Some(stage), Some(user)) => stage.root(overlay, user).map_err(CreateError::Stage)?,
+        (Some(stage), Some(user)) => stage.mount_root(overlay, user).map_err(CreateError::Stage)?,
         _ => StagedRoot::in_place(PathBuf::from(&overlay.target)),
     };
     in_spec.set_path(root.final_path.clone());
@@ -298,9 +298,9 @@ fn fill_stage(
     staging: &StageRequest<'_>,
     method: Method,
 ) -> Result<(), CreateError> {
-    stage.volumes(spec, staging).map_err(CreateError::Stage)?;
+    stage.stage_volumes(spec, staging).map_err(CreateError::Stage)?;
     if let Some(user) = staging.user {
-        stage.devices(spec, &user.mapping).map_err(CreateError::Stage)?;
+        stage.make_devices(spec, &user.mapping).map_err(CreateError::Stage)?;
         if method == Method::Library {
             spec::join_user_namespace(spec, user).map_err(CreateError::Namespaces)?;
         }
@@ -330,7 +330,7 @@ fn chown_pipes(spec: &Spec, ends: &Ends) {
         let is_pipe =
             nix::sys::stat::fstat(end).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
         if is_pipe {
-            // If this fails, only opening by name fails.
+            // A failure is ignored: then the program cannot open the stream by its name, but can use it.
             let _ = nix::unistd::fchown(end, Some(owner.into()), None);
         }
     }

@@ -209,7 +209,7 @@ impl Log {
     /// Starts a new file. Old files are removed last, so that the new file is open even if the removal fails.
     fn rotate(&mut self, now: Duration) -> io::Result<()> {
         if self.limits.files > 1 {
-            match fs::rename(&self.path, self.rotated(now)) {
+            match fs::rename(&self.path, self.rotated_path(now)) {
                 // Another process renamed or removed it.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
@@ -223,7 +223,8 @@ impl Log {
         }
     }
 
-    fn rotated(&self, now: Duration) -> PathBuf {
+    /// The new path of a file that is rotated at this time.
+    fn rotated_path(&self, now: Duration) -> PathBuf {
         let with = |suffix: &str| {
             let mut name = self.path.clone().into_os_string();
             name.push(suffix);
@@ -278,6 +279,7 @@ fn timestamp(time: Duration) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
 }
 
+/// Formats as in the name of a rotated file, in UTC.
 fn stamp(time: Duration) -> String {
     let DateTime { year, month, day, hour, minute, second } = DateTime::of(time.as_secs());
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")

@@ -39,8 +39,8 @@ impl OomEvents {
     fn at(cgroup: &Path) -> io::Result<Self> {
         let new = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let events = Self { shortages: new()?, removal: new()? };
-        // The kernel signals the eventfd that was registered last first. So when `removal` is signalled,
-        // `shortages` has been too. No cgroup ever reaches the threshold of -1 bytes (unsigned maximum).
+        // The kernel signals eventfds in the reverse order of their registration. So when `removal` is
+        // signalled, `shortages` has been too. No cgroup ever reaches the threshold of -1 bytes (unsigned maximum).
         register(cgroup, &events.removal, "memory.usage_in_bytes", "-1")?;
         register(cgroup, &events.shortages, "memory.oom_control", "")?;
         Ok(events)

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
-/// A pid namespace of the pod, and the process by which the runtime names it.
+/// A pid namespace of the pod. The runtime refers to it by the path of this process.
 #[derive(Debug)]
 pub(crate) struct PidNamespace {
     pub(crate) pid: i32,

@@ -6,7 +6,7 @@ use libcontainer::oci_spec::runtime::{LinuxSeccompFilterFlag, Spec};
 
 use crate::kernel;
 
-/// Name of the file beside the container's spec that keeps its program for execs.
+/// Name of the file that keeps the program for execs. It is beside the container's spec.
 pub(crate) const FILE: &str = "seccomp.bpf";
 
 /// Bytes of an instruction (`struct sock_filter`).
@@ -90,15 +90,15 @@ mod tests {
     #[test]
     fn a_profile_without_a_complete_program_is_refused() {
         let profile = || json!({"defaultAction": "SCMP_ACT_ERRNO"});
-        for torn in [0, 7, 12] {
-            assert!(of(profile(), &vec![0; torn]).is_err(), "{torn} bytes");
+        for length in [0, 7, 12] {
+            assert!(of(profile(), &vec![0; length]).is_err(), "{length} bytes");
         }
         assert!(of(profile(), &[0; 16]).unwrap().is_some());
         assert!(of(serde_json::Value::Null, &[]).unwrap().is_none());
     }
 
     #[test]
-    fn a_filter_without_a_spec_is_a_program_and_flags_by_name() {
+    fn a_filter_without_a_spec_has_a_program_and_named_flags() {
         let named = |flags: &[&str]| -> Vec<String> { flags.iter().map(|flag| (*flag).to_owned()).collect() };
         let flags = named(&["SECCOMP_FILTER_FLAG_LOG", "SECCOMP_FILTER_FLAG_SPEC_ALLOW"]);
         let filter = Filter::of_program(&[0; 8], &flags).unwrap();

@@ -1,7 +1,7 @@
 //! Makes a terminal in the container that this process has joined.
 //!
 //! Paths that the container controls are checked before they are opened for use. The devpts directory is opened with
-//! O_PATH and checked. The master is opened on the same mount, and the slave through the master. Instead, runc and
+//! O_PATH and checked. The master is opened on the same mount, and the slave through the master. In contrast, runc and
 //! libcontainer open /dev/ptmx, which root of a container can replace (CVE-2025-52565).
 
 use std::io::{self, IoSlice};
@@ -19,7 +19,7 @@ const DEVPTS: FsType = FsType(0x1cd1);
 
 /// Makes a terminal below `root`, and sends its master to `socket`. The slave becomes the controlling terminal and the
 /// standard streams of this process, which must be a session leader. Returns the slave.
-pub(crate) fn take(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<OwnedFd> {
+pub(crate) fn set_up(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<OwnedFd> {
     let (master, slave) = make(root)?;
     let descriptors = [master.as_raw_fd()];
     let message = [ControlMessage::ScmRights(&descriptors)];
@@ -27,7 +27,7 @@ pub(crate) fn take(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<O
     sendmsg::<UnixAddr>(socket.as_fd().as_raw_fd(), &text, &message, MsgFlags::empty(), None)?;
     kernel::take_terminal(&slave)?;
     (0..3).try_for_each(|standard| kernel::dup_to(slave.as_raw_fd(), standard))?;
-    // If this fails, only opening by name fails.
+    // A failure is ignored: then programs cannot open the terminal by its name, but can use their standard streams.
     let _ = nix::unistd::fchown(&slave, Some(uid.into()), None);
     Ok(slave)
 }

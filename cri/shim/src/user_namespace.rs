@@ -101,8 +101,8 @@ fn host_id(mappings: &[IdMapping], id: u32) -> u32 {
     found.map_or(id, |m| m.host_id + (id - m.container_id))
 }
 
-/// Makes a user namespace and its namespaces, and enters the latter. Returns the user namespace and the pid
-/// of process 1, or 0.
+/// Makes a user namespace and the pod's namespaces in it. Enters the pod's namespaces, but not the user
+/// namespace. Returns the user namespace and the pid of process 1, or 0.
 pub(crate) fn make(
     mapping: Mapping,
     inside: &InnerNamespaces<'_>,

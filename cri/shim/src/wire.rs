@@ -15,7 +15,7 @@ use nix::sys::socket::{
 use prost::Message as _;
 
 use crate::call_error::CallError;
-use crate::console::short;
+use crate::console::short_socket_path;
 use crate::kernel;
 
 /// Maximum descriptors in one packet; the protocol sends at most three.
@@ -68,7 +68,7 @@ impl Listener {
             return Err(io::Error::from(io::ErrorKind::InvalidFilename));
         };
         let dir = std::fs::File::open(parent)?;
-        bind(fd.as_raw_fd(), &UnixAddr::new(&short(&dir, &name.to_string_lossy()))?)?;
+        bind(fd.as_raw_fd(), &UnixAddr::new(&short_socket_path(&dir, &name.to_string_lossy()))?)?;
         listen(&fd, Backlog::new(BACKLOG)?)?;
         Ok(Self(fd))
     }

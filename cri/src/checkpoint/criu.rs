@@ -65,7 +65,7 @@ pub(super) fn dump(
     let beside = build_dir.join(ERROR_OUTPUT);
     let errors = File::create(&beside).map_err(CriuError::Run)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
-    coracle_open_files::limit(&mut command);
+    coracle_open_files::restore_limit(&mut command);
     let status = command.status().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CriuError::Absent,
         _ => CriuError::Run(error),

@@ -31,8 +31,9 @@ pub(super) fn dump(
     Ok(dumped)
 }
 
-/// Refuses containers that are being killed. A kill sets `stopping` first, then thaws the container where a killed process
-/// needs it. `stopping` is checked after the freeze, so either the kill or this check thaws the container.
+/// Refuses containers that are being killed. A kill sets `stopping` first, then thaws the container if killed processes
+/// would stay frozen otherwise. `stopping` is checked after the freeze, so either the kill or this
+/// check thaws the container.
 fn refuse_stopping(subjects: &[Subject]) -> Result<(), CheckpointError> {
     match subjects.iter().find(|subject| subject.stopping.load(Ordering::SeqCst)) {
         Some(subject) => Err(CheckpointError::BeingStopped { id: subject.record.id.clone() }),

@@ -26,11 +26,11 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of the parser's standard error that are kept.
 const MESSAGES_MAX: u64 = 4 << 10;
 /// Directory of the parser's include files.
-const MACROS: &str = "/etc/apparmor.d";
+const INCLUDE_DIR: &str = "/etc/apparmor.d";
 
 /// The include files that exist.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Macros {
+pub(crate) struct IncludeFiles {
     abi: bool,
     tunables: bool,
     base: bool,
@@ -51,11 +51,11 @@ struct State {
     late: Option<Instant>,
 }
 
-// === impl Macros ===
+// === impl IncludeFiles ===
 
-impl Macros {
+impl IncludeFiles {
     fn detect() -> Self {
-        let exists = |name: &str| Path::new(MACROS).join(name).exists();
+        let exists = |name: &str| Path::new(INCLUDE_DIR).join(name).exists();
         Self {
             abi: exists("abi/3.0"),
             tunables: exists("tunables/global"),
@@ -87,7 +87,7 @@ impl DefaultProfile {
             state.warned = true;
             return Ok(());
         };
-        state.load(parser, &profile(Macros::detect(), &own_label()), TIMEOUT).await?;
+        state.load(parser, &profile(IncludeFiles::detect(), &own_label()), TIMEOUT).await?;
         info!(profile = OWN_PROFILE, "loaded the default AppArmor profile");
         Ok(())
     }
@@ -126,11 +126,12 @@ fn parser() -> Option<&'static str> {
 /// Loads a profile. The parser is killed after the limit, and when the caller is cancelled.
 async fn load(parser: &str, text: &str, limit: Duration) -> io::Result<()> {
     let mut command = Command::new(parser);
-    // From standard input. The cache is skipped: it recognises changes only by the time of the file.
+    // The parser reads the profile from standard input. Its cache is skipped: it recognises changes only by the time of
+    // a file.
     command.args(["--replace", "--skip-cache"]).env_clear().current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     command.process_group(0).kill_on_drop(true);
-    coracle_open_files::limit(command.as_std_mut());
+    coracle_open_files::restore_limit(command.as_std_mut());
     let mut child = command.spawn()?;
     // Dropped before the child, see `ProcessGroup`.
     let group = ProcessGroup::of(&child);
@@ -178,10 +179,10 @@ fn own_label() -> String {
 }
 
 /// The profile's text. Signals from `runtime`, the label of this process, are allowed.
-fn profile(macros: Macros, runtime: &str) -> String {
-    let abi = if macros.abi { "abi <abi/3.0>,\n" } else { "" };
-    let tunables = if macros.tunables { "include <tunables/global>\n" } else { "@{PROC}=/proc/\n" };
-    let base = if macros.base { "  include <abstractions/base>\n" } else { "" };
+fn profile(includes: IncludeFiles, runtime: &str) -> String {
+    let abi = if includes.abi { "abi <abi/3.0>,\n" } else { "" };
+    let tunables = if includes.tunables { "include <tunables/global>\n" } else { "@{PROC}=/proc/\n" };
+    let base = if includes.base { "  include <abstractions/base>\n" } else { "" };
     let peers: String = if runtime == "unconfined" {
         String::new()
     } else {
@@ -276,10 +277,10 @@ mod tests {
 
     #[test]
     fn a_profile_includes_the_existing_files() {
-        let bare = profile(Macros::default(), "unconfined");
+        let bare = profile(IncludeFiles::default(), "unconfined");
         assert!(bare.starts_with("@{PROC}=/proc/\n\nprofile coracle-default "), "{bare}");
         assert!(!bare.contains("include") && !bare.contains("abi <") && !bare.contains('"'));
-        let whole = profile(Macros { abi: true, tunables: true, base: true }, "my runtime");
+        let whole = profile(IncludeFiles { abi: true, tunables: true, base: true }, "my runtime");
         assert!(whole.starts_with("abi <abi/3.0>,\ninclude <tunables/global>\n"));
         assert!(whole.contains("  include <abstractions/base>\n"));
         assert!(whole.contains("signal (receive) peer=\"my runtime\",\n"));

@@ -15,12 +15,13 @@ use crate::sandbox::user_namespace;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mounts {
     pub(super) list: Vec<Mount>,
-    /// Propagation of the root for the widest propagation of the volumes: `private`, `slave` or `shared`.
+    /// Propagation of the root: the widest propagation of the volumes. `private`, `slave` or `shared`.
     pub(super) propagation: &'static str,
 }
 
 /// All mounts. A volume replaces another mount with the same destination. Mounts of the pod are sorted among the volumes,
-/// parents first: a volume at `/etc` does not hide the pod's `/etc/resolv.conf`. A volume at `/dev` brings its own devices.
+/// parents first: a volume at `/etc` does not hide the pod's `/etc/resolv.conf`. A volume at `/dev` replaces the mounts
+/// below `/dev`, too.
 pub(super) fn mounts(inputs: &SpecInputs<'_>) -> Mounts {
     let volumes = &inputs.config.mounts;
     let is_at = |path: &Path| volumes.iter().any(|volume| clean(&volume.container_path) == path);
@@ -30,7 +31,7 @@ pub(super) fn mounts(inputs: &SpecInputs<'_>) -> Mounts {
         shared.any(|volume| place.starts_with(clean(&volume.container_path)))
     };
     let devices = Path::new("/dev");
-    let mut list = kernel(inputs);
+    let mut list = kernel_mounts(inputs);
     list.retain(|mount| {
         let place = mount.destination();
         !(is_at(place) || place.starts_with(devices) && is_at(devices))
@@ -43,7 +44,7 @@ pub(super) fn mounts(inputs: &SpecInputs<'_>) -> Mounts {
     Mounts { list, propagation: propagation(volumes) }
 }
 
-fn kernel(inputs: &SpecInputs<'_>) -> Vec<Mount> {
+fn kernel_mounts(inputs: &SpecInputs<'_>) -> Vec<Mount> {
     let access = if inputs.privileged() { "rw" } else { "ro" };
     let sys = ["nosuid", "noexec", "nodev", access];
     // Only the owner of a network namespace may mount its sysfs.
@@ -80,7 +81,7 @@ fn pod_mounts(inputs: &SpecInputs<'_>) -> Vec<Mount> {
 }
 
 fn volume(volume: &cri::Mount) -> Mount {
-    let spread = match volume.propagation() {
+    let propagation = match volume.propagation() {
         MountPropagation::PropagationPrivate => "rprivate",
         MountPropagation::PropagationHostToContainer => "rslave",
         MountPropagation::PropagationBidirectional => "rshared",
@@ -90,7 +91,7 @@ fn volume(volume: &cri::Mount) -> Mount {
         (true, false) => "ro",
         (false, false) => "rw",
     };
-    let mut options = vec!["rbind", spread, access];
+    let mut options = vec!["rbind", propagation, access];
     options.extend(volume.mount_options.iter().map(String::as_str));
     let mut mount =
         bind(&clean(&volume.container_path).to_string_lossy(), Path::new(&volume.host_path), &options);

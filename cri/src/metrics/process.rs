@@ -14,8 +14,8 @@ pub(super) struct Open {
     pub(super) sockets: u64,
 }
 
-/// Counts the file descriptors of a container's processes. Sockets are counted among the first 20,000 descriptors; before
-/// Linux 6.2 all descriptors are.
+/// Counts the file descriptors of a container's processes. Only the first 20,000 are examined for sockets. Before Linux
+/// 6.2 descriptors beyond them are not counted.
 pub(super) fn open_files(pids: &[i32]) -> Open {
     count_open(pids, MAX_EXAMINED)
 }

@@ -85,7 +85,7 @@ async fn run(hook: &Hook, state: &str) -> Result<(), String> {
     }
     let variables = hook.env().iter().flatten().filter_map(|entry| entry.split_once('='));
     command.env_clear().envs(variables).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    coracle_open_files::limit(command.as_std_mut());
+    coracle_open_files::restore_limit(command.as_std_mut());
     command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| named(&error.to_string()))?;
     // Dropped before the child, see `ProcessGroup`.

@@ -8,7 +8,7 @@ use coracle_error_chain::chain;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::{ContainerRecord, FILE, Records, SandboxRecord, later, remove, write_at};
+use super::{ContainerRecord, FILE, Records, SandboxRecord, later_version, remove, write_at};
 use crate::error::Error;
 
 /// The removed object.
@@ -100,7 +100,7 @@ pub(crate) fn remove_record(file: &Path) {
 /// it.
 fn may_be_read_later(record: std::io::Result<Vec<u8>>) -> bool {
     match record {
-        Ok(record) => later(&record).is_some(),
+        Ok(record) => later_version(&record).is_some(),
         Err(error) => coracle_tree::is_refusal(&error),
     }
 }
@@ -118,7 +118,7 @@ fn read(file: &Path) -> Option<(u64, i64, Subject)> {
 
 fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
     let bytes = std::fs::read(file).ok()?;
-    if later(&bytes).is_some() {
+    if later_version(&bytes).is_some() {
         return None;
     }
     let decoded = serde_json::from_slice(&bytes);

@@ -18,7 +18,7 @@ pub(crate) struct Resize<'a> {
     pub(crate) group: &'a str,
     /// The current and the new OOM score adjustment of its processes.
     pub(crate) oom_score: Option<(i32, i32)>,
-    /// Directory of the note, which exists until the change is recorded.
+    /// Directory of the note. The note exists until the change is recorded.
     pub(crate) bundle: &'a Path,
 }
 
@@ -39,15 +39,15 @@ impl Resize<'_> {
         }
         note.write(self.bundle)?;
         coracle_fault::point("update.noted");
-        let all = steps.iter().try_for_each(|step| self.apply_step(step));
-        let all =
-            all.and_then(|()| note.scores.as_ref().map_or(Ok(()), |scores| set_scores(scores, self.group)));
-        let all = all.and_then(|()| self.cgroups.update_unit(self.group));
-        if all.is_err() {
+        let applied = steps.iter().try_for_each(|step| self.apply_step(step));
+        let applied = applied
+            .and_then(|()| note.scores.as_ref().map_or(Ok(()), |scores| set_scores(scores, self.group)));
+        let applied = applied.and_then(|()| self.cgroups.update_unit(self.group));
+        if applied.is_err() {
             note.revert(self.cgroups, self.group);
             Note::remove(self.bundle);
         }
-        all
+        applied
     }
 
     fn current_limits(&self) -> CurrentLimits {

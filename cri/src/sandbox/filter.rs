@@ -1,16 +1,16 @@
-//! Filters of list requests. Pure. Id prefixes were completed before.
+//! Filters of list requests. Pure. The caller has replaced prefixes of ids by whole ids.
 
 use std::collections::HashMap;
 
 use coracle_proto::cri;
 
 /// Whether `labels` match `selector`.
-pub(crate) fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
+pub(crate) fn matches_labels(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Whether an id matches the requested one. An empty one matches all ids.
-pub(crate) fn named(id: &str, requested: &str) -> bool {
+/// Whether an id is the requested one. Every id matches an empty request.
+pub(crate) fn matches_id(id: &str, requested: &str) -> bool {
     requested.is_empty() || id == requested
 }
 
@@ -26,19 +26,19 @@ pub(crate) struct Subject<'a> {
 /// Whether a sandbox matches the filter.
 pub(crate) fn sandbox(item: &Subject<'_>, filter: Option<&cri::PodSandboxFilter>) -> bool {
     filter.is_none_or(|filter| {
-        named(item.id, &filter.id)
+        matches_id(item.id, &filter.id)
             && filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
-            && selected(item.labels, &filter.label_selector)
+            && matches_labels(item.labels, &filter.label_selector)
     })
 }
 
 /// Whether a container matches the filter.
 pub(crate) fn container(item: &Subject<'_>, filter: Option<&cri::ContainerFilter>) -> bool {
     filter.is_none_or(|filter| {
-        named(item.id, &filter.id)
-            && named(item.sandbox_id, &filter.pod_sandbox_id)
+        matches_id(item.id, &filter.id)
+            && matches_id(item.sandbox_id, &filter.pod_sandbox_id)
             && filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
-            && selected(item.labels, &filter.label_selector)
+            && matches_labels(item.labels, &filter.label_selector)
     })
 }
 

@@ -18,7 +18,7 @@ const EXIT_GRACE: Duration = Duration::from_secs(3);
 /// Ends the shim of a pod whose process 1 has ended. The task does not use the runtime, and ends with the shim.
 pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
     let (pid, shim) = (live.init_pid, live.shim.clone());
-    if pid == 0 || sandbox.is_process1_watched() {
+    if pid == 0 || sandbox.mark_process1_watched() {
         return;
     }
     let id = sandbox.id.clone();

@@ -50,9 +50,10 @@ fn free(start: u32, taken: impl Fn(&str) -> bool) -> Option<String> {
 pub(super) fn check(level: &str) -> Result<(), String> {
     let (range, categories) =
         level.split_once(':').map_or((level, None), |(range, rest)| (range, Some(rest)));
-    let is_range = is_one_or_range(range, '-', |part| number(part, 's', 1));
-    let are_categories = categories
-        .is_none_or(|list| list.split(',').all(|part| is_one_or_range(part, '.', |one| number(one, 'c', 4))));
+    let is_range = is_one_or_range(range, '-', |part| is_lettered_number(part, 's', 1));
+    let are_categories = categories.is_none_or(|list| {
+        list.split(',').all(|part| is_one_or_range(part, '.', |one| is_lettered_number(one, 'c', 4)))
+    });
     if is_range && are_categories {
         Ok(())
     } else {
@@ -67,7 +68,8 @@ fn is_one_or_range(text: &str, between: char, is_one: impl Fn(&str) -> bool) -> 
     }
 }
 
-fn number(text: &str, letter: char, most: usize) -> bool {
+/// Whether the text is this letter and a number of at most `most` digits.
+fn is_lettered_number(text: &str, letter: char, most: usize) -> bool {
     text.strip_prefix(letter).is_some_and(|digits| {
         (1..=most).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
     })

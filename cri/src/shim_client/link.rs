@@ -53,8 +53,8 @@ impl Link {
         let _ = open.wait_for(|open| !open).await;
     }
 
-    /// Sends a request and waits for the reply. After a cancelled call only the late reply remains; its descriptors are
-    /// closed on arrival.
+    /// Sends a request and waits for the reply. If the caller cancels, the late reply is dropped on arrival, with its
+    /// descriptors.
     pub(super) async fn call(&self, call: request::Call, fds: Vec<OwnedFd>) -> Result<Answer, Error> {
         let (sender, receiver) = oneshot::channel();
         let id = self.shared.register(sender)?;
@@ -127,7 +127,7 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
         };
         match packet.body {
             Some(packet::Body::Reply(shim::Reply { result })) => {
-                let result = result.unwrap_or_else(of_a_later_version);
+                let result = result.unwrap_or_else(unknown_reply);
                 if let Some(sender) = shared.take_call(packet.id) {
                     // The caller may have given up.
                     let _ = sender.send((result, fds));
@@ -144,7 +144,7 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
 }
 
 /// The result for an unknown reply of a later version, so that the caller does not wait.
-fn of_a_later_version() -> reply::Result {
+fn unknown_reply() -> reply::Result {
     let message = "the shim's answer has an unknown type of a later version".to_owned();
     reply::Result::Error(shim::Error { kind: shim::error::Kind::Unsupported.into(), message })
 }

@@ -81,7 +81,7 @@ async fn attach_until_end(
         tables,
         container_id: &container.id,
         terminal: None,
-        // The end of a client that only reads does not close it.
+        // The end of a client that only reads does not close standard input.
         stdin_once: request.stdin && config.stdin_once,
         detaches: request.stdin && (config.tty || !config.stdin_once),
     };

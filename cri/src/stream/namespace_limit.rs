@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pods_of_one_namespace_leave_some_for_others() {
+    fn the_pods_of_one_namespace_leave_permits_for_others() {
         let limit = NamespaceLimit::new(16);
         let of = |namespace| std::iter::from_fn(|| limit.take(namespace)).collect::<Vec<_>>();
         let (many, few) = (of("a"), of("b"));

@@ -15,10 +15,14 @@ use super::token::StreamRequest;
 
 /// Timeout for the client to open all of its streams.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Capacity of the queue of outputs.
 const BACKLOG: usize = 2;
 /// Maximum bytes that a client may send before all streams are open. Real clients open them first.
 const MAX_EARLY_BYTES: usize = 64 << 10;
+/// Maximum events before all streams are open.
 const MAX_EARLY_EVENTS: usize = 256;
+/// Maximum bytes of a terminal size.
+const MAX_SIZE_BYTES: usize = 1024;
 
 /// The streams that a client will open in addition to the error stream.
 pub(super) fn expected_streams(ticket: &StreamRequest) -> Vec<&'static str> {
@@ -59,13 +63,13 @@ impl Opened {
     }
 
     fn complete(&self, wanted: &[&str]) -> bool {
-        let there = |kind: &str| match kind {
+        let is_open = |kind: &str| match kind {
             "stdin" => self.stdin != 0,
             "stdout" => self.stdout != 0,
             "stderr" => self.stderr != 0,
             _ => self.resize != 0,
         };
-        self.error != 0 && wanted.iter().all(|kind| there(kind))
+        self.error != 0 && wanted.iter().all(|kind| is_open(kind))
     }
 }
 
@@ -149,8 +153,8 @@ fn decode(event: &Event, opened: &Opened, sizes: &mut BytesMut) -> Vec<Input> {
                 let line = sizes.split_to(end + 1);
                 inputs.extend(client::resize(&line));
             }
-            // A size is short. Longer data without a line break is invalid.
-            if sizes.len() > 1024 {
+            // Longer data without a line break is invalid.
+            if sizes.len() > MAX_SIZE_BYTES {
                 sizes.clear();
             }
         }
@@ -193,7 +197,7 @@ pub(crate) fn fuzz(data: &[u8]) {
         let event = Event::Data { id: opened.resize, bytes: Bytes::copy_from_slice(piece), fin: false };
         let inputs = decode(&event, &opened, &mut sizes);
         assert!(inputs.iter().all(|input| matches!(input, Input::Resize { .. })), "{inputs:?}");
-        assert!(sizes.len() <= 1024, "{} bytes of one size are kept", sizes.len());
+        assert!(sizes.len() <= MAX_SIZE_BYTES, "{} bytes of one size are kept", sizes.len());
     }
 }
 

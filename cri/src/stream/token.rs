@@ -12,7 +12,7 @@ use crate::lock::locked;
 /// Validity of a token.
 const TOKEN_VALIDITY: Duration = Duration::from_secs(60);
 
-/// The request that a token stands for.
+/// The request for which a token was issued.
 #[derive(Debug, Clone)]
 pub(crate) enum StreamRequest {
     /// Run a command.
@@ -26,7 +26,7 @@ pub(crate) enum StreamRequest {
 /// The issued tokens. Expired ones are removed when a new one is issued, without a timer.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
-    tickets: Mutex<HashMap<String, (Instant, StreamRequest)>>,
+    requests: Mutex<HashMap<String, (Instant, StreamRequest)>>,
 }
 
 // === impl StreamRequest ===
@@ -46,23 +46,23 @@ impl StreamRequest {
 
 impl Tokens {
     /// Issues a token.
-    pub(crate) fn issue(&self, ticket: StreamRequest) -> String {
+    pub(crate) fn issue(&self, request: StreamRequest) -> String {
         let token = hex::encode(rand::random::<[u8; 16]>());
         let now = Instant::now();
-        let mut tickets = locked(&self.tickets);
-        tickets.retain(|_, (given, _)| now.duration_since(*given) < TOKEN_VALIDITY);
-        tickets.insert(token.clone(), (now, ticket));
+        let mut requests = locked(&self.requests);
+        requests.retain(|_, (issued, _)| now.duration_since(*issued) < TOKEN_VALIDITY);
+        requests.insert(token.clone(), (now, request));
         token
     }
 
-    /// Redeems a token, if it is valid for this verb.
+    /// Returns the request of a token that is valid for this verb, and removes it.
     pub(crate) fn take(&self, verb: &str, token: &str) -> Option<StreamRequest> {
-        let mut tickets = locked(&self.tickets);
-        if tickets.get(token).is_none_or(|(_, ticket)| ticket.verb() != verb) {
+        let mut requests = locked(&self.requests);
+        if requests.get(token).is_none_or(|(_, request)| request.verb() != verb) {
             return None;
         }
-        let (given, ticket) = tickets.remove(token)?;
-        (given.elapsed() < TOKEN_VALIDITY).then_some(ticket)
+        let (issued, request) = requests.remove(token)?;
+        (issued.elapsed() < TOKEN_VALIDITY).then_some(request)
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_is_valid_once_for_a_minute_and_its_verb() {
+    async fn a_token_is_valid_once_within_a_minute_and_for_its_verb() {
         let tokens = Tokens::default();
         let token = tokens.issue(StreamRequest::Attach(cri::AttachRequest::default()));
         assert!(tokens.take("exec", &token).is_none());

@@ -57,7 +57,7 @@ pub(super) enum Transport {
         protocol: &'static str,
     },
     Spdy {
-        /// None if the client named no protocol: an old client, for which its stream has only one protocol.
+        /// None for an old client that names no protocol: its kind of stream has only one.
         protocol: Option<&'static str>,
     },
 }

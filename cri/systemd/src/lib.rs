@@ -1,5 +1,5 @@
-//! systemd slices and scopes: cgroups that systemd makes, so that systemd has their limits and does not
-//! overwrite them.
+//! systemd slices and scopes: cgroups that systemd creates. systemd knows their limits, and so does not overwrite
+//! them.
 //!
 //! Communicates with systemd over its private socket, in blocking calls. The socket exists wherever systemd
 //! runs and needs no message bus, thread or executor, so a fork of the shim may use it. Start reading at
@@ -9,7 +9,7 @@
 //! client uses the message bus, supports no additional properties of a scope, and polls for the end of a job.
 //!
 //! Invariants:
-//! - systemd gets the limits that the kernel has ([`property::held`]), never separately calculated ones.
+//! - systemd gets the limits that the kernel has ([`property::current_limits`]), never separately calculated ones.
 //! - A call returns when its job has ended, not earlier.
 //! - The crate is independent of pods and containers.
 

@@ -1,5 +1,5 @@
 //! Converts a cgroup's limits to properties of its unit (systemd.resource-control(5)): from v2 files here,
-//! from v1 files in [`v1`]. Pure, except [`held`].
+//! from v1 files in [`v1`]. Pure, except [`current_limits`].
 
 pub mod v1;
 
@@ -80,7 +80,7 @@ fn driver(block: bool, major: u32, drivers: &str) -> Option<&str> {
 }
 
 /// The current limits of a v2 cgroup. Without a controller its files are absent.
-pub fn held(cgroup: &Path) -> Vec<Property> {
+pub fn current_limits(cgroup: &Path) -> Vec<Property> {
     let text = |file: &&str| std::fs::read_to_string(cgroup.join(file)).ok();
     FILES.iter().filter_map(|file| text(file).map(|text| of_file(file, &text))).flatten().collect()
 }
@@ -226,7 +226,7 @@ Block devices:
         let dir = std::env::temp_dir().join(format!("coracle-systemd-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("pids.max"), "7\n").unwrap();
-        let found = held(&dir);
+        let found = current_limits(&dir);
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(found, [("TasksMax", Value::Number(7))]);
     }

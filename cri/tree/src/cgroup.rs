@@ -64,7 +64,7 @@ pub fn signal_listed<P>(
 /// cgroup end only when it is thawed. An absent cgroup is not an error.
 ///
 /// # Errors
-/// The first error. It does not prevent that the other cgroups are thawed.
+/// The first error. The other cgroups are still thawed.
 pub fn thaw(top: &Path) -> io::Result<()> {
     let mut result = Ok(());
     each_file(top, usize::MAX, "freezer.state", OFlags::WRONLY, |mut file| {

@@ -31,8 +31,8 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// Text of a file in /proc, such as the table of mounts. Users choose names in it, of mount points and processes: bytes
-/// that are not UTF-8 become U+FFFD.
+/// Text of a file in /proc, such as the table of mounts. Bytes that are not UTF-8 become U+FFFD: users choose names in
+/// such files, for example of mount points and processes.
 ///
 /// # Errors
 /// If the file cannot be read.

@@ -1,7 +1,7 @@
 //! Removes a directory tree.
 //!
-//! The first levels are emptied depth first. Deeper directories are renamed to near the top and removed by a
-//! later pass. So each pass reduces the depth by a fixed number of levels. An interrupted removal leaves a
+//! The first levels are emptied depth first. Deeper directories are renamed into a level near the top and
+//! removed by a later pass. So each pass reduces the depth by a fixed number of levels. An interrupted removal leaves a
 //! tree that can be removed again.
 
 use std::ffi::{CStr, CString};
@@ -84,7 +84,7 @@ impl Removal {
     fn traverse(&mut self) -> Result<(), Errno> {
         while let Some(level) = self.levels.last_mut() {
             match level.dir.read() {
-                Some(entry) => self.entry(&entry?)?,
+                Some(entry) => self.remove_entry(&entry?)?,
                 None if self.levels.len() == 1 => break,
                 None => self.leave()?,
             }
@@ -97,7 +97,7 @@ impl Removal {
         (self.renamed, self.stuck) = (false, None);
     }
 
-    fn entry(&mut self, entry: &DirEntry) -> Result<(), Errno> {
+    fn remove_entry(&mut self, entry: &DirEntry) -> Result<(), Errno> {
         let name = entry.file_name();
         if name == c"." || name == c".." {
             return Ok(());

@@ -64,21 +64,22 @@ struct Scope {
 /// but nothing else. Unreadable entries are skipped, with all that is below them.
 ///
 /// # Errors
-/// If the directory cannot be opened, or there are too few descriptors for one below it.
+/// If the directory cannot be opened, or if no descriptor is free for a directory below it.
 pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope::EVERYTHING, found)
 }
 
-/// As [`walk`], of directories only: other entries take no system calls. The walk ends after `most` directories.
+/// Like [`walk`], but reports only directories. Other entries cost no system calls. The walk ends after
+/// `most` directories.
 pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope { kinds: Kinds::Directories, most }, found)
 }
 
-/// As [`walk`], for callers that need all entries: an unreadable one is an error. Entries that disappear during the
+/// Like [`walk`], for callers that need all entries: an unreadable one is an error. Entries that disappear during the
 /// walk are skipped.
 ///
 /// # Errors
-/// As [`walk`], and of the first entry that cannot be read.
+/// Those of [`walk`], and the error of the first entry that cannot be read.
 pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Fail, Scope::EVERYTHING, found)
 }
@@ -193,7 +194,7 @@ fn go_up(levels: &mut Vec<Level>, unreadable: Unreadable) -> Result<(), Errno> {
     if let Level::Closed { device, inode, offset } = *last {
         match reopen(&below, (device, inode), offset, unreadable)? {
             Some(level) => *last = level,
-            // It was moved. Continue at the deepest level that is still open.
+            // The directory was moved. Continue at the deepest level that is still open.
             None => levels.truncate(OPEN_LEVELS),
         }
     }
@@ -282,7 +283,7 @@ mod tests {
         fs::set_permissions(&hidden, Permissions::from_mode(0o0)).expect("mode");
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Only this thread. Root could read the directory.
+                // This changes only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 assert_eq!(inodes(place.path()).len(), 1);
                 let error = walk_all(place.path(), |_| {}).expect_err("unreadable");

@@ -1,3 +1,5 @@
+//! Queries to upstream servers on loopback.
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

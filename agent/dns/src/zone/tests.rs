@@ -1,3 +1,5 @@
+//! Answers from the services of the cluster.
+
 use serde_json::{Value, json};
 
 use super::*;

@@ -42,7 +42,7 @@ fn precedence(facts: &PodFacts) -> (bool, u64, i64, &str) {
 // === impl Model ===
 
 impl Model {
-    /// Takes the addresses that a pod lists, unless a pod of higher precedence has them. Returns the others.
+    /// Takes the addresses that a pod lists, except those that a pod of higher precedence has. Returns these exceptions.
     pub(super) fn take_addresses(&mut self, facts: &PodFacts, number: u64) -> Vec<IpAddr> {
         let mut lost = Vec::new();
         // Pods and nodes have different networks.

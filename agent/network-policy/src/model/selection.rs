@@ -180,6 +180,7 @@ impl Model {
         }
     }
 
+    /// Updates whether one selection contains a pod.
     fn select_by(&mut self, uid: &str, number: u64) {
         let (Some(entry), Some(selected)) = (self.pods.get_mut(uid), self.selections.all.get(&number)) else {
             return;

@@ -93,7 +93,7 @@ impl Kernel {
                 let group = self.elements.get(&(Set::Isolated(tier, direction, is_ipv4), element(pod)));
                 group.and_then(|group| self.chain(Chain::Group(group.unwrap()), packet))
             };
-            // The first base chain: an accepted packet has a mark, and a passed one has not.
+            // The first base chain: an accepted packet gets a mark, and a packet with the action Pass gets none.
             match dispatch(Tier::Admin) {
                 Some(RuleAction::Drop) => return false,
                 Some(RuleAction::Accept) => return true,
@@ -727,7 +727,7 @@ fn shared_address_passes(model: &mut Model, kernel: &mut Kernel) -> bool {
 }
 
 #[test]
-fn an_older_pod_lends_no_permission_to_the_next_pod_with_its_address() {
+fn permissions_of_an_older_pod_do_not_apply_to_the_next_pod_with_its_address() {
     let (mut model, mut kernel) = (with_friends(), Kernel::default());
     let facts = |number, app| with_shared_address(number, app, "there");
     let mut passes = |model: &mut Model| shared_address_passes(model, &mut kernel);

@@ -21,14 +21,14 @@ pub(super) struct Chains {
 // === impl Chains ===
 
 impl Chains {
-    pub(super) fn new(service: &Service, of: &Port<'_>) -> Self {
+    pub(super) fn new(service: &Service, port: &Port<'_>) -> Self {
         let meta = &service.metadata;
         let part = |text: Option<&str>| permitted_name(text.unwrap_or_default());
         let (namespace, name) = (part(meta.namespace.as_deref()), part(meta.name.as_deref()));
-        let family = if of.is_ipv4 { 4 } else { 6 };
-        // The port is named by its protocol and number, not by its name: a chain's name has at most 255 bytes.
-        let base = format!("{namespace}/{name}/{}-{}/{family}", of.protocol, of.number);
-        Self { base, is_ipv4: of.is_ipv4 }
+        let family = if port.is_ipv4 { 4 } else { 6 };
+        // Has the protocol and the number of the port, and not its name: the name of a chain has at most 255 bytes.
+        let base = format!("{namespace}/{name}/{}-{}/{family}", port.protocol, port.number);
+        Self { base, is_ipv4: port.is_ipv4 }
     }
 
     pub(super) fn external(&self) -> String {
@@ -66,7 +66,7 @@ impl Chains {
         chain
     }
 
-    /// Makes the chain for packets to the cluster IPs, with one of our balancing chains. Returns its name.
+    /// Makes the chain for packets to the cluster IPs, which goes to a balancing chain. Returns its name.
     pub(super) fn make_internal(&self, program: &mut Program, balancing: &str, node: &NodeView) -> String {
         let chain = format!("internal {}", self.base);
         #[cfg(test)]

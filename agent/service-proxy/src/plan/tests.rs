@@ -1,3 +1,5 @@
+//! Elements and chains of single services.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_nft::Rule;
@@ -149,7 +151,7 @@ fn external_addresses_are_taken_only_from_permitted_ranges() {
 }
 
 #[test]
-fn affinity_has_a_set_for_each_endpoint_which_other_endpoints_do_not_change() {
+fn the_affinity_set_of_an_endpoint_does_not_depend_on_other_endpoints() {
     let spec = json!({"clusterIP": "10.43.1.1", "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}});
     let both = planned(spec.clone(), two());

@@ -76,8 +76,8 @@ type EndpointSpec = (u8, bool, u8);
 
 #[derive(Clone, Debug)]
 struct ServiceSpec {
-    /// Creation time: the oldest service has an address that several claim.
-    age: i64,
+    /// Creation time, in seconds. If several services claim an address, the oldest one has it.
+    created: i64,
     ip: u8,
     families: u8,
     port: u8,
@@ -116,7 +116,7 @@ impl ServiceSpec {
             1 => ("NodePort", json!(30_000 + u16::from(self.ip))),
             _ => ("ExternalName", Value::Null),
         };
-        let created = jiff_time(self.age);
+        let created = timestamp(self.created);
         let port = json!({"port": self.port, "protocol": self.protocol(), "nodePort": node_port});
         let service = json!({"metadata": {"namespace": "n", "name": key.name, "creationTimestamp": created},
             "spec": {"type": kind, "clusterIPs": ips, "clusterIP": ips[0], "ports": [port],
@@ -180,8 +180,8 @@ struct Packet {
     is_udp: bool,
 }
 
-fn jiff_time(age: i64) -> String {
-    format!("2026-01-01T00:00:{age:02}Z")
+fn timestamp(second: i64) -> String {
+    format!("2026-01-01T00:00:{second:02}Z")
 }
 
 /// The outcome for the packet by the documentation of the API. If several services have the cluster IP and the port,
@@ -192,7 +192,7 @@ fn expected(services: &Services, packet: &Packet) -> Outcome {
         spec.kind < 2 && spec.has(is_ipv4) && spec.ip == ip && spec.port == port && spec.is_udp == is_udp
     };
     let mut all: Vec<_> = services.iter().filter(claims).collect();
-    all.sort_by_key(|(number, spec)| (spec.age, **number));
+    all.sort_by_key(|(number, spec)| (spec.created, **number));
     let serving = all.iter().map(|(_, spec)| spec.targets(is_ipv4, spec.scope())).find(|all| !all.is_empty());
     match (serving, all.first()) {
         (Some(targets), _) => Outcome::To(targets),
@@ -205,7 +205,7 @@ fn expected(services: &Services, packet: &Packet) -> Outcome {
 }
 
 /// The outcome for the packet by the table. `targets` has the targets of each chain that chooses an endpoint.
-fn happens(
+fn actual(
     kernel: &Kernel,
     targets: &BTreeMap<String, BTreeSet<Target>>,
     key: &coracle_nft::Key,
@@ -227,10 +227,10 @@ fn any_service() -> impl Strategy<Value = ServiceSpec> {
     let endpoints = prop::collection::vec((1u8..6, any::<bool>(), 0u8..3), 0..4);
     let kind = (0u8..3, any::<bool>(), any::<bool>(), any::<bool>());
     ((0i64..4, 1u8..4, 0u8..3, 80u8..82), kind, endpoints).prop_map(
-        |((age, ip, families, port), (kind, is_udp, is_local, has_affinity), mut endpoints)| {
+        |((created, ip, families, port), (kind, is_udp, is_local, has_affinity), mut endpoints)| {
             let mut seen = BTreeSet::new();
             endpoints.retain(|(number, ..)| seen.insert(*number));
-            ServiceSpec { age, ip, families, port, is_udp, is_local, kind, has_affinity, endpoints }
+            ServiceSpec { created, ip, families, port, is_udp, is_local, kind, has_affinity, endpoints }
         },
     )
 }
@@ -313,7 +313,7 @@ proptest! {
                 let packet = coracle_nft::Key::default().address(address(is_ipv4, 43, ip));
                 let packet = packet.protocol(if is_udp { 17 } else { 6 }).port(u16::from(port));
                 let (is, should_be) =
-                    (happens(&kernel, &targets, &packet, is_ipv4), expected(&services, &Packet { is_ipv4, ip, port, is_udp }));
+                    (actual(&kernel, &targets, &packet, is_ipv4), expected(&services, &Packet { is_ipv4, ip, port, is_udp }));
                 prop_assert_eq!(is, should_be);
             }
         }

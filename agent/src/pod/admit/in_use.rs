@@ -20,17 +20,17 @@ use super::ports::host_ports;
 use crate::config::{AgentConfig, ServiceProxyConfig};
 use crate::pod::state::Verdict;
 
-/// Rejects a pod with a host port that a process of the node uses. A pod with the host's network shadows nothing: its
-/// process cannot listen there, as upstream.
+/// Rejects a pod with a host port that a process of the node uses. A pod with the host's network is not
+/// checked: its process cannot listen on a used port, as upstream.
 pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
         return Ok(());
     }
-    are_free(host_ports(pod), &own(config), &mut Sockets::default())
+    check_free(host_ports(pod), &own_ports(config), &mut Sockets::default())
 }
 
 /// Rejects host ports that a process of the node uses. The sockets are listed once, however many ports a pod has.
-fn are_free(
+fn check_free(
     ports: impl IntoIterator<Item = HostPort>,
     own: &[OwnPort],
     sockets: &mut Sockets,
@@ -41,7 +41,7 @@ fn are_free(
         if let Some((.., by)) = used {
             return Err(port_in_use(&wanted, by));
         }
-        let found = sockets.of(protocol).map_err(|error| unknown(&error))?;
+        let found = sockets.of(protocol).map_err(|error| ports_unknown(&error))?;
         if let Some(socket) = conflicting_socket(&wanted, port, found) {
             let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
             return Err(port_in_use(&wanted, &recent.owner(socket.inode, Instant::now(), owner)));
@@ -69,7 +69,7 @@ impl Sockets {
     ///
     /// # Errors
     /// When the kernel does not list its sockets.
-    pub(crate) fn user(
+    pub(crate) fn program_at(
         &mut self,
         own: &[OwnPort],
         (protocol, port): (&str, u16),
@@ -117,7 +117,7 @@ pub(crate) fn overlay_port(config: &AgentConfig) -> Option<u16> {
 }
 
 /// Ports of this agent, also while it does not listen.
-pub(crate) fn own(config: &AgentConfig) -> Vec<OwnPort> {
+pub(crate) fn own_ports(config: &AgentConfig) -> Vec<OwnPort> {
     let overlay = overlay_port(config).map(|port| (Protocol::Udp, port, "the overlay network"));
     let kubelet = (Protocol::Tcp, config.kubelet_listen.port(), "the kubelet API");
     let proxy = proxy_port(config.service_proxy.as_ref());
@@ -151,13 +151,13 @@ fn port_in_use(wanted: &HostPort, by: &str) -> Verdict {
     refuse("NodePorts", message)
 }
 
-fn unknown(error: &io::Error) -> Verdict {
+fn ports_unknown(error: &io::Error) -> Verdict {
     let message = format!("Pod was rejected: cannot find out which ports this node uses: {error}");
     refuse("UnexpectedAdmissionError", message)
 }
 
 /// Time for which the result of a search is used again.
-const KNOWN_FOR: Duration = Duration::from_secs(60);
+const CACHED_FOR: Duration = Duration::from_secs(60);
 /// Maximum searches in that time. A user can create any number of pods with used ports, and each search blocks the
 /// admission of all pods.
 const MAX_SEARCHES: usize = 20;
@@ -170,10 +170,10 @@ struct RecentOwners {
 }
 
 impl RecentOwners {
-    /// The owner of a socket. After [`MAX_SEARCHES`] searches within [`KNOWN_FOR`], further sockets get "another
+    /// The owner of a socket. After [`MAX_SEARCHES`] searches within [`CACHED_FOR`], further sockets get "another
     /// process" without a search.
     fn owner(&mut self, inode: u32, now: Instant, search: impl FnOnce(u32) -> String) -> String {
-        self.owners.retain(|_, (found, _)| now.duration_since(*found) < KNOWN_FOR);
+        self.owners.retain(|_, (found, _)| now.duration_since(*found) < CACHED_FOR);
         if let Some((_, owner)) = self.owners.get(&inode) {
             return owner.clone();
         }
@@ -216,7 +216,7 @@ fn owner(inode: u32) -> String {
 
 /// The search for a socket in the open files of processes.
 struct OpenFiles {
-    /// What the kernel shows as the target of an open file.
+    /// The target of the link in `/proc/<pid>/fd` if the open file is the socket.
     link: String,
     /// How many more files may be examined.
     budget: usize,
@@ -295,9 +295,9 @@ mod tests {
             let port = |port| HostPort { ip: String::new(), port, protocol: "TCP".to_owned() };
             [port(1), port(2), port(last)]
         };
-        assert!(are_free(ports(3), &[], &mut sockets).is_ok());
-        assert!(are_free(ports(0), &[], &mut sockets).is_err());
-        assert!(are_free(ports(3), &[(Protocol::Tcp, 2, "the kubelet API")], &mut sockets).is_err());
+        assert!(check_free(ports(3), &[], &mut sockets).is_ok());
+        assert!(check_free(ports(0), &[], &mut sockets).is_err());
+        assert!(check_free(ports(3), &[(Protocol::Tcp, 2, "the kubelet API")], &mut sockets).is_err());
     }
 
     #[test]
@@ -361,14 +361,17 @@ mod tests {
         let own = [(Protocol::Tcp, 10250, "the kubelet API")];
         let mut sockets = Sockets::default();
         let mut user =
-            |address: &str| sockets.user(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
+            |address: &str| sockets.program_at(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
         assert!(user("127.0.0.1").is_some_and(|user| user.contains(&std::process::id().to_string())));
         assert_eq!(user("192.0.2.1"), None, "no packet to this address reaches the socket");
         assert_eq!(sockets.owners.len(), 1);
         let mut user =
-            |address: &str| sockets.user(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
+            |address: &str| sockets.program_at(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
         drop(server);
         assert!(user("127.0.0.1").is_some(), "the list and the owners are cached together");
-        assert!(sockets.user(&own, ("TCP", 10250), &[]).unwrap().is_some(), "also while it does not listen");
+        assert!(
+            sockets.program_at(&own, ("TCP", 10250), &[]).unwrap().is_some(),
+            "also while it does not listen"
+        );
     }
 }

@@ -29,7 +29,7 @@ pub(super) enum MountError {
     Options(String),
 }
 
-/// Maximum bytes of a path, also of one with references.
+/// Maximum bytes of a subPath, before and after the expansion of its references.
 const PATH_MAX: usize = 4096;
 
 /// A volume mount and its index in `volumeMounts`.
@@ -76,7 +76,7 @@ impl Job {
         id: &str,
         env: &[(String, String)],
     ) -> Result<cri::Mount, MountError> {
-        let reference = self.named(mount).and_then(|volume| volume.image.as_ref()?.reference.clone());
+        let reference = self.volume_of(mount).and_then(|volume| volume.image.as_ref()?.reference.clone());
         Ok(cri::Mount {
             container_path: absolute(&mount.mount_path),
             readonly: true,
@@ -91,7 +91,7 @@ impl Job {
         })
     }
 
-    fn named(&self, mount: &VolumeMount) -> Option<&Volume> {
+    fn volume_of(&self, mount: &VolumeMount) -> Option<&Volume> {
         let mut volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         volumes.find(|volume| volume.name == mount.name)
     }
@@ -155,8 +155,8 @@ impl Job {
     }
 }
 
-/// The options of a mount and of its volume, each once. In a user namespace the kernel refuses other modes of access time
-/// updates, so they are left out.
+/// The options of a mount and of its volume, each once. In a user namespace the kernel refuses to change the mode of
+/// access time updates, so such options of the volume are left out.
 fn combined(of_mount: &[String], of_volume: &[String], has_user_namespace: bool) -> Vec<String> {
     let is_possible = |option: &&String| !has_user_namespace || !TIMES.contains(&option.as_str());
     let all: BTreeSet<&String> = of_mount.iter().chain(of_volume.iter().filter(is_possible)).collect();
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_or_empty_variable_refuses_the_sub_path_and_an_escaped_one_is_a_name() {
+    fn a_missing_or_empty_variable_refuses_the_sub_path_and_an_escaped_reference_is_literal() {
         let env = [("POD", "p"), ("EMPTY", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
         let expanded = |expression: &str| {
             let mount = VolumeMount { sub_path_expr: Some(expression.to_owned()), ..VolumeMount::default() };

@@ -1,3 +1,5 @@
+//! Actions for pods in each state.
+
 use serde_json::json;
 
 use super::*;

@@ -76,7 +76,7 @@ pub(super) async fn run(roots: &Roots, arguments: Arguments) -> anyhow::Result<(
     progress::clear();
     let made = made.with_context(|| format!("cannot create the cluster {name}"));
     if made.is_err() && is_new && !arguments.retain {
-        delete::locked(roots, name).await.context("cannot remove the incomplete cluster")?;
+        delete::run_locked(roots, name).await.context("cannot remove the incomplete cluster")?;
         drop(lock);
         roots.remove_if_empty()?;
     }

@@ -12,13 +12,13 @@ pub(super) async fn run(roots: &Roots, name: &Name) -> anyhow::Result<()> {
         return super::super::print(&format!("there is no cluster {name}\n"));
     }
     let lock = roots.lock_cluster(name)?;
-    locked(roots, name).await?;
+    run_locked(roots, name).await?;
     drop(lock);
     roots.remove_if_empty()
 }
 
 /// Removes the cluster. The caller holds its lock.
-pub(super) async fn locked(roots: &Roots, name: &Name) -> anyhow::Result<()> {
+pub(super) async fn run_locked(roots: &Roots, name: &Name) -> anyhow::Result<()> {
     match roots.find(name)? {
         Some(cluster) => remove(&cluster).await,
         // `create` made the directory but no record, so nothing else exists.

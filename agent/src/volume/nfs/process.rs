@@ -25,7 +25,7 @@ pub(super) fn command(arguments: &Arguments, at: &Path) -> Command {
     command.arg(std::process::id().to_string()).arg(&arguments.source).arg(at).arg(flags);
     command.args(&arguments.options).env_clear().current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    coracle_open_files::limit(command.as_std_mut());
+    coracle_open_files::restore_limit(command.as_std_mut());
     command
 }
 

@@ -73,7 +73,7 @@ impl<'a> Owners<'a> {
     }
 
     /// The owner of the hardware address of this range's next hop, if it is another node with another destination.
-    pub(super) fn another(&self, name: &str, range: &PlannedRange) -> Option<&'a str> {
+    pub(super) fn conflicting_owner(&self, name: &str, range: &PlannedRange) -> Option<&'a str> {
         let (forward, _) = range.hop?;
         self.other_than(name, forward)
     }

@@ -70,7 +70,7 @@ async fn layouts_and_archives_of_any_compression_are_imported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_a_layout_is_neither_outside_of_it_nor_a_pipe() {
+async fn files_of_a_layout_that_are_outside_of_it_or_pipes_are_refused() {
     let image = TestImage::small("imported");
     let files = layout(&[(&image, serde_json::json!({"io.containerd.image.name": "example.com/app:1"}))]);
     let place = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ async fn names_come_from_annotations_or_the_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_several_platforms_under_one_name_this_machines_is_imported() {
+async fn the_platform_of_this_machine_is_imported_from_several_under_one_name() {
     let images = ["first", "second", "third"].map(TestImage::small);
     let name = serde_json::json!({"io.containerd.image.name": "example.com/app:1"});
     let host = crate::Platform::host().architecture;

@@ -67,7 +67,7 @@ pub(super) fn read_meta_before_removal(layer: &Path) -> Result<Option<Meta>, Lay
     Ok(bytes.and_then(|bytes| parse(&bytes)).filter(|meta| has_files && is_named_after(layer, meta)))
 }
 
-/// None for a file that is absent or damaged.
+/// The result of a read. `None` if the file is absent or damaged, an error if the kernel refuses to read it.
 fn unless_refused<T>(read: std::io::Result<T>) -> std::io::Result<Option<T>> {
     match read {
         Err(error) if coracle_tree::is_refusal(&error) => Err(error),

@@ -1,7 +1,7 @@
 //! Deserializers that keep only the used parts of a document.
 //!
-//! Empty values take up to a hundred times their size in memory. The parsed documents stay until the layers are
-//! fetched, and configurations as long as the image.
+//! In memory, an empty value takes up to a hundred times the size of its text. Parsed documents are kept until the
+//! layers are fetched, and configurations as long as the image.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,14 +10,14 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Annotation with the name of an image, of containerd.
+/// Annotation of containerd with the name of an image.
 pub(crate) const CONTAINERD_NAME: &str = "io.containerd.image.name";
 /// Annotation with the name or the tag of an image.
 pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// Maximum number of URLs of a descriptor that are kept.
 const URLS_MAX: usize = 16;
-/// Maximum number of entries of an image's history that are kept. Only tools show them.
+/// Maximum number of entries of an image's history that are kept. Only tools read the history.
 const HISTORY_MAX: usize = 1000;
 /// The history of an image in its configuration.
 const HISTORY: &str = "history";
@@ -40,7 +40,7 @@ struct Names;
 /// The fields of a configuration.
 struct Fields;
 
-/// Deserializes the annotations with names of an image.
+/// Deserializes the annotations that have names of an image.
 pub(super) fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<String, String>, D::Error> {
     deserializer.deserialize_any(Names)
 }

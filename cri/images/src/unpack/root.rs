@@ -24,18 +24,18 @@ pub(super) struct PlainPath(Vec<u8>);
 /// A directory that no path leads out of.
 pub(super) struct Root {
     fd: OwnedFd,
-    /// The last parent directory: archives list a directory's files consecutively.
+    /// The parent directory that was used last: archives list the files of a directory one after another.
     recent: Option<(PlainPath, OwnedFd)>,
     /// Directories that were created because an entry needed them.
     implied: BTreeSet<PlainPath>,
     /// The number of such creations, and the bytes of their paths.
-    made: (u64, u64),
+    implied_totals: (u64, u64),
     /// Whether an entry of the archive was replaced by a later one.
     replaced: bool,
 }
 
 /// Mode of directories that no entry describes.
-const DIRECTORY: Mode = Mode::from_bits_truncate(0o755);
+const DIRECTORY_MODE: Mode = Mode::from_bits_truncate(0o755);
 /// Attribute of a directory that hides the lower layers' directory.
 const OPAQUE: &str = "trusted.overlay.opaque";
 
@@ -92,7 +92,7 @@ impl Root {
     /// Opens the directory to work in.
     pub(super) fn open(path: &Path) -> Result<Root, Errno> {
         let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok(Root { fd, recent: None, implied: BTreeSet::new(), made: (0, 0), replaced: false })
+        Ok(Root { fd, recent: None, implied: BTreeSet::new(), implied_totals: (0, 0), replaced: false })
     }
 
     /// Takes the list of directories that were created because an entry needed them.
@@ -102,7 +102,7 @@ impl Root {
 
     /// The number of such creations and the bytes of their paths. Repeated creations count each time.
     pub(super) fn implied_totals(&self) -> (u64, u64) {
-        self.made
+        self.implied_totals
     }
 
     /// Whether an entry of the archive was replaced by a later one.
@@ -145,7 +145,7 @@ impl Root {
     pub(super) fn make_directory(&mut self, path: &PlainPath) -> Result<File, Errno> {
         let (parent, name) = path.split();
         let at = self.directory(&parent)?;
-        match mkdirat(at, name, DIRECTORY) {
+        match mkdirat(at, name, DIRECTORY_MODE) {
             Ok(()) => {
                 let made = open_directory_at(at, name)?;
                 self.real_path(&made)?;
@@ -160,7 +160,7 @@ impl Root {
         }
         self.remove(path)?;
         let at = self.directory(&parent)?;
-        mkdirat(at, name, DIRECTORY)?;
+        mkdirat(at, name, DIRECTORY_MODE)?;
         let made = open_directory_at(at, name)?;
         if is_whiteout(&existing) {
             set_opaque(&made)?;
@@ -206,8 +206,8 @@ impl Root {
         }
     }
 
-    /// The path of an open file, without links. An error if no path leads to it: links that lead into each
-    /// other could otherwise nest directories without limit.
+    /// The path of an open file, without links. An error if the path is too long or leads out of the root.
+    /// Otherwise, links that lead into each other could nest directories without limit.
     pub(super) fn real_path(&self, file: impl AsFd) -> Result<PlainPath, Errno> {
         let path =
             |fd: BorrowedFd<'_>| nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str());
@@ -230,7 +230,7 @@ impl Root {
         self.replace(path, |at, name| linkat(&target_at, target_name, at, name, LinkatFlags::empty()))
     }
 
-    /// Makes a whiteout, which hides the path of lower layers. An entry of this layer stays.
+    /// Makes a whiteout, which hides the path of lower layers. An existing entry of this layer is kept.
     pub(super) fn make_whiteout(&mut self, parent: &PlainPath, name: &OsStr) -> Result<(), Errno> {
         let at = self.directory(parent)?;
         match mknodat(at, name, SFlag::S_IFCHR, Mode::empty(), makedev(0, 0)) {
@@ -252,7 +252,10 @@ impl Root {
     }
 
     /// The parent directory and last component of a path, for system calls of the caller.
-    pub(super) fn at<'p>(&mut self, path: &'p PlainPath) -> Result<(BorrowedFd<'_>, &'p OsStr), Errno> {
+    pub(super) fn parent_and_name<'p>(
+        &mut self,
+        path: &'p PlainPath,
+    ) -> Result<(BorrowedFd<'_>, &'p OsStr), Errno> {
         let (parent, name) = path.split();
         Ok((self.directory(&parent)?, name))
     }
@@ -263,19 +266,19 @@ impl Root {
         path: &PlainPath,
         make: impl Fn(BorrowedFd<'_>, &OsStr) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let (at, name) = self.at(path)?;
+        let (at, name) = self.parent_and_name(path)?;
         match make(at, name) {
             Err(Errno::EEXIST) => {}
             done => return done,
         }
         self.remove(path)?;
-        let (at, name) = self.at(path)?;
+        let (at, name) = self.parent_and_name(path)?;
         make(at, name)
     }
 
     fn remove(&mut self, path: &PlainPath) -> Result<(), Errno> {
         self.replaced = true;
-        let (at, name) = self.at(path)?;
+        let (at, name) = self.parent_and_name(path)?;
         let existing = stat_at(at, name)?;
         let removed = if is_directory(&existing) {
             coracle_tree::remove_at(at, Path::new(name)).map_err(errno)
@@ -295,14 +298,14 @@ impl Root {
         }
         let (parent, name) = path.split();
         let at = self.open_or_make(&parent)?;
-        let made = match mkdirat(&at, name, DIRECTORY) {
+        let made = match mkdirat(&at, name, DIRECTORY_MODE) {
             Ok(()) => open_directory_at(at.as_fd(), name)?,
             Err(Errno::EEXIST) => {
                 if !is_whiteout(&stat_at(at.as_fd(), name)?) {
                     return Err(Errno::ENOTDIR);
                 }
                 unlinkat(&at, name, UnlinkatFlags::NoRemoveDir)?;
-                mkdirat(&at, name, DIRECTORY)?;
+                mkdirat(&at, name, DIRECTORY_MODE)?;
                 let made = open_directory_at(at.as_fd(), name)?;
                 set_opaque(&made)?;
                 made
@@ -311,8 +314,9 @@ impl Root {
         };
         self.real_path(&made)?;
         // No entry describes it, so it gets the default mode, whatever the umask.
-        fchmod(&made, DIRECTORY)?;
-        self.made = (self.made.0 + 1, self.made.1 + path.as_bytes().len() as u64);
+        fchmod(&made, DIRECTORY_MODE)?;
+        self.implied_totals.0 += 1;
+        self.implied_totals.1 += path.as_bytes().len() as u64;
         self.implied.insert(path.clone());
         open(self)
     }

@@ -136,7 +136,7 @@ fn whiteouts_become_those_of_overlayfs() {
     assert!(at("through/f").is_file());
 }
 
-/// CVE-2026-95838: each opaque whiteout took as long as its directory has entries.
+/// CVE-2026-95838: the time for an opaque whiteout grew with the number of entries of its directory.
 #[test]
 fn many_opaque_whiteouts_keep_the_entries_of_their_layer() {
     let whiteout = |tar: TestTar, _| tar.file("d/.wh..wh..opq", b"");
@@ -465,7 +465,7 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
 }
 
 #[test]
-fn an_attribute_that_no_file_has_room_for_is_not_a_full_disk() {
+fn an_attribute_too_large_for_a_file_is_not_reported_as_a_full_disk() {
     // Larger than ext4's space for attributes, and larger than any file system accepts.
     for bytes in [60_000, 70_000] {
         let value = vec![b'x'; bytes];

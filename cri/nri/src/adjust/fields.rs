@@ -165,7 +165,7 @@ pub(super) fn env(
     )
 }
 
-/// Merges the arguments as a whole. With an empty first argument, a plugin may replace those of an earlier plugin.
+/// Merges the arguments as a whole. With an empty first argument, a plugin replaces the arguments of earlier plugins.
 pub(super) fn args(
     mut requested: Vec<String>,
     claims: &mut Claims<'_>,

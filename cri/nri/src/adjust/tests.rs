@@ -1,3 +1,5 @@
+//! Merges of the adjustments and updates of several plugins.
+
 use coracle_proto::nri::{
     Hook, Hooks, KeyValue, LinuxContainerUpdate, LinuxDevice, LinuxMemory, LinuxNamespace, Mount,
     OptionalInt64, PosixRlimit,
@@ -58,7 +60,7 @@ fn a_plugin_sees_the_changes_of_the_previous_plugins() {
 }
 
 #[test]
-fn two_plugins_cannot_set_the_same() {
+fn two_plugins_cannot_set_the_same_field() {
     let linux = |linux| ContainerAdjustment { linux: Some(linux), ..Default::default() };
     let same = [
         ContainerAdjustment { env: vec![variable("X", "1")], ..Default::default() },

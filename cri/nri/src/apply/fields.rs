@@ -16,7 +16,7 @@ use crate::describe::namespace_type;
 use crate::mark::{unmark, variable};
 
 /// Removes and sets entries of a map. Removals come first, because an entry may be removed and set again.
-fn entries(map: &mut HashMap<String, String>, requested: &BTreeMap<String, String>) {
+fn change_entries(map: &mut HashMap<String, String>, requested: &BTreeMap<String, String>) {
     for name in requested.keys() {
         if let (bare, true) = unmark(name) {
             map.remove(bare);
@@ -31,11 +31,12 @@ fn entries(map: &mut HashMap<String, String>, requested: &BTreeMap<String, Strin
 
 pub(super) fn annotations(spec: &mut oci::Spec, requested: &BTreeMap<String, String>) {
     if !requested.is_empty() {
-        entries(spec.annotations_mut().get_or_insert_default(), requested);
+        change_entries(spec.annotations_mut().get_or_insert_default(), requested);
     }
 }
 
-/// Converts a value through the OCI's JSON, whose names NRI shares. The error names an unknown value.
+/// Parses a value from JSON in the format of the OCI. NRI uses the same names of values. The error has an unknown
+/// name.
 fn parse<T: DeserializeOwned>(field: &'static str, value: serde_json::Value) -> Result<T, ApplyError> {
     serde_json::from_value(value).map_err(|error| refuse(field, error.to_string()))
 }
@@ -198,7 +199,7 @@ pub(super) fn linux(spec: &mut oci::Spec, requested: &LinuxContainerAdjustment) 
     }
     if !requested.sysctl.is_empty() {
         let mut sysctls = linux.sysctl().clone().unwrap_or_default();
-        entries(&mut sysctls, &requested.sysctl);
+        change_entries(&mut sysctls, &requested.sysctl);
         linux.set_sysctl(Some(sysctls));
     }
     if let Some(policy) = &requested.seccomp_policy {
@@ -216,7 +217,7 @@ pub(super) fn linux(spec: &mut oci::Spec, requested: &LinuxContainerAdjustment) 
         .as_ref()
         .is_some_and(|rdt| *rdt != nri::LinuxRdt { remove: rdt.remove, ..Default::default() })
     {
-        return Err(refuse("rdt", "resource director groups are not supported"));
+        return Err(refuse("rdt", "classes of Resource Director Technology are not supported"));
     }
     Ok(())
 }

@@ -1,3 +1,5 @@
+//! Calls in both directions, and their failures.
+
 use coracle_proto::nri::{ConfigureRequest, ConfigureResponse};
 
 use super::*;

@@ -87,7 +87,7 @@ impl Chain {
     }
 
     /// The subscribers of an event.
-    fn of(&self, event: Event) -> impl Iterator<Item = &Arc<Plugin>> {
+    fn subscribers(&self, event: Event) -> impl Iterator<Item = &Arc<Plugin>> {
         self.plugins.iter().filter(move |plugin| plugin.is_subscribed(event))
     }
 
@@ -98,7 +98,7 @@ impl Chain {
         pod: &PodSandbox,
         container: Option<&Container>,
     ) -> Result<(), Error> {
-        for plugin in self.of(event) {
+        for plugin in self.subscribers(event) {
             drop_unresponsive(plugin, event, plugin.send(event, pod, container).await)?;
         }
         Ok(())
@@ -115,7 +115,7 @@ impl Chain {
             overhead_linux_resources: overhead,
             linux_resources: resources,
         };
-        for plugin in self.of(Event::UpdatePodSandbox) {
+        for plugin in self.subscribers(Event::UpdatePodSandbox) {
             call_plugin::<Empty>(plugin, Event::UpdatePodSandbox, &request).await?;
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Chain {
     pub(super) async fn create(&self, pod: &PodSandbox, container: Container) -> Result<Creation, Error> {
         let pristine = self.wants_any(&[Event::ValidateContainerAdjustment]).then(|| container.clone());
         let mut creation = Creation::new(container);
-        for plugin in self.of(Event::CreateContainer) {
+        for plugin in self.subscribers(Event::CreateContainer) {
             let request = CreateContainerRequest {
                 pod: Some(pod.clone()),
                 container: Some(creation.container.clone()),
@@ -160,7 +160,7 @@ impl Chain {
         };
         let event = Event::ValidateContainerAdjustment;
         let request = &request;
-        let answers = join_all(self.of(event).map(|plugin| async move {
+        let answers = join_all(self.subscribers(event).map(|plugin| async move {
             let answer = plugin.call::<ValidateContainerAdjustmentResponse>(events::name(event), request);
             (plugin, answer.await)
         }));
@@ -192,7 +192,7 @@ impl Chain {
         resources: LinuxResources,
     ) -> Result<Change, Error> {
         let mut change = Change::new(&container.id, resources);
-        for plugin in self.of(Event::UpdateContainer) {
+        for plugin in self.subscribers(Event::UpdateContainer) {
             let others = [pod.encoded_len(), change.resources.encoded_len()];
             let request = UpdateContainerRequest {
                 pod: Some(pod.clone()),
@@ -216,7 +216,7 @@ impl Chain {
         let (mut updates, mut owners) = (Updates::default(), Owners::default());
         let container = fitted_beside(container, &[pod.encoded_len()]);
         let request = StopContainerRequest { pod: Some(pod.clone()), container: Some(container) };
-        for plugin in self.of(Event::StopContainer) {
+        for plugin in self.subscribers(Event::StopContainer) {
             let answer = call_plugin::<StopContainerResponse>(plugin, Event::StopContainer, &request).await;
             let answer = match answer {
                 Ok(answer) => answer.unwrap_or_default(),
@@ -314,7 +314,7 @@ mod tests {
                     let events = i32::try_from(events).expect("a mask");
                     return Ok(ConfigureResponse { events }.encode_to_vec());
                 }
-                // The stop has the pod and the container in the same fields.
+                // `StopContainerRequest` has the same fields for the pod and the container.
                 let sent = UpdateContainerRequest::decode(request.payload.as_slice()).expect("a request");
                 let container = sent.container.unwrap_or_default();
                 self.received.lock().expect("no panic").push((request.method, container));
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_update_and_a_stop_of_a_container_that_no_message_has_room_for_are_sent() {
+    async fn updates_and_stops_of_a_container_larger_than_a_message_are_sent() {
         let recorder = Arc::new(Recorder::default());
         let (chain, _peer) = chain(recorder.clone()).await;
         let large = Container { id: "large".into(), env: vec!["x".repeat(5 << 20)], ..Default::default() };

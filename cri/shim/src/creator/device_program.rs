@@ -2,8 +2,9 @@
 //! program instead of keeping a list. Pure.
 //!
 //! The program gets a device and the requested accesses, and returns 1 (allow) or 0 (deny). It checks the
-//! rules from last to first. A matching deny rule ends it with 0. A matching allow rule clears its accesses;
-//! when none is left, the result is 1. The default decision applies to accesses that no rule matches.
+//! rules from last to first. A matching deny rule ends it with 0. A matching allow rule removes its
+//! accesses from the requested ones; if none is left, the result is 1. The default decision applies to
+//! accesses that no rule matches.
 
 use super::access::{self, Kind, Rule};
 
@@ -51,7 +52,7 @@ pub(super) fn program(rules: &[Rule]) -> Option<Vec<Instruction>> {
     if access::allow_everything(rules) {
         return None;
     }
-    let (rest, rules) = access::split(rules);
+    let (default, rules) = access::split(rules);
     // The lower 16 bits of the first word are the device type, the upper 16 bits the accesses.
     let mut program = vec![
         Instruction::load(PENDING, 0),
@@ -62,7 +63,7 @@ pub(super) fn program(rules: &[Rule]) -> Option<Vec<Instruction>> {
         Instruction::load(MINOR, 8),
     ];
     rules.iter().rev().for_each(|rule| program.extend(block(rule)));
-    program.extend(decision(rest));
+    program.extend(decision(default));
     Some(program)
 }
 
@@ -77,15 +78,15 @@ fn block(rule: &Rule) -> Vec<Instruction> {
     let number = |number: Option<u32>| number.map(u32::cast_signed);
     let conditions = [(KIND, kind), (MAJOR, number(rule.major)), (MINOR, number(rule.minor))];
     let conditions = conditions.into_iter().filter_map(|(register, wanted)| Some((register, wanted?)));
-    let named = i32::from(rule.access.bits());
+    let accesses = i32::from(rule.access.bits());
     let mut block: Vec<Instruction> =
         conditions.map(|(register, wanted)| Instruction::with(JUMP_UNLESS, register, wanted)).collect();
     if rule.allow {
-        block.push(Instruction::with(AND, PENDING, !named));
+        block.push(Instruction::with(AND, PENDING, !accesses));
         block.push(Instruction::with(JUMP_UNLESS, PENDING, 0));
     } else {
         block.push(Instruction::copy(RESULT, PENDING));
-        block.push(Instruction::with(AND, RESULT, named));
+        block.push(Instruction::with(AND, RESULT, accesses));
         block.push(Instruction::with(JUMP_IF, RESULT, 0));
     }
     block.extend(decision(rule.allow));

@@ -37,7 +37,7 @@ pub(super) enum DeviceError {
 pub(super) enum Nodes {
     /// By mknod(2).
     Made,
-    /// Bind mounts of the host's nodes: root of a user namespace may not make any.
+    /// By bind mounts of the host's nodes: root of a user namespace may not make device nodes.
     Bound,
 }
 
@@ -82,8 +82,8 @@ fn is_bind_mounted(mounts: &[Mount]) -> bool {
     mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
 }
 
-/// Whether a volume is mounted at /dev. A link of an image, or `..` in a destination, can lead a volume there. The type of
-/// its file system says nothing: the host's /dev and /run are also a tmpfs.
+/// Whether a volume is mounted at /dev. The destination of a volume can lead there through `..` or a link of the image.
+/// The type of the file system does not tell: the host's /dev and /run are also a tmpfs.
 fn is_volume(root: BorrowedFd<'_>, dev: &Path, own: Option<libc::dev_t>) -> io::Result<bool> {
     let found = file_system(root, dev)?;
     Ok(found.is_some() && found != own && found != Some(fstat(root)?.st_dev))

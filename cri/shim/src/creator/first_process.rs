@@ -133,7 +133,7 @@ fn prepare<'a>(first: &FirstProcess<'a>) -> Result<(&'a Process, Vec<CString>), 
     share_root(first.spec).map_err(FirstError::Propagation)?;
     if let Some(console) = first.console {
         // The terminal comes from the container's own devpts, so that it has a path in the container.
-        let own = terminal::take(&root, console, process.user().uid()).map_err(FirstError::Terminal)?;
+        let own = terminal::set_up(&root, console, process.user().uid()).map_err(FirstError::Terminal)?;
         mount_console(root.as_fd(), &own).map_err(FirstError::Terminal)?;
     }
     if first.spec.root().as_ref().and_then(|root| root.readonly()) == Some(true) {

@@ -65,9 +65,9 @@ pub(super) fn launch(
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| LaunchError::OomScore { score, source })?;
     }
-    let console = request.console.map(connect).transpose().map_err(LaunchError::Console)?;
-    // The cgroups are entered before a pid namespace is joined, because a process that is forked inside
-    // reports its pid of that namespace.
+    let console = request.console.map(connect_console).transpose().map_err(LaunchError::Console)?;
+    // The cgroups are entered before a pid namespace is joined: a successor that is forked in the namespace
+    // would report its pid of that namespace.
     enter(&cgroups, request.shim, reporter)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();
@@ -101,11 +101,11 @@ pub(super) fn launch(
 /// Enters the cgroups. On v1 the creator moves itself. On v2 it forks a successor into the cgroup, because
 /// moving would wait for an RCU grace period.
 fn enter(cgroups: &Cgroups<'_>, shim: i32, reporter: Reporter) -> Result<(), LaunchError> {
-    let born = cgroups
+    let forked = cgroups
         .unified_directory()
         .and_then(|directory| File::open(directory).ok())
         .map(|directory| kernel::clone_sibling_into(&directory.into()));
-    match born {
+    match forked {
         Some(Ok(Fork::Parent(pid))) => {
             reporter.send(&Message::Successor(pid));
             kernel::leave(0)
@@ -149,8 +149,8 @@ fn join(path: &Path, flag: CloneFlags) -> io::Result<()> {
     Ok(setns(File::open(path)?, flag)?)
 }
 
-fn connect(path: &Path) -> io::Result<OwnedFd> {
+fn connect_console(path: &Path) -> io::Result<OwnedFd> {
     let directory = File::open(path.parent().unwrap_or(Path::new("/")))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Ok(UnixStream::connect(console::short(&directory, &name))?.into())
+    Ok(UnixStream::connect(console::short_socket_path(&directory, &name))?.into())
 }

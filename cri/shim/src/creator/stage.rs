@@ -93,7 +93,7 @@ struct Volume<'a> {
 
 /// A staging directory in a mount namespace of its own.
 pub(super) struct Stage {
-    /// Its path while mounts are put on it.
+    /// Its path until it is moved. Mounts are attached there.
     at: PathBuf,
     /// Its final path, where the container is made from it.
     final_path: PathBuf,
@@ -112,11 +112,11 @@ impl StagedRoot {
 // === impl StageRequest ===
 
 impl StageRequest<'_> {
-    /// The host's mounts, if a volume must be copied from the host's namespace. This is for propagation to the host,
-    /// or because the host's mounts do not propagate here.
-    fn source_of(&self, volume: &Mount, spread: Propagation) -> Option<&HostMounts> {
+    /// The host's mounts, if a volume must be copied from the host's namespace: for propagation between the volume and
+    /// the host, or if the host's mounts do not propagate into this namespace.
+    fn source_of(&self, volume: &Mount, propagation: Propagation) -> Option<&HostMounts> {
         let ours = volume.source().as_ref().is_none_or(|source| source.starts_with(self.pod_dir));
-        let needed = spread != Propagation::Private || !(self.host_mounts.propagate_here() || ours);
+        let needed = propagation != Propagation::Private || !(self.host_mounts.propagate_here() || ours);
         needed.then_some(self.host_mounts)
     }
 }
@@ -127,11 +127,12 @@ impl Stage {
     /// Enters a mount namespace with a new stage. `None` if nothing needs one.
     pub(super) fn enter(spec: &Spec, request: &StageRequest<'_>) -> Result<Option<Self>, StageError> {
         let mounts = spec.mounts().as_deref().unwrap_or_default();
-        let special = mounts.iter().any(|mount| {
-            Propagation::of(mount)
-                .is_some_and(|spread| request.source_of(mount, spread).is_some() || is_mapped(mount))
+        let needs_stage = mounts.iter().any(|mount| {
+            Propagation::of(mount).is_some_and(|propagation| {
+                request.source_of(mount, propagation).is_some() || is_mapped(mount)
+            })
         });
-        if !special && request.user.is_none() && request.images.is_empty() {
+        if !needs_stage && request.user.is_none() && request.images.is_empty() {
             return Ok(None);
         }
         let at = request.dir.join("stage");
@@ -150,7 +151,11 @@ impl Stage {
 
     /// Mounts the root file system with the ids of the user namespace. Returns its current and its final
     /// path.
-    pub(super) fn root(&self, overlay: &Overlay, user: &UserNamespace) -> Result<StagedRoot, StageError> {
+    pub(super) fn mount_root(
+        &self,
+        overlay: &Overlay,
+        user: &UserNamespace,
+    ) -> Result<StagedRoot, StageError> {
         let at = self.at.join("root");
         let mapped = Overlay {
             lower: self.mapped_layers("root-layer", &overlay.lower, user)?,
@@ -162,16 +167,20 @@ impl Stage {
     }
 
     /// Stages all volumes of the spec and changes their sources to the stage.
-    pub(super) fn volumes(&self, spec: &mut Spec, request: &StageRequest<'_>) -> Result<(), StageError> {
+    pub(super) fn stage_volumes(
+        &self,
+        spec: &mut Spec,
+        request: &StageRequest<'_>,
+    ) -> Result<(), StageError> {
         for (number, entry) in spec.mounts_mut().iter_mut().flatten().enumerate() {
             let Some(propagation) = Propagation::of(entry) else { continue };
             let Some(source) = entry.source().clone() else { continue };
             let name = number.to_string();
             match request.images.iter().find(|image| Path::new(&image.source) == source) {
-                Some(image) => self.image(image, &name, request.user)?,
+                Some(image) => self.stage_image(image, &name, request.user)?,
                 None => {
                     let volume = Volume { entry, source: &source, name: &name, propagation };
-                    self.volume(&volume, request)?;
+                    self.stage_volume(&volume, request)?;
                 }
             }
             entry.set_source(Some(self.final_path.join(&name)));
@@ -181,7 +190,7 @@ impl Stage {
         Ok(())
     }
 
-    fn volume(&self, volume: &Volume<'_>, request: &StageRequest<'_>) -> Result<(), StageError> {
+    fn stage_volume(&self, volume: &Volume<'_>, request: &StageRequest<'_>) -> Result<(), StageError> {
         let Volume { entry, source, name, propagation } = *volume;
         let copy = propagation::copy(source, request.source_of(entry, propagation))?;
         if is_mapped(entry) {
@@ -204,7 +213,12 @@ impl Stage {
         Ok(propagation::set(&place, propagation)?)
     }
 
-    fn image(&self, image: &ImageVolume, name: &str, user: Option<&UserNamespace>) -> Result<(), StageError> {
+    fn stage_image(
+        &self,
+        image: &ImageVolume,
+        name: &str,
+        user: Option<&UserNamespace>,
+    ) -> Result<(), StageError> {
         let lower = match user {
             Some(user) => self.mapped_layers(&format!("{name}-layer"), &image.lower, user)?,
             None => image.lower.clone(),
@@ -244,9 +258,9 @@ impl Stage {
         layers.iter().enumerate().map(map).collect()
     }
 
-    /// Makes the spec's device nodes, which root of a user namespace may not make, and replaces them by bind
-    /// mounts. A mount replaces the device at its path.
-    pub(super) fn devices(&self, spec: &mut Spec, mapping: &Mapping) -> Result<(), StageError> {
+    /// Makes the device nodes of the spec on the stage, because root of a user namespace may not make them. Bind
+    /// mounts replace them in the spec. A device at the destination of a mount of the spec is omitted.
+    pub(super) fn make_devices(&self, spec: &mut Spec, mapping: &Mapping) -> Result<(), StageError> {
         let Some(mut devices) = spec.linux_mut().as_mut().and_then(|linux| linux.devices().clone()) else {
             return Ok(());
         };

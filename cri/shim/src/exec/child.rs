@@ -180,7 +180,7 @@ fn begin(request: &ExecRequest<'_>) -> Result<(), ExecError> {
 fn connect(request: &ExecRequest<'_>, uid: u32, null: &OwnedFd) -> Result<(), ExecError> {
     if let Some(socket) = request.terminal {
         let root = fs::File::open("/").map_err(ExecError::Terminal)?;
-        return terminal::take(&root, socket, uid).map(drop).map_err(ExecError::Terminal);
+        return terminal::set_up(&root, socket, uid).map(drop).map_err(ExecError::Terminal);
     }
     for (given, standard) in request.stdio.into_iter().zip(0..) {
         kernel::dup_to(given.unwrap_or(null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;

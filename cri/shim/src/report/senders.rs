@@ -1,7 +1,7 @@
 //! Checks which process may send which message of a report. Pure.
 //!
 //! The first sender is the child that the shim forked. Its messages may name a successor and the first
-//! process, which may then send too. Each message counts once.
+//! process, which may then send too. Of each kind of message only the first counts.
 
 use std::mem::{Discriminant, discriminant};
 
@@ -26,10 +26,11 @@ impl Senders {
         self.senders.push(pid);
     }
 
-    /// Returns the messages that are accepted now that this one arrived.
+    /// Returns the messages that this one makes acceptable: itself, and earlier messages of the process that it
+    /// names.
     pub(super) fn admit(&mut self, sender: i32, message: Message) -> Vec<Message> {
-        // The library's processes log causes before they are named. A cause only extends the text of an
-        // error.
+        // Processes of the container library log causes before a message names them. A cause only extends the
+        // text of an error.
         if matches!(message, Message::Cause(_)) {
             return vec![message];
         }

@@ -1,4 +1,4 @@
-//! Exec: forks a process that joins the container. The end of its report means that the program runs.
+//! Exec: forks a process that joins the container. Its report ends when the program starts.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,8 +16,8 @@ use crate::exec::{self, Exec};
 use crate::kernel::{self, Fork};
 use crate::report::{Message, Report, Reporter};
 
-/// Maximum execs of a pod whose program has not started. A container that has frozen itself holds an exec as soon as it
-/// enters the container's cgroup, and each one has descriptors of the shim.
+/// Maximum execs of a pod whose program has not started. An exec that enters the cgroup of a frozen container does not
+/// continue, and the shim keeps descriptors for it.
 const MAX_STARTING: usize = 256;
 
 impl Shim {
@@ -73,7 +73,7 @@ impl Shim {
         };
         let target = kernel::pidfd_open(pid)?;
         let (mut report, child_end) = Report::pair()?;
-        let (console, theirs) = if exec.terminal {
+        let (console, child_console) = if exec.terminal {
             let pair = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
             (Some(pair.0), Some(pair.1))
         } else {
@@ -93,7 +93,7 @@ impl Shim {
             target: &target,
             target_pid: pid,
             stdio: stdio.map(|has| if has { fds.next() } else { None }),
-            terminal: theirs.as_ref(),
+            terminal: child_console.as_ref(),
             adopts_orphans: exec.adopts_orphans,
             shim: nix::unistd::getpid().as_raw(),
             reporter: Reporter::new(&child_end),
@@ -142,9 +142,9 @@ impl Shim {
             }
         }
         if received.ended {
-            let never = exec.pid == 0;
-            let silent = || CallError::new(Kind::Internal, "the exec ended before its program started");
-            let error = failed.or_else(|| never.then(silent));
+            let without_pid = exec.pid == 0;
+            let ended_early = || CallError::new(Kind::Internal, "the exec ended before its program started");
+            let error = failed.or_else(|| without_pid.then(ended_early));
             self.exec_started(serial, error);
         } else if let Some(error) = failed {
             // The first fork has not ended yet; no caller waits for it.
@@ -157,7 +157,8 @@ impl Shim {
         exec.report = None;
         let call_id = exec.call_id.take();
         coracle_fault::point("shim.exec-begun");
-        // The next agent got the list of awaited execs with Hello, when this one was not in it yet.
+        // An agent that has connected since the call does not wait for this exec: it was not yet in the list of awaited
+        // execs that the agent received with Hello.
         if exec.awaited
             && exec.pid > 0
             && call_id.is_some_and(|call_id| call_id.connection != self.connection)

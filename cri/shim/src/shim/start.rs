@@ -48,6 +48,6 @@ impl Shim {
 /// Sends libcontainer's start message. libcontainer's own function would change the working directory.
 fn notify(state: &std::path::Path) -> io::Result<()> {
     let dir = File::open(state)?;
-    let mut socket = UnixStream::connect(console::short(&dir, "notify.sock"))?;
+    let mut socket = UnixStream::connect(console::short_socket_path(&dir, "notify.sock"))?;
     socket.write_all(b"start container")
 }

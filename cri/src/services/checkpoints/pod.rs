@@ -36,7 +36,7 @@ impl CheckpointService {
         for container in containers.values() {
             locks.push(Arc::clone(&container.removing).lock_owned().await);
         }
-        // Checked with the locks held: then a cancelled earlier checkpoint in this directory is removed.
+        // Checked with the locks held: a cancelled earlier checkpoint holds them until it is removed from this directory.
         check_empty(&output)?;
         let mut subjects = Vec::new();
         for container in containers.values() {

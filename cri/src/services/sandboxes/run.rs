@@ -177,7 +177,7 @@ impl SandboxService {
             mount_label,
             process_label,
             hierarchies: self.machine.cgroups.to_shim(),
-            open_files: coracle_open_files::of_children().unwrap_or_default(),
+            open_files: coracle_open_files::limit_of_children().unwrap_or_default(),
             ..Default::default()
         }
     }

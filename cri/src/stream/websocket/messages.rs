@@ -28,7 +28,7 @@ pub(super) struct Decoder {
     is_invalid: bool,
     /// Base64 characters that are not a group of four yet.
     group: BytesMut,
-    /// A short message so far.
+    /// The received part of a message that is not standard input.
     short: BytesMut,
 }
 
@@ -48,7 +48,7 @@ impl Decoder {
         Self { codec, ..Self::default() }
     }
 
-    /// The input of a piece. None if it has no meaning, or if more pieces are needed.
+    /// The input of a piece. None if the piece is invalid or of an ignored channel, or if more pieces are needed.
     pub(super) fn input(&mut self, piece: Piece) -> Option<Input> {
         let Piece { mut bytes, is_first, is_last } = piece;
         if is_first {
@@ -138,7 +138,7 @@ mod tests {
             .collect()
     }
 
-    /// What standard input gets.
+    /// The bytes for standard input.
     fn stdin(inputs: Vec<Input>) -> Vec<u8> {
         let bytes = inputs.into_iter().flat_map(|input| match input {
             Input::Stdin(bytes) => bytes,

@@ -12,8 +12,8 @@ const UNLIMITED: u64 = 1 << 62;
 /// The range of weights that systemd accepts.
 const BLOCK_WEIGHTS: std::ops::RangeInclusive<u64> = 10..=1000;
 
-/// Whether systemd manages the cgroups of a hierarchy, given its comma-separated controllers or its name.
-/// The v2 hierarchy, whose text is empty, counts: systemd finds a unit's processes there, also if v1 is mounted.
+/// Whether systemd manages the cgroups of a hierarchy. `controllers` has its comma-separated controllers or its name,
+/// and is empty for v2. systemd always manages v2: it finds a unit's processes there, even if v1 is mounted, too.
 pub fn manages(controllers: &str) -> bool {
     let is_its_own = |name: &str| MANAGED.contains(&name) || name == "name=systemd";
     controllers.is_empty() || controllers.split(',').any(is_its_own)

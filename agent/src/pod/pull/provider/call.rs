@@ -107,7 +107,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
         .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true);
-    coracle_open_files::limit(command.as_std_mut());
+    coracle_open_files::restore_limit(command.as_std_mut());
     let mut child = command.spawn()?;
     // Dropped before the child, see `ProcessGroup`.
     let group = ProcessGroup::of(&child);

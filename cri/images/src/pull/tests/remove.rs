@@ -76,7 +76,7 @@ async fn an_image_is_pulled_again_while_its_layers_are_deleted() {
 }
 
 /// Asserts that exactly the layers of listed images exist, each complete.
-fn consistent(images: &crate::Images, root: &Path) {
+fn assert_consistent(images: &crate::Images, root: &Path) {
     let layers = entries(&root.join("images/layers"));
     let listed = images.list();
     assert_eq!(layers, listed.iter().map(|image| image.layers.len()).sum::<usize>());
@@ -125,7 +125,7 @@ async fn concurrent_removals_pulls_and_holds_are_consistent() {
             done.unwrap();
         }
         if images.get(&name).is_some() {
-            consistent(&images, root.path());
+            assert_consistent(&images, root.path());
         }
         images.remove(&name).await.unwrap();
         assert!(images.list().is_empty());

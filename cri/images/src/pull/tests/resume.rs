@@ -1,4 +1,4 @@
-//! Data that is not requested twice: broken layers, also over a restart, and images in the store.
+//! Data that is not requested twice: the received parts of layers, also after a restart, and images in the store.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -22,10 +22,11 @@ fn spools(root: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(root.join("images/resume")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Pulls through a proxy that passes only the first bytes of the layer, then stops the process.
-async fn broken(registry: &TestRegistry, image: &TestImage, root: &Path) {
+/// Pulls through a proxy that passes only the first bytes of the layer. Then drops the store, as at the end of the
+/// process.
+async fn pull_interrupted(registry: &TestRegistry, image: &TestImage, root: &Path) {
     let blob = Digest::of(&image.layers[0]).to_string();
-    let line = TestProxy::to(registry.address(), move |head, _| match head.contains(&blob) {
+    let proxy = TestProxy::to(registry.address(), move |head, _| match head.contains(&blob) {
         true if head.contains("range:") => {
             ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())
         }
@@ -34,31 +35,32 @@ async fn broken(registry: &TestRegistry, image: &TestImage, root: &Path) {
     })
     .await;
     let images = store(root).await;
-    images.pull(&line.name("big"), None, None).await.unwrap_err();
+    images.pull(&proxy.name("big"), None, None).await.unwrap_err();
 }
 
 /// Pulls through a working proxy. Returns the requested ranges.
-async fn whole(registry: &TestRegistry, images: &Images) -> Vec<String> {
-    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
-    let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
+async fn pull_completely(registry: &TestRegistry, images: &Images) -> Vec<String> {
+    let proxy = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
+    let pulled = images.pull(&proxy.name("big"), None, None).await.unwrap();
     assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE));
-    line.seen()
+    proxy
+        .seen()
         .iter()
         .filter_map(|h| h.split("range: bytes=").nth(1)?.lines().next().map(str::to_owned))
         .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_layer_is_resumed_after_a_restart() {
+async fn a_partly_received_layer_is_resumed_after_a_restart() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
     let root = tempfile::tempdir().unwrap();
-    broken(&registry, &image, root.path()).await;
+    pull_interrupted(&registry, &image, root.path()).await;
     let kept = std::fs::metadata(&spools(root.path())[0]).unwrap().len();
     assert!((1_000_000..3_000_000).contains(&kept), "{kept}");
     let images = store(root.path()).await;
-    assert_eq!(whole(&registry, &images).await, [format!("{kept}-")]);
+    assert_eq!(pull_completely(&registry, &images).await, [format!("{kept}-")]);
     assert_eq!(spools(root.path()), [] as [PathBuf; 0]);
 }
 
@@ -70,7 +72,7 @@ async fn a_layer_with_a_large_zstd_window_is_resumed_too() {
     registry.push("big", "latest", &image).await;
     let blob = Digest::of(&image.layers[0]).to_string();
     let parts = AtomicUsize::new(0);
-    let line = TestProxy::to(registry.address(), move |head, _| {
+    let proxy = TestProxy::to(registry.address(), move |head, _| {
         match head.contains(&blob) && head.contains("range:") {
             true if parts.fetch_add(1, Ordering::Relaxed) == 0 => ProxyFault::Cut(3_000_000),
             true => ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into()),
@@ -80,10 +82,10 @@ async fn a_layer_with_a_large_zstd_window_is_resumed_too() {
     .await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    images.pull(&line.name("big"), None, None).await.unwrap_err();
+    images.pull(&proxy.name("big"), None, None).await.unwrap_err();
     let kept = std::fs::metadata(&spools(root.path())[0]).unwrap().len();
     assert!(kept > 1_000_000, "{kept}");
-    assert_eq!(whole(&registry, &images).await.last(), Some(&format!("{kept}-")));
+    assert_eq!(pull_completely(&registry, &images).await.last(), Some(&format!("{kept}-")));
     assert_eq!(spools(root.path()), [] as [PathBuf; 0]);
 }
 
@@ -99,13 +101,13 @@ async fn spooled_data_is_not_trusted() {
         |bytes: &mut Vec<u8>| bytes.resize(SIZE, 0),
     ] {
         let root = tempfile::tempdir().unwrap();
-        broken(&registry, &image, root.path()).await;
+        pull_interrupted(&registry, &image, root.path()).await;
         let path = &spools(root.path())[0];
         let mut bytes = std::fs::read(path).unwrap();
         spoil(&mut bytes);
         std::fs::write(path, bytes).unwrap();
         let images = store(root.path()).await;
-        whole(&registry, &images).await;
+        pull_completely(&registry, &images).await;
         assert_eq!(spools(root.path()), [] as [PathBuf; 0]);
         assert_eq!(entries(&root.path().join("images/partial")), 0);
     }
@@ -118,16 +120,16 @@ async fn an_unchanged_image_costs_one_request() {
     registry.push("app", "two", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
-    let first = images.pull(&line.name("app:one"), None, None).await.unwrap();
-    let before = line.seen().len();
-    for name in [line.name("app:one"), first.digests[0].clone(), line.name("app:two")] {
+    let proxy = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
+    let first = images.pull(&proxy.name("app:one"), None, None).await.unwrap();
+    let before = proxy.seen().len();
+    for name in [proxy.name("app:one"), first.digests[0].clone(), proxy.name("app:two")] {
         assert_eq!(images.pull(&name, None, None).await.unwrap().id, first.id);
     }
-    assert_eq!((line.seen().len() - before, line.count("HEAD")), (3, 3), "{:?}", line.seen());
-    assert_eq!(images.get(&first.id).unwrap().tags, [line.name("app:two"), line.name("app:one")]);
+    assert_eq!((proxy.seen().len() - before, proxy.count("HEAD")), (3, 3), "{:?}", proxy.seen());
+    assert_eq!(images.get(&first.id).unwrap().tags, [proxy.name("app:two"), proxy.name("app:one")]);
     // With a digest the tag is not requested.
-    let both = format!("{}:gone@{}", line.name("app"), first.digests[0].split_once('@').unwrap().1);
+    let both = format!("{}:gone@{}", proxy.name("app"), first.digests[0].split_once('@').unwrap().1);
     assert_eq!(images.pull(&both, None, None).await.unwrap().tags.len(), 2);
     assert_eq!(images.get(&both).map(|image| image.id), Some(first.id));
 }
@@ -143,20 +145,20 @@ async fn the_retry_after_header_of_a_busy_registry_is_respected() {
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     let seen = Mutex::new(std::collections::HashSet::new());
-    let line = TestProxy::to(registry.address(), move |head, _| {
+    let proxy = TestProxy::to(registry.address(), move |head, _| {
         let first = head.lines().next().unwrap().to_owned();
         if seen.lock().unwrap().insert(first) { busy(1) } else { ProxyFault::Pass }
     })
     .await;
     let began = Instant::now();
-    images.pull(&line.name("app"), None, None).await.unwrap();
+    images.pull(&proxy.name("app"), None, None).await.unwrap();
     // Manifest, configuration and layer, each after a second.
     assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    let line = TestProxy::to(registry.address(), move |_, _| busy(3600)).await;
+    let proxy = TestProxy::to(registry.address(), move |_, _| busy(3600)).await;
     let began = Instant::now();
-    let error = images.pull(&line.name("app"), None, None).await.unwrap_err();
+    let error = images.pull(&proxy.name("app"), None, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.report().contains("429") && began.elapsed() < LONG, "{}", error.report());
     nothing_left(root.path()).await;
