@@ -4,6 +4,7 @@
 //! responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
+mod stream_tasks;
 
 use std::{
     convert::Infallible,
@@ -19,7 +20,7 @@ use coracle_connections::{
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -28,6 +29,7 @@ use tokio_util::{io::InspectReader, task::TaskTracker};
 
 use crate::server::{Apiserver, PeerAddress};
 use activity::Activity;
+use stream_tasks::StreamTasks;
 
 /// Maximum time for running requests to end after the shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -174,8 +176,8 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
 }
 
 /// The settings of HTTP for a connection. `is_certified`: the client has a certificate.
-fn builder(is_certified: bool) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
+    let mut builder = auto::Builder::new(StreamTasks);
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     if !is_certified {
         builder.http1().max_buf_size(UNCERTIFIED_HEADER);
