@@ -1,5 +1,6 @@
 //! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Also limits on
-//! the connections to each kubelet and to other servers of the cluster.
+//! the connections to each kubelet and to other servers of the cluster, and on the memory of requests that are not
+//! authenticated yet.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests,
@@ -9,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_connections::Limits;
+use coracle_connections::{Limits, Source};
 
 use crate::{
     authn::User,
@@ -33,6 +34,8 @@ const MAX_WATCHES: usize = 10_000;
 const MAX_WATCHES_PER_NODE: u64 = 20;
 /// Maximum bytes of all request bodies that are held in memory.
 const MAX_BODIES_BYTES: usize = 64 << 20;
+/// Maximum bytes of all requests that are not authenticated yet. A webhook may delay the authentication for seconds.
+const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
@@ -69,6 +72,8 @@ pub(crate) struct InFlight {
     bodies: SharedCapacity,
     responses: SharedCapacity,
     copies: SharedCapacity,
+    /// The memory of requests that are not authenticated yet, by source.
+    unauthenticated: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
@@ -126,7 +131,8 @@ struct CountedWatch {
     owner: String,
 }
 
-/// Memory for the body of one request or response. Dropping it releases the memory.
+/// Memory for the body of one request or response, or for a request that is not authenticated yet. Dropping it releases
+/// the memory.
 #[derive(Default)]
 pub(crate) struct BodyMemory {
     /// The shared memory and the owner of this part.
@@ -149,8 +155,9 @@ impl InFlight {
     /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
-        let [bodies, responses, copies] =
-            [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
+        let [bodies, responses, copies, unauthenticated] =
+            [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES, MAX_UNAUTHENTICATED_BYTES]
+                .map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         Self {
             of_user,
@@ -161,6 +168,7 @@ impl InFlight {
             bodies,
             responses,
             copies,
+            unauthenticated,
             streams: Arc::default(),
             max_proxied,
         }
@@ -225,6 +233,15 @@ impl InFlight {
     /// Memory for a body that a user sends.
     pub(crate) fn body(&self, user: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.bodies.clone(), owner(user).to_owned())), bytes: 0 }
+    }
+
+    /// Reserves memory for a request of `bytes` bytes until it is authenticated, or refuses the request.
+    pub(crate) fn unauthenticated(&self, source: Source, bytes: usize) -> Result<BodyMemory> {
+        let (memory, owner) = (self.unauthenticated.clone(), source.to_string());
+        if !memory.reserve(&owner, bytes) {
+            return Err(ApiError::too_many_requests());
+        }
+        Ok(BodyMemory { shared: Some((memory, owner)), bytes })
     }
 
     /// Reserves a connection to the kubelet of a node.

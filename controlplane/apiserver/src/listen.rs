@@ -4,6 +4,7 @@
 //! responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
+mod client;
 mod stream_tasks;
 
 use std::{
@@ -27,8 +28,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::{io::InspectReader, task::TaskTracker};
 
-use crate::server::{Apiserver, PeerAddress};
+use crate::{
+    reply,
+    server::{Apiserver, PeerAddress},
+};
 use activity::Activity;
+use client::Client;
 use stream_tasks::StreamTasks;
 
 /// Maximum time for running requests to end after the shutdown.
@@ -47,6 +52,8 @@ const MAX_CONNECTIONS: usize = 16 << 10;
 const MAX_STREAMS: u32 = 250;
 /// Maximum bytes of the headers of one HTTP/2 request.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
+/// Maximum bytes of request bodies that an HTTP/2 client sends before they are read, on one connection and one stream.
+const RECEIVE_WINDOW: u32 = 1 << 20;
 /// Maximum bytes that wait for the client on one HTTP/2 stream.
 const MAX_SEND_BUFFER: usize = 64 << 10;
 /// Interval of HTTP/2 pings to a client.
@@ -123,13 +130,13 @@ async fn connection(
 
 async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<ConnectionPermit>) {
     let certificates = stream.get_ref().1.peer_certificates();
-    let peer = certificates.and_then(|chain| server.state.authenticators.peer(chain));
-    let is_certified = peer.is_some();
+    let certificate = certificates.and_then(|chain| server.state.authenticators.peer(chain));
+    let is_certified = certificate.is_some();
     if is_certified {
         // The handshake has verified the client certificate, so the connection counts as authenticated.
         permit.set_authenticated();
     }
-    let client = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
+    let address = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
@@ -141,17 +148,17 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
             receiving.received();
         }
     });
-    let of_requests = activity.clone();
+    let (of_requests, client) = (activity.clone(), Client { certificate, address, permit });
     let service = service_fn(move |mut request: Request<Incoming>| {
-        if let Some(peer) = &peer {
-            request.extensions_mut().insert(peer.clone());
-        }
-        request.extensions_mut().insert(permit.clone());
-        if let Some(client) = client {
-            request.extensions_mut().insert(client);
-        }
+        let attached = client.attach(&mut request, &server.state.in_flight);
         let (server, running) = (server.clone(), of_requests.begin());
-        async move { Ok::<_, Infallible>(running.until_sent(server.handle(request, None).await)) }
+        async move {
+            let response = match attached {
+                Ok(()) => server.handle(request, None).await,
+                Err(error) => reply::failure(&error),
+            };
+            Ok::<_, Infallible>(running.until_sent(response))
+        }
     });
     let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
@@ -188,6 +195,8 @@ fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_send_buf_size(MAX_SEND_BUFFER)
+        .initial_connection_window_size(RECEIVE_WINDOW)
+        .initial_stream_window_size(RECEIVE_WINDOW)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder

@@ -195,9 +195,11 @@ impl Apiserver {
         }
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
+    /// memory that the request has until it is authenticated.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
         let identified = self.identify(parts).await;
+        let _released = parts.extensions.remove::<Arc<BodyMemory>>();
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
         match &identified {
             Ok(_) if is_known => self.state.metrics.authenticated(metrics::Attempt::Success),
