@@ -189,7 +189,9 @@ impl Apiserver {
         info: &RequestInfo,
     ) -> (Option<WatchPermit>, Option<ApiError>) {
         let Some(caller) = caller.filter(|_| info.verb == "watch") else { return (None, None) };
-        match self.state.in_flight.watch(caller, self.state.cache.count("", "nodes")) {
+        let selectors = ["labelSelector", "fieldSelector"].map(|name| info.query.get(name).len());
+        let nodes = self.state.cache.count("", "nodes");
+        match self.state.in_flight.watch(caller, nodes, selectors.iter().sum()) {
             Ok(permit) => (permit, None),
             Err(error) => (None, Some(error)),
         }
