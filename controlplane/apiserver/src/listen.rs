@@ -28,10 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::{io::InspectReader, task::TaskTracker};
 
-use crate::{
-    reply,
-    server::{Apiserver, PeerAddress},
-};
+use crate::server::{Apiserver, PeerAddress};
 use activity::Activity;
 use client::Client;
 use stream_tasks::StreamTasks;
@@ -155,7 +152,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
         async move {
             let response = match attached {
                 Ok(()) => server.handle(request, None).await,
-                Err(error) => reply::failure(&error),
+                Err(error) => client::refusal(&error),
             };
             Ok::<_, Infallible>(running.until_sent(response))
         }

@@ -7,7 +7,13 @@ use http::Request;
 use http_body::Body;
 
 use super::RECEIVE_WINDOW;
-use crate::{authn::PeerCertificate, error::Result, in_flight::InFlight, server::PeerAddress};
+use crate::{
+    authn::PeerCertificate,
+    error::{ApiError, Result},
+    in_flight::InFlight,
+    reply::{self, Reply},
+    server::{PeerAddress, ShortLived},
+};
 
 /// Bytes that a request takes besides its header: its stream and its task.
 const TASK_BYTES: usize = 8 << 10;
@@ -32,11 +38,18 @@ fn unread_size<B: Body>(request: &Request<B>) -> usize {
     TASK_BYTES + target + header + body
 }
 
+/// The response to a request without memory.
+pub(super) fn refusal(error: &ApiError) -> Reply {
+    let mut reply = reply::failure(error);
+    reply.extensions_mut().insert(ShortLived::default());
+    reply
+}
+
 // === impl Client ===
 
 impl Client {
-    /// Attaches the client to a request, and memory for the time until it is authenticated. A client with a certificate
-    /// needs none: its authentication does not wait.
+    /// Attaches the client to a request, and memory for the time until it is authenticated. The response keeps the memory
+    /// if the client remains unknown. A client with a certificate needs none: its authentication does not wait.
     ///
     /// # Errors
     /// 429 if other requests that are not authenticated yet have the memory.
