@@ -113,9 +113,10 @@ mod tests {
         let window = RECEIVE_WINDOW as usize;
         assert!(unread_size(&Request::new(Empty::<Bytes>::new())) < window / 8);
         assert!(
-            (20_000..40_000).contains(&unread_size(&Request::new(Full::new(Bytes::from(vec![0; 20_000])))))
+            (20_000..40_000)
+                .contains(&unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 20_000])))))
         );
-        assert!(unread_size(&Request::new(Full::new(Bytes::from(vec![0; 3 << 20])))) < window * 2);
+        assert!(unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 3 << 20])))) < window * 2);
         let unknown = futures::stream::pending::<std::io::Result<Frame<Bytes>>>();
         assert!(unread_size(&Request::new(StreamBody::new(unknown))) > window);
     }
