@@ -51,8 +51,9 @@ const MAX_STREAMS: u32 = 250;
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// Maximum bytes of request bodies that an HTTP/2 client sends before they are read, on one connection and one stream.
 const RECEIVE_WINDOW: u32 = 1 << 20;
-/// Maximum bytes that wait for the client on one HTTP/2 stream.
-const MAX_SEND_BUFFER: usize = 64 << 10;
+/// Bytes that wait for the client on one HTTP/2 stream from which on the stream takes no further piece of the response.
+/// Small events of watches wait here, and a user may have thousands of watches.
+const MAX_SEND_BUFFER: usize = 16 << 10;
 /// Interval of HTTP/2 pings to a client.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum time for the response to a ping. After it, the connection is closed.
@@ -201,9 +202,12 @@ fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use bytes::Bytes;
     use http::Response;
-    use http_body_util::Full;
+    use http_body::Frame;
+    use http_body_util::{Full, StreamBody};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -225,6 +229,35 @@ mod tests {
             String::from_utf8_lossy(&status).into_owned()
         };
         tokio::join!(served, exchange).1
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_holds_few_small_pieces_for_a_client_that_does_not_read() {
+        let (mut client, connection) = tokio::io::duplex(4 << 10);
+        let taken = Arc::<AtomicUsize>::default();
+        let counter = taken.clone();
+        let service = service_fn(move |_request: Request<Incoming>| {
+            let counter = counter.clone();
+            let pieces = futures::stream::repeat_with(move || {
+                counter.fetch_add(1 << 10, Ordering::Relaxed);
+                Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[0; 1 << 10])))
+            });
+            async move { Ok::<_, Infallible>(Response::new(StreamBody::new(pieces))) }
+        });
+        tokio::spawn(async move {
+            let builder = builder(true);
+            let _ended = builder.serve_connection_with_upgrades(TokioIo::new(connection), service).await;
+        });
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        // The settings permit 1 MiB on a stream, the window update permits it on the connection.
+        client.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 16, 0, 0]).await.unwrap();
+        client.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 16, 0, 0]).await.unwrap();
+        // GET http://a/
+        client.write_all(&[0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x41, 1, b'a']).await.unwrap();
+        // The clock advances when the server has nothing to do.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let taken = taken.load(Ordering::Relaxed);
+        assert!((1..48 << 10).contains(&taken), "{taken}");
     }
 
     #[tokio::test]
