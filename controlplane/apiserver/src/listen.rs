@@ -207,7 +207,7 @@ mod tests {
     use bytes::Bytes;
     use http::Response;
     use http_body::Frame;
-    use http_body_util::{Full, StreamBody};
+    use http_body_util::{BodyExt as _, Full, StreamBody};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -229,6 +229,33 @@ mod tests {
             String::from_utf8_lossy(&status).into_owned()
         };
         tokio::join!(served, exchange).1
+    }
+
+    /// Whether the server can read a body with these chunks.
+    async fn is_read(chunks: &str) -> bool {
+        let (mut client, connection) = tokio::io::duplex(1 << 20);
+        let (send, mut results) = tokio::sync::mpsc::unbounded_channel();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let send = send.clone();
+            async move {
+                send.send(request.into_body().collect().await.is_ok()).unwrap();
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+            }
+        });
+        let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+        client.write_all(format!("{head}{chunks}").as_bytes()).await.unwrap();
+        let builder = builder(true);
+        let _ended = builder.serve_connection_with_upgrades(TokioIo::new(connection), service).await;
+        results.recv().await == Some(true)
+    }
+
+    #[tokio::test]
+    async fn trailers_and_chunk_extensions_of_a_body_are_limited() {
+        for (length, expect) in [(1 << 10, true), (20 << 10, false)] {
+            let text = "x".repeat(length);
+            assert_eq!(is_read(&format!("0\r\na: {text}\r\n\r\n")).await, expect, "trailers");
+            assert_eq!(is_read(&format!("1;{text}\r\nx\r\n0\r\n\r\n")).await, expect, "extensions");
+        }
     }
 
     #[tokio::test(start_paused = true)]
