@@ -83,12 +83,12 @@ fn create_on_v2(controllers: &[String], mount: &Path, below: &str) -> io::Result
     let whole = mount.join(below);
     // The kernel lets a cgroup enable only controllers that its own parent enables. So the other parents need not be
     // read.
-    if whole.parent().is_some_and(|parent| gives_all(parent, controllers)) && make_dir(&whole).is_ok() {
+    if whole.parent().is_some_and(|parent| enables_all(parent, controllers)) && make_dir(&whole).is_ok() {
         return Ok(());
     }
     let mut dir = mount.to_owned();
     for name in below.split('/') {
-        give_all(&dir, controllers);
+        enable_all(&dir, controllers);
         dir.push(name);
         make_dir(&dir)?;
     }
@@ -96,14 +96,14 @@ fn create_on_v2(controllers: &[String], mount: &Path, below: &str) -> io::Result
 }
 
 /// Whether a cgroup enables all these controllers for its children.
-fn gives_all(dir: &Path, controllers: &[String]) -> bool {
-    let Ok(given) = fs::read_to_string(dir.join(SUBTREE_CONTROL)) else { return false };
-    controllers.iter().all(|wanted| given.split_whitespace().any(|name| name == wanted))
+fn enables_all(dir: &Path, controllers: &[String]) -> bool {
+    let Ok(enabled) = fs::read_to_string(dir.join(SUBTREE_CONTROL)) else { return false };
+    controllers.iter().all(|wanted| enabled.split_whitespace().any(|name| name == wanted))
 }
 
 /// Enables controllers for the children of a cgroup. To write all at once costs the kernel as much as to write one.
 /// The kernel refuses a controller that the cgroup does not have. Pods have no limits of that controller then.
-fn give_all(dir: &Path, controllers: &[String]) {
+fn enable_all(dir: &Path, controllers: &[String]) {
     let file = dir.join(SUBTREE_CONTROL);
     let each = || controllers.iter().map(|controller| format!("+{controller}"));
     if fs::write(&file, each().collect::<Vec<_>>().join(" ")).is_err() {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_that_give_all_controllers_are_not_written_again() {
+    fn parents_that_enable_all_controllers_are_not_written_again() {
         let mount = tempfile::tempdir().unwrap();
         let given = |below: &str| {
             let text = fs::read_to_string(mount.path().join(below).join(SUBTREE_CONTROL)).ok()?;

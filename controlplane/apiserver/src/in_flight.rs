@@ -1,5 +1,6 @@
 //! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Also limits on
-//! the connections to each kubelet and to other servers of the cluster.
+//! the connections to each kubelet and to other servers of the cluster, and on the memory of requests that are not
+//! authenticated yet.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests
@@ -9,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_connections::Limits;
+use coracle_connections::{Limits, Source};
 
 use crate::{
     authn::User,
@@ -33,6 +34,14 @@ const MAX_WATCHES: usize = 10_000;
 const MAX_WATCHES_PER_NODE: u64 = 20;
 /// Maximum bytes of all request bodies that are held in memory.
 const MAX_BODIES_BYTES: usize = 64 << 20;
+/// Maximum memory of the selectors of all watches. Each event is compared with them, so this also limits the work.
+const MAX_SELECTORS_BYTES: usize = 64 << 20;
+/// Maximum bytes of the selectors of a watch, as text, that do not count. The clients of a cluster have short ones.
+const SHORT_SELECTORS: usize = 256;
+/// Maximum memory of a selector for each byte of its text: in a long list, an empty value takes one byte of the text.
+const PER_SELECTOR_BYTE: usize = 48;
+/// Maximum bytes of all requests that are not authenticated yet. A webhook may delay the authentication for seconds.
+const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
@@ -69,6 +78,9 @@ pub(crate) struct InFlight {
     bodies: SharedCapacity,
     responses: SharedCapacity,
     copies: SharedCapacity,
+    selectors: SharedCapacity,
+    /// The memory of requests that are not authenticated yet, by source.
+    unauthenticated: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
@@ -124,9 +136,11 @@ pub(crate) struct WatchPermit {
 struct CountedWatch {
     watches: Arc<Mutex<HashMap<String, usize>>>,
     owner: String,
+    _selectors: BodyMemory,
 }
 
-/// Memory for the body of one request or response. Dropping it releases the memory.
+/// Memory for the body of one request or response, for the selectors of a watch, or for a request that is not
+/// authenticated yet. Dropping it releases the memory.
 #[derive(Default)]
 pub(crate) struct BodyMemory {
     /// The shared memory and the owner of this part.
@@ -151,6 +165,8 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
             [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
+        let [selectors, unauthenticated] =
+            [MAX_SELECTORS_BYTES, MAX_UNAUTHENTICATED_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         Self {
             of_user,
@@ -161,6 +177,8 @@ impl InFlight {
             bodies,
             responses,
             copies,
+            selectors,
+            unauthenticated,
             streams: Arc::default(),
             max_proxied,
         }
@@ -187,13 +205,15 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. `None` for users without a
-    /// limit.
-    pub(crate) fn watch(&self, user: &User, nodes: u64) -> Result<Option<WatchPermit>> {
+    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. Also refuses it if too
+    /// little memory is free for its selectors, whose text has `selectors` bytes. `None` for users without a limit.
+    pub(crate) fn watch(&self, user: &User, nodes: u64, selectors: usize) -> Result<Option<WatchPermit>> {
         if user.is_in("system:masters") {
             return Ok(None);
         }
         let owner = requester(&user.name);
+        let selectors = if selectors <= SHORT_SELECTORS { 0 } else { selectors * PER_SELECTOR_BYTE };
+        let selectors = reserved(&self.selectors, owner, selectors)?;
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let count = watches.entry(owner.to_owned()).or_default();
         let of_nodes = usize::try_from(nodes.saturating_mul(MAX_WATCHES_PER_NODE)).unwrap_or(usize::MAX);
@@ -202,7 +222,8 @@ impl InFlight {
         }
         *count += 1;
         drop(watches);
-        let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
+        let counted =
+            CountedWatch { watches: self.watches.clone(), owner: owner.to_owned(), _selectors: selectors };
         Ok(Some(WatchPermit { _counted: Arc::new(counted), reader: self.unread.reader(owner) }))
     }
 
@@ -225,6 +246,11 @@ impl InFlight {
     /// Memory for a body that a user sends.
     pub(crate) fn body(&self, user: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.bodies.clone(), owner(user).to_owned())), bytes: 0 }
+    }
+
+    /// Reserves memory for a request of `bytes` bytes until it is authenticated, or refuses the request.
+    pub(crate) fn unauthenticated(&self, source: Source, bytes: usize) -> Result<BodyMemory> {
+        reserved(&self.unauthenticated, &source.to_string(), bytes)
     }
 
     /// Reserves a connection to the kubelet of a node.
@@ -280,6 +306,17 @@ pub(crate) fn owner(user: &str) -> &str {
 /// the cluster use them, and tenants cannot create them.
 pub(crate) fn requester(user: &str) -> &str {
     if user.starts_with("system:serviceaccount:kube-system:") { user } else { owner(user) }
+}
+
+/// Memory of an owner, if enough is free.
+fn reserved(memory: &SharedCapacity, owner: &str, bytes: usize) -> Result<BodyMemory> {
+    if bytes == 0 {
+        return Ok(BodyMemory::default());
+    }
+    if !memory.reserve(owner, bytes) {
+        return Err(ApiError::too_many_requests());
+    }
+    Ok(BodyMemory { shared: Some((memory.clone(), owner.to_owned())), bytes })
 }
 
 fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
@@ -469,16 +506,33 @@ mod tests {
     fn the_watches_of_a_user_are_limited() {
         let limits = InFlight::new(MAX_IN_FLIGHT);
         let account = |name: &str| User::new(&format!("system:serviceaccount:ns:{name}"), &[]);
-        let held: Vec<_> = (0..MAX_WATCHES).map(|_| limits.watch(&account("a"), 3).unwrap()).collect();
-        assert_eq!(limits.watch(&account("b"), 3).err().unwrap().code, 429);
-        assert!(limits.watch(&account("b"), 1000).is_ok(), "the accounts of a DaemonSet on many nodes");
-        let clone = limits.watch(&User::new("eve", &[]), 3).unwrap().clone();
-        assert!(limits.watch(&User::new("root", &["system:masters"]), 3).unwrap().is_none());
+        let held: Vec<_> = (0..MAX_WATCHES).map(|_| limits.watch(&account("a"), 3, 0).unwrap()).collect();
+        assert_eq!(limits.watch(&account("b"), 3, 0).err().unwrap().code, 429);
+        assert!(limits.watch(&account("b"), 1000, 0).is_ok(), "the accounts of a DaemonSet on many nodes");
+        let clone = limits.watch(&User::new("eve", &[]), 3, 0).unwrap().clone();
+        assert!(limits.watch(&User::new("root", &["system:masters"]), 3, 0).unwrap().is_none());
         drop(held);
-        drop(limits.watch(&account("b"), 3).unwrap());
+        drop(limits.watch(&account("b"), 3, 0).unwrap());
         assert_eq!(limits.watches.lock().unwrap().len(), 1, "a clone of a permit counts");
         drop(clone);
         assert!(limits.watches.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_selectors_of_a_users_watches_share_a_bounded_memory() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let [eve, bob] = ["eve", "bob"].map(|name| User::new(name, &[]));
+        let long = 60 << 10;
+        let mut held: Vec<_> = std::iter::from_fn(|| limits.watch(&eve, 3, long).ok()).collect();
+        assert!((10..20).contains(&held.len()), "{}", held.len());
+        assert_eq!(limits.watch(&eve, 3, long).err().map(|error| error.code), Some(429));
+        assert_eq!(limits.watches.lock().unwrap()["eve"], held.len(), "a refused watch does not count");
+        assert!(limits.watch(&eve, 3, SHORT_SELECTORS).is_ok() && limits.watch(&bob, 3, long).is_ok());
+        assert!(limits.watch(&User::new("root", &["system:masters"]), 3, usize::MAX).unwrap().is_none());
+        held.pop();
+        assert!(limits.watch(&eve, 3, long).is_ok());
+        drop(held);
+        assert!(limits.selectors.lock().owners.is_empty());
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
+mod client;
+mod stream_tasks;
 
 use std::{
     convert::Infallible,
@@ -19,7 +21,7 @@ use coracle_connections::{
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -28,6 +30,8 @@ use tokio_util::{io::InspectReader, task::TaskTracker};
 
 use crate::server::{Apiserver, PeerAddress};
 use activity::Activity;
+use client::Client;
+use stream_tasks::StreamTasks;
 
 /// Maximum time for running requests to end after the shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,8 +49,11 @@ const MAX_CONNECTIONS: usize = 16 << 10;
 const MAX_STREAMS: u32 = 250;
 /// Maximum bytes of the headers of one HTTP/2 request.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
-/// Maximum bytes that wait for the client on one HTTP/2 stream.
-const MAX_SEND_BUFFER: usize = 64 << 10;
+/// Maximum bytes of request bodies that an HTTP/2 client sends before they are read, on one connection and one stream.
+const RECEIVE_WINDOW: u32 = 1 << 20;
+/// Bytes that wait for the client on one HTTP/2 stream from which on the stream takes no further piece of the response.
+/// Small events of watches wait here, and a user may have thousands of watches.
+const MAX_SEND_BUFFER: usize = 16 << 10;
 /// Interval of HTTP/2 pings to a client.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum time for the response to a ping. After it, the connection is closed.
@@ -121,13 +128,13 @@ async fn connection(
 
 async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<ConnectionPermit>) {
     let certificates = stream.get_ref().1.peer_certificates();
-    let peer = certificates.and_then(|chain| server.state.authenticators.peer(chain));
-    let is_certified = peer.is_some();
+    let certificate = certificates.and_then(|chain| server.state.authenticators.peer(chain));
+    let is_certified = certificate.is_some();
     if is_certified {
         // The handshake has verified the client certificate, so the connection counts as authenticated.
         permit.set_authenticated();
     }
-    let client = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
+    let address = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
@@ -139,17 +146,17 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
             receiving.received();
         }
     });
-    let of_requests = activity.clone();
+    let (of_requests, client) = (activity.clone(), Client { certificate, address, permit });
     let service = service_fn(move |mut request: Request<Incoming>| {
-        if let Some(peer) = &peer {
-            request.extensions_mut().insert(peer.clone());
-        }
-        request.extensions_mut().insert(permit.clone());
-        if let Some(client) = client {
-            request.extensions_mut().insert(client);
-        }
+        let attached = client.attach(&mut request, &server.state.in_flight);
         let (server, running) = (server.clone(), of_requests.begin());
-        async move { Ok::<_, Infallible>(running.until_sent(server.handle(request, None).await)) }
+        async move {
+            let response = match attached {
+                Ok(()) => server.handle(request, None).await,
+                Err(error) => client::refusal(&error),
+            };
+            Ok::<_, Infallible>(running.until_sent(response))
+        }
     });
     let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
@@ -174,8 +181,8 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
 }
 
 /// The settings of HTTP for a connection. `is_certified`: the client has a certificate.
-fn builder(is_certified: bool) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
+    let mut builder = auto::Builder::new(StreamTasks);
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     if !is_certified {
         builder.http1().max_buf_size(UNCERTIFIED_HEADER);
@@ -186,6 +193,8 @@ fn builder(is_certified: bool) -> auto::Builder<TokioExecutor> {
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_send_buf_size(MAX_SEND_BUFFER)
+        .initial_connection_window_size(RECEIVE_WINDOW)
+        .initial_stream_window_size(RECEIVE_WINDOW)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder
@@ -193,9 +202,12 @@ fn builder(is_certified: bool) -> auto::Builder<TokioExecutor> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use bytes::Bytes;
     use http::Response;
-    use http_body_util::Full;
+    use http_body::Frame;
+    use http_body_util::{BodyExt as _, Full, StreamBody};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -217,6 +229,62 @@ mod tests {
             String::from_utf8_lossy(&status).into_owned()
         };
         tokio::join!(served, exchange).1
+    }
+
+    /// Whether the server can read a body with these chunks.
+    async fn is_read(chunks: &str) -> bool {
+        let (mut client, connection) = tokio::io::duplex(1 << 20);
+        let (send, mut results) = tokio::sync::mpsc::unbounded_channel();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let send = send.clone();
+            async move {
+                send.send(request.into_body().collect().await.is_ok()).unwrap();
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+            }
+        });
+        let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+        client.write_all(format!("{head}{chunks}").as_bytes()).await.unwrap();
+        let builder = builder(true);
+        let _ended = builder.serve_connection_with_upgrades(TokioIo::new(connection), service).await;
+        results.recv().await == Some(true)
+    }
+
+    #[tokio::test]
+    async fn trailers_and_chunk_extensions_of_a_body_are_limited() {
+        for (length, expect) in [(1 << 10, true), (20 << 10, false)] {
+            let text = "x".repeat(length);
+            assert_eq!(is_read(&format!("0\r\na: {text}\r\n\r\n")).await, expect, "trailers");
+            assert_eq!(is_read(&format!("1;{text}\r\nx\r\n0\r\n\r\n")).await, expect, "extensions");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_holds_few_small_pieces_for_a_client_that_does_not_read() {
+        let (mut client, connection) = tokio::io::duplex(4 << 10);
+        let taken = Arc::<AtomicUsize>::default();
+        let counter = taken.clone();
+        let service = service_fn(move |_request: Request<Incoming>| {
+            let counter = counter.clone();
+            let pieces = futures::stream::repeat_with(move || {
+                counter.fetch_add(1 << 10, Ordering::Relaxed);
+                Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[0; 1 << 10])))
+            });
+            async move { Ok::<_, Infallible>(Response::new(StreamBody::new(pieces))) }
+        });
+        tokio::spawn(async move {
+            let builder = builder(true);
+            let _ended = builder.serve_connection_with_upgrades(TokioIo::new(connection), service).await;
+        });
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        // The settings permit 1 MiB on a stream, the window update permits it on the connection.
+        client.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 16, 0, 0]).await.unwrap();
+        client.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 16, 0, 0]).await.unwrap();
+        // GET http://a/
+        client.write_all(&[0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x41, 1, b'a']).await.unwrap();
+        // The clock advances when the server has nothing to do.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let taken = taken.load(Ordering::Relaxed);
+        assert!((1..48 << 10).contains(&taken), "{taken}");
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use coracle_admission_policies::RequestCost;
 use coracle_connections::ConnectionPermit;
 use coracle_kinds::{Resource, Resources};
 use http::{HeaderMap, HeaderValue, Method, Request, header};
+use http_body::Body as _;
 use tokio::sync::watch;
 
 use crate::{
@@ -101,6 +102,7 @@ impl Apiserver {
             Some(user) => Ok(user),
             None => self.network_caller(&mut parts).await,
         };
+        let unauthenticated = parts.extensions.remove::<Arc<BodyMemory>>();
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
         let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
         let is_long = in_flight::is_long_running(&info);
@@ -151,7 +153,7 @@ impl Apiserver {
             reply = compression::compress_within(self.state.request_timeout, reply).await;
         }
         let reply = reply::uncached(reply);
-        if is_local { reply } else { self.for_network(reply, running) }
+        if is_local { reply } else { self.for_network(reply, running, unauthenticated) }
     }
 
     /// Counts and records the use of a token.
@@ -172,7 +174,19 @@ impl Apiserver {
     }
 
     /// The response with what only the network gets: the header for browsers, and the count of a long-running request.
-    fn for_network(&self, mut reply: Reply, running: Option<metrics::LongRunning>) -> Reply {
+    /// All other responses, and errors instead of a stream, have a time limit and keep the memory of a request whose
+    /// client is not known.
+    fn for_network(
+        &self,
+        mut reply: Reply,
+        running: Option<metrics::LongRunning>,
+        unauthenticated: Option<Arc<BodyMemory>>,
+    ) -> Reply {
+        let is_error = reply.status().as_u16() >= 400 && reply.body().size_hint().exact().is_some();
+        if running.is_none() || is_error {
+            let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
+            reply.extensions_mut().insert(limits.with_unauthenticated(unauthenticated));
+        }
         if let Some(running) = running {
             reply.extensions_mut().insert(running);
         }
@@ -189,16 +203,22 @@ impl Apiserver {
         info: &RequestInfo,
     ) -> (Option<WatchPermit>, Option<ApiError>) {
         let Some(caller) = caller.filter(|_| info.verb == "watch") else { return (None, None) };
-        match self.state.in_flight.watch(caller, self.state.cache.count("", "nodes")) {
+        let selectors = ["labelSelector", "fieldSelector"].map(|name| info.query.get(name).len());
+        let nodes = self.state.cache.count("", "nodes");
+        match self.state.in_flight.watch(caller, nodes, selectors.iter().sum()) {
             Ok(permit) => (permit, None),
             Err(error) => (None, Some(error)),
         }
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers.
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
+    /// memory that the request has until its client is known.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
         let identified = self.identify(parts).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
+        if is_known {
+            parts.extensions.remove::<Arc<BodyMemory>>();
+        }
         match &identified {
             Ok(_) if is_known => self.state.metrics.authenticated(metrics::Attempt::Success),
             Err(_) => self.state.metrics.authenticated(metrics::Attempt::Failure),

@@ -3,7 +3,7 @@
 //! A client that does not read keeps the queued events of its watch in memory, and the piece of the response that is
 //! being sent. Each watch has a limit, but a user can have thousands of them, and users can be many. So all users
 //! share a limit. Above it, the owner with the most unread bytes loses its largest response: the reader of this
-//! response has lost, and its connection is closed.
+//! response has lost, and the response ends. Only if its connection still holds the bytes, the connection is closed.
 //!
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
 
@@ -40,7 +40,7 @@ pub(crate) struct Reader {
     all: Arc<UnreadBytes>,
     owner: Arc<str>,
     number: u64,
-    /// Cancelled when the connection must be closed.
+    /// Cancelled when the response must end.
     lost: CancellationToken,
 }
 
@@ -140,7 +140,7 @@ impl Reader {
         }
         let (mut lost, mut is_kept) = (Vec::new(), true);
         // A large piece needs the memory of many small ones.
-        while let Some((owner, number)) = unread.loser() {
+        while let Some((owner, number)) = unread.next_to_end() {
             if number == self.number {
                 unread.remove(self, identity);
                 is_kept = false;
@@ -187,7 +187,7 @@ impl Reader {
         self.hold(frame).ok_or_else(refused)
     }
 
-    /// Cancelled when the connection must be closed, because others need the memory.
+    /// Cancelled when the response must end, because others need the memory.
     pub(crate) fn lost(&self) -> CancellationToken {
         self.lost.clone()
     }
@@ -271,7 +271,7 @@ impl Unread {
 
     /// The reader with the most bytes of the owner with the most bytes; of equal ones the newest. Readers that have lost
     /// do not count. `None` within the limit.
-    fn loser(&self) -> Option<(Arc<str>, u64)> {
+    fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;
         }
@@ -280,7 +280,7 @@ impl Unread {
         owner.remaining.last().map(|(_, number)| (name.clone(), *number))
     }
 
-    /// Makes a reader lose. Returns the token that closes its connection.
+    /// Makes a reader lose. Returns the token that ends its response.
     fn end(&mut self, owner: &str, number: u64) -> Option<CancellationToken> {
         let owner = self.owners.get_mut(owner)?;
         let holding = owner.readers.get_mut(&number)?;
@@ -365,7 +365,11 @@ mod tests {
         assert_eq!([&small, &largest, &ann, &bob].map(has_lost), [false, true, false, false]);
         assert!(largest.hold(large(1)).is_none());
         let second = bob.hold(large(15)).unwrap();
-        assert_eq!([&small, &ann, &bob].map(has_lost), [false; 3], "the bytes of a loser are released soon");
+        assert_eq!(
+            [&small, &ann, &bob].map(has_lost),
+            [false; 3],
+            "the bytes of a reader that has lost are released soon"
+        );
         assert!(bob.hold(large(30)).is_none(), "now this owner has the most");
         drop((of_eve, of_ann, first, second));
         let unread = unread.lock();

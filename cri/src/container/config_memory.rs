@@ -1,4 +1,4 @@
-//! The memory of large configurations of containers: environments, commands, arguments and supplemental groups.
+//! The memory of large configurations of containers: environments, commands, arguments, mounts and supplemental groups.
 //!
 //! References to config maps can make the environment of each container of a pod megabytes long, and so can an image.
 //! The runtime keeps the configuration in memory, and its files have it three times in the run directory, which often is
@@ -89,7 +89,9 @@ fn counted(config: &cri::ContainerConfig, of_image: usize) -> usize {
     let variables = config.envs.iter().map(|variable| variable.key.len() + variable.value.len());
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let groups = security.map_or(0, |security| PER_GROUP * security.supplemental_groups.len());
-    let bytes: usize = words.chain(variables).chain([of_image, groups]).sum();
+    let paths = |mount: &cri::Mount| mount.container_path.len() + mount.host_path.len();
+    let mounts = config.mounts.iter().map(|mount| size_of::<cri::Mount>() + paths(mount));
+    let bytes: usize = words.chain(variables).chain(mounts).chain([of_image, groups]).sum();
     if bytes > SMALL { bytes } else { 0 }
 }
 
@@ -114,6 +116,16 @@ mod tests {
             counted(&config, 0)
         };
         assert_eq!((of(SMALL / PER_GROUP), of(60_000)), (0, 60_000 * PER_GROUP));
+    }
+
+    #[test]
+    fn many_mounts_count() {
+        let of = |count: usize| {
+            let paths = ("/a".to_owned(), "/b".to_owned());
+            let mount = cri::Mount { container_path: paths.0, host_path: paths.1, ..Default::default() };
+            counted(&cri::ContainerConfig { mounts: vec![mount; count], ..Default::default() }, 0)
+        };
+        assert_eq!((of(100), of(15_000)), (0, 15_000 * (size_of::<cri::Mount>() + 4)));
     }
 
     #[test]

@@ -11,20 +11,27 @@ use bytes::Bytes;
 use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::stream_tasks::stream_end;
 use crate::{
     metrics::LongRunning,
     reply::Body,
     server::{SLOW_CLIENT, ShortLived},
-    unread_bytes::Reader,
+    unread_bytes::{MIN_HELD_BYTES, Reader},
     verb::watch::{FirstEvents, WatchEnd},
 };
 
 /// Maximum bytes of a piece of a body that the connection gets. The connection takes a whole piece even if the client
-/// reads nothing, and the end of the body would end the request.
+/// reads nothing.
 const MAX_PIECE_BYTES: usize = 64 << 10;
+/// Maximum time for a connection to drop the bytes of an HTTP/2 stream that has ended. If its socket takes no bytes, it
+/// does not drop them: then the connection is closed.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Activity of the requests of one connection.
 pub(super) struct Activity {
@@ -42,17 +49,28 @@ pub(super) struct Running {
     activity: Arc<Activity>,
 }
 
-/// A response's body. Dropping it ends the request.
+/// A response's body. The request ends when this and the large frames that the connection has taken are dropped.
 struct Tracked {
     body: Body,
     /// The rest of a frame that is longer than a piece.
     rest: Bytes,
     /// Counts compressed frames; other layers count theirs earlier. `None` for watches, and without a limit.
     reader: Option<Arc<Reader>>,
+    request: Arc<TrackedRequest>,
+}
+
+/// What ends with a request.
+struct TrackedRequest {
     _running: Running,
     _ended: Option<DropGuard>,
     _limited: Option<ShortLived>,
     _long: Option<LongRunning>,
+}
+
+/// A large frame. The connection may hold its last piece, and thus all of it, after the end of the body.
+struct LargeFrame {
+    bytes: Bytes,
+    _request: Arc<TrackedRequest>,
 }
 
 // === impl Activity ===
@@ -111,9 +129,28 @@ impl Activity {
         }
     }
 
-    /// Returns when the client has not read a response within the time limit.
+    /// Returns when the connection must be closed, because of a response that the client does not read.
     pub(super) async fn response_timeout(&self) {
         self.stuck.cancelled().await;
+    }
+
+    /// Ends the response of the current task after `wait`, unless the result is dropped before: the request has ended.
+    fn end_response_after(&self, wait: impl Future<Output = ()> + Send + 'static) -> DropGuard {
+        let (ended, stuck, stream) = (CancellationToken::new(), self.stuck.clone(), stream_end());
+        let guard = ended.clone().drop_guard();
+        tokio::spawn(async move {
+            if ended.run_until_cancelled(wait).await.is_none() {
+                return;
+            }
+            if let Some(stream) = stream {
+                stream.cancel();
+                if timeout(RELEASE_TIMEOUT, ended.cancelled()).await.is_ok() {
+                    return tracing::debug!("ended an HTTP/2 stream whose client does not read");
+                }
+            }
+            stuck.cancel();
+        });
+        guard
     }
 }
 
@@ -121,9 +158,10 @@ impl Activity {
 
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
-    /// short-lived response. It also applies to the first events of a watch, and to the last ones after its end. The
-    /// connection is closed after the limit. A response that the client reads slowly gives its seats back earlier. The
-    /// connection is also closed if the response has lost to other owners of unread bytes.
+    /// short-lived response. It also applies to the first events of a watch, and to the last ones after its end. After
+    /// the limit, the response ends: its HTTP/2 stream, or else its connection. The connection also ends if it still
+    /// holds large frames of the stream. A response that the client reads slowly gives its seats back earlier. A
+    /// response that has lost to other owners of unread bytes ends too.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
@@ -143,9 +181,7 @@ impl Running {
             (None, None) => None,
         };
         let ended = begins.map(|begins| {
-            let (ended, stuck) = (CancellationToken::new(), self.activity.stuck.clone());
             let limit = self.activity.response_limit;
-            let over = ended.clone().drop_guard();
             let seats = limited.as_mut().and_then(ShortLived::take_seats);
             let late = async move {
                 if let Some(first) = first
@@ -158,22 +194,19 @@ impl Running {
                 drop(seats);
                 sleep(limit.saturating_sub(SLOW_CLIENT)).await;
             };
-            tokio::spawn(ended.run_until_cancelled_owned(async move {
+            self.activity.end_response_after(async move {
                 match lost {
-                    // The connection will be closed: the rest of the wait is not needed.
+                    // The response ends: the rest of the wait is not needed.
                     Some(lost) => {
                         let _late = lost.run_until_cancelled_owned(late).await;
                     }
                     None => late.await,
                 }
-                stuck.cancel();
-            }));
-            over
+            })
         });
         response.map(|body| {
-            let rest = Bytes::new();
-            Tracked { body, rest, reader, _running: self, _ended: ended, _limited: limited, _long: long }
-                .boxed_unsync()
+            let request = TrackedRequest { _running: self, _ended: ended, _limited: limited, _long: long };
+            Tracked { body, rest: Bytes::new(), reader, request: Arc::new(request) }.boxed_unsync()
         })
     }
 }
@@ -185,6 +218,22 @@ impl Drop for Running {
 }
 
 // === impl Tracked ===
+
+impl Tracked {
+    /// A frame that keeps the request running until it is dropped, if it is large.
+    fn tracked(&self, frame: Bytes) -> Bytes {
+        if frame.len() < MIN_HELD_BYTES {
+            return frame;
+        }
+        Bytes::from_owner(LargeFrame { bytes: frame, _request: self.request.clone() })
+    }
+}
+
+impl AsRef<[u8]> for LargeFrame {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
 
 impl http_body::Body for Tracked {
     type Data = Bytes;
@@ -202,7 +251,7 @@ impl http_body::Body for Tracked {
                             Some(reader) => reader.hold_frame(data)?,
                             None => data,
                         };
-                        self.rest = held;
+                        self.rest = self.tracked(held);
                     }
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
@@ -231,12 +280,12 @@ impl http_body::Body for Tracked {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use tokio::time::timeout;
+    use hyper::rt::Executor as _;
 
     use super::*;
     use crate::{
-        authn::User, cache::Cache, flow_control::FlowControl, reply::full, request::RequestInfo,
-        unread_bytes::UnreadBytes,
+        authn::User, cache::Cache, flow_control::FlowControl, listen::stream_tasks::StreamTasks, reply::full,
+        request::RequestInfo, unread_bytes::UnreadBytes,
     };
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -389,5 +438,47 @@ mod tests {
         assert!(received == text.as_bytes(), "the pieces are not the body");
         drop(body);
         assert_eq!(*activity.running.borrow(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_request_runs_until_the_connection_drops_the_last_large_frame() {
+        let (unread, activity) = (Arc::<UnreadBytes>::default(), Arc::new(Activity::new(MINUTE)));
+        let mut response = Response::new(full(vec![0_u8; MAX_PIECE_BYTES + 1]));
+        response.extensions_mut().insert(unread.reader("eve"));
+        let mut body = activity.begin().until_sent(response).into_body();
+        drop(body.frame().await);
+        let last = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert!(last.len() == 1 && body.is_end_stream());
+        drop(body);
+        assert_eq!((*activity.running.borrow(), unread.bytes()), (1, MAX_PIECE_BYTES + 1));
+        drop(last);
+        assert_eq!((*activity.running.borrow(), unread.bytes()), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_alone_unless_its_connection_holds_its_bytes() {
+        let unread = Arc::<UnreadBytes>::default();
+        for is_held in [false, true] {
+            let (activity, reader) = (Arc::new(Activity::new(MINUTE)), unread.reader("eve"));
+            let (send, received) = tokio::sync::oneshot::channel();
+            let mut response = Response::new(full(vec![0_u8; 1 << 20]));
+            response.extensions_mut().insert(ShortLived::default());
+            response.extensions_mut().insert(reader.clone());
+            let running = activity.begin();
+            StreamTasks.execute(async move {
+                let mut body = running.until_sent(response).into_body();
+                let piece = body.frame().await.unwrap().unwrap().into_data().unwrap();
+                send.send(piece).unwrap();
+                // The client does not read the rest.
+                std::future::pending::<()>().await;
+            });
+            let piece = received.await.unwrap();
+            let held = is_held.then_some(piece);
+            reader.lost().cancel();
+            assert_eq!(timeout(MINUTE / 2, activity.response_timeout()).await.is_ok(), is_held);
+            assert_eq!(unread.bytes() > 0, is_held);
+            drop(held);
+            assert_eq!(unread.bytes(), 0);
+        }
     }
 }

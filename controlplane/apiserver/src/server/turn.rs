@@ -37,6 +37,8 @@ const MAX_TURN: Duration = Duration::from_secs(5);
 pub(crate) struct ShortLived {
     _permit: Option<Arc<Permit>>,
     seats: Option<Arc<Seats>>,
+    /// The memory of a request whose client is not known.
+    _unauthenticated: Option<Arc<BodyMemory>>,
 }
 
 /// The user and the attributes of a request, which determine its priority level.
@@ -129,7 +131,12 @@ pub(super) async fn run(turn: Option<Turn>, mut request: BoxFuture<'_, Result<Re
 impl ShortLived {
     /// The response of a request with seats.
     pub(crate) fn with_seats(seats: Seats) -> Self {
-        Self { _permit: None, seats: Some(Arc::new(seats)) }
+        Self { seats: Some(Arc::new(seats)), ..Self::default() }
+    }
+
+    /// With the memory of a request whose client is not known.
+    pub(super) fn with_unauthenticated(self, memory: Option<Arc<BodyMemory>>) -> Self {
+        Self { _unauthenticated: memory, ..self }
     }
 
     /// With the permit of the request in flight.

@@ -47,7 +47,7 @@ pub(crate) struct ContainerRequest {
 
 fn too_large() -> Error {
     Error::invalid(
-        "envs, command, args, supplemental_groups",
+        "envs, command, args, mounts, supplemental_groups",
         "are too large beside those of the other containers of this node",
     )
 }

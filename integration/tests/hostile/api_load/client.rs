@@ -298,11 +298,14 @@ impl Http2 {
         });
     }
 
-    /// Sends settings and pings without reading answers, until the connection ends or its buffers are full.
+    /// Sends settings, priorities, window updates and pings without reading answers, until the connection ends or its
+    /// buffers are full.
     pub(super) fn flood_by_settings(&mut self, count: usize) {
         self.limit_writes();
         let _ended = (0..count).try_for_each(|_| {
             self.try_frame(4, 0, 0, &[0, 4, 0, 0, 255, 255])?;
+            self.try_frame(2, 0, 1, &[0, 0, 0, 0, 16])?;
+            self.try_frame(8, 0, 0, &1_u32.to_be_bytes())?;
             self.try_frame(6, 0, 0, &[0; 8])
         });
     }

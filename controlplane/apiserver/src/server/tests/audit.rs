@@ -90,7 +90,7 @@ async fn refusals_are_recorded_and_impersonated_users_are_named() {
     let event = &events(&server, "/api/v1/nodes", 3).await[2];
     assert_eq!((&event["user"], &event["responseStatus"]["code"]), (&json!({}), &json!(401)));
     let anonymous = User::new("system:anonymous", &[]);
-    let watches = std::iter::from_fn(|| server.api.state.in_flight.watch(&anonymous, 0).ok());
+    let watches = std::iter::from_fn(|| server.api.state.in_flight.watch(&anonymous, 0, 0).ok());
     let watches: Vec<_> = watches.collect();
     let watch = Request::get("/api/v1/nodes?watch=1").body(Full::<Bytes>::default()).unwrap();
     assert_eq!(server.api.handle(watch, None).await.status(), 429);

@@ -21,6 +21,31 @@ async fn a_body_that_never_comes_ends_the_request() {
 }
 
 #[tokio::test]
+async fn the_response_to_an_unknown_client_keeps_the_memory_of_its_request() {
+    let fixture = Fixture::new().await;
+    for (token, path, code) in [
+        (Some("wrong"), "/api/v1/nodes", 401),
+        (None, "/api/v1/nodes", 403),
+        (None, "/api/v1/nodes?watch=1", 403),
+        (Some("secret"), "/api/v1/nodes", 200),
+    ] {
+        let memory = fixture.api.state.in_flight.unauthenticated(1, 1000).unwrap();
+        let memory = Arc::new(memory);
+        let mut request = Request::get(path).body(Full::<Bytes>::default()).unwrap();
+        if let Some(token) = token {
+            request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        request.extensions_mut().insert(memory.clone());
+        let response = fixture.api.handle(request, None).await;
+        assert_eq!(response.status().as_u16(), code);
+        assert!(response.extensions().get::<ShortLived>().is_some(), "a time limit");
+        assert_eq!(Arc::strong_count(&memory), if code == 200 { 1 } else { 2 }, "{path}");
+        drop(response);
+        assert_eq!(Arc::strong_count(&memory), 1);
+    }
+}
+
+#[tokio::test]
 async fn an_object_cannot_grow_by_patches() {
     let fixture = Fixture::new().await;
     let account = "/api/v1/namespaces/default/serviceaccounts/default";
