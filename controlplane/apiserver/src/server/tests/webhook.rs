@@ -103,6 +103,32 @@ async fn a_webhook_learns_whether_a_deletion_is_a_dry_run() {
 }
 
 #[tokio::test]
+async fn a_webhook_gets_the_options_of_the_request() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
+    configure(&server, "validating", webhook.configuration(json!({}))).await;
+    let one = format!("{MAPS}/a");
+    server.post(&format!("{MAPS}?fieldManager=m&fieldValidation=Strict"), map("a")).await;
+    server.merge(&format!("{one}?fieldManager=n&dryRun=All"), json!({"data": {"c": "d"}})).await;
+    server.delete(&one, json!({"propagationPolicy": "Background", "gracePeriodSeconds": 3})).await;
+    server.post(MAPS, map("a")).await;
+    server.call("DELETE", &format!("{one}?propagationPolicy=Orphan"), "", None).await;
+    let options: Vec<Value> = webhook.requests().iter().map(|request| request["options"].clone()).collect();
+    let version = "meta.k8s.io/v1";
+    assert_eq!(
+        options,
+        [
+            json!({"kind": "CreateOptions", "apiVersion": version, "fieldManager": "m", "fieldValidation": "Strict"}),
+            json!({"kind": "UpdateOptions", "apiVersion": version, "fieldManager": "n", "dryRun": ["All"]}),
+            json!({"kind": "DeleteOptions", "apiVersion": version, "propagationPolicy": "Background",
+                "gracePeriodSeconds": 3}),
+            json!({"kind": "CreateOptions", "apiVersion": version}),
+            json!({"kind": "DeleteOptions", "apiVersion": version, "propagationPolicy": "Orphan"}),
+        ]
+    );
+}
+
+#[tokio::test]
 async fn validating_admission_has_the_generated_name() {
     let server = Fixture::new().await;
     let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
