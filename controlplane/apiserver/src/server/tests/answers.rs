@@ -562,3 +562,52 @@ async fn errors_of_events_are_those_of_the_core_group() {
         refused.body
     );
 }
+
+#[tokio::test]
+async fn an_update_creates_objects_of_some_kinds() {
+    let server = Fixture::new().await;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    let lease = |name: &str, more: Value| {
+        let mut lease = json!({"metadata": {"name": name}, "spec": {"holderIdentity": "h"}});
+        lease["metadata"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        lease
+    };
+    let made = server.put(&format!("{leases}/a"), lease("a", json!({"resourceVersion": "5"}))).await;
+    assert_eq!((made.code, &made.body["spec"]["holderIdentity"]), (201, &json!("h")), "{}", made.body);
+    assert_eq!(made.body["metadata"]["managedFields"][0]["operation"], "Update");
+    assert_eq!(server.put(&format!("{leases}/a"), made.body).await.code, 200);
+    // The client means a lease that was deleted.
+    let deleted = server.put(&format!("{leases}/b"), lease("b", json!({"uid": "u"}))).await;
+    assert_eq!((deleted.code, &deleted.body["reason"]), (409, &json!("Conflict")), "{}", deleted.body);
+    let dry = server.put(&format!("{leases}/b?dryRun=All"), lease("b", json!({}))).await;
+    assert_eq!((dry.code, server.get(&format!("{leases}/b")).await.code), (201, 404));
+    let map = server.put(&format!("{MAPS}/none"), json!({"metadata": {"name": "none"}})).await;
+    assert_eq!(map.code, 404, "{}", map.body);
+}
+
+#[tokio::test]
+async fn an_update_that_creates_needs_the_permission_to_create() {
+    let server = Fixture::new().await;
+    let group = "rbac.authorization.k8s.io";
+    let roles = format!("/apis/{group}/v1/namespaces/default");
+    let role = |verbs: Value| {
+        let rules = json!([{"apiGroups": [""], "resources": ["services"], "verbs": verbs}]);
+        json!({"metadata": {"name": "r"}, "rules": rules})
+    };
+    assert_eq!(server.post(&format!("{roles}/roles"), role(json!(["update"]))).await.code, 201);
+    let binding = json!({"metadata": {"name": "b"}, "subjects": [{"kind": "User", "name": "u", "apiGroup": group}],
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "r"}});
+    assert_eq!(server.post(&format!("{roles}/rolebindings"), binding).await.code, 201);
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}}).to_string();
+    let put = async || {
+        let request = Request::put(format!("{SERVICES}/s")).header("content-type", "application/json");
+        let request = request.body(Full::from(service.clone())).unwrap();
+        server.send(User::new("u", &["system:authenticated"]), request).await
+    };
+    let refused = put().await;
+    assert_eq!((refused.code, &refused.body["reason"]), (403, &json!("Forbidden")), "{}", refused.body);
+    assert_eq!(server.put(&format!("{roles}/roles/r"), role(json!(["update", "create"]))).await.code, 200);
+    let made = put().await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert!(made.body["spec"]["clusterIP"].is_string(), "{}", made.body);
+}
