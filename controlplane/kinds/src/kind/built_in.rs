@@ -191,4 +191,8 @@ impl Convert for BetweenRows {
         });
         Box::pin(std::future::ready(converted.collect()))
     }
+
+    fn is_immediate(&self) -> bool {
+        true
+    }
 }

@@ -611,3 +611,29 @@ async fn an_update_that_creates_needs_the_permission_to_create() {
     assert_eq!(made.code, 201, "{}", made.body);
     assert!(made.body["spec"]["clusterIP"].is_string(), "{}", made.body);
 }
+
+#[tokio::test]
+async fn managers_own_fields_in_all_versions_of_a_kind() {
+    let server = Fixture::new().await;
+    let apply = async |version: &str, manager: &str, least: i64| {
+        let path = format!(
+            "/apis/autoscaling/{version}/namespaces/default/horizontalpodautoscalers/h?fieldManager={manager}"
+        );
+        let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+        let config = json!({"apiVersion": format!("autoscaling/{version}"), "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "h"}, "spec": {"minReplicas": least, "maxReplicas": 5, "scaleTargetRef": target}});
+        server.call("PATCH", &path, "application/apply-patch+yaml", Some(config)).await
+    };
+    let made = apply("v2", "a", 2).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let refused = apply("v1", "b", 3).await;
+    assert_eq!(refused.code, 409, "{}", refused.body);
+    assert_eq!(refused.body["details"]["causes"][0]["field"], ".spec.minReplicas");
+    let shared = apply("v1", "b", 2).await;
+    assert_eq!(shared.code, 200, "{}", shared.body);
+    let entries = shared.body["metadata"]["managedFields"].as_array().unwrap();
+    for (manager, version) in [("a", "autoscaling/v2"), ("b", "autoscaling/v1")] {
+        let entry = entries.iter().find(|entry| entry["manager"] == manager).unwrap();
+        assert_eq!(entry["apiVersion"], version, "{}", shared.body);
+    }
+}
