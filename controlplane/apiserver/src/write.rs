@@ -19,6 +19,7 @@ mod encoded;
 mod identity;
 pub(crate) mod initialization;
 mod limits;
+mod owner_references;
 
 use std::sync::Arc;
 
@@ -60,6 +61,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     call.dry_run()?;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
     stamp_new(&mut object, writer);
+    owner_references::deduplicate_sent(call, &mut object);
     drop_scheduling_group(call, &mut object, None);
     defaults::apply(kind, &mut object);
     match applied {
@@ -72,6 +74,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let identity = Identity::of(&object);
     call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;
+    owner_references::deduplicate_admitted(call, &mut object);
     let waiting = initialization::enter(call, &object)?;
     drop_scheduling_group(call, &mut object, None);
     strategy::prepare_for_create(kind, &mut object);
@@ -257,6 +260,7 @@ async fn prepared(
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
+    owner_references::deduplicate_sent(call, &mut new);
     if part != Part::Main {
         // Permission to update a subresource does not include permission to change the initializers.
         initializers::set(&mut new, old["metadata"].get("initializers").cloned());
@@ -276,6 +280,7 @@ async fn prepared(
     let (before, identity) = (fingerprint(&new), Identity::of(&new));
     call.state.admission.mutate(&attributes, &mut new).await?;
     identity.check(kind, &new)?;
+    owner_references::deduplicate_admitted(call, &mut new);
     if fingerprint(&new) != before {
         prepare_again(call, part, old, &mut new);
     }
