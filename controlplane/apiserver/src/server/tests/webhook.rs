@@ -396,3 +396,22 @@ async fn subresources_with_objects_of_their_own_are_sent_to_webhooks() {
     );
     assert_eq!(of("token")["object"]["kind"], "TokenRequest");
 }
+
+#[tokio::test]
+async fn a_webhook_for_one_group_of_events_gets_those_of_the_other_group() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
+    let rules =
+        json!([{"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["events"]}]);
+    configure(&server, "validating", webhook.configuration(json!({"rules": rules}))).await;
+    let event = json!({"metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z", "action": "a",
+        "reason": "r", "type": "Normal", "reportingController": "c.example.com/c", "reportingInstance": "i",
+        "regarding": {"kind": "Pod", "namespace": "default", "name": "p"}, "note": "n"});
+    let made = server.post("/apis/events.k8s.io/v1/namespaces/default/events", event).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let requests = webhook.requests();
+    let [request] = requests.as_slice() else { panic!("{requests:?}") };
+    assert_eq!(request["resource"], json!({"group": "", "version": "v1", "resource": "events"}));
+    assert_eq!(request["requestResource"]["group"], "events.k8s.io");
+    assert_eq!(request["object"]["message"], "n");
+}
