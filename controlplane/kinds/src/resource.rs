@@ -95,7 +95,8 @@ pub struct Resource {
     pub name_rule: NameRule,
     /// Whether an update without a resourceVersion is allowed.
     pub unconditional_update: bool,
-    /// Whether an update of an object that does not exist creates it. Source: `AllowCreateOnUpdate` of upstream's strategies.
+    /// Whether an update of an object that does not exist creates it. Source: `AllowCreateOnUpdate` of upstream's
+    /// strategies.
     pub create_on_update: bool,
     /// Whether there is a status that only `/status` can change.
     pub has_status: bool,
