@@ -173,15 +173,23 @@ fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, ServedVersions<'_>
     act(&updater)
 }
 
-/// The fields that a request for this subresource cannot set.
+/// The fields that a request for this subresource cannot set. Source: `GetResetFields` of upstream's strategies.
 fn ignored(call: &Call) -> FieldSet {
-    let mut fields = FieldSet::default();
-    let name = match call.resource.subresource.as_str() {
-        "" if call.kind.has_status => "status",
-        "status" => "spec",
-        _ => return fields,
+    let kind = &call.kind;
+    let paths: &[&[&str]] = match call.resource.subresource.as_str() {
+        "" if kind.has_status => &[&["status"]],
+        "status" if kind.is("", "Pod") => {
+            &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
+        }
+        "status" if kind.is("apps", "Deployment") => &[&["spec"], &["metadata", "labels"]],
+        "status" => &[&["spec"]],
+        _ => &[],
     };
-    fields.insert(&[PathElement::field(name)]);
+    let mut fields = FieldSet::default();
+    for path in paths {
+        let path: Vec<PathElement> = path.iter().map(|name| PathElement::field(name)).collect();
+        fields.insert(&path);
+    }
     fields
 }
 

@@ -146,7 +146,7 @@ async fn commit_new(
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
         if call.state.cache.get(kind, namespace, name).is_some() {
-            return other(ApiError::already_exists(kind, name));
+            return other(taken(kind, object));
         }
         return Ok(Stored::DryRun(object.clone()));
     }
@@ -154,8 +154,17 @@ async fn commit_new(
     match commit_held(call, reserved, &key_of(kind, namespace, name), Expect::Absent, Some(object)).await {
         Ok(Some(object)) => Ok(Stored::Committed(object)),
         Ok(None) => other(ApiError::internal("the commit returned no object")),
-        Err(Failed::Conflict) => other(ApiError::already_exists(kind, name)),
+        Err(Failed::Conflict) => other(taken(kind, object)),
         Err(failed) => Err(failed),
+    }
+}
+
+/// The error if another object has the name of a new object.
+fn taken(kind: &Resource, object: &Value) -> ApiError {
+    let name = text(object, "name");
+    match text(object, "generateName") {
+        "" => ApiError::already_exists(kind, name),
+        _ => ApiError::no_unique_name(kind, name),
     }
 }
 

@@ -637,3 +637,38 @@ async fn managers_own_fields_in_all_versions_of_a_kind() {
         assert_eq!(entry["apiVersion"], version, "{}", shared.body);
     }
 }
+
+#[tokio::test]
+async fn a_name_in_use_of_an_object_with_a_prefix_may_be_tried_again() {
+    let server = Fixture::new().await;
+    let map = || json!({"metadata": {"name": "m", "generateName": "m-"}});
+    assert_eq!(server.post(MAPS, map()).await.code, 201);
+    for path in [MAPS.to_owned(), format!("{MAPS}?dryRun=All")] {
+        let refused = server.post(&path, map()).await;
+        assert_eq!((refused.code, &refused.body["reason"]), (409, &json!("AlreadyExists")), "{path}");
+        let text = "configmaps \"m\" already exists, the server was not able to generate a unique name for the object";
+        assert_eq!(refused.body["message"], text, "{path}");
+        assert_eq!(refused.body["details"]["retryAfterSeconds"], 1, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_writer_of_a_status_owns_no_labels_of_the_deployment() {
+    let server = Fixture::new().await;
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let labels = json!({"a": "b"});
+    let template =
+        json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": labels}, "template": template});
+    let made = server.post(deployments, json!({"metadata": {"name": "d"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let config = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "d", "labels": {"x": "y"}}, "status": {"observedGeneration": 1}});
+    let path = format!("{deployments}/d/status?fieldManager=m");
+    let applied = server.call("PATCH", &path, "application/apply-patch+yaml", Some(config)).await;
+    assert_eq!(applied.code, 200, "{}", applied.body);
+    assert!(applied.body["metadata"]["labels"].is_null(), "{}", applied.body);
+    let entries = applied.body["metadata"]["managedFields"].as_array().unwrap();
+    let entry = entries.iter().find(|entry| entry["manager"] == "m").unwrap();
+    assert_eq!(entry["fieldsV1"], json!({"f:status": {"f:observedGeneration": {}}}));
+}
