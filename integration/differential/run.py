@@ -361,6 +361,16 @@ def requests(test):
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
     deployment = built(next(base for base in BASES if base[1] == "Deployment"))
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    scalers = f"/apis/autoscaling/{{}}/namespaces/{NAMESPACE}/horizontalpodautoscalers/h?fieldManager={{}}"
+    both = {"metadata": {"name": "both", "generateName": "b-"}}
+    owner = {"apiVersion": "v1", "kind": "K", "name": "n", "uid": "u"}
+
+    def scaler(version, least):
+        target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}
+        return {"apiVersion": "autoscaling/" + version, "kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"},
+                "spec": {"minReplicas": least, "maxReplicas": 5, "scaleTargetRef": target}}
+
     merge, strategic = "application/merge-patch+json", "application/strategic-merge-patch+json"
     jsonp, apply = "application/json-patch+json", "application/apply-patch+yaml"
     script = [
@@ -460,6 +470,12 @@ def requests(test):
         ("DELETE", pods + "/p?gracePeriodSeconds=0"), ("GET", statuses + "/etcd-0"), ("GET", statuses + "/none"), ("DELETE", statuses),
         ("GET", statuses + "?labelSelector=a%3Db"), ("GET", statuses + "?fieldSelector=metadata.name%3Detcd-0"),
         ("GET", statuses + "?fieldSelector=a%3Db"), ("POST", statuses, {"metadata": {"name": "x"}}),
+        ("PUT", leases + "/put", {"metadata": {"name": "put", "resourceVersion": "5"}, "spec": {"holderIdentity": "h"}}),
+        ("PUT", maps + "/put", {"metadata": {"name": "put"}}), ("POST", maps, both), ("POST", maps, both), ("DELETE", maps + "/both"),
+        ("POST", maps + "?dryRun=All", {"metadata": {"name": "x", "ownerReferences": [owner, owner, {**owner, "name": "m"}]}}),
+        ("PATCH", scalers.format("v2", "a"), scaler("v2", 2), apply), ("PATCH", scalers.format("v1", "b"), scaler("v1", 3), apply),
+        ("PATCH", scalers.format("v1", "b"), scaler("v1", 2), apply), ("PATCH", scalers.format("v2", "c") + "&force=true", scaler("v2", 4), apply),
+        ("GET", scalers.format("v2", "")), ("DELETE", scalers.format("v2", "")), ("DELETE", leases + "/put"),
     ]
     for number, (method, path, *rest) in enumerate(script):
         body = rest[0] if rest else None

@@ -51,7 +51,7 @@ use crate::{
     initialization::Initialization,
     metrics::{Metrics, Step},
     registry::Registry,
-    request::ResourceInfo,
+    request::{Query, ResourceInfo},
     usage_history::UsageHistory,
     warnings::Warnings,
 };
@@ -89,6 +89,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) old: Option<&'a Value>,
     /// Whether the request is a dry run: nothing is stored.
     pub(crate) dry_run: bool,
+    /// The options of the request, for webhooks and policies.
+    pub(crate) options: RequestOptions<'a>,
     /// Warnings for the client.
     pub(crate) warnings: &'a Warnings,
     /// The accumulated cost of the expressions of the request.
@@ -97,6 +99,15 @@ pub(crate) struct Attributes<'a> {
     pub(crate) audit: Option<&'a Record>,
     /// Whether objects have `metadata.initializers`.
     pub(crate) initializers: bool,
+}
+
+/// The source of the options of a request, which webhooks and policies get as `options`.
+#[derive(Clone, Copy)]
+pub(crate) enum RequestOptions<'a> {
+    /// The parameters of a create, an update or a patch.
+    Parameters(&'a Query),
+    /// The DeleteOptions of a deletion. Null without options.
+    Deletion(&'a Value),
 }
 
 /// An admission plugin. `mutate` and `validate` do nothing by default.

@@ -276,6 +276,11 @@ impl Record {
         self.annotate(key, value);
     }
 
+    /// Whether the event has the object of the request.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.decision.level >= Level::Request
+    }
+
     /// Whether the event has the object of the response.
     pub(crate) fn has_responses(&self) -> bool {
         self.decision.level == Level::RequestResponse
@@ -300,7 +305,7 @@ impl Record {
 
     /// Records the object of the request, and completes the object reference.
     pub(crate) fn receive_object(&self, info: &RequestInfo, headers: &HeaderMap, body: &Bytes) {
-        let is_recorded = self.decision.level >= Level::Request;
+        let is_recorded = self.has_requests();
         let has_no_name = info.resource.as_ref().is_some_and(|resource| resource.name.is_empty());
         let is_unnamed = info.verb == "create" && has_no_name;
         if body.is_empty() || !(is_recorded || is_unnamed) {

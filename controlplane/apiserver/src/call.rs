@@ -14,7 +14,7 @@ use http::HeaderMap;
 use serde_json::Value;
 
 use crate::{
-    admit::{Attributes, Operation},
+    admit::{Attributes, Operation, RequestOptions},
     audit::Record,
     authn::User,
     body::{self, Expected},
@@ -129,6 +129,7 @@ impl Call {
             user: &self.user,
             old,
             dry_run: self.dry_run().unwrap_or(false),
+            options: RequestOptions::Parameters(&self.info.query),
             warnings: &self.warnings,
             cost: &self.cost,
             audit: self.audit.as_deref(),

@@ -9,6 +9,7 @@ use coracle_kinds::{
     Resource,
     resource::{ConversionError, Convert},
 };
+use futures::FutureExt as _;
 use serde_json::Value;
 
 use crate::{
@@ -79,9 +80,26 @@ pub(crate) async fn between(from: &Resource, to: &Resource, value: Value) -> Res
     if value["apiVersion"] == to.api_version() {
         return Ok(value);
     }
+    convert_one(to, conversion(from, to), value).await
+}
+
+/// As [`between`], without waiting. `None` if a webhook converts the objects, or if the conversion fails.
+pub(crate) fn immediately(from: &Resource, to: &Resource, mut value: Value) -> Option<Value> {
+    match conversion(from, to) {
+        None => {
+            value["apiVersion"] = to.api_version().into();
+            Some(value)
+        }
+        Some(convert) if convert.is_immediate() => {
+            convert.convert(vec![value], to).now_or_never()?.ok()?.pop()
+        }
+        Some(_webhook) => None,
+    }
+}
+
+fn conversion<'a>(from: &'a Resource, to: &'a Resource) -> Option<&'a dyn Convert> {
     let own = to.convert.as_deref();
-    let convert = if to.is_storage_version() { from.convert.as_deref().or(own) } else { own };
-    convert_one(to, convert, value).await
+    if to.is_storage_version() { from.convert.as_deref().or(own) } else { own }
 }
 
 async fn convert_one(to: &Resource, convert: Option<&dyn Convert>, value: Value) -> Result<Value> {

@@ -110,6 +110,14 @@ impl ApiError {
         Self::new(409, "AlreadyExists", message).of_object(kind, name)
     }
 
+    /// The name of an object with `generateName` is in use. Source: `NewGenerateNameConflict`.
+    pub(crate) fn no_unique_name(kind: &Resource, name: &str) -> Self {
+        let mut error = Self::already_exists(kind, name);
+        error.message.push_str(", the server was not able to generate a unique name for the object");
+        error.details["retryAfterSeconds"] = 1.into();
+        error
+    }
+
     pub(crate) fn conflict(kind: &Resource, name: &str, why: impl std::fmt::Display) -> Self {
         let message =
             format!("Operation cannot be fulfilled on {} \"{name}\": {why}", kind.qualified_resource());

@@ -1,17 +1,18 @@
 //! Field managers of writes: their names, and the fields that they own (`metadata.managedFields`).
 
-use std::sync::LazyLock;
+mod served_versions;
 
 use coracle_kinds::{
     Resource,
     validate::{Causes, Path},
 };
 use coracle_managed_fields::{
-    ApplyError, ApplyRequest, FieldSet, MAX_LISTED, Managers, PathElement, Schema, SingleVersion,
-    UpdateRequest, Updater, conflict_message,
+    ApplyError, ApplyRequest, FieldSet, MAX_LISTED, Managers, PathElement, UpdateRequest, Updater,
+    conflict_message,
 };
 use serde_json::{Map, Value, json};
 
+use self::served_versions::ServedVersions;
 use crate::{
     call::Call,
     error::{ApiError, Result},
@@ -159,15 +160,12 @@ fn with_kept_times(managers: Managers, earlier: Option<Managers>) -> Managers {
     }
 }
 
-fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, SingleVersion<'_>>) -> T) -> T {
-    static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
-    let (schema, of) = call.kind.strategy().ownership().unwrap_or_else(|| (&*UNKNOWN, Schema::deduced()));
-    let api_version = call.kind.api_version();
-    let versions = SingleVersion { api_version, schema, of };
+fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, ServedVersions<'_>>) -> T) -> T {
+    let versions = ServedVersions::new(&call.kind, call.state.registry.load());
     let ignored = ignored(call);
     let updater = Updater {
         versions: &versions,
-        api_version,
+        api_version: call.kind.api_version(),
         subresource: &call.resource.subresource,
         ignored: &ignored,
         now: &now(),
@@ -175,15 +173,23 @@ fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, SingleVersion<'_>>
     act(&updater)
 }
 
-/// The fields that a request for this subresource cannot set.
+/// The fields that a request for this subresource cannot set. Source: `GetResetFields` of upstream's strategies.
 fn ignored(call: &Call) -> FieldSet {
-    let mut fields = FieldSet::default();
-    let name = match call.resource.subresource.as_str() {
-        "" if call.kind.has_status => "status",
-        "status" => "spec",
-        _ => return fields,
+    let kind = &call.kind;
+    let paths: &[&[&str]] = match call.resource.subresource.as_str() {
+        "" if kind.has_status => &[&["status"]],
+        "status" if kind.is("", "Pod") => {
+            &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
+        }
+        "status" if kind.is("apps", "Deployment") => &[&["spec"], &["metadata", "labels"]],
+        "status" => &[&["spec"]],
+        _ => &[],
     };
-    fields.insert(&[PathElement::field(name)]);
+    let mut fields = FieldSet::default();
+    for path in paths {
+        let path: Vec<PathElement> = path.iter().map(|name| PathElement::field(name)).collect();
+        fields.insert(&path);
+    }
     fields
 }
 

@@ -19,6 +19,7 @@ mod encoded;
 mod identity;
 pub(crate) mod initialization;
 mod limits;
+mod owner_references;
 
 use std::sync::Arc;
 
@@ -60,6 +61,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     call.dry_run()?;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
     stamp_new(&mut object, writer);
+    owner_references::deduplicate_sent(call, &mut object);
     drop_scheduling_group(call, &mut object, None);
     defaults::apply(kind, &mut object);
     match applied {
@@ -72,6 +74,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let identity = Identity::of(&object);
     call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;
+    owner_references::deduplicate_admitted(call, &mut object);
     let waiting = initialization::enter(call, &object)?;
     drop_scheduling_group(call, &mut object, None);
     strategy::prepare_for_create(kind, &mut object);
@@ -143,7 +146,7 @@ async fn commit_new(
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
         if call.state.cache.get(kind, namespace, name).is_some() {
-            return other(ApiError::already_exists(kind, name));
+            return other(taken(kind, object));
         }
         return Ok(Stored::DryRun(object.clone()));
     }
@@ -151,8 +154,17 @@ async fn commit_new(
     match commit_held(call, reserved, &key_of(kind, namespace, name), Expect::Absent, Some(object)).await {
         Ok(Some(object)) => Ok(Stored::Committed(object)),
         Ok(None) => other(ApiError::internal("the commit returned no object")),
-        Err(Failed::Conflict) => other(ApiError::already_exists(kind, name)),
+        Err(Failed::Conflict) => other(taken(kind, object)),
         Err(failed) => Err(failed),
+    }
+}
+
+/// The error if another object has the name of a new object.
+fn taken(kind: &Resource, object: &Value) -> ApiError {
+    let name = text(object, "name");
+    match text(object, "generateName") {
+        "" => ApiError::already_exists(kind, name),
+        _ => ApiError::no_unique_name(kind, name),
     }
 }
 
@@ -257,6 +269,7 @@ async fn prepared(
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
+    owner_references::deduplicate_sent(call, &mut new);
     if part != Part::Main {
         // Permission to update a subresource does not include permission to change the initializers.
         initializers::set(&mut new, old["metadata"].get("initializers").cloned());
@@ -276,6 +289,7 @@ async fn prepared(
     let (before, identity) = (fingerprint(&new), Identity::of(&new));
     call.state.admission.mutate(&attributes, &mut new).await?;
     identity.check(kind, &new)?;
+    owner_references::deduplicate_admitted(call, &mut new);
     if fingerprint(&new) != before {
         prepare_again(call, part, old, &mut new);
     }

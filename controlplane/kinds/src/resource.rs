@@ -95,6 +95,9 @@ pub struct Resource {
     pub name_rule: NameRule,
     /// Whether an update without a resourceVersion is allowed.
     pub unconditional_update: bool,
+    /// Whether an update of an object that does not exist creates it. Source: `AllowCreateOnUpdate` of upstream's
+    /// strategies.
+    pub create_on_update: bool,
     /// Whether there is a status that only `/status` can change.
     pub has_status: bool,
     /// Whether `metadata.generation` increases when the spec changes.
@@ -229,6 +232,7 @@ impl Resource {
             fields: field::common(),
             name_rule: NameRule::Dns1123Subdomain,
             unconditional_update: true,
+            create_on_update: false,
             has_status: false,
             has_generation: false,
             scale: None,

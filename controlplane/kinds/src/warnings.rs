@@ -10,6 +10,8 @@ mod port;
 mod service;
 mod volume;
 
+use std::collections::BTreeSet;
+
 use coracle_values::names;
 use coracle_values::quantity::Quantity;
 use serde_json::Value;
@@ -50,6 +52,8 @@ const LABELS: [(&str, &str); 8] = [
 ];
 /// Kinds whose name is a part of the names of pods.
 const NAMES_OF_PODS: [&str; 5] = ["CronJob", "Deployment", "Job", "ReplicaSet", "ReplicationController"];
+/// Finalizers of the garbage collector. They have no domain.
+const STANDARD_FINALIZERS: [&str; 2] = ["foregroundDeletion", "orphan"];
 const INGRESS_CLASS: &str = "kubernetes.io/ingress.class";
 const MOUNTABLE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 
@@ -85,6 +89,7 @@ impl Found {
 pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
     let mut found = Found::default();
     if !kind.is_built_in() {
+        finalizers(&mut found, new, old);
         return found.warnings;
     }
     match (&*kind.group, &*kind.kind) {
@@ -111,6 +116,23 @@ pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
         _ => workload(&mut found, kind, new, old),
     }
     found.warnings
+}
+
+/// New finalizers of a custom resource that have no domain. Source: `generateWarningsFromObj` of its strategy.
+fn finalizers(found: &mut Found, new: &Value, old: Option<&Value>) {
+    let known = old.map(finalizers_of).unwrap_or_default();
+    for name in finalizers_of(new).difference(&known) {
+        if !name.contains('/') && !STANDARD_FINALIZERS.contains(name) {
+            found.add(format!(
+                "metadata.finalizers: {name:?}: prefer a domain-qualified finalizer name including a path (/) to avoid \
+                 accidental conflicts with other finalizer writers"
+            ));
+        }
+    }
+}
+
+fn finalizers_of(object: &Value) -> BTreeSet<&str> {
+    items(&object["metadata"]["finalizers"]).map(|(_, name)| text(name)).collect()
 }
 
 /// The warnings about an object with a template of pods.

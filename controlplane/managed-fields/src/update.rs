@@ -243,8 +243,9 @@ impl<V: Versions> Updater<'_, V> {
     }
 
     /// Takes changed and removed fields from all managers, and returns the changed ones that had an owner. Managers
-    /// without fields, and those of a version that is not served any more, are dropped. The states are compared once for
-    /// each version, not for each manager: `by_version` has the known comparisons, without the ignored fields.
+    /// without fields, and those of a version that is not served any more, are dropped. Managers of a version to which the
+    /// states cannot be converted keep their fields. The states are compared once for each version, not for each manager:
+    /// `by_version` has the known comparisons, without the ignored fields.
     fn release_all(
         &self,
         live: &Value,
@@ -254,10 +255,13 @@ impl<V: Versions> Updater<'_, V> {
     ) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         managers.0.retain(|id, owned| {
+            if self.versions.schema(&owned.api_version).is_none() {
+                return false;
+            }
             let changes = by_version
                 .entry(owned.api_version.clone())
                 .or_insert_with(|| self.changes(live, new, &owned.api_version));
-            let Some(changes) = changes else { return false };
+            let Some(changes) = changes else { return true };
             let taken = owned
                 .fields
                 .intersection(&changes.modified)

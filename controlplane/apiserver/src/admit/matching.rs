@@ -111,9 +111,16 @@ impl Matching {
         if fits(requested) {
             return Some(requested.clone());
         }
-        let others = resources.versions_of(&requested.group).flat_map(|version| &version.resources);
-        let mut others = others.filter(|other| other.plural == requested.plural);
-        others.find(|other| self.equivalent && fits(other)).cloned()
+        if !self.equivalent {
+            return None;
+        }
+        // Events have versions in two groups, so the stored version identifies the resource.
+        let stored = requested.stored_as();
+        let is_equivalent = |other: &Resource| {
+            let other = other.stored_as();
+            other.group == stored.group && other.plural == stored.plural
+        };
+        resources.iter().find(|other| is_equivalent(other) && fits(other)).cloned()
     }
 
     fn selects_namespace(&self, admission: &Admission, attributes: &Attributes<'_>, object: &Value) -> bool {

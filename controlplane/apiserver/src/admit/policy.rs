@@ -2,6 +2,7 @@
 //!
 //! A policy is compiled once after each change, and a binding is parsed once. Requests share the compiled form.
 
+mod annotations;
 mod merge;
 mod mutating;
 mod params;

@@ -4,8 +4,8 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::Resource;
 use serde_json::{Value, json};
 
-use super::{Attributes, Operation};
-use crate::error::ApiError;
+use super::{Attributes, Operation, RequestOptions};
+use crate::{error::ApiError, request::Query};
 
 /// The response of a webhook.
 #[derive(Debug, Default, PartialEq)]
@@ -77,7 +77,7 @@ pub(super) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value 
             json!({"username": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra}),
         ),
         ("dryRun", attributes.dry_run.into()),
-        ("options", options(attributes.operation)),
+        ("options", options(attributes)),
     ] {
         request.insert(field.to_owned(), value);
     }
@@ -94,14 +94,37 @@ pub(super) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value 
     Value::Object(request)
 }
 
-fn options(operation: Operation) -> Value {
-    let kind = match operation {
+/// The options of the request. Null for a connection.
+fn options(attributes: &Attributes<'_>) -> Value {
+    let kind = match attributes.operation {
         Operation::Create => "CreateOptions",
         Operation::Update => "UpdateOptions",
         Operation::Delete => "DeleteOptions",
         Operation::Connect => return Value::Null,
     };
-    json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"})
+    let mut options = match attributes.options {
+        RequestOptions::Parameters(query) => parameters(query),
+        RequestOptions::Deletion(sent) => sent.as_object().cloned().unwrap_or_default(),
+    };
+    options.insert("kind".to_owned(), kind.into());
+    options.insert("apiVersion".to_owned(), "meta.k8s.io/v1".into());
+    Value::Object(options)
+}
+
+/// The fields of CreateOptions and UpdateOptions that the query sets.
+fn parameters(query: &Query) -> serde_json::Map<String, Value> {
+    let mut options = serde_json::Map::new();
+    let dry_run = query.all("dryRun");
+    if !dry_run.is_empty() {
+        options.insert("dryRun".to_owned(), dry_run.into());
+    }
+    for name in ["fieldManager", "fieldValidation"] {
+        let value = query.get(name);
+        if !value.is_empty() {
+            options.insert(name.to_owned(), value.into());
+        }
+    }
+    options
 }
 
 /// Parses the response to a review with this version and uid. An error counts as a failed call.

@@ -4,6 +4,7 @@
 //! ordered by the names of their configurations; validating webhooks are called concurrently. A failed call rejects the
 //! request, unless the webhook's failure policy is `Ignore`.
 
+mod annotations;
 mod config;
 mod hook;
 
@@ -21,7 +22,10 @@ use futures::future::try_join_all;
 use serde_json::Value;
 
 pub(super) use self::config::identities;
-use self::hook::Hook;
+use self::{
+    annotations::{Effect, Place},
+    hook::Hook,
+};
 use super::{
     Admission, Admit, Attributes, GROUP, Operation,
     expression::{self, Subject},
@@ -71,11 +75,11 @@ impl Admit for MutatingWebhooks {
             return Ok(());
         }
         // The called webhooks, each with the object after its call.
-        let mut called: Vec<(&Hook, Value)> = Vec::new();
+        let mut called: Vec<(usize, &Hook, Value)> = Vec::new();
         let before = object.clone();
-        for hook in hooks.iter() {
-            if apply(admission, hook, attributes, object).await? {
-                called.push((hook, object.clone()));
+        for (index, hook) in hooks.iter().enumerate() {
+            if apply(admission, hook, attributes, object, Place { round: 0, index }).await? {
+                called.push((index, hook, object.clone()));
             }
         }
         if *object == before {
@@ -83,9 +87,9 @@ impl Admit for MutatingWebhooks {
         }
         // Earlier plugins process what the webhooks have added.
         admission.reinvoke(attributes, object).await?;
-        for (hook, left) in called {
+        for (index, hook, left) in called {
             if hook.reinvoke && *object != left {
-                apply(admission, hook, attributes, object).await?;
+                apply(admission, hook, attributes, object, Place { round: 1, index }).await?;
             }
         }
         Ok(())
@@ -108,14 +112,16 @@ impl Admit for ValidatingWebhooks {
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
-        let calls =
-            hooks.iter().map(async |hook| match matching(admission, hook, attributes, object).await? {
-                Some(kind) => {
-                    let object = HookObject { kind: &kind, object };
-                    call(admission, hook, attributes, object, Phase::Validating).await.map(drop)
-                }
-                None => Ok(()),
-            });
+        let mut relevant = Vec::new();
+        for hook in hooks.iter() {
+            if let Some(kind) = matching(admission, hook, attributes, object).await? {
+                relevant.push((hook, kind));
+            }
+        }
+        let mut calls = Vec::with_capacity(relevant.len());
+        for (index, (hook, kind)) in relevant.iter().enumerate() {
+            calls.push(judge(admission, hook, attributes, HookObject { kind, object }, index));
+        }
         let began = std::time::Instant::now();
         let answered = try_join_all(calls).await;
         waits::add(began.elapsed());
@@ -162,34 +168,67 @@ async fn matching(
     }
 }
 
+/// Calls a validating webhook. `index`: its position among the webhooks that the request matches.
+async fn judge(
+    admission: &Admission,
+    hook: &Hook,
+    attributes: &Attributes<'_>,
+    object: HookObject<'_>,
+    index: usize,
+) -> Result<()> {
+    let verdict = call(admission, hook, attributes, object, Phase::Validating).await?;
+    if let (None, Some(record)) = (&verdict, attributes.audit) {
+        annotations::record_failed_validation(record, index, &hook.name);
+    }
+    Ok(())
+}
+
 /// Calls a mutating webhook if the request matches, and applies its patch. Returns whether it was called.
 async fn apply(
     admission: &Admission,
     hook: &Hook,
     attributes: &Attributes<'_>,
     object: &mut Value,
+    place: Place,
 ) -> Result<bool> {
     let Some(kind) = matching(admission, hook, attributes, object).await? else { return Ok(false) };
+    let effect = change(admission, hook, attributes, &kind, object).await;
+    if let Some(record) = attributes.audit {
+        annotations::record_mutation(record, place, &hook.configuration, &hook.name, effect.as_ref().ok());
+    }
+    effect.map(|_effect| true)
+}
+
+/// Calls a mutating webhook, and applies its patch. `kind` is the version of the object that the webhook gets.
+async fn change(
+    admission: &Admission,
+    hook: &Hook,
+    attributes: &Attributes<'_>,
+    kind: &Resource,
+    object: &mut Value,
+) -> Result<Effect> {
     let began = std::time::Instant::now();
-    let hooked = HookObject { kind: &kind, object };
+    let hooked = HookObject { kind, object };
     let called = call(admission, hook, attributes, hooked, Phase::Mutating).await;
     waits::add(began.elapsed());
-    let Some(verdict) = called? else { return Ok(true) };
+    let Some(verdict) = called? else { return Ok(Effect::FailedOpen) };
     if verdict.patch.is_null() {
-        return Ok(true);
+        return Ok(Effect::NoPatch);
     }
     let failed = |why: String| ApiError::internal(format!("the patch of webhook {:?}: {why}", hook.name));
     if attributes.subresource == "scale" || attributes.operation == Operation::Delete {
         return Err(failed("this request cannot be changed".to_owned()));
     }
-    let sent = objects(attributes, &kind, object).await?.new;
+    let sent = objects(attributes, kind, object).await?.new;
     let patched = patch::json(&sent, &verdict.patch).map_err(|error| failed(error.to_string()))?;
-    let value = completed(attributes, &kind, patched).map_err(failed)?;
-    *object = match attributes.own_object() {
+    let value = completed(attributes, kind, patched).map_err(failed)?;
+    let value = match attributes.own_object() {
         Some(_) => value,
-        None => convert::between(&kind, attributes.kind, value).await?,
+        None => convert::between(kind, attributes.kind, value).await?,
     };
-    Ok(true)
+    let changed = value != *object;
+    *object = value;
+    Ok(Effect::Patched { patch: verdict.patch, changed })
 }
 
 /// The patched object with defaults, after a check against its schema.
@@ -316,6 +355,12 @@ impl Hooks {
         Self { plural, identities, parsed: RwLock::new((0, Arc::new([]))) }
     }
 
+    /// The webhooks of a configuration.
+    fn read(&self, name: &str, configuration: &Value) -> Vec<Hook> {
+        let hooks = configuration["webhooks"].as_array().into_iter().flatten();
+        hooks.map(|hook| Hook::read(name, hook, &self.identities)).collect()
+    }
+
     /// The webhooks, parsed again if a configuration changed.
     fn current(&self, admission: &Admission) -> Arc<[Hook]> {
         let Some(kind) = by_resource(GROUP, "v1", self.plural) else { return Arc::new([]) };
@@ -328,9 +373,7 @@ impl Hooks {
         let configurations = admission.cache.list(kind, "");
         let hooks: Vec<Hook> = configurations
             .iter()
-            .map(|configuration| configuration.value())
-            .flat_map(|value| value["webhooks"].as_array().cloned().unwrap_or_default())
-            .map(|hook| Hook::read(&hook, &self.identities))
+            .flat_map(|configuration| self.read(configuration.name(), &configuration.value()))
             .collect();
         let hooks: Arc<[Hook]> = hooks.into();
         *self.parsed.write().unwrap_or_else(PoisonError::into_inner) = (newest, hooks.clone());

@@ -9,7 +9,7 @@ use coracle_store::Expect;
 use serde_json::{Value, json};
 
 use crate::{
-    admit::{Attributes, Operation},
+    admit::{Attributes, Operation, RequestOptions},
     body::{self, Expected},
     call::Call,
     convert, custom_resources,
@@ -31,6 +31,8 @@ pub(crate) struct Options {
     uid: Option<String>,
     revision: Option<String>,
     dry_run: bool,
+    /// The DeleteOptions as the client sent them, for admission. Null for deletions by this server.
+    sent: Value,
 }
 
 impl Options {
@@ -159,6 +161,7 @@ pub(crate) async fn admit(call: &Call, (name, old): (&str, &Value), options: &Op
     let attributes = Attributes {
         cost: &cost,
         dry_run: options.dry_run,
+        options: RequestOptions::Deletion(&options.sent),
         ..call.attributes(Operation::Delete, name, Some(old))
     };
     // Mutating plugins get a copy, because a deletion stores none of their changes.
@@ -252,6 +255,7 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
         uid: text(&tree["preconditions"]["uid"]),
         revision: text(&tree["preconditions"]["resourceVersion"]),
         dry_run: dry_run.as_array().is_some_and(|list| !list.is_empty()),
+        sent: tree.clone(),
     })
 }
 

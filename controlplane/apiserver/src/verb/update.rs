@@ -1,4 +1,4 @@
-//! PUT of an object or its status.
+//! PUT of an object or its status. For some kinds, a PUT of an object that does not exist creates it.
 
 use serde_json::Value;
 
@@ -10,8 +10,11 @@ use crate::{
     field_manager::{self, Writer},
     reply::{self, Reply},
     verb::create,
-    write::{self, Part},
+    write::{self, Part, Stored},
 };
+
+/// Attempts while other requests create or delete the object.
+const ATTEMPTS: usize = 5;
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
@@ -20,14 +23,44 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let name = &call.resource.name;
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();
-    let stored = write::update(call, name, (part, Writer::Update), |old| {
-        require_revision(call, &revision)?;
-        write::check_revision(&call.kind, old, &revision)?;
-        Ok(object.clone())
-    })
-    .await?;
-    let reply = reply::object(200, call.form()?, &call.kind, &stored);
-    Ok(reply::warned(reply, &warnings))
+    for _ in 0..ATTEMPTS {
+        let updated = write::update(call, name, (part, Writer::Update), |old| {
+            require_revision(call, &revision)?;
+            write::check_revision(&call.kind, old, &revision)?;
+            Ok(object.clone())
+        })
+        .await;
+        let (code, stored) = match updated {
+            Err(error) if part == Part::Main && is_creatable(call, &error) => {
+                match created(call, &object).await {
+                    Err(error) if error.reason == "AlreadyExists" => continue,
+                    made => (201, made?),
+                }
+            }
+            updated => (200, updated?),
+        };
+        let reply = reply::object(code, call.form()?, &call.kind, &stored);
+        return Ok(reply::warned(reply, &warnings));
+    }
+    Err(ApiError::modified(&call.kind, name))
+}
+
+/// Whether an update failed because the object does not exist, and an update of this kind creates it.
+fn is_creatable(call: &Call, error: &ApiError) -> bool {
+    let exists = || call.state.cache.get(&call.kind, call.namespace(), &call.resource.name).is_some();
+    call.kind.create_on_update && error.reason == "NotFound" && !exists()
+}
+
+/// Creates the object of an update. The user also needs the permission to create. A uid is a conflict: the client means an
+/// object that no longer exists. A revision is ignored. Source: `Store.Update` of the generic registry.
+async fn created(call: &Call, object: &Value) -> Result<Stored> {
+    call.authorize_also("create").await?;
+    write::check_uid((&*call.kind, call.resource.name.as_str()), "", write::text(object, "uid"))?;
+    let mut object = object.clone();
+    if let Some(metadata) = write::metadata_mut(&mut object) {
+        metadata.remove("resourceVersion");
+    }
+    write::create(call, object, Writer::Update).await
 }
 
 /// Refuses an update without resourceVersion of a kind that requires one.

@@ -102,6 +102,7 @@ fn of_kind(kind: &'static Kind) -> Resource {
     resource.fields.extend(kind.fields.iter().map(SelectableField::from));
     resource.name_rule = kind.rules.name;
     resource.unconditional_update = kind.rules.unconditional_update;
+    resource.create_on_update = kind.rules.create_on_update;
     resource.has_status = kind.rules.writes.status;
     resource.has_generation = kind.rules.writes.generation;
     resource.columns = kind.rules.columns.iter().map(table::Column::definition).collect::<Vec<_>>().into();
@@ -189,5 +190,9 @@ impl Convert for BetweenRows {
             Ok(object)
         });
         Box::pin(std::future::ready(converted.collect()))
+    }
+
+    fn is_immediate(&self) -> bool {
+        true
     }
 }

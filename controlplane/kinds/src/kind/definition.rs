@@ -73,6 +73,8 @@ pub(crate) struct Rules {
     pub(crate) name: NameRule,
     /// Whether an update without a resourceVersion is allowed.
     pub(crate) unconditional_update: bool,
+    /// Whether an update of an object that does not exist creates it.
+    pub(crate) create_on_update: bool,
     /// The handling of status and generation in writes.
     pub(crate) writes: Writes,
     /// Table columns.

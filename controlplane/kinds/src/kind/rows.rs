@@ -41,6 +41,7 @@ const RULES: Rules = Rules {
     validate: |_, _, _| {},
     name: NameRule::Dns1123Subdomain,
     unconditional_update: true,
+    create_on_update: false,
     writes: PLAIN,
     columns: table::CREATED_AT,
     cells: table::created_at,
@@ -244,6 +245,7 @@ const SERVICES: Kind = Kind {
     rules: Rules {
         defaults: defaults::service::service,
         validate: validate::service::service,
+        create_on_update: true,
         name: NameRule::Dns1123Label,
         writes: Writes { create: |object| object["status"] = json!({"loadBalancer": {}}), ..WITH_STATUS },
         columns: table::service::COLUMNS,
@@ -263,6 +265,7 @@ const ENDPOINTS: Kind = Kind {
     rules: Rules {
         defaults: defaults::service::endpoints,
         validate: validate::service::endpoints,
+        create_on_update: true,
         columns: table::service::ENDPOINTS,
         cells: table::service::endpoints,
         ..RULES
@@ -332,6 +335,7 @@ const EVENTS: Kind = Kind {
     fields: fields::EVENT,
     rules: Rules {
         validate: validate::event::core,
+        create_on_update: true,
         columns: table::event::COLUMNS,
         cells: table::event::cells,
         ..RULES
@@ -399,6 +403,7 @@ const LEASES: Kind = Kind {
     rules: Rules {
         validate: validate::object::lease,
         unconditional_update: false,
+        create_on_update: true,
         columns: table::object::LEASE,
         cells: table::object::lease,
         ..RULES

@@ -15,6 +15,11 @@ pub trait Convert: Send + Sync {
     /// Converts objects to the version `to`, in order. The `apiVersion` of each object is its present version; objects
     /// that have the version already are returned unchanged.
     fn convert<'a>(&'a self, objects: Vec<Value>, to: &'a Resource) -> Converting<'a>;
+
+    /// Whether a conversion is ready at once: it does not wait for another server.
+    fn is_immediate(&self) -> bool {
+        false
+    }
 }
 
 /// A conversion failed. `Display` is the message for the client.

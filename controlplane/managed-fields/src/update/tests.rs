@@ -319,3 +319,82 @@ fn a_long_key_in_many_conflicts_is_stored_once_and_cut_in_messages() {
     assert!(error.to_string().len() < 1 << 20);
     assert!(error.to_string().ends_with("and 19500 more"));
 }
+
+/// Versions with the same fields. Objects cannot be converted to `apps/v3`.
+struct Served<'a>(&'a (Schema, TypeId));
+
+impl Versions for Served<'_> {
+    fn schema(&self, api_version: &str) -> Option<(&Schema, TypeId)> {
+        matches!(api_version, VERSION | "apps/v2" | "apps/v3").then_some((&self.0.0, self.0.1))
+    }
+
+    fn convert<'a>(&self, object: &'a Value, api_version: &str) -> Option<Cow<'a, Value>> {
+        if object["apiVersion"] == api_version {
+            return Some(Cow::Borrowed(object));
+        }
+        (api_version != "apps/v3").then(|| {
+            let mut converted = object.clone();
+            converted["apiVersion"] = api_version.into();
+            Cow::Owned(converted)
+        })
+    }
+}
+
+/// The entry of a manager in `managedFields`.
+fn entry_of(managers: &Managers, name: &str) -> Value {
+    let entries = managers.to_json();
+    let mut entries = entries.as_array().into_iter().flatten();
+    entries.find(|entry| entry["manager"] == name).cloned().unwrap_or_default()
+}
+
+#[test]
+fn a_field_that_a_manager_owns_in_another_version_is_a_conflict() {
+    let (schema, ignored) = (schema(), FieldSet::default());
+    let versions = Served(&schema);
+    let updater = |api_version| Updater {
+        versions: &versions,
+        api_version,
+        subresource: "",
+        ignored: &ignored,
+        now: EARLY,
+    };
+    let config = |api_version: &str, spec: Value| json!({"apiVersion": api_version, "kind": "Web", "metadata": {"name": "w"}, "spec": spec});
+    let live = json!({"apiVersion": VERSION, "kind": "Web"});
+    let first = config(VERSION, json!({"image": "i", "replicas": 1}));
+    let request = ApplyRequest { live: &live, config: &first, manager: "a", force: false };
+    let made = updater(VERSION).apply(request, Managers::default()).unwrap();
+    let mut live = made.object;
+    live["metadata"]["uid"] = "1".into();
+    live["apiVersion"] = "apps/v2".into();
+    let second = config("apps/v2", json!({"image": "j"}));
+    let request = ApplyRequest { live: &live, config: &second, manager: "b", force: false };
+    let error = updater("apps/v2").apply(request, made.managers.clone()).unwrap_err();
+    let ApplyError::Conflicts(conflicts) = &error else { panic!("{error}") };
+    assert_eq!(conflicts.len(), 1);
+    assert_eq!(conflicts[0].path.to_string(), ".spec.image");
+    let request = ApplyRequest { force: true, ..request };
+    let forced = updater("apps/v2").apply(request, made.managers).unwrap().managers;
+    let left = entry_of(&forced, "a");
+    assert_eq!(
+        (&left["apiVersion"], &left["fieldsV1"]),
+        (&json!(VERSION), &json!({"f:spec": {"f:replicas": {}}}))
+    );
+    assert_eq!(entry_of(&forced, "b")["fieldsV1"], json!({"f:spec": {"f:image": {}}}));
+}
+
+#[test]
+fn managers_of_a_version_without_conversion_keep_their_fields() {
+    let (schema, ignored) = (schema(), FieldSet::default());
+    let versions = Served(&schema);
+    let updater =
+        Updater { versions: &versions, api_version: VERSION, subresource: "", ignored: &ignored, now: EARLY };
+    let fields = json!({"f:spec": {"f:image": {}}});
+    let entries = json!([{"manager": "a", "operation": "Update", "apiVersion": "apps/v3", "fieldsType": "FieldsV1",
+        "fieldsV1": fields}]);
+    let object = |image: &str| json!({"apiVersion": VERSION, "kind": "Web", "metadata": {"name": "w", "uid": "1"}, "spec": {"image": image}});
+    let (live, new) = (object("i"), object("j"));
+    let request = UpdateRequest { live: &live, new: &new, manager: "b" };
+    let managers = updater.update(request, Managers::from_json(&entries).unwrap());
+    assert_eq!(entry_of(&managers, "a")["fieldsV1"], fields);
+    assert_eq!(entry_of(&managers, "b")["fieldsV1"], fields);
+}

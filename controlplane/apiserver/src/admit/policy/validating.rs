@@ -7,7 +7,9 @@ use coracle_admission_policies::{Denial, Outcome, ValidatingPolicy};
 use serde_json::{Value, json};
 
 use super::{
-    Binding, Bound, Policies, denied, is_exempt, is_heavy,
+    Binding, Bound, Policies,
+    annotations::Annotations,
+    denied, is_exempt, is_heavy,
     params::{self, ParamError},
     versioned,
 };
@@ -78,7 +80,7 @@ async fn evaluate_policy(
     }
     let objects = versioned(attributes, &kind, object).await?;
     let subject = Subject::new(admission, attributes, &kind);
-    let mut first = None;
+    let (mut first, mut annotations) = (None, Annotations::default());
     for binding in matching {
         let references = (policy.params.as_ref(), binding.params.as_ref());
         let params = match params::collect(admission, references, attributes.namespace).await {
@@ -107,8 +109,14 @@ async fn evaluate_policy(
                 outcome.denials.push(invalid(TOO_COSTLY.to_owned()));
             }
             count(admission, (&policy.name, binding), &outcome, began.elapsed());
+            annotations.add(std::mem::take(&mut outcome.annotations));
             let found = act(attributes, (&policy.name, binding), outcome);
             first = first.or(found);
+        }
+    }
+    if let Some(record) = attributes.audit {
+        for (key, value) in annotations.joined() {
+            record.annotate(&format!("{}/{key}", policy.name), value);
         }
     }
     Ok(first)
@@ -135,11 +143,6 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
         }
         if binding.has_action("Deny") && denial.is_none() {
             denial = Some(refusal(attributes, of, &failed.message, &failed.reason));
-        }
-    }
-    for (key, value) in outcome.annotations {
-        if let Some(record) = attributes.audit {
-            record.annotate(&format!("{policy}/{key}"), value);
         }
     }
     for message in outcome.broken_annotations {

@@ -11,6 +11,8 @@ use crate::{remote::identities::Identities, webhook_client::Endpoint};
 /// A parsed webhook.
 pub(in crate::admit) struct Hook {
     pub(crate) name: String,
+    /// Name of the configuration that has the webhook.
+    pub(super) configuration: String,
     pub(super) matching: Matching,
     pub(crate) conditions: Conditions,
     pub(crate) endpoint: Endpoint,
@@ -27,14 +29,15 @@ pub(in crate::admit) struct Hook {
 // === impl Hook ===
 
 impl Hook {
-    /// Parses a webhook of a validated configuration with defaults. The identities are those of the server.
-    pub(crate) fn read(hook: &Value, identities: &Identities) -> Self {
+    /// Parses a webhook of the named, validated configuration with defaults. The identities are those of the server.
+    pub(crate) fn read(configuration: &str, hook: &Value, identities: &Identities) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let seconds = hook["timeoutSeconds"].as_u64().unwrap_or(10);
         let versions = hook["admissionReviewVersions"].as_array().into_iter().flatten();
         let version = versions.filter_map(Value::as_str).find(|version| matches!(*version, "v1" | "v1beta1"));
         Self {
             name: text(&hook["name"]),
+            configuration: configuration.to_owned(),
             matching: Matching::of_webhook(hook),
             conditions: Conditions::read(&hook["matchConditions"], false),
             endpoint: Endpoint::authenticated(

@@ -562,3 +562,113 @@ async fn errors_of_events_are_those_of_the_core_group() {
         refused.body
     );
 }
+
+#[tokio::test]
+async fn an_update_creates_objects_of_some_kinds() {
+    let server = Fixture::new().await;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    let lease = |name: &str, more: Value| {
+        let mut lease = json!({"metadata": {"name": name}, "spec": {"holderIdentity": "h"}});
+        lease["metadata"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        lease
+    };
+    let made = server.put(&format!("{leases}/a"), lease("a", json!({"resourceVersion": "5"}))).await;
+    assert_eq!((made.code, &made.body["spec"]["holderIdentity"]), (201, &json!("h")), "{}", made.body);
+    assert_eq!(made.body["metadata"]["managedFields"][0]["operation"], "Update");
+    assert_eq!(server.put(&format!("{leases}/a"), made.body).await.code, 200);
+    // The client means a lease that was deleted.
+    let deleted = server.put(&format!("{leases}/b"), lease("b", json!({"uid": "u"}))).await;
+    assert_eq!((deleted.code, &deleted.body["reason"]), (409, &json!("Conflict")), "{}", deleted.body);
+    let dry = server.put(&format!("{leases}/b?dryRun=All"), lease("b", json!({}))).await;
+    assert_eq!((dry.code, server.get(&format!("{leases}/b")).await.code), (201, 404));
+    let map = server.put(&format!("{MAPS}/none"), json!({"metadata": {"name": "none"}})).await;
+    assert_eq!(map.code, 404, "{}", map.body);
+}
+
+#[tokio::test]
+async fn an_update_that_creates_needs_the_permission_to_create() {
+    let server = Fixture::new().await;
+    let group = "rbac.authorization.k8s.io";
+    let roles = format!("/apis/{group}/v1/namespaces/default");
+    let role = |verbs: Value| {
+        let rules = json!([{"apiGroups": [""], "resources": ["services"], "verbs": verbs}]);
+        json!({"metadata": {"name": "r"}, "rules": rules})
+    };
+    assert_eq!(server.post(&format!("{roles}/roles"), role(json!(["update"]))).await.code, 201);
+    let binding = json!({"metadata": {"name": "b"}, "subjects": [{"kind": "User", "name": "u", "apiGroup": group}],
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "r"}});
+    assert_eq!(server.post(&format!("{roles}/rolebindings"), binding).await.code, 201);
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}}).to_string();
+    let put = async || {
+        let request = Request::put(format!("{SERVICES}/s")).header("content-type", "application/json");
+        let request = request.body(Full::from(service.clone())).unwrap();
+        server.send(User::new("u", &["system:authenticated"]), request).await
+    };
+    let refused = put().await;
+    assert_eq!((refused.code, &refused.body["reason"]), (403, &json!("Forbidden")), "{}", refused.body);
+    assert_eq!(server.put(&format!("{roles}/roles/r"), role(json!(["update", "create"]))).await.code, 200);
+    let made = put().await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert!(made.body["spec"]["clusterIP"].is_string(), "{}", made.body);
+}
+
+#[tokio::test]
+async fn managers_own_fields_in_all_versions_of_a_kind() {
+    let server = Fixture::new().await;
+    let apply = async |version: &str, manager: &str, least: i64| {
+        let path = format!(
+            "/apis/autoscaling/{version}/namespaces/default/horizontalpodautoscalers/h?fieldManager={manager}"
+        );
+        let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+        let config = json!({"apiVersion": format!("autoscaling/{version}"), "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "h"}, "spec": {"minReplicas": least, "maxReplicas": 5, "scaleTargetRef": target}});
+        server.call("PATCH", &path, "application/apply-patch+yaml", Some(config)).await
+    };
+    let made = apply("v2", "a", 2).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let refused = apply("v1", "b", 3).await;
+    assert_eq!(refused.code, 409, "{}", refused.body);
+    assert_eq!(refused.body["details"]["causes"][0]["field"], ".spec.minReplicas");
+    let shared = apply("v1", "b", 2).await;
+    assert_eq!(shared.code, 200, "{}", shared.body);
+    let entries = shared.body["metadata"]["managedFields"].as_array().unwrap();
+    for (manager, version) in [("a", "autoscaling/v2"), ("b", "autoscaling/v1")] {
+        let entry = entries.iter().find(|entry| entry["manager"] == manager).unwrap();
+        assert_eq!(entry["apiVersion"], version, "{}", shared.body);
+    }
+}
+
+#[tokio::test]
+async fn a_name_in_use_of_an_object_with_a_prefix_may_be_tried_again() {
+    let server = Fixture::new().await;
+    let map = || json!({"metadata": {"name": "m", "generateName": "m-"}});
+    assert_eq!(server.post(MAPS, map()).await.code, 201);
+    for path in [MAPS.to_owned(), format!("{MAPS}?dryRun=All")] {
+        let refused = server.post(&path, map()).await;
+        assert_eq!((refused.code, &refused.body["reason"]), (409, &json!("AlreadyExists")), "{path}");
+        let text = "configmaps \"m\" already exists, the server was not able to generate a unique name for the object";
+        assert_eq!(refused.body["message"], text, "{path}");
+        assert_eq!(refused.body["details"]["retryAfterSeconds"], 1, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_writer_of_a_status_owns_no_labels_of_the_deployment() {
+    let server = Fixture::new().await;
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let labels = json!({"a": "b"});
+    let template =
+        json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": labels}, "template": template});
+    let made = server.post(deployments, json!({"metadata": {"name": "d"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let config = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "d", "labels": {"x": "y"}}, "status": {"observedGeneration": 1}});
+    let path = format!("{deployments}/d/status?fieldManager=m");
+    let applied = server.call("PATCH", &path, "application/apply-patch+yaml", Some(config)).await;
+    assert_eq!(applied.code, 200, "{}", applied.body);
+    assert!(applied.body["metadata"]["labels"].is_null(), "{}", applied.body);
+    let entries = applied.body["metadata"]["managedFields"].as_array().unwrap();
+    let entry = entries.iter().find(|entry| entry["manager"] == "m").unwrap();
+    assert_eq!(entry["fieldsV1"], json!({"f:status": {"f:observedGeneration": {}}}));
+}

@@ -2,6 +2,8 @@
 
 use std::{fs, time::Duration};
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+
 use super::*;
 use crate::authn::service_account::Claims;
 
@@ -130,6 +132,30 @@ async fn annotations_of_webhooks_are_recorded_below_their_names() {
     let names: Vec<&String> = annotations.keys().filter(|key| key.starts_with("test.example.com")).collect();
     assert_eq!(names, ["test.example.com/owner"]);
     assert_eq!(annotations["test.example.com/owner"], "ann");
+}
+
+#[tokio::test]
+async fn calls_of_webhooks_are_recorded_with_their_effects() {
+    let server = with_rules("[{level: Request}]").await;
+    let changing = super::webhook::Webhook::start(|_| {
+        let patch = BASE64_STANDARD.encode(r#"[{"op":"add","path":"/data/b","value":"c"}]"#);
+        json!({"allowed": true, "patchType": "JSONPatch", "patch": patch})
+    })
+    .await;
+    let broken = super::webhook::Webhook::start(|_| json!({"allowed": "perhaps"})).await;
+    let ignored = broken.configuration(json!({"failurePolicy": "Ignore"}));
+    super::webhook::configure(&server, "mutating", changing.configuration(json!({}))).await;
+    super::webhook::configure(&server, "validating", ignored).await;
+    assert_eq!(server.post(CONFIG_MAPS, config_map("a", json!({}))).await.code, 201);
+    let event = &events(&server, CONFIG_MAPS, 1).await[0];
+    let of = |key: &str| event["annotations"][format!("{key}/round_0_index_0")].as_str();
+    let head = r#"{"configuration":"test","webhook":"test.example.com""#;
+    let mutation = format!(r#"{head},"mutated":true}}"#);
+    assert_eq!(of("mutation.webhook.admission.k8s.io"), Some(mutation.as_str()));
+    let patch = r#""patch":[{"op":"add","path":"/data/b","value":"c"}],"patchType":"JSONPatch"}"#;
+    assert_eq!(of("patch.webhook.admission.k8s.io"), Some(format!("{head},{patch}").as_str()));
+    assert_eq!(of("failed-open.validating.webhook.admission.k8s.io"), Some("test.example.com"));
+    assert_eq!(of("failed-open.mutation.webhook.admission.k8s.io"), None);
 }
 
 #[tokio::test]

@@ -370,3 +370,17 @@ async fn a_definition_whose_objects_cannot_be_loaded_is_served_later() {
     until(&server, &path, |definition| is_true(definition, "Established")).await;
     assert_eq!(server.get(FOOS).await.code, 200);
 }
+
+#[tokio::test]
+async fn a_finalizer_without_a_domain_causes_a_warning_when_it_is_added() {
+    let server = Fixture::new().await;
+    established(&server, definition("foos", "Foo")).await;
+    let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo",
+        "metadata": {"name": "a", "finalizers": ["plain.example.com", "example.com/good"]}});
+    let made = server.post(FOOS, foo).await;
+    let warning = "299 - \"metadata.finalizers: \\\"plain.example.com\\\": prefer a domain-qualified finalizer name \
+                   including a path (/) to avoid accidental conflicts with other finalizer writers\"";
+    assert_eq!((made.code, made.headers["warning"].to_str().unwrap()), (201, warning), "{}", made.body);
+    let labelled = server.merge(&format!("{FOOS}/a"), json!({"metadata": {"labels": {"a": "b"}}})).await;
+    assert_eq!((labelled.code, labelled.headers.get("warning")), (200, None), "{}", labelled.body);
+}

@@ -103,6 +103,32 @@ async fn a_webhook_learns_whether_a_deletion_is_a_dry_run() {
 }
 
 #[tokio::test]
+async fn a_webhook_gets_the_options_of_the_request() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
+    configure(&server, "validating", webhook.configuration(json!({}))).await;
+    let one = format!("{MAPS}/a");
+    server.post(&format!("{MAPS}?fieldManager=m&fieldValidation=Strict"), map("a")).await;
+    server.merge(&format!("{one}?fieldManager=n&dryRun=All"), json!({"data": {"c": "d"}})).await;
+    server.delete(&one, json!({"propagationPolicy": "Background", "gracePeriodSeconds": 3})).await;
+    server.post(MAPS, map("a")).await;
+    server.call("DELETE", &format!("{one}?propagationPolicy=Orphan"), "", None).await;
+    let options: Vec<Value> = webhook.requests().iter().map(|request| request["options"].clone()).collect();
+    let version = "meta.k8s.io/v1";
+    assert_eq!(
+        options,
+        [
+            json!({"kind": "CreateOptions", "apiVersion": version, "fieldManager": "m", "fieldValidation": "Strict"}),
+            json!({"kind": "UpdateOptions", "apiVersion": version, "fieldManager": "n", "dryRun": ["All"]}),
+            json!({"kind": "DeleteOptions", "apiVersion": version, "propagationPolicy": "Background",
+                "gracePeriodSeconds": 3}),
+            json!({"kind": "CreateOptions", "apiVersion": version}),
+            json!({"kind": "DeleteOptions", "apiVersion": version, "propagationPolicy": "Orphan"}),
+        ]
+    );
+}
+
+#[tokio::test]
 async fn validating_admission_has_the_generated_name() {
     let server = Fixture::new().await;
     let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
@@ -369,4 +395,23 @@ async fn subresources_with_objects_of_their_own_are_sent_to_webhooks() {
         json!({"kind": "PodAttachOptions", "apiVersion": "v1", "stdin": true, "container": "c"})
     );
     assert_eq!(of("token")["object"]["kind"], "TokenRequest");
+}
+
+#[tokio::test]
+async fn a_webhook_for_one_group_of_events_gets_those_of_the_other_group() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
+    let rules =
+        json!([{"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["events"]}]);
+    configure(&server, "validating", webhook.configuration(json!({"rules": rules}))).await;
+    let event = json!({"metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z", "action": "a",
+        "reason": "r", "type": "Normal", "reportingController": "c.example.com/c", "reportingInstance": "i",
+        "regarding": {"kind": "Pod", "namespace": "default", "name": "p"}, "note": "n"});
+    let made = server.post("/apis/events.k8s.io/v1/namespaces/default/events", event).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let requests = webhook.requests();
+    let [request] = requests.as_slice() else { panic!("{requests:?}") };
+    assert_eq!(request["resource"], json!({"group": "", "version": "v1", "resource": "events"}));
+    assert_eq!(request["requestResource"]["group"], "events.k8s.io");
+    assert_eq!(request["object"]["message"], "n");
 }

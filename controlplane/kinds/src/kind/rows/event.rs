@@ -52,6 +52,7 @@ pub(super) const EVENTS: Kind = Kind {
     }),
     rules: Rules {
         validate: validate::event::event,
+        create_on_update: true,
         columns: table::event::COLUMNS,
         cells: |event, now| table::event::cells(&renamed(event.clone(), |(new, core)| (new, core)), now),
         ..RULES

@@ -14,6 +14,7 @@ pub(super) const LIMIT_RANGES: Kind = Kind {
     rules: Rules {
         defaults: defaults::policy::limit_range,
         validate: validate::policy::limit_range,
+        create_on_update: true,
         ..RULES
     },
     ..KIND
@@ -72,6 +73,7 @@ pub(super) const RUNTIME_CLASSES: Kind = Kind {
     rules: Rules {
         validate: validate::policy::runtime_class,
         unconditional_update: false,
+        create_on_update: true,
         columns: table::policy::RUNTIME_CLASS,
         cells: table::policy::runtime_class,
         ..RULES

@@ -5,13 +5,14 @@ use crate::{defaults, table, validate};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
+const RBAC_RULES: Rules = Rules { name: NameRule::PathSegment, create_on_update: true, ..RULES };
+
 const BINDING_RULES: Rules = Rules {
     defaults: defaults::rbac::binding,
     validate: validate::rbac::binding,
-    name: NameRule::PathSegment,
     columns: table::rbac::BINDING,
     cells: table::rbac::binding,
-    ..RULES
+    ..RBAC_RULES
 };
 
 pub(super) const ROLES: Kind = Kind {
@@ -20,7 +21,7 @@ pub(super) const ROLES: Kind = Kind {
     plural: "roles",
     singular: "role",
     schema: "io.k8s.api.rbac.v1.Role",
-    rules: Rules { validate: validate::rbac::role, name: NameRule::PathSegment, ..RULES },
+    rules: Rules { validate: validate::rbac::role, ..RBAC_RULES },
     ..KIND
 };
 
@@ -31,7 +32,7 @@ pub(super) const CLUSTER_ROLES: Kind = Kind {
     singular: "clusterrole",
     namespaced: false,
     schema: "io.k8s.api.rbac.v1.ClusterRole",
-    rules: Rules { validate: validate::rbac::cluster_role, name: NameRule::PathSegment, ..RULES },
+    rules: Rules { validate: validate::rbac::cluster_role, ..RBAC_RULES },
     ..KIND
 };
 
