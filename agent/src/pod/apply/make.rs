@@ -217,7 +217,7 @@ mod tests {
     fn the_error_of_a_sandbox_is_shown_also_while_the_network_is_not_ready() {
         let events = |network: Option<&str>| sandbox_events("no such handler", network.map(str::to_owned));
         let failed = ("FailedCreatePodSandBox", "Failed to create pod sandbox: no such handler".to_owned());
-        assert_eq!(events(None), [failed.clone()]);
+        assert_eq!(events(None), std::slice::from_ref(&failed));
         let network = ("NetworkNotReady", "network is not ready".to_owned());
         assert_eq!(events(Some("network is not ready")), [network, failed]);
     }

@@ -40,7 +40,7 @@ impl<'a> Unit<'a> {
             v1::limits(|controller, file| self.read(controller, file))
         } else {
             let unified = self.hierarchies.iter().find(|hierarchy| hierarchy.is_unified());
-            unified.map(|unified| property::held(&unified.at(&self.path))).unwrap_or_default()
+            unified.map(|unified| property::current_limits(&unified.at(&self.path))).unwrap_or_default()
         };
         self.systemd.set(&self.name, &limits)
     }

@@ -19,6 +19,7 @@ pub(super) const API_SERVICES: Kind = Kind {
         validate: validate::aggregation::api_service,
         name: NameRule::PathSegment,
         unconditional_update: false,
+        create_on_update: false,
         writes: Writes { create: validate::aggregation::new_status, ..WITH_STATUS },
         columns: table::aggregation::API_SERVICE,
         cells: table::aggregation::api_service,
