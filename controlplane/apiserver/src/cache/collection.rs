@@ -304,10 +304,8 @@ impl Collection {
             event.is_none_or(|event| watcher.send(event, change.revision))
         };
         // Each node watches its pods.
-        match self.watchers.select_nodes() {
-            true => self.watchers.retain_of(change.nodes(kind), send),
-            false => self.watchers.retain(send),
-        }
+        let nodes = if self.watchers.select_nodes() { change.nodes(kind) } else { [""; 2] };
+        self.watchers.retain_of(&change.new.key, nodes, send);
         self.record_change(change.clone());
         Some(change)
     }
@@ -338,9 +336,7 @@ impl Collection {
         }
         // A client whose last event is older than the history could not resume, so it gets a bookmark.
         let (compacted, newest) = (self.compacted, self.newest());
-        self.watchers.retain(|watcher| {
-            !watcher.bookmarks || watcher.sent >= compacted || watcher.send(Event::Bookmark(newest), newest)
-        });
+        self.watchers.send_bookmarks(compacted, newest);
     }
 
     /// Whether the history has recent changes above the usual limits.
@@ -464,7 +460,7 @@ impl Collection {
                 return Ok(());
             }
         }
-        self.watchers.add(watcher, self.has_references());
+        self.watchers.add(watcher, &self.kind);
         Ok(())
     }
 
@@ -473,7 +469,7 @@ impl Collection {
         let mut initial = self.candidates(&watcher.scope);
         initial.retain(|object| watcher.scope.selects(&self.kind, object));
         watcher.sent = revision;
-        self.watchers.add(watcher, self.has_references());
+        self.watchers.add(watcher, &self.kind);
         initial
     }
 }
