@@ -117,7 +117,8 @@ pub(crate) struct Permit {
 /// The permit of a watch. The count ends when all clones are dropped.
 #[derive(Clone)]
 pub(crate) struct WatchPermit {
-    _counted: Arc<CountedWatch>,
+    /// `None` for members of `system:masters`.
+    _counted: Option<Arc<CountedWatch>>,
     reader: Arc<Reader>,
 }
 
@@ -187,11 +188,10 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. `None` for users without a
-    /// limit.
-    pub(crate) fn watch(&self, user: &User, nodes: u64) -> Result<Option<WatchPermit>> {
+    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes.
+    pub(crate) fn watch(&self, user: &User, nodes: u64) -> Result<WatchPermit> {
         if user.is_in("system:masters") {
-            return Ok(None);
+            return Ok(WatchPermit { _counted: None, reader: self.reader(user) });
         }
         let owner = requester(&user.name);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,13 +203,16 @@ impl InFlight {
         *count += 1;
         drop(watches);
         let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
-        Ok(Some(WatchPermit { _counted: Arc::new(counted), reader: self.unread.reader(owner) }))
+        Ok(WatchPermit { _counted: Some(Arc::new(counted)), reader: self.reader(user) })
     }
 
-    /// The reader of a response to a user. `None` for users without a limit.
-    pub(crate) fn reader(&self, user: &User) -> Option<Arc<Reader>> {
-        let is_limited = !user.is_in("system:masters");
-        is_limited.then(|| self.unread.reader(requester(&user.name)))
+    /// The reader of a response to a user.
+    pub(crate) fn reader(&self, user: &User) -> Arc<Reader> {
+        let owner = requester(&user.name);
+        match user.is_in("system:masters") {
+            true => self.unread.reader_of_masters(owner),
+            false => self.unread.reader(owner),
+        }
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -473,7 +476,9 @@ mod tests {
         assert_eq!(limits.watch(&account("b"), 3).err().unwrap().code, 429);
         assert!(limits.watch(&account("b"), 1000).is_ok(), "the accounts of a DaemonSet on many nodes");
         let clone = limits.watch(&User::new("eve", &[]), 3).unwrap().clone();
-        assert!(limits.watch(&User::new("root", &["system:masters"]), 3).unwrap().is_none());
+        let root = User::new("root", &["system:masters"]);
+        let of_root: Vec<_> = (0..=MAX_WATCHES).map(|_| limits.watch(&root, 3).unwrap()).collect();
+        assert!(of_root.iter().all(|permit| permit.reader().is_of_masters()));
         drop(held);
         drop(limits.watch(&account("b"), 3).unwrap());
         assert_eq!(limits.watches.lock().unwrap().len(), 1, "a clone of a permit counts");

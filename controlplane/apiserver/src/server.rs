@@ -190,7 +190,7 @@ impl Apiserver {
     ) -> (Option<WatchPermit>, Option<ApiError>) {
         let Some(caller) = caller.filter(|_| info.verb == "watch") else { return (None, None) };
         match self.state.in_flight.watch(caller, self.state.cache.count("", "nodes")) {
-            Ok(permit) => (permit, None),
+            Ok(permit) => (Some(permit), None),
             Err(error) => (None, Some(error)),
         }
     }
@@ -279,10 +279,8 @@ impl Apiserver {
             .unwrap_or_else(|error| reply::failure(&error));
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
         reply.extensions_mut().insert(limits.with_permit(permit));
-        if let Some(reader) = reader {
-            reply = counted_body::counted(reply, reader.clone(), superseded, begin);
-            reply.extensions_mut().insert(reader);
-        }
+        reply = counted_body::counted(reply, reader.clone(), superseded, begin);
+        reply.extensions_mut().insert(reader);
         Ok(reply)
     }
 

@@ -184,19 +184,34 @@ impl Collection {
     /// Replaces the resource by its changed form. Objects keep the version in which they are stored.
     pub(super) fn replace(&mut self, kind: Arc<Resource>) {
         let names = |kind: &Resource| kind.fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>();
+        let mut replaced = Vec::new();
         if names(&self.kind) != names(&kind) {
             // The attributes contain values of the former fields.
-            self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_attributes()));
+            let of_changes = self.changes.iter_mut();
+            let of_changes = of_changes.flat_map(|change| change.old.iter_mut().chain([&mut change.new]));
+            for object in self.objects.values_mut().chain(of_changes) {
+                let new = Arc::new(object.without_attributes());
+                replaced.push(std::mem::replace(object, new));
+            }
         }
         self.kind = kind;
         if self.kind.strategy().completes_stored() {
-            let kind = &self.kind;
-            self.objects.values_mut().for_each(|object| {
-                if let Some(complete) = object.completed(kind) {
-                    *object = Arc::new(complete);
+            for object in self.objects.values_mut() {
+                if let Some(complete) = object.completed(&self.kind) {
+                    replaced.push(std::mem::replace(object, Arc::new(complete)));
                 }
-            });
+            }
         }
+        self.count_replaced(replaced);
+    }
+
+    /// Counts replaced objects that responses refer to. Some share their bytes with a current object, but not after its
+    /// next change.
+    fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
+        // The history and the objects may have had the same one. Then only responses have further references.
+        replaced.sort_unstable_by_key(Arc::as_ptr);
+        replaced.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        replaced.iter().for_each(|old| old.count_superseded(&self.superseded));
     }
 
     /// Ends all watches: the resource was removed.
@@ -631,6 +646,29 @@ mod tests {
         let start = key_of(kind, "ns", "c");
         assert_eq!((states(&start, 4), states(&start, 9)), ("c3 d4".to_owned(), "c7 d4 e8".to_owned()));
         assert_eq!(states(&prefix_of(kind, "other"), 9), "");
+    }
+
+    #[test]
+    fn an_object_of_a_response_counts_after_a_change_of_the_selectable_fields() {
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
+        let update = |revision: u64| {
+            let data =
+                json!({"metadata": {"name": "a", "namespace": "ns"}, "data": {"k": "x".repeat(1 << 20)}});
+            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &data)));
+            cache.apply(&Commit { key, revision, value, created: 1, guard_follows: false });
+        };
+        let shared = cache.of(kind).unwrap();
+        let replace = |kind: &Arc<Resource>| shared.lock().replace(kind.clone());
+        update(1);
+        update(2);
+        replace(by_kind("v1", "Secret").unwrap());
+        assert_eq!(cache.superseded.bytes(), 0, "neither the history nor the objects count");
+        let listed = cache.list(kind, "ns");
+        replace(kind);
+        update(3);
+        assert!((1 << 20..2 << 20).contains(&cache.superseded.bytes()), "{}", cache.superseded.bytes());
+        drop(listed);
+        assert_eq!(cache.superseded.bytes(), 0);
     }
 
     #[test]

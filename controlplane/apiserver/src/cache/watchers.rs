@@ -43,7 +43,7 @@ pub(crate) struct Watcher {
     pub(super) after: u64,
     events: mpsc::Sender<Queued>,
     link: Arc<Link>,
-    /// The reader of the watch. `None` without a limit.
+    /// The reader of the watch. `None` for requests of this process.
     reader: Option<Arc<Reader>>,
     /// Cancelled when the collection removes the watcher.
     _cut: DropGuard,

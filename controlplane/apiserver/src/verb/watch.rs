@@ -58,7 +58,7 @@ struct Writer {
     /// Start of the watch, and the histogram of the durations until the initial events are sent. `None` without initial
     /// events, and after they are sent.
     initial: Option<(Instant, Histogram)>,
-    /// The reader of the watch. `None` without a limit.
+    /// The reader of the watch. `None` for requests of this process.
     reader: Option<Arc<Reader>>,
     /// Whether each event must be in one piece.
     is_whole: bool,
@@ -95,7 +95,7 @@ enum Start {
     After(u64),
 }
 
-/// Starts a watch. `reader`: its reader; `None` without a limit.
+/// Starts a watch. `reader`: its reader; `None` for requests of this process.
 pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let superseded = &call.state.cache.superseded;
     let begin = superseded.counted();
