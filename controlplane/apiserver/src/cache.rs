@@ -5,6 +5,7 @@
 //! page.
 
 mod allocated;
+mod change;
 mod collection;
 mod fields;
 mod ledger;
@@ -34,7 +35,8 @@ use crate::{
 pub(crate) use allocated::Allocated;
 #[cfg(test)]
 pub(crate) use collection::RECENT;
-pub(crate) use collection::{Change, Collection, Scope};
+pub(crate) use change::{Change, Scope};
+pub(crate) use collection::Collection;
 pub(crate) use fields::Fields;
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
