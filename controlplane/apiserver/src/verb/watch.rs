@@ -377,10 +377,6 @@ impl Writer {
             let start = [start_of_line(name).as_bytes(), start.as_slice()].concat();
             return Ok(vec![start.into(), self.held(rest)?, Bytes::from_static(END_OF_LINE)]);
         }
-        if is_plain {
-            let line = line(name, object.json_len(), |text| object.push_json(text));
-            return Ok(vec![self.held(line)?]);
-        }
         let line = match self.form {
             // Its rows have ages, and the first table of a watch has headers.
             Form::Table(_) => self.rendered_change(name, object),
@@ -541,6 +537,24 @@ mod tests {
             }
             lines.dedup();
             assert_eq!((lines.len(), parses::so_far() - before), (1, 1));
+        }
+    }
+
+    #[test]
+    fn watches_share_the_bytes_of_a_small_event() {
+        let mut writers = [false, false, true].map(|is_whole| plain_writer(is_whole, None));
+        let shared = writers[0].shared.clone();
+        let value = json!({"metadata": {"name": "n"}});
+        let object = Arc::new(Object::of(&writers[0].kind, "k".into(), 7, &value));
+        let lines = writers.each_mut().map(|writer| {
+            writer.shared = shared.clone();
+            writer.event(&Event::Modified(object.clone())).unwrap()
+        });
+        let text =
+            format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", String::from_utf8_lossy(&object.json()));
+        for line in &lines {
+            assert_eq!((line.len(), &line[0][..]), (1, text.as_bytes()));
+            assert_eq!(line[0].as_ptr(), lines[0][0].as_ptr(), "one copy for all");
         }
     }
 
