@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cache::{Event, Events, Object, RenderedEvents, Scope, Watcher},
+    cache::{Conversions, Event, Events, Object, RenderedEvents, Scope, Watcher},
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -127,12 +127,12 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     });
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
-    let shared = call.state.cache.rendered.clone();
+    let (shared, conversions) = (call.state.cache.rendered.clone(), call.state.cache.conversions.clone());
     let writer =
         Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole, shared };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
-        .then(move |event| converted(kind.clone(), event, first_events.clone()))
+        .then(move |event| converted(conversions.clone(), kind.clone(), event, first_events.clone()))
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
                 (Some(transitions), Ok(event)) => transitions.event(event).map(Ok),
@@ -196,17 +196,35 @@ fn content_type(form: Form) -> HeaderValue {
 }
 
 /// The event in the version of the watch.
-async fn converted(kind: Arc<Resource>, event: Event, first: FirstEvents) -> Result<Event> {
+async fn converted(
+    conversions: Arc<Conversions>,
+    kind: Arc<Resource>,
+    event: Event,
+    first: FirstEvents,
+) -> Result<Event> {
     let began = Instant::now();
     first.add_reading(event.weight());
     let converted = match event {
-        Event::Added(object) => convert::object(&kind, object).await.map(Event::Added),
-        Event::Modified(object) => convert::object(&kind, object).await.map(Event::Modified),
-        Event::Deleted(object) => convert::object(&kind, object).await.map(Event::Deleted),
+        Event::Added(object) => in_version(&conversions, &kind, object).await.map(Event::Added),
+        Event::Modified(object) => in_version(&conversions, &kind, object).await.map(Event::Modified),
+        Event::Deleted(object) => in_version(&conversions, &kind, object).await.map(Event::Deleted),
         Event::Bookmark(_) | Event::InitialEnd(_) => Ok(event),
     };
     first.add_conversion(began.elapsed().min(MAX_CONVERSION));
     converted
+}
+
+/// The object in the version of the watch. Watches share conversions.
+async fn in_version(
+    conversions: &Conversions,
+    kind: &Arc<Resource>,
+    object: Arc<Object>,
+) -> Result<Arc<Object>> {
+    if object.api_version() == kind.api_version() {
+        return Ok(object);
+    }
+    let (to, from) = (kind.clone(), object.clone());
+    conversions.get(&object, kind, || Box::pin(async move { convert::object(&to, from).await })).await
 }
 
 /// The pieces of an event. An error is the last event: the writer is `None` after it.
