@@ -478,7 +478,7 @@ mod tests {
         let clone = limits.watch(&User::new("eve", &[]), 3).unwrap().clone();
         let root = User::new("root", &["system:masters"]);
         let of_root: Vec<_> = (0..=MAX_WATCHES).map(|_| limits.watch(&root, 3).unwrap()).collect();
-        assert!(of_root.iter().all(|permit| permit.reader().is_of_masters()));
+        assert!(of_root.iter().all(|permit| permit.reader().is_protected()));
         drop(held);
         drop(limits.watch(&account("b"), 3).unwrap());
         assert_eq!(limits.watches.lock().unwrap().len(), 1, "a clone of a permit counts");

@@ -5,8 +5,8 @@
 //! to it. The object counts until it is dropped. Above a limit, responses end: the oldest ones of the owner that may
 //! refer to the most of these bytes. Current objects do not count, so many readers of the same objects do not end.
 //!
-//! Responses to members of `system:masters` have a limit of their own. They end only if all others together cannot refer to
-//! so many bytes that the rest is within this limit. So other users cannot end them.
+//! Responses to members of `system:masters` and to components of the cluster have a limit of their own. They end only if
+//! all others together cannot refer to so many bytes that the rest is within this limit. So other users cannot end them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,8 +21,8 @@ use crate::unread_bytes::Reader;
 /// Maximum bytes of superseded objects. Unread bytes are allowed in addition: they have a limit of their own, and queued
 /// events of watches count as both.
 const MAX_BYTES: usize = 64 << 20;
-/// Maximum bytes of superseded objects that only responses to members of `system:masters` refer to, in addition.
-const MAX_BYTES_OF_MASTERS: usize = 64 << 20;
+/// Maximum bytes of superseded objects that only protected responses ([`Reader::is_protected`]) refer to, in addition.
+const MAX_PROTECTED_BYTES: usize = 64 << 20;
 
 /// The superseded objects that are still in memory, and the responses that may refer to some.
 #[derive(Default)]
@@ -139,13 +139,13 @@ impl Responses {
         if self.ending > 0 || bytes <= MAX_BYTES {
             return Vec::new();
         }
-        let (masters, others) = (self.held(true, counted), self.held(false, counted));
-        // At least these bytes above the limit are in responses to masters.
-        let of_masters = bytes.saturating_sub(others + MAX_BYTES_OF_MASTERS);
-        if of_masters > 0 && masters > 0 {
-            return self.end_oldest(of_masters, counted, |one| one.reader.is_of_masters());
+        let (protected, others) = (self.held(true, counted), self.held(false, counted));
+        // At least these bytes above the limit are in protected responses.
+        let of_protected = bytes.saturating_sub(others + MAX_PROTECTED_BYTES);
+        if of_protected > 0 && protected > 0 {
+            return self.end_oldest(of_protected, counted, |one| one.reader.is_protected());
         }
-        let excess = bytes.saturating_sub(MAX_BYTES + masters.min(MAX_BYTES_OF_MASTERS));
+        let excess = bytes.saturating_sub(MAX_BYTES + protected.min(MAX_PROTECTED_BYTES));
         if excess == 0 {
             return Vec::new();
         }
@@ -153,18 +153,18 @@ impl Responses {
         self.end_oldest(excess, counted, |one| one.is_of(&owner))
     }
 
-    /// Maximum bytes of superseded objects that the responses to members of `system:masters` refer to, or all others.
-    fn held(&self, by_masters: bool, counted: usize) -> usize {
+    /// Maximum bytes of superseded objects that the protected responses refer to, or all others.
+    fn held(&self, is_protected: bool, counted: usize) -> usize {
         let mut held = Held::default();
-        let chosen = self.open.values().filter(|one| one.reader.is_of_masters() == by_masters);
+        let chosen = self.open.values().filter(|one| one.reader.is_protected() == is_protected);
         chosen.for_each(|one| held.add(one, counted));
         held.bytes()
     }
 
-    /// The owner whose responses may refer to the most bytes. Members of `system:masters` do not count.
+    /// The owner whose responses may refer to the most bytes. Protected ones do not count.
     fn largest_owner(&self, counted: usize) -> Option<String> {
         let mut owners = HashMap::<&str, Held>::new();
-        for one in self.open.values().filter(|one| !one.reader.is_of_masters()) {
+        for one in self.open.values().filter(|one| !one.reader.is_protected()) {
             owners.entry(one.reader.owner()).or_default().add(one, counted);
         }
         let (owner, _) = owners.into_iter().max_by_key(|(_, held)| held.bytes())?;
@@ -208,9 +208,9 @@ impl Responses {
 // === impl Open ===
 
 impl Open {
-    /// Whether the response is to this owner, and not to a member of `system:masters`.
+    /// Whether the response is to this owner, and not protected.
     fn is_of(&self, owner: &str) -> bool {
-        !self.reader.is_of_masters() && self.reader.owner() == owner
+        !self.reader.is_protected() && self.reader.owner() == owner
     }
 
     /// Maximum bytes of superseded objects that the response refers to.
@@ -348,17 +348,17 @@ mod tests {
     }
 
     #[test]
-    fn other_users_do_not_end_the_responses_to_masters() {
+    fn other_users_do_not_end_the_responses_to_masters_and_components() {
         let server = Server::default();
         let users: Vec<Opened> = (0..32).map(|number| server.open(&format!("user-{number}"), 16)).collect();
-        let master = server.open_by_master(300);
+        let protected = [server.open_by_master(300), server.open("system:kube-scheduler", 300)];
         let mut objects = server.supersede(192);
         assert!(users.iter().any(has_lost));
         for user in users {
             // Each of them has kept six objects.
             objects.truncate(objects.len() - 6);
             drop(user);
-            assert!(!has_lost(&master));
+            assert!(!protected.iter().any(has_lost));
         }
         assert!(objects.is_empty());
     }

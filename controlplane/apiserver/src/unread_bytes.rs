@@ -274,9 +274,10 @@ impl Reader {
         &self.owner
     }
 
-    /// Whether the response is to a member of `system:masters`.
-    pub(crate) fn is_of_masters(&self) -> bool {
-        self.is_of_masters
+    /// Whether other users must not be able to end the response: it is to a member of `system:masters`, or to a component
+    /// of the cluster.
+    pub(crate) fn is_protected(&self) -> bool {
+        self.is_of_masters || self.class == Class::Components
     }
 
     /// Number of unread bytes of all owners, with those that have no limit.
