@@ -117,8 +117,7 @@ pub(crate) struct Permit {
 /// The permit of a watch. The count ends when all clones are dropped.
 #[derive(Clone)]
 pub(crate) struct WatchPermit {
-    /// `None` for members of `system:masters`.
-    _counted: Option<Arc<CountedWatch>>,
+    _counted: Arc<CountedWatch>,
     reader: Arc<Reader>,
 }
 
@@ -188,10 +187,11 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes.
-    pub(crate) fn watch(&self, user: &User, nodes: u64) -> Result<WatchPermit> {
+    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. `None` for users without a
+    /// limit.
+    pub(crate) fn watch(&self, user: &User, nodes: u64) -> Result<Option<WatchPermit>> {
         if user.is_in("system:masters") {
-            return Ok(WatchPermit { _counted: None, reader: self.reader(user) });
+            return Ok(None);
         }
         let owner = requester(&user.name);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +203,7 @@ impl InFlight {
         *count += 1;
         drop(watches);
         let counted = CountedWatch { watches: self.watches.clone(), owner: owner.to_owned() };
-        Ok(WatchPermit { _counted: Some(Arc::new(counted)), reader: self.reader(user) })
+        Ok(Some(WatchPermit { _counted: Arc::new(counted), reader: self.unread.reader(owner) }))
     }
 
     /// The reader of a response to a user.
@@ -455,6 +455,16 @@ mod tests {
     }
 
     #[test]
+    fn responses_to_masters_and_components_are_protected() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let is_protected =
+            |name: &str, groups: &[&str]| limits.reader(&User::new(name, groups)).is_protected();
+        assert!(is_protected("root", &["system:masters"]));
+        assert!(is_protected("system:serviceaccount:kube-system:dns", &[]));
+        assert!(!is_protected("system:serviceaccount:ns:dns", &[]) && !is_protected("eve", &[]));
+    }
+
+    #[test]
     fn the_accounts_of_a_namespace_have_the_requests_of_one_user() {
         let (limits, read) = (InFlight::new([4, 4]), info(Method::GET, "/api/v1/pods"));
         let enter =
@@ -476,9 +486,7 @@ mod tests {
         assert_eq!(limits.watch(&account("b"), 3).err().unwrap().code, 429);
         assert!(limits.watch(&account("b"), 1000).is_ok(), "the accounts of a DaemonSet on many nodes");
         let clone = limits.watch(&User::new("eve", &[]), 3).unwrap().clone();
-        let root = User::new("root", &["system:masters"]);
-        let of_root: Vec<_> = (0..=MAX_WATCHES).map(|_| limits.watch(&root, 3).unwrap()).collect();
-        assert!(of_root.iter().all(|permit| permit.reader().is_protected()));
+        assert!(limits.watch(&User::new("root", &["system:masters"]), 3).unwrap().is_none());
         drop(held);
         drop(limits.watch(&account("b"), 3).unwrap());
         assert_eq!(limits.watches.lock().unwrap().len(), 1, "a clone of a permit counts");

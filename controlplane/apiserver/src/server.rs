@@ -106,7 +106,8 @@ impl Apiserver {
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let (watch, refusal) = self.watch_permit(caller.as_ref().ok().filter(|_| !is_local), &info);
-        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted, watch));
+        let begin = || self.state.begin_long(&counted, watch, caller.as_ref().ok());
+        let running = (is_long && !is_local).then(begin);
         upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
@@ -190,7 +191,7 @@ impl Apiserver {
     ) -> (Option<WatchPermit>, Option<ApiError>) {
         let Some(caller) = caller.filter(|_| info.verb == "watch") else { return (None, None) };
         match self.state.in_flight.watch(caller, self.state.cache.count("", "nodes")) {
-            Ok(permit) => (Some(permit), None),
+            Ok(permit) => (permit, None),
             Err(error) => (None, Some(error)),
         }
     }

@@ -281,7 +281,7 @@ async fn the_unread_events_of_an_impersonated_user_count_for_the_caller() {
     assert_eq!(watch.status(), 200);
     let map = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(500_000)}});
     assert_eq!(server.post("/api/v1/namespaces/default/configmaps", map).await.code, 201);
-    let permit = server.api.state.in_flight.watch(&User::new(&caller, &[]), 1).unwrap();
+    let permit = server.api.state.in_flight.watch(&User::new(&caller, &[]), 1).unwrap().unwrap();
     let counts = async || permit.reader().bytes_of_owner() >= 500_000;
     eventually_async("the event counts", 10, counts).await;
     drop(watch);
