@@ -5,7 +5,9 @@
 //! page.
 
 mod allocated;
+mod change;
 mod collection;
+mod conversions;
 mod fields;
 mod ledger;
 mod object;
@@ -32,9 +34,11 @@ use crate::{
     superseded::SupersededObjects,
 };
 pub(crate) use allocated::Allocated;
+pub(crate) use change::{Change, Scope};
+pub(crate) use collection::Collection;
 #[cfg(test)]
 pub(crate) use collection::RECENT;
-pub(crate) use collection::{Change, Collection, Scope};
+pub(crate) use conversions::Conversions;
 pub(crate) use fields::Fields;
 pub(crate) use ledger::Ledger;
 #[cfg(test)]
@@ -73,6 +77,8 @@ pub(crate) struct Cache {
     pub(crate) quotas: Ledger,
     /// Events that watches share.
     pub(crate) rendered: Arc<RenderedEvents>,
+    /// Conversions of objects that watches share.
+    pub(crate) conversions: Arc<Conversions>,
     /// Superseded objects that responses still refer to.
     pub(crate) superseded: Arc<SupersededObjects>,
 }
@@ -120,6 +126,7 @@ impl Cache {
             bursts: Notify::new(),
             quotas: Ledger::default(),
             rendered: Arc::default(),
+            conversions: Arc::default(),
             superseded,
         }
     }

@@ -227,10 +227,13 @@ impl InFlight {
         Ok(Some(WatchPermit { _counted: Arc::new(counted), reader: self.unread.reader(owner) }))
     }
 
-    /// The reader of a response to a user. `None` for users without a limit.
-    pub(crate) fn reader(&self, user: &User) -> Option<Arc<Reader>> {
-        let is_limited = !user.is_in("system:masters");
-        is_limited.then(|| self.unread.reader(requester(&user.name)))
+    /// The reader of a response to a user.
+    pub(crate) fn reader(&self, user: &User) -> Arc<Reader> {
+        let owner = requester(&user.name);
+        match user.is_in("system:masters") {
+            true => self.unread.reader_of_masters(owner),
+            false => self.unread.reader(owner),
+        }
     }
 
     /// Limits the read-only and mutating requests of all users together.
@@ -486,6 +489,16 @@ mod tests {
         }
         drop(held);
         assert!(limits.counts.lock().unwrap().users.is_empty());
+    }
+
+    #[test]
+    fn responses_to_masters_and_components_are_protected() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let is_protected =
+            |name: &str, groups: &[&str]| limits.reader(&User::new(name, groups)).is_protected();
+        assert!(is_protected("root", &["system:masters"]));
+        assert!(is_protected("system:serviceaccount:kube-system:dns", &[]));
+        assert!(!is_protected("system:serviceaccount:ns:dns", &[]) && !is_protected("eve", &[]));
     }
 
     #[test]

@@ -108,7 +108,8 @@ impl Apiserver {
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let (watch, refusal) = self.watch_permit(caller.as_ref().ok().filter(|_| !is_local), &info);
-        let running = (is_long && !is_local).then(|| self.state.metrics.serving.begin_long(&counted, watch));
+        let begin = || self.state.begin_long(&counted, watch, caller.as_ref().ok());
+        let running = (is_long && !is_local).then(begin);
         upgrade.running.clone_from(&running);
         let compresses = self.state.features.response_compression;
         let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
@@ -299,10 +300,8 @@ impl Apiserver {
             .unwrap_or_else(|error| reply::failure(&error));
         let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
         reply.extensions_mut().insert(limits.with_permit(permit));
-        if let Some(reader) = reader {
-            reply = counted_body::counted(reply, reader.clone(), superseded, begin);
-            reply.extensions_mut().insert(reader);
-        }
+        reply = counted_body::counted(reply, reader.clone(), superseded, begin);
+        reply.extensions_mut().insert(reader);
         Ok(reply)
     }
 

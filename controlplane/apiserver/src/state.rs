@@ -11,16 +11,16 @@ use crate::{
     aggregation::{FrontProxy, Remotes, forward::Forwarder},
     allocate::Allocator,
     audit::Auditor,
-    authn::Authenticators,
+    authn::{Authenticators, User},
     authz::Authorizers,
     cache::Cache,
     component_pages::ComponentPages,
     config::{KubeletTls, ServerFeatures},
     flow_control::FlowControl,
-    in_flight::InFlight,
+    in_flight::{InFlight, WatchPermit},
     large_requests::LargeRequests,
     merged_openapi::Merged,
-    metrics::{ComponentMetrics, Metrics},
+    metrics::{ComponentMetrics, LongRunning, Metrics, Request},
     quota_locks::Locks,
     registry::Registry,
     usage_samples::Samples,
@@ -81,6 +81,20 @@ pub(crate) struct State {
 // === impl State ===
 
 impl State {
+    /// Counts a long-running request from the network. `watch`: its permit, if it is a watch with one. `caller`: `None` if
+    /// it is not authenticated.
+    pub(crate) fn begin_long(
+        &self,
+        request: &Request,
+        watch: Option<WatchPermit>,
+        caller: Option<&User>,
+    ) -> LongRunning {
+        // Watches of members of `system:masters` have no permit.
+        let new = || caller.map(|caller| self.in_flight.reader(caller));
+        let reader = watch.as_ref().map(|permit| permit.reader().clone()).or_else(new);
+        self.metrics.serving.begin_long(request, watch, reader)
+    }
+
     /// The client of aggregated servers.
     pub(crate) fn forwarder(&self) -> Forwarder {
         Forwarder { cache: self.cache.clone(), timeout: self.request_timeout }

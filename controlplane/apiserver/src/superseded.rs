@@ -4,6 +4,9 @@
 //! keep many versions of its objects. The cache counts an object that it and its history no longer have, if others refer
 //! to it. The object counts until it is dropped. Above a limit, responses end: the oldest ones of the owner that may
 //! refer to the most of these bytes. Current objects do not count, so many readers of the same objects do not end.
+//!
+//! Responses to members of `system:masters` and to components of the cluster have a limit of their own. They end only if
+//! all others together cannot refer to so many bytes that the rest is within this limit. So other users cannot end them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,6 +21,8 @@ use crate::unread_bytes::Reader;
 /// Maximum bytes of superseded objects. Unread bytes are allowed in addition: they have a limit of their own, and queued
 /// events of watches count as both.
 const MAX_BYTES: usize = 64 << 20;
+/// Maximum bytes of superseded objects that only protected responses ([`Reader::is_protected`]) refer to, in addition.
+const MAX_PROTECTED_BYTES: usize = 64 << 20;
 
 /// The superseded objects that are still in memory, and the responses that may refer to some.
 #[derive(Default)]
@@ -119,7 +124,7 @@ impl SupersededObjects {
         }
         let mut responses = self.lock();
         let unread = responses.open.values().next().map_or(0, |one| one.reader.bytes_of_all());
-        let ended = responses.end(bytes.saturating_sub(MAX_BYTES + unread), self.counted());
+        let ended = responses.end(bytes.saturating_sub(unread), self.counted());
         drop(responses);
         ended.iter().for_each(|reader| reader.lost().cancel());
     }
@@ -128,26 +133,58 @@ impl SupersededObjects {
 // === impl Responses ===
 
 impl Responses {
-    /// Ends the oldest responses of the owner that may refer to the most bytes, until these may refer to `excess` bytes.
-    /// Returns their readers. While ended responses exist, no further ones end.
-    fn end(&mut self, excess: usize, counted: usize) -> Vec<Arc<Reader>> {
-        let mut ended = Vec::new();
-        if excess == 0 || self.ending > 0 {
-            return ended;
+    /// Ends responses above the limits. `bytes`: superseded bytes that do not count as unread. Returns the readers of the
+    /// ended responses. While ended responses exist, no further ones end.
+    fn end(&mut self, bytes: usize, counted: usize) -> Vec<Arc<Reader>> {
+        if self.ending > 0 || bytes <= MAX_BYTES {
+            return Vec::new();
         }
+        let (protected, others) = (self.held(true, counted), self.held(false, counted));
+        // At least these bytes above the limit are in protected responses.
+        let of_protected = bytes.saturating_sub(others + MAX_PROTECTED_BYTES);
+        if of_protected > 0 && protected > 0 {
+            return self.end_oldest(of_protected, counted, |one| one.reader.is_protected());
+        }
+        let excess = bytes.saturating_sub(MAX_BYTES + protected.min(MAX_PROTECTED_BYTES));
+        if excess == 0 {
+            return Vec::new();
+        }
+        let Some(owner) = self.largest_owner(counted) else { return Vec::new() };
+        self.end_oldest(excess, counted, |one| one.is_of(&owner))
+    }
+
+    /// Maximum bytes of superseded objects that the protected responses refer to, or all others.
+    fn held(&self, is_protected: bool, counted: usize) -> usize {
+        let mut held = Held::default();
+        let chosen = self.open.values().filter(|one| one.reader.is_protected() == is_protected);
+        chosen.for_each(|one| held.add(one, counted));
+        held.bytes()
+    }
+
+    /// The owner whose responses may refer to the most bytes. Protected ones do not count.
+    fn largest_owner(&self, counted: usize) -> Option<String> {
         let mut owners = HashMap::<&str, Held>::new();
-        for one in self.open.values() {
+        for one in self.open.values().filter(|one| !one.reader.is_protected()) {
             owners.entry(one.reader.owner()).or_default().add(one, counted);
         }
-        let Some((owner, _)) = owners.into_iter().max_by_key(|(_, held)| held.bytes()) else { return ended };
-        let owner = owner.to_owned();
-        let mut released = 0_usize;
-        for one in self.open.values_mut().filter(|one| one.reader.owner() == owner) {
-            let bytes = one.bytes(counted);
+        let (owner, _) = owners.into_iter().max_by_key(|(_, held)| held.bytes())?;
+        Some(owner.to_owned())
+    }
+
+    /// Ends the oldest of these responses, until the ended ones may refer to `excess` bytes.
+    fn end_oldest(
+        &mut self,
+        excess: usize,
+        counted: usize,
+        is_chosen: impl Fn(&Open) -> bool,
+    ) -> Vec<Arc<Reader>> {
+        let (mut ended, mut released) = (Vec::new(), 0_usize);
+        for one in self.open.values_mut() {
             if released >= excess {
                 break;
             }
-            if bytes == 0 {
+            let bytes = one.bytes(counted);
+            if bytes == 0 || !is_chosen(one) {
                 continue;
             }
             released = released.saturating_add(bytes);
@@ -171,6 +208,11 @@ impl Responses {
 // === impl Open ===
 
 impl Open {
+    /// Whether the response is to this owner, and not protected.
+    fn is_of(&self, owner: &str) -> bool {
+        !self.reader.is_protected() && self.reader.owner() == owner
+    }
+
     /// Maximum bytes of superseded objects that the response refers to.
     fn bytes(&self, counted: usize) -> usize {
         self.size.min(counted.saturating_sub(self.begin))
@@ -230,7 +272,14 @@ mod tests {
 
     impl Server {
         fn open(&self, owner: &str, mebibytes: usize) -> Opened {
-            let reader = self.unread.reader(owner);
+            self.opened(self.unread.reader(owner), mebibytes)
+        }
+
+        fn open_by_master(&self, mebibytes: usize) -> Opened {
+            self.opened(self.unread.reader_of_masters("root"), mebibytes)
+        }
+
+        fn opened(&self, reader: Arc<Reader>, mebibytes: usize) -> Opened {
             let open = self.superseded.open(&reader, self.superseded.counted(), mebibytes * MEBIBYTE);
             (reader, open)
         }
@@ -280,6 +329,38 @@ mod tests {
         }
         drop(objects);
         assert_eq!((server.superseded.bytes(), server.superseded.responses()), (0, 0));
+    }
+
+    #[test]
+    fn responses_to_masters_have_a_limit_of_their_own() {
+        let server = Server::default();
+        let master = server.open_by_master(300);
+        let mut objects = server.supersede(60);
+        let bob = server.open("bob", 100);
+        objects.extend(server.supersede(68));
+        assert!(!has_lost(&master) && !has_lost(&bob), "both are within their limits");
+        objects.extend(server.supersede(1));
+        assert!(!has_lost(&master) && has_lost(&bob), "his response may refer to the objects");
+        drop(bob);
+        assert!(has_lost(&master), "only this response remains");
+        drop((master, objects));
+        assert_eq!((server.superseded.bytes(), server.superseded.responses()), (0, 0));
+    }
+
+    #[test]
+    fn other_users_do_not_end_the_responses_to_masters_and_components() {
+        let server = Server::default();
+        let users: Vec<Opened> = (0..32).map(|number| server.open(&format!("user-{number}"), 16)).collect();
+        let protected = [server.open_by_master(300), server.open("system:kube-scheduler", 300)];
+        let mut objects = server.supersede(192);
+        assert!(users.iter().any(has_lost));
+        for user in users {
+            // Each of them has kept six objects.
+            objects.truncate(objects.len() - 6);
+            drop(user);
+            assert!(!protected.iter().any(has_lost));
+        }
+        assert!(objects.is_empty());
     }
 
     #[test]

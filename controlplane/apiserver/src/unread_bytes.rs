@@ -6,12 +6,15 @@
 //! response has lost, and the response ends. Only if its connection still holds the bytes, the connection is closed.
 //!
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
+//!
+//! Many users can hold a few bytes each, so that a component of the cluster would be the owner with the most. So each
+//! class of owners has a share of the limit that the others cannot take from it.
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -33,11 +36,15 @@ type Identity = (usize, usize);
 pub(crate) struct UnreadBytes {
     unread: Mutex<Unread>,
     next_reader: AtomicU64,
+    /// Bytes of members of `system:masters`, which have no limit. Shared bytes count for each reader.
+    of_masters: AtomicUsize,
 }
 
 /// A response that a client reads. It counts from its first unread bytes to the last.
 pub(crate) struct Reader {
     all: Arc<UnreadBytes>,
+    is_of_masters: bool,
+    class: Class,
     owner: Arc<str>,
     number: u64,
     /// Cancelled when the response must end.
@@ -48,11 +55,35 @@ pub(crate) struct Reader {
 struct Unread {
     /// Number of bytes. Shared bytes count once.
     bytes: usize,
-    /// Number of owners with references to bytes.
-    owners_of: HashMap<Identity, usize>,
+    /// Number of classes with references to bytes.
+    classes_of: HashMap<Identity, usize>,
+    /// In the order of [`Class::ALL`].
+    classes: [ClassBytes; 3],
     owners: HashMap<Arc<str>, Owner>,
     /// Bytes of readers that have lost and still hold them.
     ending: usize,
+}
+
+/// Classes of owners. Tenants cannot be owners of the first two.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// Scheduler, controller manager, and service accounts of `kube-system`.
+    Components,
+    /// Kubelets and service proxies.
+    Nodes,
+    /// All others.
+    Others,
+}
+
+/// The unread bytes of a class of owners.
+#[derive(Default)]
+struct ClassBytes {
+    /// Number of bytes. Bytes that owners of this class share count once.
+    bytes: usize,
+    /// Bytes of readers that have lost and still hold them.
+    ending: usize,
+    /// Number of owners with references to bytes.
+    owners_of: HashMap<Identity, usize>,
 }
 
 #[derive(Default)]
@@ -104,13 +135,47 @@ fn dereference(references: &mut HashMap<Identity, usize>, of: Identity) -> bool 
     is_last
 }
 
+// === impl Class ===
+
+impl Class {
+    const ALL: [Self; 3] = [Self::Components, Self::Nodes, Self::Others];
+
+    fn of(owner: &str) -> Self {
+        match owner {
+            "system:kube-scheduler" | "system:kube-controller-manager" => Self::Components,
+            "system:kube-proxy" => Self::Nodes,
+            _ if owner.starts_with("system:serviceaccount:kube-system:") => Self::Components,
+            _ if owner.starts_with("system:node:") => Self::Nodes,
+            _ => Self::Others,
+        }
+    }
+
+    /// Bytes that other classes cannot take from this one. The sum of the shares is the limit.
+    fn share(self) -> usize {
+        match self {
+            Self::Components => MAX_BYTES / 2,
+            Self::Nodes | Self::Others => MAX_BYTES / 4,
+        }
+    }
+}
+
 // === impl UnreadBytes ===
 
 impl UnreadBytes {
     /// A reader of an owner.
     pub(crate) fn reader(self: &Arc<Self>, owner: &str) -> Arc<Reader> {
+        self.add_reader(owner, false)
+    }
+
+    /// A reader of a member of `system:masters`. Its unread bytes have no limit.
+    pub(crate) fn reader_of_masters(self: &Arc<Self>, user: &str) -> Arc<Reader> {
+        self.add_reader(user, true)
+    }
+
+    fn add_reader(self: &Arc<Self>, owner: &str, is_of_masters: bool) -> Arc<Reader> {
         let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Reader { all: self.clone(), owner: owner.into(), number, lost: CancellationToken::new() })
+        let (class, lost) = (Class::of(owner), CancellationToken::new());
+        Arc::new(Reader { all: self.clone(), is_of_masters, class, owner: owner.into(), number, lost })
     }
 
     /// Number of bytes that count now.
@@ -134,6 +199,10 @@ impl Reader {
     }
 
     fn count(&self, identity: Identity) -> bool {
+        if self.is_of_masters {
+            self.all.of_masters.fetch_add(counted(identity), Ordering::Relaxed);
+            return true;
+        }
         let mut unread = self.all.lock();
         if self.lost.is_cancelled() || !unread.add(self, identity) {
             return false;
@@ -156,7 +225,15 @@ impl Reader {
 
     /// Ends the count of bytes that were added.
     pub(crate) fn remove(&self, bytes: &Bytes) {
-        self.all.lock().remove(self, identity(bytes));
+        self.uncount(identity(bytes));
+    }
+
+    fn uncount(&self, identity: Identity) {
+        if self.is_of_masters {
+            self.all.of_masters.fetch_sub(counted(identity), Ordering::Relaxed);
+        } else {
+            self.all.lock().remove(self, identity);
+        }
     }
 
     /// Counts the memory of a list, without what its elements refer to. The list must exist at this address until the
@@ -197,9 +274,15 @@ impl Reader {
         &self.owner
     }
 
-    /// Number of bytes of all owners that count now.
+    /// Whether other users must not be able to end the response: it is to a member of `system:masters`, or to a component
+    /// of the cluster.
+    pub(crate) fn is_protected(&self) -> bool {
+        self.is_of_masters || self.class == Class::Components
+    }
+
+    /// Number of unread bytes of all owners, with those that have no limit.
     pub(crate) fn bytes_of_all(&self) -> usize {
-        self.all.lock().bytes
+        self.all.lock().bytes + self.all.of_masters.load(Ordering::Relaxed)
     }
 
     /// Number of bytes that count for the owner now.
@@ -229,10 +312,14 @@ impl Unread {
         *references += 1;
         if *references == 1 {
             owner.bytes += counted;
-            let owners = self.owners_of.entry(identity).or_default();
+            let class = &mut self.classes[reader.class as usize];
+            let owners = class.owners_of.entry(identity).or_default();
             *owners += 1;
             if *owners == 1 {
-                self.bytes += counted;
+                class.bytes += counted;
+                let classes = self.classes_of.entry(identity).or_default();
+                *classes += 1;
+                self.bytes += if *classes == 1 { counted } else { 0 };
             }
         }
         true
@@ -248,6 +335,7 @@ impl Unread {
         let (after, is_last) = (holding.bytes, holding.references == 0);
         if holding.has_lost {
             owner.ending -= counted;
+            self.classes[reader.class as usize].ending -= counted;
             self.ending -= counted;
         } else {
             owner.remaining.remove(&(before, reader.number));
@@ -260,13 +348,23 @@ impl Unread {
         }
         if dereference(&mut owner.references, identity) {
             owner.bytes -= counted;
-            if dereference(&mut self.owners_of, identity) {
-                self.bytes -= counted;
+            let class = &mut self.classes[reader.class as usize];
+            if dereference(&mut class.owners_of, identity) {
+                class.bytes -= counted;
+                if dereference(&mut self.classes_of, identity) {
+                    self.bytes -= counted;
+                }
             }
         }
         if owner.readers.is_empty() {
             self.owners.remove(&reader.owner);
         }
+    }
+
+    /// Bytes of a class above its share. Readers that have lost do not count.
+    fn excess(&self, class: Class) -> usize {
+        let of_class = &self.classes[class as usize];
+        of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
     /// The reader with the most bytes of the owner with the most bytes; of equal ones the newest. Readers that have lost
@@ -275,18 +373,24 @@ impl Unread {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;
         }
-        let owners = self.owners.iter().filter(|(_, owner)| !owner.remaining.is_empty());
+        // Above the limit, at least one class is above its share.
+        let class = Class::ALL.into_iter().max_by_key(|class| self.excess(*class))?;
+        let is_candidate =
+            |(name, owner): &(&Arc<str>, &Owner)| Class::of(name) == class && !owner.remaining.is_empty();
+        let owners = self.owners.iter().filter(is_candidate);
         let (name, owner) = owners.max_by_key(|(_, owner)| owner.bytes.saturating_sub(owner.ending))?;
         owner.remaining.last().map(|(_, number)| (name.clone(), *number))
     }
 
     /// Makes a reader lose. Returns the token that ends its response.
     fn end(&mut self, owner: &str, number: u64) -> Option<CancellationToken> {
+        let class = Class::of(owner);
         let owner = self.owners.get_mut(owner)?;
         let holding = owner.readers.get_mut(&number)?;
         holding.has_lost = true;
         owner.remaining.remove(&(holding.bytes, number));
         owner.ending += holding.bytes;
+        self.classes[class as usize].ending += holding.bytes;
         self.ending += holding.bytes;
         Some(holding.lost.clone())
     }
@@ -297,7 +401,7 @@ impl Unread {
 impl Drop for HeldList {
     fn drop(&mut self) {
         if let Some((identity, reader)) = &self.0 {
-            reader.all.lock().remove(reader, *identity);
+            reader.uncount(*identity);
         }
     }
 }
@@ -350,7 +454,7 @@ mod tests {
         assert_eq!(unread.bytes(), 1 << 20);
         drop(held);
         let unread = unread.lock();
-        assert!(unread.bytes == 0 && unread.owners.is_empty() && unread.owners_of.is_empty());
+        assert!(unread.bytes == 0 && unread.owners.is_empty() && unread.classes_of.is_empty());
     }
 
     #[test]
@@ -387,6 +491,43 @@ mod tests {
         drop((of_eve, of_bob));
         let unread = unread.lock();
         assert!(unread.bytes == 0 && unread.ending == 0 && unread.owners.is_empty());
+    }
+
+    #[test]
+    fn many_users_together_do_not_take_the_share_of_a_component() {
+        let unread = Arc::<UnreadBytes>::default();
+        let users: Vec<_> = (0..64).map(|number| unread.reader(&format!("user-{number}"))).collect();
+        let of_users: Vec<Bytes> = users.iter().map(|user| user.hold(large(1)).unwrap()).collect();
+        let count = || users.iter().filter(|user| user.lost().is_cancelled()).count();
+        let components = ["system:kube-scheduler", "system:serviceaccount:kube-system:dns", "system:node:a"]
+            .map(|name| unread.reader(name));
+        let held: Vec<Bytes> = components.iter().map(|reader| reader.hold(large(16)).unwrap()).collect();
+        assert_eq!(count(), 48, "the users keep their own share");
+        assert!(!components.iter().any(|reader| reader.lost().is_cancelled()));
+        assert!(components[2].hold(large(1)).is_none(), "the nodes are above their share");
+        drop((of_users, held));
+        let unread = unread.lock();
+        assert!(unread.bytes == 0 && unread.ending == 0 && unread.classes_of.is_empty());
+        let is_empty =
+            |class: &ClassBytes| class.bytes == 0 && class.ending == 0 && class.owners_of.is_empty();
+        assert!(unread.classes.iter().all(is_empty));
+    }
+
+    #[test]
+    fn the_shares_of_the_classes_are_the_limit() {
+        assert_eq!(Class::ALL.map(Class::share).iter().sum::<usize>(), MAX_BYTES);
+        assert!(Class::ALL.into_iter().enumerate().all(|(place, class)| class as usize == place));
+    }
+
+    #[test]
+    fn the_bytes_of_masters_have_no_limit() {
+        let unread = Arc::<UnreadBytes>::default();
+        let (master, user) = (unread.reader_of_masters("root"), unread.reader("bob"));
+        let mut held: Vec<Bytes> = (0..80).map(|_| master.hold(large(1)).unwrap()).collect();
+        held.push(user.hold(large(1)).unwrap());
+        assert_eq!((unread.bytes(), user.bytes_of_all()), (1 << 20, 81 << 20));
+        drop(held);
+        assert_eq!(user.bytes_of_all(), 0);
     }
 
     #[test]

@@ -2,20 +2,17 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
-use coracle_kinds::{
-    Resource,
-    selector::{FieldSelector, LabelSelector},
-};
+use coracle_kinds::Resource;
 use coracle_store::{Commit, Entry, Page};
 use tokio::time::Instant;
 
 use super::{
-    Allocated, Object, References, Shared,
-    watchers::{Event, Watcher, Watchers},
+    Allocated, Change, Object, References, Scope, Shared,
+    watchers::{Watcher, Watchers},
 };
 use crate::{
     error::{ApiError, Result},
@@ -30,30 +27,6 @@ const MAX_HISTORY_BYTES: usize = 384 << 10;
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 /// Maximum bytes of the history with the changes of this time. It also limits their number: each counts 256 bytes.
 const MAX_RECENT_BYTES: usize = 4 << 20;
-
-/// The field with the node of a pod.
-const NODE: &str = "spec.nodeName";
-
-/// One applied commit.
-#[derive(Clone, Debug)]
-pub(crate) struct Change {
-    pub(crate) revision: u64,
-    at: Instant,
-    pub(crate) old: Option<Arc<Object>>,
-    /// For a deletion: the last state with the revision of the deletion.
-    pub(crate) new: Arc<Object>,
-    pub(crate) deleted: bool,
-}
-
-/// The scope of a list or watch.
-#[derive(Clone, Default)]
-pub(crate) struct Scope {
-    pub(crate) prefix: String,
-    pub(crate) labels: LabelSelector,
-    pub(crate) fields: FieldSelector,
-    /// Whether uninitialized objects are excluded.
-    pub(crate) initialized_only: bool,
-}
 
 pub(crate) struct Collection {
     kind: Arc<Resource>,
@@ -75,60 +48,6 @@ pub(crate) struct Collection {
     allocated: Allocated,
     /// Counts the superseded objects that responses still refer to.
     pub(super) superseded: Arc<SupersededObjects>,
-}
-
-// === impl Change ===
-
-impl Change {
-    /// The node of a pod after and before the change. Empty if it is not bound.
-    fn nodes(&self, kind: &Resource) -> [&str; 2] {
-        let old = self.old.as_ref().map_or("", |old| old.selector_attributes(kind).field(NODE));
-        [self.new.selector_attributes(kind).field(NODE), old]
-    }
-}
-
-// === impl Scope ===
-
-impl Scope {
-    /// Whether the scope selects by keys only.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.labels.is_empty() && self.fields.is_empty() && !self.initialized_only
-    }
-
-    /// Whether labels, fields and initialization match. The caller checks the prefix.
-    pub(crate) fn selects(&self, kind: &Resource, object: &Object) -> bool {
-        self.is_plain() || {
-            let attributes = object.selector_attributes(kind.stored_as());
-            attributes.match_labels(&self.labels)
-                && self.fields.matches_attributes(attributes)
-                && !(self.initialized_only && attributes.is_uninitialized())
-        }
-    }
-
-    /// The node, if the scope selects the pods of one node.
-    pub(super) fn node(&self) -> Option<&str> {
-        self.fields.exact(NODE)
-    }
-
-    /// The event of a change for a client with this scope.
-    fn event(&self, kind: &Resource, change: &Change) -> Option<Event> {
-        if !change.new.key.starts_with(&self.prefix) {
-            return None;
-        }
-        let was = change.old.as_ref().is_some_and(|old| self.selects(kind, old));
-        let is = !change.deleted && self.selects(kind, &change.new);
-        let new = change.new.clone();
-        match (was, is, &change.old) {
-            (false, true, _) => Some(Event::Added(new)),
-            (true, true, _) => Some(Event::Modified(new)),
-            // The last state that matched, as upstream.
-            (true, false, Some(old)) if !change.deleted => {
-                Some(Event::Deleted(Arc::new(old.with_revision(change.revision))))
-            }
-            (true, false, _) => Some(Event::Deleted(new)),
-            (false, false, _) => None,
-        }
-    }
 }
 
 // === impl Collection ===
@@ -184,19 +103,34 @@ impl Collection {
     /// Replaces the resource by its changed form. Objects keep the version in which they are stored.
     pub(super) fn replace(&mut self, kind: Arc<Resource>) {
         let names = |kind: &Resource| kind.fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>();
+        let mut replaced = Vec::new();
         if names(&self.kind) != names(&kind) {
             // The attributes contain values of the former fields.
-            self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_attributes()));
+            let of_changes = self.changes.iter_mut();
+            let of_changes = of_changes.flat_map(|change| change.old.iter_mut().chain([&mut change.new]));
+            for object in self.objects.values_mut().chain(of_changes) {
+                let new = Arc::new(object.without_attributes());
+                replaced.push(std::mem::replace(object, new));
+            }
         }
         self.kind = kind;
         if self.kind.strategy().completes_stored() {
-            let kind = &self.kind;
-            self.objects.values_mut().for_each(|object| {
-                if let Some(complete) = object.completed(kind) {
-                    *object = Arc::new(complete);
+            for object in self.objects.values_mut() {
+                if let Some(complete) = object.completed(&self.kind) {
+                    replaced.push(std::mem::replace(object, Arc::new(complete)));
                 }
-            });
+            }
         }
+        self.count_replaced(replaced);
+    }
+
+    /// Counts replaced objects that responses refer to. Some share their bytes with a current object, but not after its
+    /// next change.
+    fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
+        // The history and the objects may have had the same one. Then only responses have further references.
+        replaced.sort_unstable_by_key(Arc::as_ptr);
+        replaced.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        replaced.iter().for_each(|old| old.count_superseded(&self.superseded));
     }
 
     /// Ends all watches: the resource was removed.
@@ -287,7 +221,7 @@ impl Collection {
             }
         };
         let (revision, deleted) = (commit.revision, commit.value.is_none());
-        let change = Change { revision, at: Instant::now(), old, new, deleted };
+        let change = Change { revision, at: Instant::now(), old, new, deleted, left: OnceLock::new() };
         if self.has_references() {
             match change.deleted {
                 true => self.references.remove(&change.new.key),
@@ -304,10 +238,8 @@ impl Collection {
             event.is_none_or(|event| watcher.send(event, change.revision))
         };
         // Each node watches its pods.
-        match self.watchers.select_nodes() {
-            true => self.watchers.retain_of(change.nodes(kind), send),
-            false => self.watchers.retain(send),
-        }
+        let nodes = if self.watchers.select_nodes() { change.nodes(kind) } else { [""; 2] };
+        self.watchers.retain_of(&change.new.key, nodes, send);
         self.record_change(change.clone());
         Some(change)
     }
@@ -338,9 +270,7 @@ impl Collection {
         }
         // A client whose last event is older than the history could not resume, so it gets a bookmark.
         let (compacted, newest) = (self.compacted, self.newest());
-        self.watchers.retain(|watcher| {
-            !watcher.bookmarks || watcher.sent >= compacted || watcher.send(Event::Bookmark(newest), newest)
-        });
+        self.watchers.send_bookmarks(compacted, newest);
     }
 
     /// Whether the history has recent changes above the usual limits.
@@ -464,7 +394,7 @@ impl Collection {
                 return Ok(());
             }
         }
-        self.watchers.add(watcher, self.has_references());
+        self.watchers.add(watcher, &self.kind);
         Ok(())
     }
 
@@ -473,7 +403,7 @@ impl Collection {
         let mut initial = self.candidates(&watcher.scope);
         initial.retain(|object| watcher.scope.selects(&self.kind, object));
         watcher.sent = revision;
-        self.watchers.add(watcher, self.has_references());
+        self.watchers.add(watcher, &self.kind);
         initial
     }
 }
@@ -489,11 +419,14 @@ fn too_old(asked: u64, oldest: u64) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use coracle_kinds::kind::by_kind;
+    use coracle_kinds::{
+        kind::by_kind,
+        selector::{FieldSelector, LabelSelector},
+    };
     use serde_json::json;
 
     use super::*;
-    use crate::cache::{Cache, encode, key_of, parses, prefix_of};
+    use crate::cache::{Cache, Event, encode, key_of, parses, prefix_of};
 
     #[test]
     fn selectors_parse_each_object_once() {
@@ -638,6 +571,29 @@ mod tests {
     }
 
     #[test]
+    fn an_object_of_a_response_counts_after_a_change_of_the_selectable_fields() {
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
+        let update = |revision: u64| {
+            let data =
+                json!({"metadata": {"name": "a", "namespace": "ns"}, "data": {"k": "x".repeat(1 << 20)}});
+            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &data)));
+            cache.apply(&Commit { key, revision, value, created: 1, guard_follows: false });
+        };
+        let shared = cache.of(kind).unwrap();
+        let replace = |kind: &Arc<Resource>| shared.lock().replace(kind.clone());
+        update(1);
+        update(2);
+        replace(by_kind("v1", "Secret").unwrap());
+        assert_eq!(cache.superseded.bytes(), 0, "neither the history nor the objects count");
+        let listed = cache.list(kind, "ns");
+        replace(kind);
+        update(3);
+        assert!((1 << 20..2 << 20).contains(&cache.superseded.bytes()), "{}", cache.superseded.bytes());
+        drop(listed);
+        assert_eq!(cache.superseded.bytes(), 0);
+    }
+
+    #[test]
     fn an_object_appears_when_it_is_initialized() {
         let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
         let commit = |revision: u64, initializers: serde_json::Value| {
@@ -664,6 +620,33 @@ mod tests {
         cache.apply(&commit(3, json!(null)));
         assert!(matches!(usual.try_recv(), Ok(Event::Added(object)) if object.revision == 3));
         assert!(matches!(all.try_recv(), Ok(Event::Modified(_))));
+    }
+
+    #[test]
+    fn watches_that_an_object_leaves_share_its_last_state() {
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
+        let commit = |revision: u64, app: &str| {
+            let object = json!({"metadata": {"name": "a", "namespace": "ns", "labels": {"app": app}}});
+            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &object)));
+            cache.apply(&Commit { key, revision, value, created: 1, guard_follows: false });
+        };
+        commit(1, "web");
+        let shared = cache.of(kind).unwrap();
+        let watch = || {
+            let labels = LabelSelector::parse("app=web").unwrap();
+            let scope = Scope { prefix: prefix_of(kind, "ns"), labels, ..Scope::default() };
+            let (watcher, events) = Watcher::new(scope, false);
+            shared.lock().watch_after(watcher, 1).unwrap();
+            events
+        };
+        let mut watches = [watch(), watch()];
+        commit(2, "db");
+        let left = watches.each_mut().map(|events| match events.try_recv() {
+            Ok(Event::Deleted(object)) => object,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(left[0].revision, 2);
+        assert!(Arc::ptr_eq(&left[0], &left[1]), "so it is encoded once");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use coracle_kinds::Resource;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -42,7 +43,7 @@ pub(crate) struct Watcher {
     pub(super) after: u64,
     events: mpsc::Sender<Queued>,
     link: Arc<Link>,
-    /// The reader of the watch. `None` without a limit.
+    /// The reader of the watch. `None` for requests of this process.
     reader: Option<Arc<Reader>>,
     /// Cancelled when the collection removes the watcher.
     _cut: DropGuard,
@@ -84,18 +85,33 @@ pub(super) struct Watchers {
     /// By number, in the order of their start.
     running: BTreeMap<u64, Running>,
     /// Numbers of the watchers that select the pods of one node, by node.
-    of_nodes: HashMap<Box<str>, BTreeSet<u64>>,
-    /// Numbers of the other watchers.
-    others: BTreeSet<u64>,
+    of_nodes: Numbers,
+    /// Numbers of the other watchers, by the prefix of the keys that they select, or by the key of one object.
+    of_keys: Numbers,
+    /// The watchers with bookmarks: a revision that they have reached, and their number. A watcher may have reached a
+    /// later revision since.
+    reached: BTreeSet<(u64, u64)>,
     next: u64,
     collection: Weak<Shared>,
 }
 
+/// Numbers of watchers.
+type Numbers = HashMap<Box<str>, BTreeSet<u64>>;
+
 /// A watcher in a collection.
 struct Running {
     watcher: Watcher,
-    /// The node, if the watcher selects the pods of one node.
-    node: Option<Box<str>>,
+    selection: Selection,
+    /// The watcher's revision in [`Watchers::reached`]. `None` without bookmarks.
+    reached: Option<u64>,
+}
+
+/// The objects that a watcher may select. Changes of others do not visit it.
+enum Selection {
+    /// The pods of a node.
+    Node(Box<str>),
+    /// The objects whose keys have this prefix, which is empty or ends with `/`. Otherwise the object with this key.
+    Key(Box<str>),
 }
 
 // === impl Watcher ===
@@ -201,40 +217,39 @@ impl Watchers {
         Self { collection, ..Self::default() }
     }
 
-    /// Adds a watcher of a collection of pods, or of another one.
-    pub(super) fn add(&mut self, watcher: Watcher, is_of_pods: bool) {
-        let place = Registration { collection: self.collection.clone(), number: self.next };
+    /// Adds a watcher of a collection of this kind.
+    pub(super) fn add(&mut self, watcher: Watcher, kind: &Resource) {
+        let number = self.next;
+        self.next += 1;
+        let place = Registration { collection: self.collection.clone(), number };
         // A watcher is added to one collection only, so the value is not set yet.
         let _added = watcher.link.registration.set(place);
-        let node: Option<Box<str>> = watcher.scope.node().filter(|_| is_of_pods).map(Into::into);
-        match &node {
-            Some(node) => self.of_nodes.entry(node.clone()).or_default().insert(self.next),
-            None => self.others.insert(self.next),
+        let selection = Selection::of(&watcher.scope, kind);
+        let (numbers, name) = match &selection {
+            Selection::Node(node) => (&mut self.of_nodes, node),
+            Selection::Key(key) => (&mut self.of_keys, key),
         };
-        self.running.insert(self.next, Running { watcher, node });
-        self.next += 1;
+        numbers.entry(name.clone()).or_default().insert(number);
+        let reached = watcher.bookmarks.then_some(watcher.sent);
+        self.reached.extend(reached.map(|revision| (revision, number)));
+        self.running.insert(number, Running { watcher, selection, reached });
     }
 
     pub(super) fn remove(&mut self, number: u64) {
-        let Some(Running { node, .. }) = self.running.remove(&number) else { return };
-        let Some(node) = node else {
-            self.others.remove(&number);
-            return;
+        let Some(Running { selection, reached, .. }) = self.running.remove(&number) else { return };
+        if let Some(revision) = reached {
+            self.reached.remove(&(revision, number));
+        }
+        let (all, name) = match selection {
+            Selection::Node(node) => (&mut self.of_nodes, node),
+            Selection::Key(key) => (&mut self.of_keys, key),
         };
-        if let Some(numbers) = self.of_nodes.get_mut(&node) {
+        if let Some(numbers) = all.get_mut(&name) {
             numbers.remove(&number);
             if numbers.is_empty() {
-                self.of_nodes.remove(&node);
+                all.remove(&name);
             }
         }
-    }
-
-    /// Removes the watchers for which `keep` returns false.
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Watcher) -> bool) {
-        let all = self.running.iter_mut();
-        let gone: Vec<u64> =
-            all.filter_map(|(number, one)| (!keep(&mut one.watcher)).then_some(*number)).collect();
-        gone.into_iter().for_each(|number| self.remove(number));
     }
 
     /// Whether a watcher selects the pods of one node.
@@ -242,9 +257,18 @@ impl Watchers {
         !self.of_nodes.is_empty()
     }
 
-    /// As [`Watchers::retain`], except the watchers of the pods of other nodes, which are not visited.
-    pub(super) fn retain_of(&mut self, [new, old]: [&str; 2], mut keep: impl FnMut(&mut Watcher) -> bool) {
-        let mut numbers: Vec<u64> = self.others.iter().copied().collect();
+    /// Visits the watchers that may select an object, and removes those for which `keep` returns false. `nodes`: the node
+    /// of a pod after and before a change.
+    pub(super) fn retain_of(
+        &mut self,
+        key: &str,
+        [new, old]: [&str; 2],
+        mut keep: impl FnMut(&mut Watcher) -> bool,
+    ) {
+        let mut numbers = Vec::<u64>::new();
+        for prefix in prefixes(key) {
+            numbers.extend(self.of_keys.get(prefix).into_iter().flatten());
+        }
         numbers.extend(self.of_nodes.get(new).into_iter().flatten());
         if old != new {
             numbers.extend(self.of_nodes.get(old).into_iter().flatten());
@@ -257,10 +281,30 @@ impl Watchers {
         }
     }
 
+    /// Sends a bookmark of the revision `newest` to the watchers with bookmarks whose newest event is older than
+    /// `oldest`. The other watchers are not visited.
+    pub(super) fn send_bookmarks(&mut self, oldest: u64, newest: u64) {
+        while let Some((revision, number)) = self.reached.first().copied()
+            && revision < oldest
+        {
+            self.reached.remove(&(revision, number));
+            let Some(one) = self.running.get_mut(&number) else { continue };
+            let is_kept = one.watcher.sent >= oldest || one.watcher.send(Event::Bookmark(newest), newest);
+            if !is_kept {
+                self.remove(number);
+                continue;
+            }
+            let reached = one.watcher.sent.max(oldest);
+            one.reached = Some(reached);
+            self.reached.insert((reached, number));
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         self.running.clear();
         self.of_nodes.clear();
-        self.others.clear();
+        self.of_keys.clear();
+        self.reached.clear();
     }
 
     pub(super) fn len(&self) -> usize {
@@ -268,12 +312,49 @@ impl Watchers {
     }
 }
 
+// === impl Selection ===
+
+impl Selection {
+    fn of(scope: &Scope, kind: &Resource) -> Self {
+        let is_pod = kind.group.is_empty() && kind.plural == "pods";
+        if let Some(node) = scope.node().filter(|_| is_pod) {
+            return Self::Node(node.into());
+        }
+        // Group, resource, and the namespace of a namespaced kind. Then the prefix and a name are a key.
+        let is_complete = scope.prefix.matches('/').count() == 2 + usize::from(kind.namespaced);
+        Self::Key(match scope.fields.exact_name() {
+            Some(name) if is_complete => format!("{}{name}", scope.prefix).into(),
+            _ if scope.prefix.ends_with('/') => scope.prefix.as_str().into(),
+            _ => "".into(),
+        })
+    }
+}
+
+/// The names in [`Watchers::of_keys`] of the watchers that may select an object with this key.
+fn prefixes(key: &str) -> impl Iterator<Item = &str> {
+    let parents = key.match_indices('/').map(move |(at, _)| &key[..=at]);
+    std::iter::once("").chain(parents).chain([key])
+}
+
 #[cfg(test)]
 mod tests {
     use coracle_kinds::{kind::by_kind, selector::FieldSelector};
 
     use super::*;
-    use crate::{cache::Cache, unread_bytes::UnreadBytes};
+    use crate::{
+        cache::{Cache, key_of, prefix_of},
+        unread_bytes::UnreadBytes,
+    };
+
+    /// Number of watchers that the change of an object visits.
+    fn visited(watchers: &mut Watchers, key: &str, nodes: [&str; 2]) -> usize {
+        let mut count = 0;
+        watchers.retain_of(key, nodes, |_watcher| {
+            count += 1;
+            true
+        });
+        count
+    }
 
     #[test]
     fn a_change_of_a_pod_visits_no_watchers_of_other_nodes() {
@@ -281,28 +362,90 @@ mod tests {
         let add = |text: &str| {
             let fields = FieldSelector::parse(kind, text).unwrap();
             let (watcher, events) = Watcher::new(Scope { fields, ..Scope::default() }, false);
-            watchers.add(watcher, true);
+            watchers.add(watcher, kind);
             events
         };
         let _events = ["spec.nodeName=a", "spec.nodeName=b", "spec.nodeName=", "spec.nodeName!=a"].map(add);
-        let visited = |watchers: &mut Watchers, nodes: [&str; 2]| {
-            let mut count = 0;
-            watchers.retain_of(nodes, |_watcher| {
-                count += 1;
-                true
-            });
-            count
-        };
-        assert_eq!(visited(&mut watchers, ["a", "a"]), 2);
-        assert_eq!(visited(&mut watchers, ["a", ""]), 3);
-        assert_eq!(visited(&mut watchers, ["c", "b"]), 2);
-        watchers.retain_of(["b", "b"], |watcher| watcher.scope.node().is_none());
-        assert_eq!((watchers.len(), visited(&mut watchers, ["b", "b"])), (3, 1));
-        watchers.retain(|watcher| watcher.scope.node() != Some("a"));
+        let key = "/pods/ns/a";
+        assert_eq!(visited(&mut watchers, key, ["a", "a"]), 2);
+        assert_eq!(visited(&mut watchers, key, ["a", ""]), 3);
+        assert_eq!(visited(&mut watchers, key, ["c", "b"]), 2);
+        watchers.retain_of(key, ["b", "b"], |watcher| watcher.scope.node().is_none());
+        assert_eq!((watchers.len(), visited(&mut watchers, key, ["b", "b"])), (3, 1));
+        watchers.remove(0);
         watchers.remove(2);
         assert_eq!((watchers.len(), watchers.select_nodes()), (1, false));
         watchers.clear();
-        assert_eq!(visited(&mut watchers, ["a", "b"]), 0);
+        assert_eq!(visited(&mut watchers, key, ["a", "b"]), 0);
+    }
+
+    #[test]
+    fn a_change_visits_no_watchers_of_other_namespaces_and_names() {
+        let (kind, mut watchers) = (by_kind("v1", "ConfigMap").unwrap(), Watchers::default());
+        let add = |(namespace, text): (&str, &str)| {
+            let fields = FieldSelector::parse(kind, text).unwrap();
+            let scope = Scope { prefix: prefix_of(kind, namespace), fields, ..Scope::default() };
+            let (watcher, events) = Watcher::new(scope, false);
+            watchers.add(watcher, kind);
+            events
+        };
+        let scopes = [
+            ("", ""),
+            ("", "metadata.name=a"),
+            ("ns", ""),
+            ("ns", "metadata.name!=b"),
+            ("ns", "metadata.name=a"),
+            ("other", ""),
+            ("other", "metadata.name=a"),
+        ];
+        let _events = scopes.map(add);
+        let mut of =
+            |namespace: &str, name: &str| visited(&mut watchers, &key_of(kind, namespace, name), [""; 2]);
+        assert_eq!([of("ns", "a"), of("ns", "b"), of("n", "a"), of("other", "a")], [5, 4, 2, 4]);
+        (0..7).for_each(|number| watchers.remove(number));
+        assert!(watchers.of_keys.is_empty() && watchers.running.is_empty());
+    }
+
+    #[test]
+    fn a_change_of_a_cluster_scoped_object_visits_the_watchers_of_its_name() {
+        let (kind, mut watchers) = (by_kind("v1", "Node").unwrap(), Watchers::default());
+        let add = |text: &str| {
+            let fields = FieldSelector::parse(kind, text).unwrap();
+            let (watcher, events) =
+                Watcher::new(Scope { prefix: prefix_of(kind, ""), fields, ..Scope::default() }, false);
+            watchers.add(watcher, kind);
+            events
+        };
+        let _events = ["metadata.name=a", "metadata.name=b", ""].map(add);
+        assert_eq!(visited(&mut watchers, &key_of(kind, "", "a"), [""; 2]), 2);
+    }
+
+    #[test]
+    fn only_due_watchers_are_visited_for_a_bookmark() {
+        let (kind, mut watchers) = (by_kind("v1", "ConfigMap").unwrap(), Watchers::default());
+        let add = |bookmarks: bool| {
+            let (watcher, events) = Watcher::new(Scope::default(), bookmarks);
+            watchers.add(watcher, kind);
+            events
+        };
+        let mut events = [true, true, false].map(add);
+        watchers.running.get_mut(&0).unwrap().watcher.sent = 7;
+        watchers.send_bookmarks(5, 9);
+        let mut bookmarks = || {
+            let received = |events: &mut Events| matches!(events.try_recv(), Ok(Event::Bookmark(9)));
+            events.each_mut().map(received)
+        };
+        assert_eq!(bookmarks(), [false, true, false]);
+        assert_eq!(watchers.reached, BTreeSet::from([(7, 0), (9, 1)]), "their next visits");
+        watchers.send_bookmarks(7, 9);
+        assert_eq!(bookmarks(), [false; 3]);
+        watchers.send_bookmarks(8, 9);
+        assert_eq!(bookmarks(), [true, false, false]);
+        drop(events);
+        watchers.send_bookmarks(10, 11);
+        assert_eq!((watchers.len(), watchers.reached.len()), (1, 0), "clients that disconnected");
+        watchers.remove(2);
+        assert_eq!(watchers.len(), 0);
     }
 
     #[tokio::test]

@@ -25,7 +25,8 @@ pub(crate) struct Terminated;
 #[derive(Clone)]
 pub(crate) struct LongRunning {
     _counted: Arc<Counted>,
-    watch: Option<WatchPermit>,
+    _watch: Option<WatchPermit>,
+    reader: Option<Arc<Reader>>,
 }
 
 struct Counted(IntGauge);
@@ -81,10 +82,16 @@ impl ServingMetrics {
     }
 
     /// Counts a long-running request until the result is dropped. `watch`: its permit, if it is a watch with one.
-    pub(crate) fn begin_long(&self, request: &Request, watch: Option<WatchPermit>) -> LongRunning {
+    /// `reader`: the reader of the response.
+    pub(crate) fn begin_long(
+        &self,
+        request: &Request,
+        watch: Option<WatchPermit>,
+        reader: Option<Arc<Reader>>,
+    ) -> LongRunning {
         let gauge = self.long_running.with_label_values(&request.sli_labels());
         gauge.inc();
-        LongRunning { _counted: Arc::new(Counted(gauge)), watch }
+        LongRunning { _counted: Arc::new(Counted(gauge)), _watch: watch, reader }
     }
 
     /// The durations of watches until their first objects are sent. `namespace` and `name` of the request; empty without
@@ -114,9 +121,9 @@ impl ServingMetrics {
 // === impl LongRunning ===
 
 impl LongRunning {
-    /// The reader of the response, if the request is a watch with a permit.
+    /// The reader of the response. `None` if its client is not authenticated.
     pub(crate) fn reader(&self) -> Option<Arc<Reader>> {
-        self.watch.as_ref().map(|permit| permit.reader().clone())
+        self.reader.clone()
     }
 }
 

@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cache::{Event, Events, Object, RenderedEvents, Scope, Watcher},
+    cache::{Conversions, Event, Events, Object, RenderedEvents, Scope, Watcher},
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -58,7 +58,7 @@ struct Writer {
     /// Start of the watch, and the histogram of the durations until the initial events are sent. `None` without initial
     /// events, and after they are sent.
     initial: Option<(Instant, Histogram)>,
-    /// The reader of the watch. `None` without a limit.
+    /// The reader of the watch. `None` for requests of this process.
     reader: Option<Arc<Reader>>,
     /// Whether each event must be in one piece.
     is_whole: bool,
@@ -95,7 +95,7 @@ enum Start {
     After(u64),
 }
 
-/// Starts a watch. `reader`: its reader; `None` without a limit.
+/// Starts a watch. `reader`: its reader; `None` for requests of this process.
 pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let superseded = &call.state.cache.superseded;
     let begin = superseded.counted();
@@ -127,12 +127,12 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     });
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
-    let shared = call.state.cache.rendered.clone();
+    let (shared, conversions) = (call.state.cache.rendered.clone(), call.state.cache.conversions.clone());
     let writer =
         Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole, shared };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
-        .then(move |event| converted(kind.clone(), event, first_events.clone()))
+        .then(move |event| converted(conversions.clone(), kind.clone(), event, first_events.clone()))
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
                 (Some(transitions), Ok(event)) => transitions.event(event).map(Ok),
@@ -196,17 +196,35 @@ fn content_type(form: Form) -> HeaderValue {
 }
 
 /// The event in the version of the watch.
-async fn converted(kind: Arc<Resource>, event: Event, first: FirstEvents) -> Result<Event> {
+async fn converted(
+    conversions: Arc<Conversions>,
+    kind: Arc<Resource>,
+    event: Event,
+    first: FirstEvents,
+) -> Result<Event> {
     let began = Instant::now();
     first.add_reading(event.weight());
     let converted = match event {
-        Event::Added(object) => convert::object(&kind, object).await.map(Event::Added),
-        Event::Modified(object) => convert::object(&kind, object).await.map(Event::Modified),
-        Event::Deleted(object) => convert::object(&kind, object).await.map(Event::Deleted),
+        Event::Added(object) => in_version(&conversions, &kind, object).await.map(Event::Added),
+        Event::Modified(object) => in_version(&conversions, &kind, object).await.map(Event::Modified),
+        Event::Deleted(object) => in_version(&conversions, &kind, object).await.map(Event::Deleted),
         Event::Bookmark(_) | Event::InitialEnd(_) => Ok(event),
     };
     first.add_conversion(began.elapsed().min(MAX_CONVERSION));
     converted
+}
+
+/// The object in the version of the watch. Watches share conversions.
+async fn in_version(
+    conversions: &Conversions,
+    kind: &Arc<Resource>,
+    object: Arc<Object>,
+) -> Result<Arc<Object>> {
+    if object.api_version() == kind.api_version() {
+        return Ok(object);
+    }
+    let (to, from) = (kind.clone(), object.clone());
+    conversions.get(&object, kind, || Box::pin(async move { convert::object(&to, from).await })).await
 }
 
 /// The pieces of an event. An error is the last event: the writer is `None` after it.
@@ -377,10 +395,6 @@ impl Writer {
             let start = [start_of_line(name).as_bytes(), start.as_slice()].concat();
             return Ok(vec![start.into(), self.held(rest)?, Bytes::from_static(END_OF_LINE)]);
         }
-        if is_plain {
-            let line = line(name, object.json_len(), |text| object.push_json(text));
-            return Ok(vec![self.held(line)?]);
-        }
         let line = match self.form {
             // Its rows have ages, and the first table of a watch has headers.
             Form::Table(_) => self.rendered_change(name, object),
@@ -541,6 +555,24 @@ mod tests {
             }
             lines.dedup();
             assert_eq!((lines.len(), parses::so_far() - before), (1, 1));
+        }
+    }
+
+    #[test]
+    fn watches_share_the_bytes_of_a_small_event() {
+        let mut writers = [false, false, true].map(|is_whole| plain_writer(is_whole, None));
+        let shared = writers[0].shared.clone();
+        let value = json!({"metadata": {"name": "n"}});
+        let object = Arc::new(Object::of(&writers[0].kind, "k".into(), 7, &value));
+        let lines = writers.each_mut().map(|writer| {
+            writer.shared = shared.clone();
+            writer.event(&Event::Modified(object.clone())).unwrap()
+        });
+        let text =
+            format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", String::from_utf8_lossy(&object.json()));
+        for line in &lines {
+            assert_eq!((line.len(), &line[0][..]), (1, text.as_bytes()));
+            assert_eq!(line[0].as_ptr(), lines[0][0].as_ptr(), "one copy for all");
         }
     }
 
