@@ -111,8 +111,7 @@ impl Apiserver {
         let begin = || self.state.begin_long(&counted, watch, caller.as_ref().ok());
         let running = (is_long && !is_local).then(begin);
         upgrade.running.clone_from(&running);
-        let compresses = self.state.features.response_compression;
-        let is_compressed = compresses && compression::is_wanted(&info, &parts.headers);
+        let is_compressed = self.compresses(&info, &parts.headers);
         let is_indented = !is_long && pretty::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
         let memory = if is_local { BodyMemory::default() } else { self.state.in_flight.body(sender) };
@@ -149,12 +148,16 @@ impl Apiserver {
             None => reply,
         };
         // The audit event has the response before indentation and compression.
-        let mut reply = if is_indented { pretty::indented(reply) } else { reply };
+        let mut reply = reply::uncached(if is_indented { pretty::indented(reply) } else { reply });
         if is_compressed {
             reply = compression::compress_within(self.state.request_timeout, reply).await;
         }
-        let reply = reply::uncached(reply);
         if is_local { reply } else { self.for_network(reply, running, unauthenticated) }
+    }
+
+    /// Whether the response to a request is compressed.
+    fn compresses(&self, info: &RequestInfo, headers: &HeaderMap) -> bool {
+        self.state.features.response_compression && compression::is_wanted(info, headers)
     }
 
     /// Counts and records the use of a token.
