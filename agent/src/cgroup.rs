@@ -37,6 +37,7 @@ use limits::Limits;
 pub(crate) use limits::{limits_memory, status_requests, status_resources};
 use tree::Tree;
 use usage::CgroupUsage;
+pub(crate) use usage::PodUsage;
 
 use crate::kubelet_metrics::{CgroupOperation, CgroupOperations};
 
@@ -219,6 +220,13 @@ impl Cgroups {
     pub(crate) fn usage_of_pods(&self) -> CgroupUsage {
         let tree = &self.shared.tree;
         usage::read(&tree.directories_by_controller(&tree.below("kubepods")), tree.is_v2())
+    }
+
+    /// Memory and processes of one pod. None without a cgroup.
+    pub(crate) fn usage_of_pod(&self, pod: &Pod) -> Option<PodUsage> {
+        let tree = &self.shared.tree;
+        let below = tree.below(&pod_path(pod).ok()?);
+        usage::read_pod(&tree.directories_by_controller(&below), tree.is_v2())
     }
 
     /// Usage of the cgroup of this process. None in the root cgroup, which has all processes.

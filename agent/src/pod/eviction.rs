@@ -1,15 +1,20 @@
-//! Eviction of pods for disk usage: pods that exceed their limits, and pods of a node whose disk is nearly full.
+//! Eviction of pods: pods that exceed limits on their disk usage, and pods of a node that is short of disk space, memory or
+//! process IDs.
 //!
 //! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
-//! repeated only after fifty times its duration. Without such pods nothing is measured; the node's disk is checked at
-//! each renewal of the lease, whose timer runs anyway. Under disk pressure unused images are removed first; then one
-//! pod is evicted in each round. An eviction is a verdict for the pod's worker, which stops the pod.
+//! repeated only after fifty times its duration. Without such pods nothing is measured; the node's resources are checked
+//! at each renewal of the lease, whose timer runs anyway. Without renewals, as while the API server does not answer, a
+//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs are nearly short.
+//!
+//! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
+//! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
 
+mod machine;
 mod measured;
 mod plan;
 mod usage;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,12 +24,17 @@ use tokio::sync::{mpsc, watch};
 use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
-use crate::node::{Shortage, disk_shortage};
+use crate::node::{MachineLevels, MachineResource, MachineShortage, Shortage, disk_shortage};
+use machine::Urgency;
 pub use measured::DiskUsages;
-pub(crate) use plan::is_limited;
+pub(crate) use plan::{is_critical, is_limited};
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// Interval of the rounds if the node's lease is not renewed. It is longer than the interval of renewals.
+const WITHOUT_PULSE: Duration = Duration::from_secs(15);
+/// Maximum time to wait for the end of an evicted pod before the next one is evicted, as the kubelet's.
+const END_LIMIT: Duration = Duration::from_secs(30);
 /// The interval of a pod's measurements is at least this many times their duration, so that they take at most 2 % of
 /// a processor.
 const MIN_INTERVAL_FACTOR: u32 = 50;
@@ -58,6 +68,16 @@ pub(crate) struct Eviction {
     due: HashMap<String, Instant>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
+    /// When the next round for a lack of disk space is due.
+    disk_due: Instant,
+    /// The resource of the machine that was short in the round before.
+    machine_short: Option<MachineResource>,
+    /// Whether little more than a threshold of memory or process IDs was available in the round before.
+    is_near: bool,
+    /// The uids of pods that were evicted because the node was short of a resource.
+    evicted: HashSet<String>,
+    /// The pod that was evicted last, and when, until its cgroup is gone.
+    ending: Option<(String, Instant)>,
     unrelieved: UnrelievedPressure,
 }
 
@@ -100,19 +120,31 @@ impl Evictions {
 impl Eviction {
     pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
         let limited = node.pods.limited();
-        let unrelieved = UnrelievedPressure::default();
-        Self { node, pulse, limited, due: HashMap::new(), was_short: false, unrelieved }
+        Self {
+            node,
+            pulse,
+            limited,
+            due: HashMap::new(),
+            was_short: false,
+            disk_due: Instant::now(),
+            machine_short: None,
+            is_near: false,
+            evicted: HashSet::new(),
+            ending: None,
+            unrelieved: UnrelievedPressure::default(),
+        }
     }
 
     /// Measures and evicts until it is dropped.
     pub(crate) async fn run(mut self) {
         loop {
             let measures = *self.limited.borrow_and_update() > 0 || self.was_short;
+            let interval = self.urgency().interval(measures.then_some(INTERVAL));
             tokio::select! {
                 // All only wait: dropping them loses nothing.
-                () = tokio::time::sleep(INTERVAL), if measures => {}
-                changed = self.limited.changed(), if !measures => if changed.is_err() { return },
-                changed = self.pulse.changed(), if !measures => if changed.is_err() { return },
+                () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
+                changed = self.limited.changed(), if interval.is_none() => if changed.is_err() { return },
+                changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
             }
             self.round().await;
         }
@@ -123,18 +155,56 @@ impl Eviction {
         let has = |uid: &str| pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(uid));
         self.due.retain(|uid, _| has(uid));
         self.node.evictions.retain(has);
+        self.evicted.retain(|uid| has(uid));
         if *self.limited.borrow() > 0 {
             for pod in pods.iter().filter(|pod| is_limited(pod)) {
                 self.check_limits(pod).await;
             }
         }
+        self.check_node(&pods).await;
+    }
+
+    /// Measures the resources of the node, and evicts a pod if one of them is short.
+    async fn check_node(&mut self, pods: &[Arc<Pod>]) {
+        let now = Instant::now();
         let config = &self.node.config;
-        match disk_shortage(&config.state_dir, &config.eviction) {
-            Some(shortage) => self.relieve(&pods, shortage).await,
-            None => {
-                self.was_short = false;
-                self.unrelieved = UnrelievedPressure::default();
+        let (machine, disk) = (MachineLevels::read(), disk_shortage(&config.state_dir, &config.eviction));
+        self.node.pressure.observe(machine.pressure(&config.eviction, disk.is_some()), now);
+        self.is_near = machine.is_near(&config.eviction);
+        let shortage = machine.shortage(&config.eviction);
+        if shortage.is_none() && disk.is_none() {
+            self.unrelieved = UnrelievedPressure::default();
+        }
+        self.forget_ended(now);
+        match shortage {
+            Some(shortage) => self.relieve_machine(pods, shortage).await,
+            None => self.machine_short = None,
+        }
+        match disk {
+            // Rounds for memory may be more frequent.
+            Some(shortage) if now >= self.disk_due => {
+                self.disk_due = now + INTERVAL;
+                self.relieve(pods, shortage).await;
             }
+            Some(_) => {}
+            None => self.was_short = false,
+        }
+    }
+
+    fn urgency(&self) -> Urgency {
+        Urgency {
+            is_short: self.machine_short.is_some() || self.ending.is_some(),
+            is_near: self.is_near,
+            is_unrelieved: self.unrelieved.0.is_some(),
+        }
+    }
+
+    /// Ends the wait for the evicted pod, if its cgroup is gone or the maximum time is over.
+    fn forget_ended(&mut self, now: Instant) {
+        let Some((uid, since)) = &self.ending else { return };
+        let is_late = now.saturating_duration_since(*since) >= END_LIMIT;
+        if is_late || !self.node.cgroups.pods().contains(uid) {
+            self.ending = None;
         }
     }
 
@@ -146,7 +216,8 @@ impl Eviction {
             return;
         }
         let used = usage::of(&self.node, pod).await;
-        self.due.insert(uid.to_owned(), begun + begun.elapsed() * MIN_INTERVAL_FACTOR);
+        let next = begun + (begun.elapsed() * MIN_INTERVAL_FACTOR).max(INTERVAL);
+        self.due.insert(uid.to_owned(), next);
         if let Some((message, signal)) = plan::exceeded(pod, &used) {
             tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
             self.node.evictions.request(uid, Evicted { message, signal, by_pressure: false });
@@ -162,9 +233,13 @@ impl Eviction {
             self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
             return;
         }
+        if self.ending.is_some() {
+            return;
+        }
         let mut measured = Vec::with_capacity(pods.len());
-        for pod in pods.iter().filter(|pod| !plan::is_critical(pod)) {
-            measured.push((Arc::clone(pod), usage::of(&self.node, pod).await));
+        for pod in self.candidates(pods) {
+            let used = usage::of(&self.node, &pod).await;
+            measured.push((pod, used));
         }
         let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);
@@ -173,11 +248,50 @@ impl Eviction {
             }
             return;
         };
+        let message = plan::message(pod, used, shortage);
+        self.evict(pod, message, plan::signal_of(shortage.resource));
+    }
+
+    /// Evicts the first pod for a lack of memory or process IDs, unless another one is still ending.
+    async fn relieve_machine(&mut self, pods: &[Arc<Pod>], shortage: MachineShortage) {
+        let resource = machine::name_of(shortage.resource);
+        if self.machine_short.replace(shortage.resource) != Some(shortage.resource) {
+            let message = format!("Attempting to reclaim {resource}");
+            self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
+        }
+        if self.ending.is_some() {
+            return;
+        }
+        let candidates = self.candidates(pods);
+        let measured = usage::of_machine(&self.node, &candidates).await;
+        let Some((pod, _)) = machine::first(&measured, shortage.resource) else {
+            if self.unrelieved.is_new(resource) {
+                tracing::warn!(resource, "the node is low on a resource, and no pod can be evicted");
+            }
+            return;
+        };
+        let containers = match (shortage.resource, pod.metadata.uid.as_deref()) {
+            (MachineResource::Memory, Some(uid)) => usage::memory_of_containers(&self.node, uid).await,
+            _ => Vec::new(),
+        };
+        let message = machine::message(pod, &containers, shortage);
+        self.evict(pod, message, machine::signal_of(shortage.resource));
+    }
+
+    /// Pods that may be evicted because the node is short of a resource.
+    fn candidates(&self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
+        let was_evicted =
+            |pod: &Pod| pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid));
+        pods.iter().filter(|pod| !is_critical(pod) && !was_evicted(pod)).cloned().collect()
+    }
+
+    /// Requests the eviction of a pod because the node is short of a resource.
+    fn evict(&mut self, pod: &Pod, message: String, signal: &'static str) {
         self.unrelieved = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
-        let message = plan::message(pod, used, shortage);
-        let signal = plan::signal_of(shortage.resource);
-        tracing::info!(uid, message, "evicting a pod because the node is low on disk space");
+        tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
+        self.evicted.insert(uid.to_owned());
+        self.ending = Some((uid.to_owned(), Instant::now()));
         self.node.evictions.request(uid, Evicted { message, signal, by_pressure: true });
     }
 }
@@ -191,7 +305,7 @@ impl UnrelievedPressure {
     }
 }
 
-/// Whether a pod may use disk and is not ending already.
+/// Whether a pod may use resources and is not ending already.
 fn is_running(pod: &Pod) -> bool {
     !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
 }

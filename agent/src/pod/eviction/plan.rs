@@ -176,16 +176,16 @@ pub(crate) fn signal_of(resource: Resource) -> &'static str {
     }
 }
 
-fn exceeds(used: u64, limit: i64) -> bool {
+pub(super) fn exceeds(used: u64, limit: i64) -> bool {
     u64::try_from(limit).is_ok_and(|limit| used > limit)
 }
 
-fn priority(pod: &Pod) -> i32 {
+pub(super) fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
 }
 
 /// Bytes as a quantity: in Gi, Mi or Ki if that is a whole number.
-fn quantity(bytes: u64) -> String {
+pub(super) fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.is_multiple_of(1 << bits));
     unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))

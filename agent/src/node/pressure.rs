@@ -1,0 +1,241 @@
+//! Free memory and process IDs of the machine, and the node's conditions of pressure.
+
+use std::fs;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::{EvictionThresholds, Threshold, facts};
+
+/// Time for which a condition of pressure stays after its resource was last short. It is the kubelet's default
+/// (`evictionPressureTransitionPeriod`). Without it, the pods that replace evicted pods would start at once, and the node
+/// would evict them as well.
+const TRANSITION: Duration = Duration::from_secs(5 * 60);
+
+/// The conditions of pressure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pressure {
+    pub(crate) memory: bool,
+    pub(crate) disk: bool,
+    pub(crate) pids: bool,
+}
+
+/// A resource of the machine that is not on its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MachineResource {
+    Memory,
+    Pids,
+}
+
+/// A shortage of a resource of the machine, in bytes or process IDs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MachineShortage {
+    pub(crate) resource: MachineResource,
+    /// The minimum that must be available.
+    pub(crate) threshold: u64,
+    pub(crate) available: u64,
+}
+
+/// Available amounts of the machine's resources.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MachineLevels {
+    memory: Level,
+    pids: Level,
+}
+
+/// An available amount and its maximum. A capacity of 0: unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Level {
+    available: u64,
+    capacity: u64,
+}
+
+/// The node's conditions of pressure over time. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct PressureConditions {
+    last: Arc<Mutex<LastShort>>,
+    current: watch::Sender<Pressure>,
+}
+
+/// When each resource was last short.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastShort {
+    memory: Option<Instant>,
+    disk: Option<Instant>,
+    pids: Option<Instant>,
+}
+
+// === impl MachineLevels ===
+
+impl MachineLevels {
+    /// Reads the amounts from the kernel. An amount that cannot be read is never short.
+    pub(crate) fn read() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Self::parse(&read("/proc/meminfo"), &read("/proc/loadavg"), &read("/proc/sys/kernel/pid_max"))
+    }
+
+    fn parse(meminfo: &str, loadavg: &str, pid_max: &str) -> Self {
+        let bytes = |name: &str| facts::kib(meminfo, name).saturating_mul(1024);
+        let available = bytes("MemAvailable");
+        let memory = Level { available, capacity: if available > 0 { bytes("MemTotal") } else { 0 } };
+        // Runnable and existing threads: "1/234".
+        let threads =
+            loadavg.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
+        let pids = threads.zip(pid_max.trim().parse::<u64>().ok());
+        let pids =
+            pids.map(|(threads, most)| Level { available: most.saturating_sub(threads), capacity: most });
+        Self { memory, pids: pids.unwrap_or_default() }
+    }
+
+    /// The resource that is short. Memory is first, as upstream. None if nothing is short.
+    pub(crate) fn shortage(&self, thresholds: &EvictionThresholds) -> Option<MachineShortage> {
+        let memory = self.memory.shortage(MachineResource::Memory, thresholds.memory_available);
+        memory.or_else(|| self.pids.shortage(MachineResource::Pids, thresholds.pid_available))
+    }
+
+    /// Whether less than one and a half times a threshold is available.
+    pub(crate) fn is_near(&self, thresholds: &EvictionThresholds) -> bool {
+        self.memory.is_near(thresholds.memory_available) || self.pids.is_near(thresholds.pid_available)
+    }
+
+    /// The conditions with these amounts. `disk`: whether the disk is short.
+    pub(crate) fn pressure(&self, thresholds: &EvictionThresholds, disk: bool) -> Pressure {
+        Pressure {
+            memory: self.memory.is_short(thresholds.memory_available),
+            disk,
+            pids: self.pids.is_short(thresholds.pid_available),
+        }
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    fn is_short(self, threshold: Threshold) -> bool {
+        threshold.exceeds(self.available, self.capacity)
+    }
+
+    fn is_near(self, threshold: Threshold) -> bool {
+        let threshold = threshold.of(self.capacity);
+        self.capacity > 0 && self.available < threshold.saturating_add(threshold / 2)
+    }
+
+    fn shortage(self, resource: MachineResource, threshold: Threshold) -> Option<MachineShortage> {
+        self.is_short(threshold).then(|| MachineShortage {
+            resource,
+            threshold: threshold.of(self.capacity),
+            available: self.available,
+        })
+    }
+}
+
+// === impl PressureConditions ===
+
+impl PressureConditions {
+    /// No condition yet.
+    pub(crate) fn new() -> Self {
+        Self { last: Arc::default(), current: watch::channel(Pressure::default()).0 }
+    }
+
+    /// Adds what is short at this time, and returns the conditions. They change at once when a resource becomes short,
+    /// and a while after it was last short.
+    pub(crate) fn observe(&self, short: Pressure, now: Instant) -> Pressure {
+        let conditions = {
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            last.observe(short, now);
+            last.conditions(now)
+        };
+        self.current.send_if_modified(|current| std::mem::replace(current, conditions) != conditions);
+        conditions
+    }
+
+    /// The conditions after the last observation.
+    pub(crate) fn current(&self) -> Pressure {
+        *self.current.borrow()
+    }
+
+    /// The conditions, as they change.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Pressure> {
+        self.current.subscribe()
+    }
+}
+
+// === impl LastShort ===
+
+impl LastShort {
+    fn observe(&mut self, short: Pressure, now: Instant) {
+        let Self { memory, disk, pids } = self;
+        for (is_short, last) in [(short.memory, memory), (short.disk, disk), (short.pids, pids)] {
+            if is_short {
+                *last = Some(now);
+            }
+        }
+    }
+
+    fn conditions(&self, now: Instant) -> Pressure {
+        let recently =
+            |last: Option<Instant>| last.is_some_and(|last| now.saturating_duration_since(last) < TRANSITION);
+        Pressure { memory: recently(self.memory), disk: recently(self.disk), pids: recently(self.pids) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 90 kB\n";
+    const LOADAVG: &str = "0.00 0.01 0.05 2/960 4321\n";
+
+    fn thresholds(memory: u64, pids: u64) -> EvictionThresholds {
+        EvictionThresholds {
+            memory_available: Threshold::Amount(memory),
+            pid_available: Threshold::Amount(pids),
+            ..EvictionThresholds::NONE
+        }
+    }
+
+    #[test]
+    fn memory_is_short_before_process_ids() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, "1000\n");
+        let shortage =
+            |resource, threshold, available| Some(MachineShortage { resource, threshold, available });
+        let memory = shortage(MachineResource::Memory, 100 << 10, 90 << 10);
+        assert_eq!(levels.shortage(&thresholds(100 << 10, 41)), memory);
+        let pids = shortage(MachineResource::Pids, 41, 40);
+        assert_eq!(levels.shortage(&thresholds(90 << 10, 41)), pids);
+        assert_eq!(levels.shortage(&thresholds(90 << 10, 40)), None);
+        let pressure = levels.pressure(&thresholds(100 << 10, 40), false);
+        assert_eq!(pressure, Pressure { memory: true, ..Pressure::default() });
+    }
+
+    #[test]
+    fn amounts_that_cannot_be_read_are_not_short() {
+        let unknown = MachineLevels::parse("", "", "");
+        let all = thresholds(u64::MAX, u64::MAX);
+        assert_eq!((unknown.shortage(&all), unknown.is_near(&all)), (None, false));
+    }
+
+    #[test]
+    fn a_node_is_near_a_threshold_below_one_and_a_half_times_its_amount() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, "1000\n");
+        assert!(levels.is_near(&thresholds(61 << 10, 0)) && !levels.is_near(&thresholds(60 << 10, 0)));
+        assert!(levels.is_near(&thresholds(0, 28)) && !levels.is_near(&thresholds(0, 0)));
+    }
+
+    #[test]
+    fn a_condition_stays_for_the_transition_period() {
+        let (conditions, begin) = (PressureConditions::new(), Instant::now());
+        let mut changes = conditions.subscribe();
+        let memory = Pressure { memory: true, ..Pressure::default() };
+        assert_eq!(conditions.observe(Pressure::default(), begin), Pressure::default());
+        assert!(!changes.has_changed().unwrap(), "no condition has changed");
+        assert_eq!(conditions.observe(memory, begin), memory);
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        assert_eq!(conditions.observe(Pressure::default(), begin + TRANSITION / 2), memory);
+        assert!(!changes.has_changed().unwrap());
+        assert_eq!(conditions.observe(Pressure::default(), begin + TRANSITION), Pressure::default());
+        assert!(changes.has_changed().unwrap() && conditions.current() == Pressure::default());
+    }
+}
