@@ -72,17 +72,19 @@ impl MachineLevels {
     /// Reads the amounts from the kernel. An amount that cannot be read is never short.
     pub(crate) fn read() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        Self::parse(&read("/proc/meminfo"), &read("/proc/loadavg"), &read("/proc/sys/kernel/pid_max"))
+        let most = ["pid_max", "threads-max"].map(|name| read(&format!("/proc/sys/kernel/{name}")));
+        Self::parse(&read("/proc/meminfo"), &read("/proc/loadavg"), &most)
     }
 
-    fn parse(meminfo: &str, loadavg: &str, pid_max: &str) -> Self {
+    /// `most`: the kernel's limits of process IDs and of threads. The smaller one counts, as upstream.
+    fn parse(meminfo: &str, loadavg: &str, most: &[String]) -> Self {
         let bytes = |name: &str| facts::kib(meminfo, name).saturating_mul(1024);
         let available = bytes("MemAvailable");
         let memory = Level { available, capacity: if available > 0 { bytes("MemTotal") } else { 0 } };
         // Runnable and existing threads: "1/234".
         let threads =
             loadavg.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
-        let pids = threads.zip(pid_max.trim().parse::<u64>().ok());
+        let pids = threads.zip(most.iter().filter_map(|text| text.trim().parse::<u64>().ok()).min());
         let pids =
             pids.map(|(threads, most)| Level { available: most.saturating_sub(threads), capacity: most });
         Self { memory, pids: pids.unwrap_or_default() }
@@ -187,6 +189,10 @@ mod tests {
     const MEMINFO: &str = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 90 kB\n";
     const LOADAVG: &str = "0.00 0.01 0.05 2/960 4321\n";
 
+    fn most() -> [String; 2] {
+        ["4194304\n", "1000\n"].map(str::to_owned)
+    }
+
     fn thresholds(memory: u64, pids: u64) -> EvictionThresholds {
         EvictionThresholds {
             memory_available: Threshold::Amount(memory),
@@ -197,7 +203,7 @@ mod tests {
 
     #[test]
     fn memory_is_short_before_process_ids() {
-        let levels = MachineLevels::parse(MEMINFO, LOADAVG, "1000\n");
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
         let shortage =
             |resource, threshold, available| Some(MachineShortage { resource, threshold, available });
         let memory = shortage(MachineResource::Memory, 100 << 10, 90 << 10);
@@ -211,14 +217,14 @@ mod tests {
 
     #[test]
     fn amounts_that_cannot_be_read_are_not_short() {
-        let unknown = MachineLevels::parse("", "", "");
+        let unknown = MachineLevels::parse("", "", &[]);
         let all = thresholds(u64::MAX, u64::MAX);
         assert_eq!((unknown.shortage(&all), unknown.is_near(&all)), (None, false));
     }
 
     #[test]
     fn a_node_is_near_a_threshold_below_one_and_a_half_times_its_amount() {
-        let levels = MachineLevels::parse(MEMINFO, LOADAVG, "1000\n");
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
         assert!(levels.is_near(&thresholds(61 << 10, 0)) && !levels.is_near(&thresholds(60 << 10, 0)));
         assert!(levels.is_near(&thresholds(0, 28)) && !levels.is_near(&thresholds(0, 0)));
     }

@@ -142,9 +142,9 @@ settings! {
     /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (8 or
     /// more).
     topology_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
-    /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods. The
-    /// signals are memory.available, nodefs.available, nodefs.inodesFree and pid.available, each with a quantity or a
-    /// percentage. A signal that is not listed has no threshold.
+    /// Thresholds below which the node is under pressure, gets no new pods and evicts pods. The signals are
+    /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each with a quantity or a percentage. A
+    /// signal that is not listed has no threshold.
     eviction_hard: Option<Thresholds>
         = unset "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,pid.available<5%", "THRESHOLDS";
     /// Percentage of nodefs.available in the default of eviction-hard.
