@@ -82,6 +82,7 @@ impl NodeAgent {
         }
         let facts = Arc::new(facts::find(&config)?);
         let overlay = config.overlay.clone().map(Overlay::open).transpose().map_err(NodeError::Overlay)?;
+        let pressure = PressureConditions::new(config.eviction.pressure_transition);
         Ok(NodeAgent {
             ips: watch::channel(facts.ips.clone()).0,
             config,
@@ -96,7 +97,7 @@ impl NodeAgent {
             pulse: watch::channel(()).0,
             network_status: watch::channel(Some(Ok(()))).0,
             ranges: watch::channel(Vec::new()).0,
-            pressure: PressureConditions::new(),
+            pressure,
             overlay,
             overlay_state: watch::channel(State::default()).0,
         })
@@ -227,7 +228,7 @@ impl NodeAgent {
 }
 
 pub use config::{NodeConfig, NodeError};
-pub use eviction::{EvictionThresholds, Threshold};
+pub use eviction::{EvictionThresholds, MinimumReclaim, Threshold};
 pub use facts::NodeFacts;
 pub use network::PodNetwork;
 

@@ -8,11 +8,6 @@ use tokio::sync::watch;
 
 use super::{EvictionThresholds, Threshold, facts};
 
-/// Time for which a condition of pressure stays after its resource was last short. It is the kubelet's default
-/// (`evictionPressureTransitionPeriod`). Without it, the pods that replace evicted pods would start at once, and the node
-/// would evict them as well.
-const TRANSITION: Duration = Duration::from_secs(5 * 60);
-
 /// The conditions of pressure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pressure {
@@ -55,6 +50,8 @@ struct Level {
 #[derive(Clone, Debug)]
 pub(crate) struct PressureConditions {
     last: Arc<Mutex<LastShort>>,
+    /// Time for which a condition stays after its resource was last short.
+    transition: Duration,
     current: watch::Sender<Pressure>,
 }
 
@@ -64,6 +61,19 @@ struct LastShort {
     memory: Option<Instant>,
     disk: Option<Instant>,
     pids: Option<Instant>,
+}
+
+// === impl Pressure ===
+
+impl Pressure {
+    /// Adds the condition of a resource whose minimum is not reclaimed yet.
+    pub(crate) fn add(&mut self, resource: Option<MachineResource>) {
+        match resource {
+            Some(MachineResource::Memory) => self.memory = true,
+            Some(MachineResource::Pids) => self.pids = true,
+            None => {}
+        }
+    }
 }
 
 // === impl MachineLevels ===
@@ -90,10 +100,19 @@ impl MachineLevels {
         Self { memory, pids: pids.unwrap_or_default() }
     }
 
-    /// The resource that is short. Memory is first, as upstream. None if nothing is short.
-    pub(crate) fn shortage(&self, thresholds: &EvictionThresholds) -> Option<MachineShortage> {
-        let memory = self.memory.shortage(MachineResource::Memory, thresholds.memory_available);
-        memory.or_else(|| self.pids.shortage(MachineResource::Pids, thresholds.pid_available))
+    /// The resource that is short. Memory is first, as upstream. None if nothing is short. `last`: the resource that was
+    /// short before. Its shortage ends only when the minimum is reclaimed.
+    pub(crate) fn shortage(
+        &self,
+        thresholds: &EvictionThresholds,
+        last: Option<MachineResource>,
+    ) -> Option<MachineShortage> {
+        let reclaim = |resource, minimum| if last == Some(resource) { minimum } else { Threshold::Amount(0) };
+        let minimum = &thresholds.minimum_reclaim;
+        let memory = reclaim(MachineResource::Memory, minimum.memory_available);
+        let pids = reclaim(MachineResource::Pids, minimum.pid_available);
+        let memory = self.memory.shortage(MachineResource::Memory, [thresholds.memory_available, memory]);
+        memory.or_else(|| self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]))
     }
 
     /// Whether less than one and a half times a threshold is available.
@@ -123,8 +142,12 @@ impl Level {
         self.capacity > 0 && self.available < threshold.saturating_add(threshold / 2)
     }
 
-    fn shortage(self, resource: MachineResource, threshold: Threshold) -> Option<MachineShortage> {
-        self.is_short(threshold).then(|| MachineShortage {
+    fn shortage(
+        self,
+        resource: MachineResource,
+        [threshold, reclaim]: [Threshold; 2],
+    ) -> Option<MachineShortage> {
+        threshold.exceeds_with(reclaim, self.available, self.capacity).then(|| MachineShortage {
             resource,
             threshold: threshold.of(self.capacity),
             available: self.available,
@@ -135,9 +158,9 @@ impl Level {
 // === impl PressureConditions ===
 
 impl PressureConditions {
-    /// No condition yet.
-    pub(crate) fn new() -> Self {
-        Self { last: Arc::default(), current: watch::channel(Pressure::default()).0 }
+    /// No condition yet. `transition`: time for which a condition stays after its resource was last short.
+    pub(crate) fn new(transition: Duration) -> Self {
+        Self { last: Arc::default(), transition, current: watch::channel(Pressure::default()).0 }
     }
 
     /// Adds what is short at this time, and returns the conditions. They change at once when a resource becomes short,
@@ -146,7 +169,7 @@ impl PressureConditions {
         let conditions = {
             let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
             last.observe(short, now);
-            last.conditions(now)
+            last.conditions(now, self.transition)
         };
         self.current.send_if_modified(|current| std::mem::replace(current, conditions) != conditions);
         conditions
@@ -175,9 +198,10 @@ impl LastShort {
         }
     }
 
-    fn conditions(&self, now: Instant) -> Pressure {
-        let recently =
-            |last: Option<Instant>| last.is_some_and(|last| now.saturating_duration_since(last) < TRANSITION);
+    fn conditions(&self, now: Instant, transition: Duration) -> Pressure {
+        // Without a transition period, a resource that is short now counts.
+        let is_recent = |last: Instant| last == now || now.saturating_duration_since(last) < transition;
+        let recently = |last: Option<Instant>| last.is_some_and(is_recent);
         Pressure { memory: recently(self.memory), disk: recently(self.disk), pids: recently(self.pids) }
     }
 }
@@ -207,10 +231,10 @@ mod tests {
         let shortage =
             |resource, threshold, available| Some(MachineShortage { resource, threshold, available });
         let memory = shortage(MachineResource::Memory, 100 << 10, 90 << 10);
-        assert_eq!(levels.shortage(&thresholds(100 << 10, 41)), memory);
+        assert_eq!(levels.shortage(&thresholds(100 << 10, 41), None), memory);
         let pids = shortage(MachineResource::Pids, 41, 40);
-        assert_eq!(levels.shortage(&thresholds(90 << 10, 41)), pids);
-        assert_eq!(levels.shortage(&thresholds(90 << 10, 40)), None);
+        assert_eq!(levels.shortage(&thresholds(90 << 10, 41), None), pids);
+        assert_eq!(levels.shortage(&thresholds(90 << 10, 40), None), None);
         let pressure = levels.pressure(&thresholds(100 << 10, 40), false);
         assert_eq!(pressure, Pressure { memory: true, ..Pressure::default() });
     }
@@ -219,7 +243,7 @@ mod tests {
     fn amounts_that_cannot_be_read_are_not_short() {
         let unknown = MachineLevels::parse("", "", &[]);
         let all = thresholds(u64::MAX, u64::MAX);
-        assert_eq!((unknown.shortage(&all), unknown.is_near(&all)), (None, false));
+        assert_eq!((unknown.shortage(&all, None), unknown.is_near(&all)), (None, false));
     }
 
     #[test]
@@ -230,8 +254,29 @@ mod tests {
     }
 
     #[test]
+    fn a_shortage_ends_when_the_minimum_is_reclaimed() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
+        let mut thresholds = thresholds(80 << 10, 40);
+        thresholds.minimum_reclaim.memory_available = Threshold::Amount(20 << 10);
+        let last = |resource| levels.shortage(&thresholds, resource).map(|shortage| shortage.resource);
+        assert_eq!(last(None), None);
+        assert_eq!(last(Some(MachineResource::Memory)), Some(MachineResource::Memory));
+        assert_eq!(last(Some(MachineResource::Pids)), None);
+    }
+
+    #[test]
+    fn without_a_transition_period_a_condition_ends_with_the_shortage() {
+        let (conditions, begin) = (PressureConditions::new(Duration::ZERO), Instant::now());
+        let pids = Pressure { pids: true, ..Pressure::default() };
+        assert_eq!(conditions.observe(pids, begin), pids);
+        let later = begin + Duration::from_millis(1);
+        assert_eq!(conditions.observe(Pressure::default(), later), Pressure::default());
+    }
+
+    #[test]
     fn a_condition_stays_for_the_transition_period() {
-        let (conditions, begin) = (PressureConditions::new(), Instant::now());
+        const TRANSITION: Duration = Duration::from_secs(300);
+        let (conditions, begin) = (PressureConditions::new(TRANSITION), Instant::now());
         let mut changes = conditions.subscribe();
         let memory = Pressure { memory: true, ..Pressure::default() };
         assert_eq!(conditions.observe(Pressure::default(), begin), Pressure::default());

@@ -195,11 +195,15 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
     }
 }
 
-/// Compares what is available now with the thresholds, and returns the conditions.
+/// Compares what is available now with the thresholds, and returns the conditions. Only the eviction of pods ends them: it
+/// knows whether the minimum is reclaimed.
 fn pressure(agent: &NodeAgent) -> Pressure {
     let thresholds = &agent.config.eviction;
-    let disk = disk_shortage(&agent.config.state_dir, thresholds).is_some();
+    let disk = disk_shortage(&agent.config.state_dir, thresholds, false).is_some();
     let short = MachineLevels::read().pressure(thresholds, disk);
+    if short == Pressure::default() {
+        return agent.pressure.current();
+    }
     agent.pressure.observe(short, Instant::now())
 }
 

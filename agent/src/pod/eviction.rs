@@ -168,10 +168,13 @@ impl Eviction {
     async fn check_node(&mut self, pods: &[Arc<Pod>]) {
         let now = Instant::now();
         let config = &self.node.config;
-        let (machine, disk) = (MachineLevels::read(), disk_shortage(&config.state_dir, &config.eviction));
-        self.node.pressure.observe(machine.pressure(&config.eviction, disk.is_some()), now);
+        let disk = disk_shortage(&config.state_dir, &config.eviction, self.was_short);
+        let machine = MachineLevels::read();
+        let shortage = machine.shortage(&config.eviction, self.machine_short);
+        let mut pressure = machine.pressure(&config.eviction, disk.is_some());
+        pressure.add(shortage.map(|shortage| shortage.resource));
+        self.node.pressure.observe(pressure, now);
         self.is_near = machine.is_near(&config.eviction);
-        let shortage = machine.shortage(&config.eviction);
         if shortage.is_none() && disk.is_none() {
             self.unrelieved = UnrelievedPressure::default();
         }

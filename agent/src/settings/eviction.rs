@@ -1,15 +1,23 @@
 //! Eviction thresholds, as settings.
 
-use coracle_agent::{EvictionThresholds, Threshold};
+use coracle_agent::{EvictionThresholds, MinimumReclaim, Threshold};
 
+use super::NodeSettings;
 use super::value::{Percent, Thresholds};
+
+/// The thresholds, and when a shortage ends.
+pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<EvictionThresholds> {
+    let thresholds = thresholds(node.eviction_hard.as_ref(), node.disk_free_percent)?;
+    Ok(EvictionThresholds {
+        minimum_reclaim: minimum_reclaim(node.eviction_minimum_reclaim.as_ref())?,
+        pressure_transition: node.eviction_pressure_transition_period.0,
+        ..thresholds
+    })
+}
 
 /// Maps signals to thresholds. Without `eviction-hard` the defaults of the kubelet apply, with `disk-free-percent` for
 /// `nodefs.available`, and 5 % for `pid.available`.
-pub(super) fn decide(
-    hard: Option<&Thresholds>,
-    disk_free: Option<Percent>,
-) -> anyhow::Result<EvictionThresholds> {
+fn thresholds(hard: Option<&Thresholds>, disk_free: Option<Percent>) -> anyhow::Result<EvictionThresholds> {
     let Some(Thresholds(signals)) = hard else {
         let defaults = EvictionThresholds::default();
         let nodefs_available = disk_free.map(|Percent(percent)| Threshold::percent(percent));
@@ -41,6 +49,24 @@ pub(super) fn decide(
     Ok(thresholds)
 }
 
+/// Maps signals to the amounts that have to be available beyond their thresholds.
+fn minimum_reclaim(amounts: Option<&Thresholds>) -> anyhow::Result<MinimumReclaim> {
+    let mut reclaim = MinimumReclaim::NONE;
+    for (signal, amount) in amounts.into_iter().flat_map(|Thresholds(amounts)| amounts) {
+        match signal.as_str() {
+            "memory.available" => reclaim.memory_available = *amount,
+            "nodefs.available" => reclaim.nodefs_available = *amount,
+            "nodefs.inodesFree" => reclaim.nodefs_inodes_free = *amount,
+            "pid.available" => reclaim.pid_available = *amount,
+            other => anyhow::bail!(
+                "eviction-minimum-reclaim: the signal {other} is not supported; use memory.available, \
+                 nodefs.available, nodefs.inodesFree or pid.available"
+            ),
+        }
+    }
+    Ok(reclaim)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::value::Value as _;
@@ -49,14 +75,14 @@ mod tests {
     fn of(text: &str, disk_free: Option<u8>) -> anyhow::Result<EvictionThresholds> {
         let texts: Vec<String> = text.split(',').map(str::to_owned).collect();
         let hard = Option::<Thresholds>::parse(&texts).map_err(anyhow::Error::msg)?;
-        decide(hard.as_ref(), disk_free.map(Percent))
+        thresholds(hard.as_ref(), disk_free.map(Percent))
     }
 
     #[test]
     fn without_thresholds_the_kubelets_defaults_apply() {
-        let defaults = decide(None, None).unwrap();
+        let defaults = thresholds(None, None).unwrap();
         assert_eq!(defaults, EvictionThresholds::default());
-        assert_eq!(decide(None, Some(Percent(1))).unwrap().nodefs_available, Threshold::percent(1));
+        assert_eq!(thresholds(None, Some(Percent(1))).unwrap().nodefs_available, Threshold::percent(1));
     }
 
     #[test]
@@ -69,6 +95,16 @@ mod tests {
             ..EvictionThresholds::NONE
         };
         assert_eq!(thresholds, expected);
+    }
+
+    #[test]
+    fn minimum_amounts_belong_to_signals() {
+        let parse = |text: &str| Option::<Thresholds>::parse(&[text.to_owned()]).unwrap();
+        let amounts = minimum_reclaim(parse("nodefs.available=10%").as_ref()).unwrap();
+        let expected = MinimumReclaim { nodefs_available: Threshold::percent(10), ..MinimumReclaim::NONE };
+        assert_eq!(amounts, expected);
+        assert_eq!(minimum_reclaim(None).unwrap(), MinimumReclaim::NONE);
+        assert!(minimum_reclaim(parse("imagefs.available=10%").as_ref()).is_err());
     }
 
     #[test]
