@@ -35,6 +35,19 @@ pub(crate) struct PodUsage {
     pub(crate) pids: u64,
 }
 
+/// Bytes of memory of a cgroup without pages of files. The kernel takes those back when other memory is needed, so
+/// `MemAvailable` of the machine has them as well.
+pub(super) fn without_files(dir: &Path, v2: bool) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(dir.join(file)).ok();
+    let usage: u64 =
+        read(if v2 { "memory.current" } else { "memory.usage_in_bytes" })?.trim().parse().ok()?;
+    let stat = read("memory.stat")?;
+    let names =
+        if v2 { ["inactive_file", "active_file"] } else { ["total_inactive_file", "total_active_file"] };
+    let files = names.into_iter().filter_map(|name| value(&stat, name)).fold(0, u64::saturating_add);
+    Some(usage.saturating_sub(files))
+}
+
 /// Reads the memory and the processes of a pod. None if its cgroup does not exist.
 pub(super) fn read_pod(dirs: &BTreeMap<String, PathBuf>, v2: bool) -> Option<PodUsage> {
     let memory = dirs.get("memory").and_then(|dir| memory(dir, v2)).map(|memory| memory.working_set);
@@ -153,6 +166,19 @@ mod tests {
         write("memory.stat", "anon 20\ninactive_file 30\n");
         write("pids.current", "7\n");
         assert_eq!(read_pod(&dirs, true), Some(PodUsage { memory: 70, pids: 7 }));
+    }
+
+    #[test]
+    fn pages_of_files_are_memory_that_can_be_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        assert_eq!(without_files(dir.path(), true), None);
+        write("memory.current", "100\n");
+        write("memory.stat", "anon 20\ninactive_file 30\nactive_file 45\n");
+        assert_eq!(without_files(dir.path(), true), Some(25));
+        write("memory.usage_in_bytes", "100\n");
+        write("memory.stat", "active_file 1\ntotal_inactive_file 10\ntotal_active_file 5\n");
+        assert_eq!(without_files(dir.path(), false), Some(85));
     }
 
     #[test]

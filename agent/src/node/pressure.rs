@@ -36,6 +36,8 @@ pub(crate) struct MachineShortage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MachineLevels {
     memory: Level,
+    /// Memory that all pods together can take, if it is less than that of the machine.
+    memory_of_pods: Level,
     pids: Level,
 }
 
@@ -97,7 +99,13 @@ impl MachineLevels {
         let pids = threads.zip(most.iter().filter_map(|text| text.trim().parse::<u64>().ok()).min());
         let pids =
             pids.map(|(threads, most)| Level { available: most.saturating_sub(threads), capacity: most });
-        Self { memory, pids: pids.unwrap_or_default() }
+        Self { memory, memory_of_pods: Level::default(), pids: pids.unwrap_or_default() }
+    }
+
+    /// Adds the memory that all pods together can still take, and their limit, in bytes.
+    pub(crate) fn with_pods(self, memory: Option<[u64; 2]>) -> Self {
+        let level = memory.map(|[available, capacity]| Level { available, capacity });
+        Self { memory_of_pods: level.unwrap_or_default(), ..self }
     }
 
     /// The resource that is short. Memory is first, as upstream. None if nothing is short. `last`: the resource that was
@@ -111,19 +119,24 @@ impl MachineLevels {
         let minimum = &thresholds.minimum_reclaim;
         let memory = reclaim(MachineResource::Memory, minimum.memory_available);
         let pids = reclaim(MachineResource::Pids, minimum.pid_available);
-        let memory = self.memory.shortage(MachineResource::Memory, [thresholds.memory_available, memory]);
-        memory.or_else(|| self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]))
+        let memory = [thresholds.memory_available, memory];
+        let levels = [self.memory, self.memory_of_pods];
+        let short = levels.into_iter().find_map(|level| level.shortage(MachineResource::Memory, memory));
+        short.or_else(|| self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]))
     }
 
     /// Whether less than one and a half times a threshold is available.
     pub(crate) fn is_near(&self, thresholds: &EvictionThresholds) -> bool {
-        self.memory.is_near(thresholds.memory_available) || self.pids.is_near(thresholds.pid_available)
+        let memory = [self.memory, self.memory_of_pods];
+        memory.into_iter().any(|level| level.is_near(thresholds.memory_available))
+            || self.pids.is_near(thresholds.pid_available)
     }
 
     /// The conditions with these amounts. `disk`: whether the disk is short.
     pub(crate) fn pressure(&self, thresholds: &EvictionThresholds, disk: bool) -> Pressure {
         Pressure {
-            memory: self.memory.is_short(thresholds.memory_available),
+            memory: self.memory.is_short(thresholds.memory_available)
+                || self.memory_of_pods.is_short(thresholds.memory_available),
             disk,
             pids: self.pids.is_short(thresholds.pid_available),
         }
@@ -237,6 +250,19 @@ mod tests {
         assert_eq!(levels.shortage(&thresholds(90 << 10, 40), None), None);
         let pressure = levels.pressure(&thresholds(100 << 10, 40), false);
         assert_eq!(pressure, Pressure { memory: true, ..Pressure::default() });
+    }
+
+    #[test]
+    fn the_limit_of_all_pods_counts_like_the_memory_of_the_machine() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
+        let thresholds = thresholds(50 << 10, 0);
+        assert_eq!(levels.with_pods(None).shortage(&thresholds, None), None);
+        assert_eq!(levels.with_pods(Some([50 << 10, 800 << 10])).shortage(&thresholds, None), None);
+        let levels = levels.with_pods(Some([49 << 10, 800 << 10]));
+        let (resource, threshold, available) = (MachineResource::Memory, 50 << 10, 49 << 10);
+        let expected = MachineShortage { resource, threshold, available };
+        assert_eq!(levels.shortage(&thresholds, None), Some(expected));
+        assert!(levels.pressure(&thresholds, false).memory && levels.is_near(&thresholds));
     }
 
     #[test]

@@ -169,7 +169,8 @@ impl Eviction {
         let now = Instant::now();
         let config = &self.node.config;
         let disk = disk_shortage(&config.state_dir, &config.eviction, self.was_short);
-        let machine = MachineLevels::read();
+        let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
+        let machine = MachineLevels::read().with_pods(of_pods);
         let shortage = machine.shortage(&config.eviction, self.machine_short);
         let mut pressure = machine.pressure(&config.eviction, disk.is_some());
         pressure.add(shortage.map(|shortage| shortage.resource));
