@@ -4,7 +4,8 @@
 //! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
 //! repeated only after fifty times its duration. Without such pods nothing is measured; the node's resources are checked
 //! at each renewal of the lease, whose timer runs anyway. Without renewals, as while the API server does not answer, a
-//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs are nearly short.
+//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs are nearly short, and one
+//! starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
 //! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
@@ -12,6 +13,7 @@
 mod machine;
 mod measured;
 mod plan;
+mod stalls;
 mod usage;
 
 use std::collections::{HashMap, HashSet};
@@ -28,6 +30,7 @@ use crate::node::{MachineLevels, MachineResource, MachineShortage, Shortage, dis
 use machine::Urgency;
 pub use measured::DiskUsages;
 pub(crate) use plan::{is_critical, is_limited};
+use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -137,12 +140,15 @@ impl Eviction {
 
     /// Measures and evicts until it is dropped.
     pub(crate) async fn run(mut self) {
+        let mut stalls = MemoryStalls::open();
         loop {
             let measures = *self.limited.borrow_and_update() > 0 || self.was_short;
-            let interval = self.urgency().interval(measures.then_some(INTERVAL));
+            let urgency = self.urgency();
+            let interval = urgency.interval(measures.then_some(INTERVAL));
             tokio::select! {
                 // All only wait: dropping them loses nothing.
                 () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
+                () = stalls.next(), if urgency.follows_stalls() => {}
                 changed = self.limited.changed(), if interval.is_none() => if changed.is_err() { return },
                 changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
             }
@@ -152,7 +158,8 @@ impl Eviction {
 
     async fn round(&mut self) {
         let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| is_running(pod)).collect();
-        let has = |uid: &str| pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(uid));
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        let has = |uid: &str| uids.contains(uid);
         self.due.retain(|uid, _| has(uid));
         self.node.evictions.retain(has);
         self.evicted.retain(|uid| has(uid));

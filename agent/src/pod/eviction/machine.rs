@@ -43,6 +43,11 @@ impl Urgency {
         };
         own.or(other)
     }
+
+    /// Whether a round starts when tasks wait for memory. Rounds that are frequent already, or that evict no pod, do not.
+    pub(super) fn follows_stalls(self) -> bool {
+        !self.is_short && !self.is_unrelieved
+    }
 }
 
 /// The pod to evict first. For memory, pods above their request are first, then the lowest priority, then the largest
@@ -214,6 +219,7 @@ mod tests {
         assert_eq!(urgency(false, false, false).interval(ten), ten);
         assert_eq!(urgency(false, true, false).interval(ten), Some(NEAR));
         assert_eq!(urgency(true, true, false).interval(None), Some(SHORT));
+        assert!(urgency(false, true, false).follows_stalls() && !urgency(true, true, true).follows_stalls());
         assert_eq!(
             (urgency(true, true, true).interval(ten), urgency(true, true, true).interval(None)),
             (ten, None)
