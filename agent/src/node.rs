@@ -228,7 +228,7 @@ impl NodeAgent {
 }
 
 pub use config::{NodeConfig, NodeError};
-pub use eviction::{EvictionThresholds, MinimumReclaim, Threshold};
+pub use eviction::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThresholds, Threshold};
 pub use facts::NodeFacts;
 pub use network::PodNetwork;
 

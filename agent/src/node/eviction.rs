@@ -13,11 +13,37 @@ pub struct EvictionThresholds {
     pub nodefs_inodes_free: Threshold,
     /// `pid.available`.
     pub pid_available: Threshold,
+    /// Thresholds below which pods are evicted only after some time.
+    pub soft: SoftThresholds,
     /// Amounts that have to be available beyond the thresholds before a shortage ends.
     pub minimum_reclaim: MinimumReclaim,
     /// Time for which a condition of pressure stays after its resource was last short. Without it, the pods that replace
     /// evicted pods would start at once, and the node would evict them as well.
     pub pressure_transition: Duration,
+}
+
+/// Soft thresholds, by the kubelet's eviction signals.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftThresholds {
+    /// `memory.available`.
+    pub memory_available: SoftThreshold,
+    /// `nodefs.available`.
+    pub nodefs_available: SoftThreshold,
+    /// `nodefs.inodesFree`.
+    pub nodefs_inodes_free: SoftThreshold,
+    /// `pid.available`.
+    pub pid_available: SoftThreshold,
+    /// Maximum grace period of the evicted pods, in seconds. Pods have at least one second.
+    pub max_pod_grace: u32,
+}
+
+/// A threshold below which pods are evicted only after some time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftThreshold {
+    /// The threshold. Zero: none.
+    pub threshold: Threshold,
+    /// Time for which less has to be available.
+    pub grace: Duration,
 }
 
 /// Amounts by the kubelet's eviction signals. Zero: a shortage ends at its threshold.
@@ -54,9 +80,41 @@ impl EvictionThresholds {
         nodefs_available: Threshold::Amount(0),
         nodefs_inodes_free: Threshold::Amount(0),
         pid_available: Threshold::Amount(0),
+        soft: SoftThresholds::NONE,
         minimum_reclaim: MinimumReclaim::NONE,
         pressure_transition: TRANSITION,
     };
+
+    /// The same settings with the soft thresholds instead of the hard ones.
+    pub(crate) fn as_soft(&self) -> Self {
+        Self {
+            memory_available: self.soft.memory_available.threshold,
+            nodefs_available: self.soft.nodefs_available.threshold,
+            nodefs_inodes_free: self.soft.nodefs_inodes_free.threshold,
+            pid_available: self.soft.pid_available.threshold,
+            ..*self
+        }
+    }
+}
+
+// === impl SoftThresholds ===
+
+impl SoftThresholds {
+    /// No signal has a soft threshold.
+    pub const NONE: Self = Self {
+        memory_available: SoftThreshold::NONE,
+        nodefs_available: SoftThreshold::NONE,
+        nodefs_inodes_free: SoftThreshold::NONE,
+        pid_available: SoftThreshold::NONE,
+        max_pod_grace: 0,
+    };
+}
+
+// === impl SoftThreshold ===
+
+impl SoftThreshold {
+    /// No threshold.
+    pub const NONE: Self = Self { threshold: Threshold::Amount(0), grace: Duration::ZERO };
 }
 
 // === impl MinimumReclaim ===

@@ -69,11 +69,19 @@ struct LastShort {
 
 impl Pressure {
     /// Adds the condition of a resource whose minimum is not reclaimed yet.
-    pub(crate) fn add(&mut self, resource: Option<MachineResource>) {
+    pub(crate) fn add(&mut self, resource: MachineResource) {
         match resource {
-            Some(MachineResource::Memory) => self.memory = true,
-            Some(MachineResource::Pids) => self.pids = true,
-            None => {}
+            MachineResource::Memory => self.memory = true,
+            MachineResource::Pids => self.pids = true,
+        }
+    }
+
+    /// The conditions that at least one of the two has.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            memory: self.memory || other.memory,
+            disk: self.disk || other.disk,
+            pids: self.pids || other.pids,
         }
     }
 }

@@ -13,6 +13,7 @@
 mod machine;
 mod measured;
 mod plan;
+mod soft;
 mod stalls;
 mod usage;
 
@@ -26,18 +27,24 @@ use tokio::sync::{mpsc, watch};
 use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
-use crate::node::{MachineLevels, MachineResource, MachineShortage, Shortage, disk_shortage};
+use crate::node::{
+    EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage,
+};
 use machine::Urgency;
 pub use measured::DiskUsages;
 pub(crate) use plan::{is_critical, is_limited};
+use soft::{Crossed, Due};
 use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of the rounds if the node's lease is not renewed. It is longer than the interval of renewals.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
-/// Maximum time to wait for the end of an evicted pod before the next one is evicted, as the kubelet's.
+/// Maximum time after the grace period of an evicted pod to wait for its end before the next one is evicted, as the
+/// kubelet's.
 const END_LIMIT: Duration = Duration::from_secs(30);
+/// Grace period of an evicted pod in seconds, unless a soft threshold gives it a longer one. It is the kubelet's.
+const MIN_GRACE: i64 = 1;
 /// The interval of a pod's measurements is at least this many times their duration, so that they take at most 2 % of
 /// a processor.
 const MIN_INTERVAL_FACTOR: u32 = 50;
@@ -58,6 +65,8 @@ pub(crate) struct Evicted {
     pub(crate) signal: &'static str,
     /// Whether the node is short of a resource. Otherwise the pod exceeded one of its limits.
     pub(crate) by_pressure: bool,
+    /// Grace period in seconds.
+    pub(crate) grace: i64,
 }
 
 /// The task that measures and evicts.
@@ -75,11 +84,15 @@ pub(crate) struct Eviction {
     disk_due: Instant,
     /// The resource of the machine that was short in the round before.
     machine_short: Option<MachineResource>,
+    /// Thresholds of memory and process IDs.
+    machine: Crossed<MachineResource>,
+    /// Thresholds of the disk.
+    disk: Crossed<Resource>,
     /// Whether little more than a threshold of memory or process IDs was available in the round before.
     is_near: bool,
     /// The uids of pods that were evicted because the node was short of a resource.
     evicted: HashSet<String>,
-    /// The pod that was evicted last, and when, until its cgroup is gone.
+    /// The pod that was evicted last, until its cgroup is gone, and the end of the wait for that.
     ending: Option<(String, Instant)>,
     unrelieved: UnrelievedPressure,
 }
@@ -131,6 +144,8 @@ impl Eviction {
             was_short: false,
             disk_due: Instant::now(),
             machine_short: None,
+            machine: Crossed::none(),
+            disk: Crossed::none(),
             is_near: false,
             evicted: HashSet::new(),
             ending: None,
@@ -174,32 +189,53 @@ impl Eviction {
     /// Measures the resources of the node, and evicts a pod if one of them is short.
     async fn check_node(&mut self, pods: &[Arc<Pod>]) {
         let now = Instant::now();
-        let config = &self.node.config;
-        let disk = disk_shortage(&config.state_dir, &config.eviction, self.was_short);
-        let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
-        let machine = MachineLevels::read().with_pods(of_pods);
-        let shortage = machine.shortage(&config.eviction, self.machine_short);
-        let mut pressure = machine.pressure(&config.eviction, disk.is_some());
-        pressure.add(shortage.map(|shortage| shortage.resource));
-        self.node.pressure.observe(pressure, now);
-        self.is_near = machine.is_near(&config.eviction);
-        if shortage.is_none() && disk.is_none() {
+        let (machine, disk) = self.find_shortages(now);
+        if machine.is_none() && disk.is_none() {
             self.unrelieved = UnrelievedPressure::default();
         }
         self.forget_ended(now);
-        match shortage {
-            Some(shortage) => self.relieve_machine(pods, shortage).await,
+        match machine {
+            Some(due) => self.relieve_machine(pods, due).await,
             None => self.machine_short = None,
         }
         match disk {
             // Rounds for memory may be more frequent.
-            Some(shortage) if now >= self.disk_due => {
+            Some(due) if now >= self.disk_due => {
                 self.disk_due = now + INTERVAL;
-                self.relieve(pods, shortage).await;
+                self.relieve(pods, due).await;
             }
             Some(_) => {}
             None => self.was_short = false,
         }
+    }
+
+    /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its disk.
+    fn find_shortages(&mut self, now: Instant) -> (Option<Due<MachineShortage>>, Option<Due<Shortage>>) {
+        let config = &self.node.config;
+        let (hard, soft) = (config.eviction, config.eviction.as_soft());
+        let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
+        let levels = MachineLevels::read().with_pods(of_pods);
+        let of_machine =
+            [levels.shortage(&hard, self.machine.hard()), levels.shortage(&soft, self.machine.soft())];
+        let measure = |thresholds: &EvictionThresholds, last: Option<Resource>| {
+            disk_shortage(&config.state_dir, thresholds, last.is_some())
+        };
+        let of_disk = [measure(&hard, self.disk.hard()), measure(&soft, self.disk.soft())];
+        let [on_disk, soft_on_disk] = of_disk.map(|shortage| shortage.is_some());
+        let mut pressure = levels.pressure(&hard, on_disk).or(levels.pressure(&soft, soft_on_disk));
+        for shortage in of_machine.iter().flatten() {
+            pressure.add(shortage.resource);
+        }
+        self.node.pressure.observe(pressure, now);
+        self.is_near = levels.is_near(&hard);
+        let [resource, soft_resource] = of_machine.map(|found| found.map(|shortage| shortage.resource));
+        let grace = soft_resource.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
+        let kind = self.machine.update(resource, grace, now);
+        let of_machine = Due::of(kind, of_machine, hard.soft.max_pod_grace);
+        let [resource, soft_resource] = of_disk.map(|found| found.map(|shortage| shortage.resource));
+        let grace = soft_resource.map(|resource| (resource, plan::grace_period(&hard.soft, resource)));
+        let kind = self.disk.update(resource, grace, now);
+        (of_machine, Due::of(kind, of_disk, hard.soft.max_pod_grace))
     }
 
     fn urgency(&self) -> Urgency {
@@ -212,9 +248,8 @@ impl Eviction {
 
     /// Ends the wait for the evicted pod, if its cgroup is gone or the maximum time is over.
     fn forget_ended(&mut self, now: Instant) {
-        let Some((uid, since)) = &self.ending else { return };
-        let is_late = now.saturating_duration_since(*since) >= END_LIMIT;
-        if is_late || !self.node.cgroups.pods().contains(uid) {
+        let Some((uid, limit)) = &self.ending else { return };
+        if now >= *limit || !self.node.cgroups.pods().contains(uid) {
             self.ending = None;
         }
     }
@@ -231,12 +266,15 @@ impl Eviction {
         self.due.insert(uid.to_owned(), next);
         if let Some((message, signal)) = plan::exceeded(pod, &used) {
             tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
-            self.node.evictions.request(uid, Evicted { message, signal, by_pressure: false });
+            self.node
+                .evictions
+                .request(uid, Evicted { message, signal, by_pressure: false, grace: MIN_GRACE });
         }
     }
 
     /// Frees space on the node's disk: removes unused images first, and evicts one pod in each later round.
-    async fn relieve(&mut self, pods: &[Arc<Pod>], shortage: Shortage) {
+    async fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
+        let shortage = due.shortage;
         self.node.image_gc.no_room();
         if !self.was_short {
             self.was_short = true;
@@ -260,11 +298,14 @@ impl Eviction {
             return;
         };
         let message = plan::message(pod, used, shortage);
-        self.evict(pod, message, plan::signal_of(shortage.resource));
+        let grace = plan::grace(pod, due.max_grace);
+        let signal = plan::signal_of(shortage.resource);
+        self.evict(pod, Evicted { message, signal, by_pressure: true, grace });
     }
 
     /// Evicts the first pod for a lack of memory or process IDs, unless another one is still ending.
-    async fn relieve_machine(&mut self, pods: &[Arc<Pod>], shortage: MachineShortage) {
+    async fn relieve_machine(&mut self, pods: &[Arc<Pod>], due: Due<MachineShortage>) {
+        let shortage = due.shortage;
         let resource = machine::name_of(shortage.resource);
         if self.machine_short.replace(shortage.resource) != Some(shortage.resource) {
             let message = format!("Attempting to reclaim {resource}");
@@ -286,7 +327,9 @@ impl Eviction {
             _ => Vec::new(),
         };
         let message = machine::message(pod, &containers, shortage);
-        self.evict(pod, message, machine::signal_of(shortage.resource));
+        let grace = plan::grace(pod, due.max_grace);
+        let signal = machine::signal_of(shortage.resource);
+        self.evict(pod, Evicted { message, signal, by_pressure: true, grace });
     }
 
     /// Pods that may be evicted because the node is short of a resource.
@@ -297,13 +340,15 @@ impl Eviction {
     }
 
     /// Requests the eviction of a pod because the node is short of a resource.
-    fn evict(&mut self, pod: &Pod, message: String, signal: &'static str) {
+    fn evict(&mut self, pod: &Pod, evicted: Evicted) {
         self.unrelieved = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
+        let (signal, message) = (evicted.signal, &evicted.message);
         tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
         self.evicted.insert(uid.to_owned());
-        self.ending = Some((uid.to_owned(), Instant::now()));
-        self.node.evictions.request(uid, Evicted { message, signal, by_pressure: true });
+        let grace = Duration::from_secs(evicted.grace.unsigned_abs());
+        self.ending = Some((uid.to_owned(), Instant::now() + grace + END_LIMIT));
+        self.node.evictions.request(uid, evicted);
     }
 }
 
@@ -335,7 +380,12 @@ mod tests {
     #[tokio::test]
     async fn an_eviction_wakes_the_pod_and_is_taken_once() {
         let (evictions, mut woken) = Evictions::new();
-        let evicted = Evicted { message: "m".to_owned(), signal: "nodefs.available", by_pressure: true };
+        let evicted = Evicted {
+            message: "m".to_owned(),
+            signal: "nodefs.available",
+            by_pressure: true,
+            grace: MIN_GRACE,
+        };
         evictions.request("u", evicted.clone());
         assert_eq!(woken.recv().await.as_deref(), Some("u"));
         assert_eq!(evictions.take("other"), None);

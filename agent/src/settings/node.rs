@@ -147,6 +147,13 @@ settings! {
     /// signal that is not listed has no threshold.
     eviction_hard: Option<Thresholds>
         = unset "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,pid.available<5%", "THRESHOLDS";
+    /// Thresholds below which the node is under pressure, and evicts pods after the time in eviction-soft-grace-period. The
+    /// signals are those of eviction-hard.
+    eviction_soft: Option<Thresholds> = unset "", "THRESHOLDS";
+    /// Time for which each threshold of eviction-soft has to be crossed, such as memory.available=90s.
+    eviction_soft_grace_period: BTreeMap<String, String> = default "", "DURATIONS";
+    /// Maximum grace period in seconds of pods that are evicted for eviction-soft.
+    eviction_max_pod_grace_period: u32 = default "0", "SECONDS";
     /// Amounts that have to be available beyond the thresholds of eviction-hard before a shortage ends: a quantity or a
     /// percentage for each signal, such as memory.available=200Mi.
     eviction_minimum_reclaim: Option<Thresholds> = unset "", "AMOUNTS";

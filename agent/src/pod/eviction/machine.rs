@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::plan::{exceeds, is_critical, priority, quantity};
 use crate::cgroup::PodUsage;
 use crate::cgroup::resources::pod_requests;
-use crate::node::{MachineResource, MachineShortage};
+use crate::node::{MachineResource, MachineShortage, SoftThresholds};
 
 /// Interval of the rounds while memory or process IDs are short.
 const SHORT: Duration = Duration::from_secs(1);
@@ -113,6 +113,14 @@ pub(super) fn signal_of(resource: MachineResource) -> &'static str {
     match resource {
         MachineResource::Memory => "memory.available",
         MachineResource::Pids => "pid.available",
+    }
+}
+
+/// Grace period of the soft threshold of a resource.
+pub(super) fn grace_period(soft: &SoftThresholds, resource: MachineResource) -> Duration {
+    match resource {
+        MachineResource::Memory => soft.memory_available.grace,
+        MachineResource::Pids => soft.pid_available.grace,
     }
 }
 

@@ -3,12 +3,14 @@
 //! Source: `pkg/kubelet/eviction` (`localStorageEviction`, `rankDiskPressureFunc`, `evictionMessage`).
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use coracle_values::Quantity;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
-use crate::node::{Resource, Shortage};
+use super::MIN_GRACE;
+use crate::node::{Resource, Shortage, SoftThresholds};
 
 /// Name of the resource that limits and requests of disk space have.
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -176,6 +178,20 @@ pub(crate) fn signal_of(resource: Resource) -> &'static str {
     }
 }
 
+/// Grace period of the soft threshold of a resource.
+pub(super) fn grace_period(soft: &SoftThresholds, resource: Resource) -> Duration {
+    match resource {
+        Resource::Bytes => soft.nodefs_available.grace,
+        Resource::Inodes => soft.nodefs_inodes_free.grace,
+    }
+}
+
+/// Grace period of an evicted pod in seconds: its own one, but at most `max`.
+pub(super) fn grace(pod: &Pod, max: u32) -> i64 {
+    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
+    own.min(max.into()).max(MIN_GRACE)
+}
+
 pub(super) fn exceeds(used: u64, limit: i64) -> bool {
     u64::try_from(limit).is_ok_and(|limit| used > limit)
 }
@@ -282,6 +298,13 @@ mod tests {
         hosts.own_files = disk(40);
         assert_eq!(exceeded(&two, &hosts), whole, "/etc/hosts counts");
         assert!(is_limited(&two) && is_limited(&volumes));
+    }
+
+    #[test]
+    fn an_evicted_pod_has_its_own_grace_period_up_to_the_maximum() {
+        let with = |seconds: i64| pod(json!({"terminationGracePeriodSeconds": seconds, "containers": []}));
+        assert_eq!([grace(&with(60), 0), grace(&with(60), 20), grace(&with(5), 20)], [1, 20, 5]);
+        assert_eq!([grace(&with(0), 20), grace(&pod(json!({"containers": []})), 40)], [1, 30]);
     }
 
     #[test]

@@ -19,11 +19,12 @@ impl Worker {
         // Counted here: the eviction may be requested again until the pod has ended.
         self.node.metrics.evicted(evicted.signal);
         self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, stored.message.clone());
+        self.state.eviction_grace = evicted.grace;
         apply(&mut self.state, stored);
     }
 }
 
-/// Restores the verdict of a pod that an earlier agent has evicted.
+/// Restores the verdict of a pod that an earlier agent has evicted. It then ends within one second.
 pub(super) fn restore(state: &mut WorkerState, node: &NodeContext, uid: &str) {
     if let Some(stored) = node.checkpoint.eviction(uid) {
         apply(state, stored);
