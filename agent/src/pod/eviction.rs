@@ -44,7 +44,7 @@ const WITHOUT_PULSE: Duration = Duration::from_secs(15);
 /// kubelet's.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// Grace period of an evicted pod in seconds, unless a soft threshold gives it a longer one. It is the kubelet's.
-const MIN_GRACE: i64 = 1;
+const MIN_GRACE: u32 = 1;
 /// The interval of a pod's measurements is at least this many times their duration, so that they take at most 2 % of
 /// a processor.
 const MIN_INTERVAL_FACTOR: u32 = 50;
@@ -66,7 +66,7 @@ pub(crate) struct Evicted {
     /// Whether the node is short of a resource. Otherwise the pod exceeded one of its limits.
     pub(crate) by_pressure: bool,
     /// Grace period in seconds.
-    pub(crate) grace: i64,
+    pub(crate) grace: u32,
 }
 
 /// The task that measures and evicts.
@@ -346,7 +346,7 @@ impl Eviction {
         let (signal, message) = (evicted.signal, &evicted.message);
         tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
         self.evicted.insert(uid.to_owned());
-        let grace = Duration::from_secs(evicted.grace.unsigned_abs());
+        let grace = Duration::from_secs(evicted.grace.into());
         self.ending = Some((uid.to_owned(), Instant::now() + grace + END_LIMIT));
         self.node.evictions.request(uid, evicted);
     }

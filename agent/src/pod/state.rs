@@ -207,7 +207,7 @@ pub(crate) struct WorkerState {
     /// Whether the verdict is an eviction because the node is short of a resource.
     pub(crate) disrupted: bool,
     /// Grace period in seconds if the verdict is an eviction.
-    pub(crate) eviction_grace: i64,
+    pub(crate) eviction_grace: u32,
     /// By container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
     /// Crashes by container name. The key [`ALL_CONTAINERS`] has the restarts of all containers.

@@ -187,9 +187,9 @@ pub(super) fn grace_period(soft: &SoftThresholds, resource: Resource) -> Duratio
 }
 
 /// Grace period of an evicted pod in seconds: its own one, but at most `max`.
-pub(super) fn grace(pod: &Pod, max: u32) -> i64 {
+pub(super) fn grace(pod: &Pod, max: u32) -> u32 {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
-    own.min(max.into()).max(MIN_GRACE)
+    u32::try_from(own.max(0)).unwrap_or(u32::MAX).min(max).max(MIN_GRACE)
 }
 
 pub(super) fn exceeds(used: u64, limit: i64) -> bool {
