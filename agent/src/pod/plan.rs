@@ -108,7 +108,7 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
         if facts.observed.alive() {
             let evicted = facts.state.verdict.as_ref().is_some_and(|verdict| verdict.reason == EVICTED);
             let grace = if evicted {
-                facts.state.eviction_grace.into()
+                i64::from(facts.state.eviction_grace)
             } else {
                 grace_of(spec.termination_grace_period_seconds)
             };
