@@ -37,6 +37,7 @@ use limits::Limits;
 pub(crate) use limits::{limits_memory, status_requests, status_resources};
 use tree::Tree;
 use usage::CgroupUsage;
+pub(crate) use usage::PodUsage;
 
 use crate::kubelet_metrics::{CgroupOperation, CgroupOperations};
 
@@ -219,6 +220,24 @@ impl Cgroups {
     pub(crate) fn usage_of_pods(&self) -> CgroupUsage {
         let tree = &self.shared.tree;
         usage::read(&tree.directories_by_controller(&tree.below("kubepods")), tree.is_v2())
+    }
+
+    /// Bytes of memory that all pods together can still take, and their limit. None if the limit is not less than
+    /// `machine`, the memory of the machine in bytes: the memory of the machine ends before the limit then.
+    pub(crate) fn memory_left(&self, machine: i64) -> Option<[u64; 2]> {
+        let limit = Some(self.shared.config.memory).filter(|limit| *limit < machine)?;
+        let limit = u64::try_from(limit).ok().filter(|limit| *limit > 0)?;
+        let tree = &self.shared.tree;
+        let dirs = tree.directories_by_controller(&tree.below("kubepods"));
+        let used = usage::without_files(dirs.get("memory")?, tree.is_v2())?;
+        Some([limit.saturating_sub(used), limit])
+    }
+
+    /// Memory and processes of one pod. None without a cgroup.
+    pub(crate) fn usage_of_pod(&self, pod: &Pod) -> Option<PodUsage> {
+        let tree = &self.shared.tree;
+        let below = tree.below(&pod_path(pod).ok()?);
+        usage::read_pod(&tree.directories_by_controller(&below), tree.is_v2())
     }
 
     /// Usage of the cgroup of this process. None in the root cgroup, which has all processes.

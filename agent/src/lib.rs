@@ -76,7 +76,7 @@ pub use device_plugins::sockets::remove as remove_plugin_sockets;
 pub use duration::parse as duration;
 pub use image_gc_policy::ImageGcPolicy;
 pub use image_verification::{AllowedImages, ImageVerification};
-pub use node::{EvictionThresholds, Threshold};
+pub use node::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThresholds, Threshold};
 pub use pod_logs::remove as remove_pod_logs;
 pub use private_file::replace as replace_private;
 pub use resource_managers::{ReservedMemory, ResourceManagerConfig};

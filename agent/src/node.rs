@@ -19,6 +19,7 @@ mod images;
 mod lease;
 mod network;
 mod plan;
+mod pressure;
 mod register;
 
 use std::net::IpAddr;
@@ -58,6 +59,7 @@ pub struct NodeAgent {
     ips: watch::Sender<Vec<IpAddr>>,
     /// Ranges that the network has. Empty before the first.
     ranges: watch::Sender<Vec<IpNetwork>>,
+    pressure: PressureConditions,
     overlay: Option<Overlay>,
     overlay_state: watch::Sender<State>,
 }
@@ -80,6 +82,7 @@ impl NodeAgent {
         }
         let facts = Arc::new(facts::find(&config)?);
         let overlay = config.overlay.clone().map(Overlay::open).transpose().map_err(NodeError::Overlay)?;
+        let pressure = PressureConditions::new(config.eviction.pressure_transition);
         Ok(NodeAgent {
             ips: watch::channel(facts.ips.clone()).0,
             config,
@@ -94,6 +97,7 @@ impl NodeAgent {
             pulse: watch::channel(()).0,
             network_status: watch::channel(Some(Ok(()))).0,
             ranges: watch::channel(Vec::new()).0,
+            pressure,
             overlay,
             overlay_state: watch::channel(State::default()).0,
         })
@@ -128,6 +132,11 @@ impl NodeAgent {
     /// Changes with each renewal of the node's lease.
     pub(crate) fn pulse(&self) -> watch::Receiver<()> {
         self.pulse.subscribe()
+    }
+
+    /// The node's conditions of pressure. All clones have the same observations.
+    pub(crate) fn pressure(&self) -> PressureConditions {
+        self.pressure.clone()
     }
 
     /// The node's addresses, the primary one first, as they change.
@@ -219,7 +228,7 @@ impl NodeAgent {
 }
 
 pub use config::{NodeConfig, NodeError};
-pub use eviction::{EvictionThresholds, Threshold};
+pub use eviction::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThresholds, Threshold};
 pub use facts::NodeFacts;
 pub use network::PodNetwork;
 
@@ -228,6 +237,7 @@ pub(crate) use disk::{Resource, Shortage, disk_shortage};
 pub(crate) use facts::{binary, kib};
 pub(crate) use images::keep as keep_images;
 pub(crate) use plan::is_extended;
+pub(crate) use pressure::{MachineLevels, MachineResource, MachineShortage, Pressure, PressureConditions};
 
 /// Addresses of a node without configured ones: for its certificate, which is created first.
 pub fn own_addresses() -> Vec<IpAddr> {

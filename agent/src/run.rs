@@ -333,7 +333,6 @@ impl NodeServices {
         let volumes = VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(&facts));
         let volumes = volumes.map_err(Error::Volumes)?;
         metrics.show(volumes.operations().collector());
-        let providers = providers(&config)?;
         let managers = resource_managers(&config, &facts, &devices, &metrics)?;
         Ok(pod::NodeContext {
             dra: Dra::open(
@@ -346,7 +345,7 @@ impl NodeServices {
             managers,
             runtime,
             runtime_name,
-            providers,
+            providers: providers(&config)?,
             recorder,
             pods,
             policies,
@@ -363,6 +362,7 @@ impl NodeServices {
             user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
             image_gc: Trigger::default(),
             evictions,
+            pressure: agent.pressure(),
             metrics,
             resizes: pod::Resizes::default(),
             checkpoint: PodCheckpoint::new(checkpoint),

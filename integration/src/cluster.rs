@@ -30,13 +30,15 @@ impl Cluster {
         Self::up_with(machine, mirrors, &["--image-gc-high-threshold", "100"])
     }
 
-    /// As [`up`](Self::up), with more flags. They include those of image garbage collection.
+    /// As [`up`](Self::up), with more flags. They include those of image garbage collection, and may include eviction
+    /// thresholds.
     ///
     /// # Panics
     /// When the node is not Ready in time, or the default service account does not exist.
     #[must_use]
     pub fn up_with(machine: &Machine, mirrors: &std::path::Path, flags: &[&str]) -> Self {
         let more = flags.iter().map(|flag| (*flag).to_owned());
+        let has_thresholds = flags.contains(&"--eviction-hard");
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let places = vec![
             "--state-dir".to_owned(),
@@ -52,9 +54,10 @@ impl Cluster {
             // The test machine may have little free disk space.
             ("--disk-free-percent", "1".to_owned()),
         ];
+        let flags = flags.into_iter().filter(|(name, _)| !has_thresholds || *name != "--disk-free-percent");
         let mut cluster = Self {
             process: None,
-            flags: flags.into_iter().flat_map(|(k, v)| [k.to_owned(), v]).chain(more).collect(),
+            flags: flags.flat_map(|(k, v)| [k.to_owned(), v]).chain(more).collect(),
             places,
             kubectl: Kubectl::new(machine.path("state/admin.kubeconfig")),
             log: machine.path("coracle.log"),

@@ -23,6 +23,8 @@ mod devices;
 mod disruption;
 #[path = "cluster/documents.rs"]
 mod documents;
+#[path = "cluster/eviction.rs"]
+mod eviction;
 #[path = "cluster/examples.rs"]
 mod examples;
 #[path = "cluster/exclusive_cpus.rs"]

@@ -26,6 +26,41 @@ pub(crate) struct MemoryUsage {
     pub(crate) major_page_faults: u64,
 }
 
+/// Memory and processes of a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PodUsage {
+    /// Bytes of the working set.
+    pub(crate) memory: u64,
+    /// Processes and threads.
+    pub(crate) pids: u64,
+}
+
+/// Bytes of memory of a cgroup without pages of files. The kernel takes those back when other memory is needed, so
+/// `MemAvailable` of the machine has them as well.
+pub(super) fn without_files(dir: &Path, v2: bool) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(dir.join(file)).ok();
+    let usage: u64 =
+        read(if v2 { "memory.current" } else { "memory.usage_in_bytes" })?.trim().parse().ok()?;
+    let stat = read("memory.stat")?;
+    let names =
+        if v2 { ["inactive_file", "active_file"] } else { ["total_inactive_file", "total_active_file"] };
+    let files = names.into_iter().filter_map(|name| value(&stat, name)).fold(0, u64::saturating_add);
+    Some(usage.saturating_sub(files))
+}
+
+/// Reads the memory and the processes of a pod. None if its cgroup does not exist.
+pub(super) fn read_pod(dirs: &BTreeMap<String, PathBuf>, v2: bool) -> Option<PodUsage> {
+    let memory = dirs.get("memory").and_then(|dir| memory(dir, v2)).map(|memory| memory.working_set);
+    let pids: Option<u64> = dirs.get("pids").and_then(|dir| {
+        let text = fs::read_to_string(dir.join("pids.current")).ok()?;
+        text.trim().parse().ok()
+    });
+    if memory.is_none() && pids.is_none() {
+        return None;
+    }
+    Some(PodUsage { memory: memory.unwrap_or_default(), pids: pids.unwrap_or_default() })
+}
+
 /// Reads the usage from the directories of each controller.
 pub(super) fn read(dirs: &BTreeMap<String, PathBuf>, v2: bool) -> CgroupUsage {
     let (cpu, file) = if v2 { ("cpu", "cpu.stat") } else { ("cpuacct", "cpuacct.usage") };
@@ -118,6 +153,32 @@ mod tests {
         let usage = read(&dirs, false);
         assert_eq!((usage.cpu_nanos, usage.memory), (Some(9), Some(memory)));
         assert_eq!(read(&BTreeMap::new(), true), CgroupUsage::default());
+    }
+
+    #[test]
+    fn memory_and_processes_of_a_pod_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let dirs: BTreeMap<String, PathBuf> =
+            ["memory", "pids"].map(|name| (name.to_owned(), dir.path().to_owned())).into();
+        assert_eq!(read_pod(&dirs, true), None, "a pod without a cgroup");
+        write("memory.current", "100\n");
+        write("memory.stat", "anon 20\ninactive_file 30\n");
+        write("pids.current", "7\n");
+        assert_eq!(read_pod(&dirs, true), Some(PodUsage { memory: 70, pids: 7 }));
+    }
+
+    #[test]
+    fn pages_of_files_are_memory_that_can_be_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        assert_eq!(without_files(dir.path(), true), None);
+        write("memory.current", "100\n");
+        write("memory.stat", "anon 20\ninactive_file 30\nactive_file 45\n");
+        assert_eq!(without_files(dir.path(), true), Some(25));
+        write("memory.usage_in_bytes", "100\n");
+        write("memory.stat", "active_file 1\ntotal_inactive_file 10\ntotal_active_file 5\n");
+        assert_eq!(without_files(dir.path(), false), Some(85));
     }
 
     #[test]

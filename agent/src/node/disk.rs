@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::fs::statvfs;
 
-use super::EvictionThresholds;
+use super::{EvictionThresholds, MinimumReclaim, Threshold};
 
 /// A shortage of a resource of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,19 +23,22 @@ pub(crate) enum Resource {
 }
 
 /// The resource that is short on the file system of the state directory. None if both suffice or cannot be
-/// determined.
-pub(crate) fn disk_shortage(state_dir: &Path, thresholds: &EvictionThresholds) -> Option<Shortage> {
+/// determined. `lasts`: a shortage was found before, and ends only when the minimum is reclaimed.
+pub(crate) fn disk_shortage(
+    state_dir: &Path,
+    thresholds: &EvictionThresholds,
+    lasts: bool,
+) -> Option<Shortage> {
     let found = statvfs(state_dir).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-    let checks = [
-        (Resource::Bytes, thresholds.nodefs_available, bytes(found.f_bavail), bytes(found.f_blocks)),
-        (Resource::Inodes, thresholds.nodefs_inodes_free, found.f_favail, found.f_files),
-    ];
-    let short =
-        checks.into_iter().find(|(_, threshold, available, total)| threshold.exceeds(*available, *total));
-    short.map(|(resource, threshold, available, total)| Shortage {
-        resource,
-        threshold: threshold.of(total),
-        available,
+    let reclaim = if lasts { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };
+    let shortage = |resource, [threshold, reclaim]: [Threshold; 2], [available, total]: [u64; 2]| {
+        let is_short = threshold.exceeds_with(reclaim, available, total);
+        is_short.then(|| Shortage { resource, threshold: threshold.of(total), available })
+    };
+    let amounts = [thresholds.nodefs_available, reclaim.nodefs_available];
+    shortage(Resource::Bytes, amounts, [bytes(found.f_bavail), bytes(found.f_blocks)]).or_else(|| {
+        let amounts = [thresholds.nodefs_inodes_free, reclaim.nodefs_inodes_free];
+        shortage(Resource::Inodes, amounts, [found.f_favail, found.f_files])
     })
 }

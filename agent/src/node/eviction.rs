@@ -1,11 +1,57 @@
 //! Thresholds of available resources, below which the node is under pressure.
 
+use std::time::Duration;
+
 /// The thresholds of one node, by the kubelet's eviction signals.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EvictionThresholds {
     /// `memory.available`.
     pub memory_available: Threshold,
     /// `nodefs.available`: the file system of the state directory.
+    pub nodefs_available: Threshold,
+    /// `nodefs.inodesFree`.
+    pub nodefs_inodes_free: Threshold,
+    /// `pid.available`.
+    pub pid_available: Threshold,
+    /// Thresholds below which pods are evicted only after some time.
+    pub soft: SoftThresholds,
+    /// Amounts that have to be available beyond the thresholds before a shortage ends.
+    pub minimum_reclaim: MinimumReclaim,
+    /// Time for which a condition of pressure stays after its resource was last short. Without it, the pods that replace
+    /// evicted pods would start at once, and the node would evict them as well.
+    pub pressure_transition: Duration,
+}
+
+/// Soft thresholds, by the kubelet's eviction signals.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftThresholds {
+    /// `memory.available`.
+    pub memory_available: SoftThreshold,
+    /// `nodefs.available`.
+    pub nodefs_available: SoftThreshold,
+    /// `nodefs.inodesFree`.
+    pub nodefs_inodes_free: SoftThreshold,
+    /// `pid.available`.
+    pub pid_available: SoftThreshold,
+    /// Maximum grace period of the evicted pods, in seconds. Pods have at least one second.
+    pub max_pod_grace: u32,
+}
+
+/// A threshold below which pods are evicted only after some time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftThreshold {
+    /// The threshold. Zero: none.
+    pub threshold: Threshold,
+    /// Time for which less has to be available.
+    pub grace: Duration,
+}
+
+/// Amounts by the kubelet's eviction signals. Zero: a shortage ends at its threshold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MinimumReclaim {
+    /// `memory.available`.
+    pub memory_available: Threshold,
+    /// `nodefs.available`.
     pub nodefs_available: Threshold,
     /// `nodefs.inodesFree`.
     pub nodefs_inodes_free: Threshold,
@@ -22,10 +68,59 @@ pub enum Threshold {
     BasisPoints(u16),
 }
 
+/// Default of [`EvictionThresholds::pressure_transition`], as the kubelet's.
+const TRANSITION: Duration = Duration::from_secs(5 * 60);
+
 // === impl EvictionThresholds ===
 
 impl EvictionThresholds {
     /// The node is never under pressure.
+    pub const NONE: Self = Self {
+        memory_available: Threshold::Amount(0),
+        nodefs_available: Threshold::Amount(0),
+        nodefs_inodes_free: Threshold::Amount(0),
+        pid_available: Threshold::Amount(0),
+        soft: SoftThresholds::NONE,
+        minimum_reclaim: MinimumReclaim::NONE,
+        pressure_transition: TRANSITION,
+    };
+
+    /// The same settings with the soft thresholds instead of the hard ones.
+    pub(crate) fn as_soft(&self) -> Self {
+        Self {
+            memory_available: self.soft.memory_available.threshold,
+            nodefs_available: self.soft.nodefs_available.threshold,
+            nodefs_inodes_free: self.soft.nodefs_inodes_free.threshold,
+            pid_available: self.soft.pid_available.threshold,
+            ..*self
+        }
+    }
+}
+
+// === impl SoftThresholds ===
+
+impl SoftThresholds {
+    /// No signal has a soft threshold.
+    pub const NONE: Self = Self {
+        memory_available: SoftThreshold::NONE,
+        nodefs_available: SoftThreshold::NONE,
+        nodefs_inodes_free: SoftThreshold::NONE,
+        pid_available: SoftThreshold::NONE,
+        max_pod_grace: 0,
+    };
+}
+
+// === impl SoftThreshold ===
+
+impl SoftThreshold {
+    /// No threshold.
+    pub const NONE: Self = Self { threshold: Threshold::Amount(0), grace: Duration::ZERO };
+}
+
+// === impl MinimumReclaim ===
+
+impl MinimumReclaim {
+    /// All shortages end at their thresholds.
     pub const NONE: Self = Self {
         memory_available: Threshold::Amount(0),
         nodefs_available: Threshold::Amount(0),
@@ -42,6 +137,7 @@ impl Default for EvictionThresholds {
             nodefs_available: Threshold::percent(10),
             nodefs_inodes_free: Threshold::percent(5),
             pid_available: Threshold::percent(5),
+            ..Self::NONE
         }
     }
 }
@@ -87,7 +183,13 @@ impl Threshold {
 
     /// Whether less than the threshold is available. A file system without inodes (capacity 0) has no threshold.
     pub(crate) fn exceeds(self, available: u64, capacity: u64) -> bool {
-        capacity > 0 && available < self.of(capacity)
+        self.exceeds_with(Self::Amount(0), available, capacity)
+    }
+
+    /// As [`exceeds`](Self::exceeds), while a shortage lasts: `reclaim` has to be available in addition.
+    pub(crate) fn exceeds_with(self, reclaim: Self, available: u64, capacity: u64) -> bool {
+        let threshold = self.of(capacity);
+        capacity > 0 && threshold > 0 && available < threshold.saturating_add(reclaim.of(capacity))
     }
 }
 
@@ -111,5 +213,12 @@ mod tests {
         assert!(Threshold::percent(10).exceeds(99, 1000) && !Threshold::percent(10).exceeds(100, 1000));
         assert!(Threshold::Amount(100).exceeds(99, 1000) && !Threshold::Amount(100).exceeds(100, 1000));
         assert!(!Threshold::Amount(0).exceeds(0, 1000) && !Threshold::percent(5).exceeds(0, 0));
+    }
+
+    #[test]
+    fn a_shortage_lasts_until_the_minimum_is_reclaimed() {
+        let (threshold, reclaim) = (Threshold::Amount(100), Threshold::percent(5));
+        assert!(threshold.exceeds_with(reclaim, 149, 1000) && !threshold.exceeds_with(reclaim, 150, 1000));
+        assert!(!Threshold::Amount(0).exceeds_with(reclaim, 0, 1000), "a signal without a threshold");
     }
 }

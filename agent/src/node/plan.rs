@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::config::NodeConfig;
 use super::devices::{self, DeviceCounts};
 use super::facts::{self, NodeFacts};
+use super::pressure::Pressure;
 use crate::overlay::{self, State};
 
 /// Condition types of the overlay. The reasons show that a condition of the first type is ours.
@@ -40,20 +41,13 @@ pub(super) struct CurrentState {
     /// Whether the pod network is ready; the reason if not.
     pub(super) network: Result<(), String>,
     pub(super) overlay: State,
-    /// Resources below their thresholds.
+    /// Conditions of pressure.
     pub(super) pressure: Pressure,
     /// Images in the store. None: not listed yet.
     pub(super) images: Option<Vec<ContainerImage>>,
     /// Numbers of the devices of device plugins.
     pub(super) devices: DeviceCounts,
     pub(super) now: Timestamp,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pressure {
-    pub(super) memory: bool,
-    pub(super) disk: bool,
-    pub(super) pids: bool,
 }
 
 /// The Node object for registration.

@@ -1,9 +1,8 @@
 //! Registration of the Node object, and its updates.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_error_chain::chain;
 use coracle_watch::watch_object;
@@ -17,8 +16,9 @@ use kube::api::{Patch, PatchParams, PostParams};
 use super::devices::DeviceChanges;
 use super::disk::disk_shortage;
 use super::network::is_ready;
-use super::plan::{self, CurrentState, Pressure};
-use super::{EvictionThresholds, NodeAgent, events, facts};
+use super::plan::{self, CurrentState};
+use super::pressure::{MachineLevels, Pressure};
+use super::{NodeAgent, events};
 use crate::event_recorder::Level;
 use crate::json_file;
 use crate::node_object::pod_cidrs;
@@ -48,6 +48,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
     let (mut overlay, mut devices) =
         (agent.overlay_state.subscribe(), DeviceChanges::new(agent.devices.subscribe()));
     let (mut pulse, mut network) = (agent.pulse.subscribe(), agent.network_status.subscribe());
+    let mut pressure = agent.pressure.subscribe();
     loop {
         let result = tokio::select! {
             // Cancel-safe: the stream keeps its position, and the other arms only wake.
@@ -59,6 +60,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
             },
             _ = pulse.changed() => update(agent, &api).await,
             _ = network.changed() => update(agent, &api).await,
+            _ = pressure.changed() => update(agent, &api).await,
             _ = images.changed() => update(agent, &api).await,
             () = devices.changed() => update(agent, &api).await,
             _ = ips.changed() => update(agent, &api).await,
@@ -186,27 +188,23 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
             .ready()
             .and_then(|()| is_ready(&agent.network_status.borrow(), node.as_deref())),
         overlay: agent.overlay_state.borrow().clone(),
-        pressure: pressure(&agent.config.state_dir, &agent.config.eviction),
+        pressure: pressure(agent),
         images: agent.images.borrow().clone(),
         devices: agent.devices.borrow().clone(),
         now: Timestamp::now(),
     }
 }
 
-/// Compares what is available now with the thresholds.
-fn pressure(state_dir: &std::path::Path, eviction: &EvictionThresholds) -> Pressure {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let meminfo = read("/proc/meminfo");
-    let (available, total) = (facts::kib(&meminfo, "MemAvailable"), facts::kib(&meminfo, "MemTotal"));
-    let disk = disk_shortage(state_dir, eviction).is_some();
-    let threads =
-        read("/proc/loadavg").split(' ').nth(3).and_then(|f| f.split_once('/')?.1.parse::<u64>().ok());
-    let most = read("/proc/sys/kernel/pid_max").trim().parse::<u64>().ok();
-    let pids = threads
-        .zip(most)
-        .is_some_and(|(threads, most)| eviction.pid_available.exceeds(most.saturating_sub(threads), most));
-    let memory = eviction.memory_available.exceeds(available * 1024, total * 1024);
-    Pressure { memory: available > 0 && memory, disk, pids }
+/// Compares what is available now with the thresholds, and returns the conditions. Only the eviction of pods ends them: it
+/// knows whether the minimum is reclaimed.
+fn pressure(agent: &NodeAgent) -> Pressure {
+    let thresholds = &agent.config.eviction;
+    let disk = disk_shortage(&agent.config.state_dir, thresholds, false).is_some();
+    let short = MachineLevels::read().pressure(thresholds, disk);
+    if short == Pressure::default() {
+        return agent.pressure.current();
+    }
+    agent.pressure.observe(short, Instant::now())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod fit;
 pub(crate) mod in_use;
 mod node_selector;
 mod ports;
+mod pressure;
 mod sysctls;
 mod system;
 pub(crate) mod unsupported;
@@ -19,6 +20,7 @@ pub(crate) use ports::host_ports;
 
 /// Admits the pod, or returns the rejection.
 pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
+    pressure::check(facts)?;
     system::check(facts.pod)?;
     containers::check(facts.pod)?;
     unsupported::check(facts.pod)?;

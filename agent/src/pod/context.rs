@@ -22,6 +22,7 @@ use crate::dra::Dra;
 use crate::event_recorder::Recorder;
 use crate::image_gc_trigger::Trigger;
 use crate::kubelet_metrics::KubeletMetrics;
+use crate::node::PressureConditions;
 use crate::policy_gate::PolicyGate;
 use crate::resource_managers::ResourceManagers;
 use crate::runtime::Runtime;
@@ -59,6 +60,8 @@ pub(crate) struct NodeContext {
     /// Triggers image garbage collection.
     pub(crate) image_gc: Trigger,
     pub(crate) evictions: Evictions,
+    /// The node's conditions of pressure.
+    pub(crate) pressure: PressureConditions,
     /// Counters and durations for `/metrics`.
     pub(crate) metrics: Arc<KubeletMetrics>,
     pub(crate) resizes: Resizes,

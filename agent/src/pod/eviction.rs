@@ -1,15 +1,23 @@
-//! Eviction of pods for disk usage: pods that exceed their limits, and pods of a node whose disk is nearly full.
+//! Eviction of pods: pods that exceed limits on their disk usage, and pods of a node that is short of disk space, memory or
+//! process IDs.
 //!
 //! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
-//! repeated only after fifty times its duration. Without such pods nothing is measured; the node's disk is checked at
-//! each renewal of the lease, whose timer runs anyway. Under disk pressure unused images are removed first; then one
-//! pod is evicted in each round. An eviction is a verdict for the pod's worker, which stops the pod.
+//! repeated only after fifty times its duration. Without such pods nothing is measured; the node's resources are checked
+//! at each renewal of the lease, whose timer runs anyway. Without renewals, as while the API server does not answer, a
+//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs are nearly short, and one
+//! starts when tasks wait for memory.
+//!
+//! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
+//! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
 
+mod machine;
 mod measured;
 mod plan;
+mod soft;
+mod stalls;
 mod usage;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,12 +27,24 @@ use tokio::sync::{mpsc, watch};
 use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
-use crate::node::{Shortage, disk_shortage};
+use crate::node::{
+    EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage,
+};
+use machine::Urgency;
 pub use measured::DiskUsages;
-pub(crate) use plan::is_limited;
+pub(crate) use plan::{is_critical, is_limited};
+use soft::{Crossed, Due};
+use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// Interval of the rounds if the node's lease is not renewed. It is longer than the interval of renewals.
+const WITHOUT_PULSE: Duration = Duration::from_secs(15);
+/// Maximum time after the grace period of an evicted pod to wait for its end before the next one is evicted, as the
+/// kubelet's.
+const END_LIMIT: Duration = Duration::from_secs(30);
+/// Grace period of an evicted pod in seconds, unless a soft threshold gives it a longer one. It is the kubelet's.
+const MIN_GRACE: u32 = 1;
 /// The interval of a pod's measurements is at least this many times their duration, so that they take at most 2 % of
 /// a processor.
 const MIN_INTERVAL_FACTOR: u32 = 50;
@@ -45,6 +65,8 @@ pub(crate) struct Evicted {
     pub(crate) signal: &'static str,
     /// Whether the node is short of a resource. Otherwise the pod exceeded one of its limits.
     pub(crate) by_pressure: bool,
+    /// Grace period in seconds.
+    pub(crate) grace: u32,
 }
 
 /// The task that measures and evicts.
@@ -58,6 +80,20 @@ pub(crate) struct Eviction {
     due: HashMap<String, Instant>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
+    /// When the next round for a lack of disk space is due.
+    disk_due: Instant,
+    /// The resource of the machine that was short in the round before.
+    machine_short: Option<MachineResource>,
+    /// Thresholds of memory and process IDs.
+    machine: Crossed<MachineResource>,
+    /// Thresholds of the disk.
+    disk: Crossed<Resource>,
+    /// Whether little more than a threshold of memory or process IDs was available in the round before.
+    is_near: bool,
+    /// The uids of pods that were evicted because the node was short of a resource.
+    evicted: HashSet<String>,
+    /// The pod that was evicted last, until its cgroup is gone, and the end of the wait for that.
+    ending: Option<(String, Instant)>,
     unrelieved: UnrelievedPressure,
 }
 
@@ -100,19 +136,36 @@ impl Evictions {
 impl Eviction {
     pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
         let limited = node.pods.limited();
-        let unrelieved = UnrelievedPressure::default();
-        Self { node, pulse, limited, due: HashMap::new(), was_short: false, unrelieved }
+        Self {
+            node,
+            pulse,
+            limited,
+            due: HashMap::new(),
+            was_short: false,
+            disk_due: Instant::now(),
+            machine_short: None,
+            machine: Crossed::none(),
+            disk: Crossed::none(),
+            is_near: false,
+            evicted: HashSet::new(),
+            ending: None,
+            unrelieved: UnrelievedPressure::default(),
+        }
     }
 
     /// Measures and evicts until it is dropped.
     pub(crate) async fn run(mut self) {
+        let mut stalls = MemoryStalls::open();
         loop {
             let measures = *self.limited.borrow_and_update() > 0 || self.was_short;
+            let urgency = self.urgency();
+            let interval = urgency.interval(measures.then_some(INTERVAL));
             tokio::select! {
                 // All only wait: dropping them loses nothing.
-                () = tokio::time::sleep(INTERVAL), if measures => {}
-                changed = self.limited.changed(), if !measures => if changed.is_err() { return },
-                changed = self.pulse.changed(), if !measures => if changed.is_err() { return },
+                () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
+                () = stalls.next(), if urgency.follows_stalls() => {}
+                changed = self.limited.changed(), if interval.is_none() => if changed.is_err() { return },
+                changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
             }
             self.round().await;
         }
@@ -120,21 +173,84 @@ impl Eviction {
 
     async fn round(&mut self) {
         let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| is_running(pod)).collect();
-        let has = |uid: &str| pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(uid));
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        let has = |uid: &str| uids.contains(uid);
         self.due.retain(|uid, _| has(uid));
         self.node.evictions.retain(has);
+        self.evicted.retain(|uid| has(uid));
         if *self.limited.borrow() > 0 {
             for pod in pods.iter().filter(|pod| is_limited(pod)) {
                 self.check_limits(pod).await;
             }
         }
-        let config = &self.node.config;
-        match disk_shortage(&config.state_dir, &config.eviction) {
-            Some(shortage) => self.relieve(&pods, shortage).await,
-            None => {
-                self.was_short = false;
-                self.unrelieved = UnrelievedPressure::default();
+        self.check_node(&pods).await;
+    }
+
+    /// Measures the resources of the node, and evicts a pod if one of them is short.
+    async fn check_node(&mut self, pods: &[Arc<Pod>]) {
+        let now = Instant::now();
+        let (machine, disk) = self.find_shortages(now);
+        if machine.is_none() && disk.is_none() {
+            self.unrelieved = UnrelievedPressure::default();
+        }
+        self.forget_ended(now);
+        match machine {
+            Some(due) => self.relieve_machine(pods, due).await,
+            None => self.machine_short = None,
+        }
+        match disk {
+            // Rounds for memory may be more frequent.
+            Some(due) if now >= self.disk_due => {
+                self.disk_due = now + INTERVAL;
+                self.relieve(pods, due).await;
             }
+            Some(_) => {}
+            None => self.was_short = false,
+        }
+    }
+
+    /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its disk.
+    fn find_shortages(&mut self, now: Instant) -> (Option<Due<MachineShortage>>, Option<Due<Shortage>>) {
+        let config = &self.node.config;
+        let (hard, soft) = (config.eviction, config.eviction.as_soft());
+        let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
+        let levels = MachineLevels::read().with_pods(of_pods);
+        let of_machine =
+            [levels.shortage(&hard, self.machine.hard()), levels.shortage(&soft, self.machine.soft())];
+        let measure = |thresholds: &EvictionThresholds, last: Option<Resource>| {
+            disk_shortage(&config.state_dir, thresholds, last.is_some())
+        };
+        let of_disk = [measure(&hard, self.disk.hard()), measure(&soft, self.disk.soft())];
+        let [on_disk, soft_on_disk] = of_disk.map(|shortage| shortage.is_some());
+        let mut pressure = levels.pressure(&hard, on_disk).or(levels.pressure(&soft, soft_on_disk));
+        for shortage in of_machine.iter().flatten() {
+            pressure.add(shortage.resource);
+        }
+        self.node.pressure.observe(pressure, now);
+        self.is_near = levels.is_near(&hard);
+        let [resource, soft_resource] = of_machine.map(|found| found.map(|shortage| shortage.resource));
+        let grace = soft_resource.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
+        let kind = self.machine.update(resource, grace, now);
+        let of_machine = Due::of(kind, of_machine, hard.soft.max_pod_grace);
+        let [resource, soft_resource] = of_disk.map(|found| found.map(|shortage| shortage.resource));
+        let grace = soft_resource.map(|resource| (resource, plan::grace_period(&hard.soft, resource)));
+        let kind = self.disk.update(resource, grace, now);
+        (of_machine, Due::of(kind, of_disk, hard.soft.max_pod_grace))
+    }
+
+    fn urgency(&self) -> Urgency {
+        Urgency {
+            is_short: self.machine_short.is_some() || self.ending.is_some(),
+            is_near: self.is_near,
+            is_unrelieved: self.unrelieved.0.is_some(),
+        }
+    }
+
+    /// Ends the wait for the evicted pod, if its cgroup is gone or the maximum time is over.
+    fn forget_ended(&mut self, now: Instant) {
+        let Some((uid, limit)) = &self.ending else { return };
+        if now >= *limit || !self.node.cgroups.pods().contains(uid) {
+            self.ending = None;
         }
     }
 
@@ -146,15 +262,19 @@ impl Eviction {
             return;
         }
         let used = usage::of(&self.node, pod).await;
-        self.due.insert(uid.to_owned(), begun + begun.elapsed() * MIN_INTERVAL_FACTOR);
+        let next = begun + (begun.elapsed() * MIN_INTERVAL_FACTOR).max(INTERVAL);
+        self.due.insert(uid.to_owned(), next);
         if let Some((message, signal)) = plan::exceeded(pod, &used) {
             tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
-            self.node.evictions.request(uid, Evicted { message, signal, by_pressure: false });
+            self.node
+                .evictions
+                .request(uid, Evicted { message, signal, by_pressure: false, grace: MIN_GRACE });
         }
     }
 
     /// Frees space on the node's disk: removes unused images first, and evicts one pod in each later round.
-    async fn relieve(&mut self, pods: &[Arc<Pod>], shortage: Shortage) {
+    async fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
+        let shortage = due.shortage;
         self.node.image_gc.no_room();
         if !self.was_short {
             self.was_short = true;
@@ -162,9 +282,13 @@ impl Eviction {
             self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
             return;
         }
+        if self.ending.is_some() {
+            return;
+        }
         let mut measured = Vec::with_capacity(pods.len());
-        for pod in pods.iter().filter(|pod| !plan::is_critical(pod)) {
-            measured.push((Arc::clone(pod), usage::of(&self.node, pod).await));
+        for pod in self.candidates(pods) {
+            let used = usage::of(&self.node, &pod).await;
+            measured.push((pod, used));
         }
         let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);
@@ -173,12 +297,58 @@ impl Eviction {
             }
             return;
         };
+        let message = plan::message(pod, used, shortage);
+        let grace = plan::grace(pod, due.max_grace);
+        let signal = plan::signal_of(shortage.resource);
+        self.evict(pod, Evicted { message, signal, by_pressure: true, grace });
+    }
+
+    /// Evicts the first pod for a lack of memory or process IDs, unless another one is still ending.
+    async fn relieve_machine(&mut self, pods: &[Arc<Pod>], due: Due<MachineShortage>) {
+        let shortage = due.shortage;
+        let resource = machine::name_of(shortage.resource);
+        if self.machine_short.replace(shortage.resource) != Some(shortage.resource) {
+            let message = format!("Attempting to reclaim {resource}");
+            self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
+        }
+        if self.ending.is_some() {
+            return;
+        }
+        let candidates = self.candidates(pods);
+        let measured = usage::of_machine(&self.node, &candidates).await;
+        let Some((pod, _)) = machine::first(&measured, shortage.resource) else {
+            if self.unrelieved.is_new(resource) {
+                tracing::warn!(resource, "the node is low on a resource, and no pod can be evicted");
+            }
+            return;
+        };
+        let containers = match (shortage.resource, pod.metadata.uid.as_deref()) {
+            (MachineResource::Memory, Some(uid)) => usage::memory_of_containers(&self.node, uid).await,
+            _ => Vec::new(),
+        };
+        let message = machine::message(pod, &containers, shortage);
+        let grace = plan::grace(pod, due.max_grace);
+        let signal = machine::signal_of(shortage.resource);
+        self.evict(pod, Evicted { message, signal, by_pressure: true, grace });
+    }
+
+    /// Pods that may be evicted because the node is short of a resource.
+    fn candidates(&self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
+        let was_evicted =
+            |pod: &Pod| pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid));
+        pods.iter().filter(|pod| !is_critical(pod) && !was_evicted(pod)).cloned().collect()
+    }
+
+    /// Requests the eviction of a pod because the node is short of a resource.
+    fn evict(&mut self, pod: &Pod, evicted: Evicted) {
         self.unrelieved = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
-        let message = plan::message(pod, used, shortage);
-        let signal = plan::signal_of(shortage.resource);
-        tracing::info!(uid, message, "evicting a pod because the node is low on disk space");
-        self.node.evictions.request(uid, Evicted { message, signal, by_pressure: true });
+        let (signal, message) = (evicted.signal, &evicted.message);
+        tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
+        self.evicted.insert(uid.to_owned());
+        let grace = Duration::from_secs(evicted.grace.into());
+        self.ending = Some((uid.to_owned(), Instant::now() + grace + END_LIMIT));
+        self.node.evictions.request(uid, evicted);
     }
 }
 
@@ -191,7 +361,7 @@ impl UnrelievedPressure {
     }
 }
 
-/// Whether a pod may use disk and is not ending already.
+/// Whether a pod may use resources and is not ending already.
 fn is_running(pod: &Pod) -> bool {
     !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
 }
@@ -210,7 +380,12 @@ mod tests {
     #[tokio::test]
     async fn an_eviction_wakes_the_pod_and_is_taken_once() {
         let (evictions, mut woken) = Evictions::new();
-        let evicted = Evicted { message: "m".to_owned(), signal: "nodefs.available", by_pressure: true };
+        let evicted = Evicted {
+            message: "m".to_owned(),
+            signal: "nodefs.available",
+            by_pressure: true,
+            grace: MIN_GRACE,
+        };
         evictions.request("u", evicted.clone());
         assert_eq!(woken.recv().await.as_deref(), Some("u"));
         assert_eq!(evictions.take("other"), None);

@@ -107,8 +107,11 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     if ended(pod, &shape, facts) {
         if facts.observed.alive() {
             let evicted = facts.state.verdict.as_ref().is_some_and(|verdict| verdict.reason == EVICTED);
-            // An evicted pod gets the minimum grace period of one second, as in the kubelet.
-            let grace = if evicted { 1 } else { grace_of(spec.termination_grace_period_seconds) };
+            let grace = if evicted {
+                i64::from(facts.state.eviction_grace)
+            } else {
+                grace_of(spec.termination_grace_period_seconds)
+            };
             plan.actions.push(Action::StopPod { grace });
         } else if !facts.state.released {
             plan.actions.push(Action::Release);

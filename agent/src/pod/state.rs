@@ -206,6 +206,8 @@ pub(crate) struct WorkerState {
     pub(crate) verdict: Option<Verdict>,
     /// Whether the verdict is an eviction because the node is short of a resource.
     pub(crate) disrupted: bool,
+    /// Grace period in seconds if the verdict is an eviction.
+    pub(crate) eviction_grace: u32,
     /// By container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
     /// Crashes by container name. The key [`ALL_CONTAINERS`] has the restarts of all containers.
@@ -304,6 +306,7 @@ impl Default for WorkerState {
             start_time: None,
             verdict: None,
             disrupted: false,
+            eviction_grace: 1,
             waiting: BTreeMap::new(),
             crashes: Backoff::default(),
             pulls: Backoff::default(),

@@ -204,6 +204,7 @@ impl Sync {
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
+            pressure: self.node.pressure.current(),
         };
         // Resources are allocated last, so that no other check rejects the pod after its allocation.
         let admitted = admit::admit(&facts)

@@ -4,6 +4,7 @@
 //! ends, or a timer is due.
 
 mod counts;
+mod eviction;
 mod probes;
 mod reports;
 mod resize;
@@ -29,7 +30,7 @@ use super::probe::Finding;
 use super::pull::PullTask;
 use super::resize_state::ResizeState;
 use super::restart;
-use super::state::{DesiredPod, EVICTED, ObservedPod, Verdict, WorkerState};
+use super::state::{DesiredPod, ObservedPod, Verdict, WorkerState};
 use super::status::{self, write::Update};
 use crate::event_recorder::Level;
 use crate::service_cache::LocalPod;
@@ -249,7 +250,7 @@ impl Worker {
         let status = desired.pod().status.as_ref();
         let pod_dir = start.node.volumes.pod_dir(&start.uid);
         let stops = restart::stops::read(&pod_dir);
-        let state = WorkerState {
+        let mut state = WorkerState {
             start_time: Some(start.start_time),
             verdict: start.verdict,
             probed: probe_results(status),
@@ -259,6 +260,7 @@ impl Worker {
             redefined: stops.redefined,
             ..WorkerState::default()
         };
+        eviction::restore(&mut state, &start.node, &start.uid);
         let is_pending =
             status.and_then(|status| status.phase.as_deref()).is_none_or(|phase| phase == "Pending");
         Self {
@@ -312,19 +314,6 @@ impl Worker {
         let pod = probes::ProbedPod { desired, observed: &self.observed, results: &self.state.probed };
         self.probes.reconcile(&self.node, &pod, &self.findings.sender);
         plan
-    }
-
-    /// Takes the eviction of the pod as its verdict, if one was requested.
-    fn take_eviction(&mut self, desired: &DesiredPod) {
-        let Some(evicted) = self.node.evictions.take(&self.uid) else { return };
-        if self.state.verdict.is_some() {
-            return;
-        }
-        // Counted here: each round requests the eviction again until the pod has ended.
-        self.node.metrics.evicted(evicted.signal);
-        self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, evicted.message.clone());
-        self.state.disrupted = evicted.by_pressure;
-        self.state.verdict = Some(Verdict { reason: EVICTED.to_owned(), message: evicted.message });
     }
 
     /// Starts a job for a pass that began at this time. A pass without a job is counted at once.

@@ -1,15 +1,28 @@
 //! Eviction thresholds, as settings.
 
-use coracle_agent::{EvictionThresholds, Threshold};
+use std::collections::BTreeMap;
 
+use anyhow::Context;
+use coracle_agent::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThresholds, Threshold};
+
+use super::NodeSettings;
 use super::value::{Percent, Thresholds};
+
+/// The thresholds, and when a shortage ends.
+pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<EvictionThresholds> {
+    let thresholds = thresholds(node.eviction_hard.as_ref(), node.disk_free_percent)?;
+    let soft = soft(node.eviction_soft.as_ref(), &node.eviction_soft_grace_period)?;
+    Ok(EvictionThresholds {
+        soft: SoftThresholds { max_pod_grace: node.eviction_max_pod_grace_period, ..soft },
+        minimum_reclaim: minimum_reclaim(node.eviction_minimum_reclaim.as_ref())?,
+        pressure_transition: node.eviction_pressure_transition_period.0,
+        ..thresholds
+    })
+}
 
 /// Maps signals to thresholds. Without `eviction-hard` the defaults of the kubelet apply, with `disk-free-percent` for
 /// `nodefs.available`, and 5 % for `pid.available`.
-pub(super) fn decide(
-    hard: Option<&Thresholds>,
-    disk_free: Option<Percent>,
-) -> anyhow::Result<EvictionThresholds> {
+fn thresholds(hard: Option<&Thresholds>, disk_free: Option<Percent>) -> anyhow::Result<EvictionThresholds> {
     let Some(Thresholds(signals)) = hard else {
         let defaults = EvictionThresholds::default();
         let nodefs_available = disk_free.map(|Percent(percent)| Threshold::percent(percent));
@@ -41,22 +54,70 @@ pub(super) fn decide(
     Ok(thresholds)
 }
 
+/// Maps signals to soft thresholds with their grace periods.
+fn soft(
+    thresholds: Option<&Thresholds>,
+    graces: &BTreeMap<String, String>,
+) -> anyhow::Result<SoftThresholds> {
+    let mut soft = SoftThresholds::NONE;
+    for (signal, threshold) in thresholds.into_iter().flat_map(|Thresholds(thresholds)| thresholds) {
+        let grace = graces.get(signal).with_context(|| {
+            format!("eviction-soft: the signal {signal} has no period in eviction-soft-grace-period")
+        })?;
+        let grace = coracle_agent::duration(grace).with_context(|| {
+            format!("eviction-soft-grace-period: {signal}={grace} is not a duration such as 90s")
+        })?;
+        let one = SoftThreshold { threshold: *threshold, grace };
+        match signal.as_str() {
+            "memory.available" => soft.memory_available = one,
+            "nodefs.available" => soft.nodefs_available = one,
+            "nodefs.inodesFree" => soft.nodefs_inodes_free = one,
+            "pid.available" => soft.pid_available = one,
+            other => anyhow::bail!(
+                "eviction-soft: the signal {other} is not supported; use memory.available, nodefs.available, \
+                 nodefs.inodesFree or pid.available"
+            ),
+        }
+    }
+    Ok(soft)
+}
+
+/// Maps signals to the amounts that have to be available beyond their thresholds.
+fn minimum_reclaim(amounts: Option<&Thresholds>) -> anyhow::Result<MinimumReclaim> {
+    let mut reclaim = MinimumReclaim::NONE;
+    for (signal, amount) in amounts.into_iter().flat_map(|Thresholds(amounts)| amounts) {
+        match signal.as_str() {
+            "memory.available" => reclaim.memory_available = *amount,
+            "nodefs.available" => reclaim.nodefs_available = *amount,
+            "nodefs.inodesFree" => reclaim.nodefs_inodes_free = *amount,
+            "pid.available" => reclaim.pid_available = *amount,
+            other => anyhow::bail!(
+                "eviction-minimum-reclaim: the signal {other} is not supported; use memory.available, \
+                 nodefs.available, nodefs.inodesFree or pid.available"
+            ),
+        }
+    }
+    Ok(reclaim)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::value::Value as _;
     use super::*;
 
     fn of(text: &str, disk_free: Option<u8>) -> anyhow::Result<EvictionThresholds> {
         let texts: Vec<String> = text.split(',').map(str::to_owned).collect();
         let hard = Option::<Thresholds>::parse(&texts).map_err(anyhow::Error::msg)?;
-        decide(hard.as_ref(), disk_free.map(Percent))
+        thresholds(hard.as_ref(), disk_free.map(Percent))
     }
 
     #[test]
     fn without_thresholds_the_kubelets_defaults_apply() {
-        let defaults = decide(None, None).unwrap();
+        let defaults = thresholds(None, None).unwrap();
         assert_eq!(defaults, EvictionThresholds::default());
-        assert_eq!(decide(None, Some(Percent(1))).unwrap().nodefs_available, Threshold::percent(1));
+        assert_eq!(thresholds(None, Some(Percent(1))).unwrap().nodefs_available, Threshold::percent(1));
     }
 
     #[test]
@@ -69,6 +130,34 @@ mod tests {
             ..EvictionThresholds::NONE
         };
         assert_eq!(thresholds, expected);
+    }
+
+    #[test]
+    fn soft_thresholds_have_a_grace_period() {
+        let parse = |text: &str| Option::<Thresholds>::parse(&[text.to_owned()]).unwrap();
+        let graces = |signal: &str, grace: &str| BTreeMap::from([(signal.to_owned(), grace.to_owned())]);
+        let memory = parse("memory.available<1Gi");
+        let found = soft(memory.as_ref(), &graces("memory.available", "1m30s")).unwrap();
+        let one = SoftThreshold { threshold: Threshold::Amount(1 << 30), grace: Duration::from_secs(90) };
+        assert_eq!(found, SoftThresholds { memory_available: one, ..SoftThresholds::NONE });
+        assert_eq!(soft(None, &BTreeMap::new()).unwrap(), SoftThresholds::NONE);
+        for (threshold, graces) in [
+            ("memory.available<1Gi", graces("pid.available", "1m")),
+            ("memory.available<1Gi", graces("memory.available", "soon")),
+            ("imagefs.available<15%", graces("imagefs.available", "1m")),
+        ] {
+            assert!(soft(parse(threshold).as_ref(), &graces).is_err(), "{threshold} {graces:?}");
+        }
+    }
+
+    #[test]
+    fn minimum_amounts_belong_to_signals() {
+        let parse = |text: &str| Option::<Thresholds>::parse(&[text.to_owned()]).unwrap();
+        let amounts = minimum_reclaim(parse("nodefs.available=10%").as_ref()).unwrap();
+        let expected = MinimumReclaim { nodefs_available: Threshold::percent(10), ..MinimumReclaim::NONE };
+        assert_eq!(amounts, expected);
+        assert_eq!(minimum_reclaim(None).unwrap(), MinimumReclaim::NONE);
+        assert!(minimum_reclaim(parse("imagefs.available=10%").as_ref()).is_err());
     }
 
     #[test]

@@ -142,11 +142,23 @@ settings! {
     /// Options of the topology manager: prefer-closest-numa-nodes (true or false), max-allowable-numa-nodes (8 or
     /// more).
     topology_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
-    /// Thresholds below which the node is under pressure, gets no new pods and, for lack of disk space, evicts pods. The
-    /// signals are memory.available, nodefs.available, nodefs.inodesFree and pid.available, each with a quantity or a
-    /// percentage. A signal that is not listed has no threshold.
+    /// Thresholds below which the node is under pressure, gets no new pods and evicts pods. The signals are
+    /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each with a quantity or a percentage. A
+    /// signal that is not listed has no threshold.
     eviction_hard: Option<Thresholds>
         = unset "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,pid.available<5%", "THRESHOLDS";
+    /// Thresholds below which the node is under pressure, and evicts pods after the time in eviction-soft-grace-period. The
+    /// signals are those of eviction-hard.
+    eviction_soft: Option<Thresholds> = unset "", "THRESHOLDS";
+    /// Time for which each threshold of eviction-soft has to be crossed, such as memory.available=90s.
+    eviction_soft_grace_period: BTreeMap<String, String> = default "", "DURATIONS";
+    /// Maximum grace period in seconds of pods that are evicted for eviction-soft.
+    eviction_max_pod_grace_period: u32 = default "0", "SECONDS";
+    /// Amounts that have to be available beyond the thresholds of eviction-hard before a shortage ends: a quantity or a
+    /// percentage for each signal, such as memory.available=200Mi.
+    eviction_minimum_reclaim: Option<Thresholds> = unset "", "AMOUNTS";
+    /// Time for which the node stays under pressure after a resource was last short.
+    eviction_pressure_transition_period: Age = default "5m", "DURATION";
     /// Percentage of nodefs.available in the default of eviction-hard.
     disk_free_percent: Option<Percent> = unset "10", "PERCENT";
     /// Duration of the node's lease in seconds. The node renews it every quarter of this duration.
@@ -292,7 +304,7 @@ impl NodeSettings {
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
         let image_gc = sources.take(image_gc::decide(&self));
         let image_verification = sources.take(image_pull::decide(&self));
-        let eviction = sources.take(eviction::decide(self.eviction_hard.as_ref(), self.disk_free_percent));
+        let eviction = sources.take(eviction::decide(&self));
         let serving = sources.take(Serving::decide(&self, &dirs.state));
         let credential_providers = sources.take(self.credential_providers());
         let pod_log_dir = sources.take(absolute(&self.pod_log_dir));

@@ -1,26 +1,47 @@
 //! Pods of this node in the checkpoint: they start while the API server does not answer.
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::checkpoint::{Checkpoint, Key, Kind, references};
 
+/// The reason in the record of a pod that this node has evicted. Other records have no reason.
+const EVICTED: &str = "Evicted";
+/// The condition in the record of a pod that was evicted because the node was short of a resource.
+const DISRUPTED: &str = "DisruptionTarget";
+
 /// The stored pods; cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct PodCheckpoint {
     checkpoint: Checkpoint,
+    /// Evictions by uid, until the pod is removed.
+    evictions: Arc<Mutex<HashMap<String, StoredEviction>>>,
+}
+
+/// Why the node has evicted a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredEviction {
+    pub(crate) message: String,
+    /// Whether the node was short of a resource.
+    pub(crate) by_pressure: bool,
 }
 
 impl PodCheckpoint {
     pub(crate) fn new(checkpoint: Checkpoint) -> Self {
-        Self { checkpoint }
+        Self { checkpoint, evictions: Arc::default() }
     }
 
     /// All stored pods, for the start of the agent. Removes records that none of them needs.
     pub(crate) fn load(&self) -> Vec<Pod> {
-        let pods: Vec<Pod> = self.checkpoint.all(Kind::Pod);
-        for pod in &pods {
+        let mut pods: Vec<Pod> = self.checkpoint.all(Kind::Pod);
+        for pod in &mut pods {
+            if let Some(eviction) = StoredEviction::take(pod) {
+                self.lock().insert(uid(pod).to_owned(), eviction);
+            }
             self.checkpoint.own(uid(pod), references(pod));
         }
         self.checkpoint.remove_unowned();
@@ -34,26 +55,46 @@ impl PodCheckpoint {
         if let Some(start_time) = start_time {
             fields.status.get_or_insert_default().start_time = Some(Time(start_time));
         }
-        self.put(&fields);
+        self.put(fields);
+    }
+
+    /// Stores a pod that the node evicts. Until it is removed, its record has the eviction, whatever status the API server
+    /// has.
+    pub(crate) fn keep_evicted(&self, pod: &Pod, start_time: Option<Timestamp>, eviction: StoredEviction) {
+        self.lock().insert(uid(pod).to_owned(), eviction);
+        self.keep_new(pod, start_time);
+    }
+
+    /// The eviction of the pod, by this agent or an earlier one.
+    pub(crate) fn eviction(&self, uid: &str) -> Option<StoredEviction> {
+        self.lock().get(uid).cloned()
     }
 
     /// Stores a pod if a restart would treat it differently from its earlier version.
     pub(crate) fn keep(&self, before: &Pod, pod: &Pod) {
         if !has_same_stored_fields(before, pod) {
-            self.put(&stored_fields(pod));
+            self.put(stored_fields(pod));
         }
     }
 
-    fn put(&self, fields: &Pod) {
-        if uid(fields).is_empty() {
+    fn put(&self, mut fields: Pod) {
+        if uid(&fields).is_empty() {
             return;
         }
-        self.checkpoint.own(uid(fields), references(fields));
-        self.checkpoint.put(Key::pod(uid(fields)), fields);
+        if let Some(eviction) = self.eviction(uid(&fields)) {
+            eviction.add_to(&mut fields);
+        }
+        self.checkpoint.own(uid(&fields), references(&fields));
+        self.checkpoint.put(Key::pod(uid(&fields)), &fields);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, StoredEviction>> {
+        self.evictions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes a pod's record, and the records that only this pod needs.
     pub(crate) fn remove(&self, uid: &str) {
+        self.lock().remove(uid);
         self.checkpoint.release(uid);
         self.checkpoint.remove(&Key::pod(uid));
     }
@@ -63,6 +104,32 @@ impl PodCheckpoint {
     pub(crate) async fn remove_durably(&self, uid: &str) {
         self.remove(uid);
         self.checkpoint.removed(&Key::pod(uid)).await;
+    }
+}
+
+// === impl StoredEviction ===
+
+impl StoredEviction {
+    /// Adds the eviction to the record of a pod.
+    fn add_to(self, fields: &mut Pod) {
+        let status = fields.status.get_or_insert_default();
+        status.reason = Some(EVICTED.to_owned());
+        status.message = Some(self.message);
+        let disrupted = PodCondition {
+            type_: DISRUPTED.to_owned(),
+            status: "True".to_owned(),
+            ..PodCondition::default()
+        };
+        status.conditions = self.by_pressure.then(|| vec![disrupted]);
+    }
+
+    /// Removes the eviction from the record of a pod. None if the record has none.
+    fn take(fields: &mut Pod) -> Option<Self> {
+        let status = fields.status.as_mut().filter(|status| status.reason.as_deref() == Some(EVICTED))?;
+        status.reason = None;
+        let message = status.message.take().unwrap_or_default();
+        let conditions = status.conditions.take().unwrap_or_default();
+        Some(Self { message, by_pressure: conditions.iter().any(|condition| condition.type_ == DISRUPTED) })
     }
 }
 
@@ -165,5 +232,37 @@ mod tests {
         pods.remove("u");
         pods.remove("../x");
         assert!(pods.load().is_empty() && open().load().is_empty());
+    }
+
+    #[test]
+    fn an_eviction_is_stored_until_the_pod_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let checkpoint = Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();
+            PodCheckpoint::new(checkpoint)
+        };
+        let running = pod(json!({"phase": "Running", "startTime": "2026-01-02T03:04:05Z"}));
+        let time = running.status.as_ref().unwrap().start_time.as_ref().unwrap().0;
+        let pods = open();
+        pods.keep_new(&running, Some(time));
+        assert_eq!(pods.eviction("u"), None);
+        let eviction = StoredEviction { message: "low".to_owned(), by_pressure: true };
+        pods.keep_evicted(&pod(json!({})), Some(time), eviction.clone());
+        assert_eq!(pods.load(), [stored_fields(&running)]);
+        // A change of the pod that the API server sends does not remove the eviction.
+        let mut changed = running.clone();
+        changed.metadata.generation = Some(2);
+        pods.keep(&running, &changed);
+        assert_eq!(pods.load(), [stored_fields(&changed)]);
+        let restarted = open();
+        assert_eq!(restarted.load(), [stored_fields(&changed)]);
+        assert_eq!(restarted.eviction("u"), Some(eviction));
+        restarted.remove("u");
+        assert_eq!(restarted.eviction("u"), None);
+        let limit = StoredEviction { message: "full".to_owned(), by_pressure: false };
+        restarted.keep_evicted(&running, None, limit.clone());
+        assert_eq!(restarted.load().len(), 1);
+        let restarted = open();
+        assert_eq!((restarted.load().len(), restarted.eviction("u")), (1, Some(limit)));
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use crate::cgroup::resources::Amount;
+use crate::node::Pressure;
 use crate::pod::state::Verdict;
 
 /// Inputs of admission.
@@ -20,6 +21,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) max_pods: usize,
     /// Resources that pods may use.
     pub(crate) allocatable: Amount,
+    /// The node's conditions of pressure.
+    pub(crate) pressure: Pressure,
 }
 
 /// Resources of a node that pods hold.
@@ -54,7 +57,8 @@ const OUT_OF: &str = "OutOf";
 const OUT_OF_EXTENDED: &str = "OutOfExtendedResources";
 
 /// The reasons of rejections.
-const REASONS: [&str; 15] = [
+const REASONS: [&str; 16] = [
+    "Evicted",
     "NodeAffinity",
     "NodePorts",
     "OutOfcpu",

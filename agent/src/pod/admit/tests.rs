@@ -3,6 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::cgroup::resources::{Amount, pod_requests};
+use crate::node::Pressure;
 
 fn pod(spec: serde_json::Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).unwrap()
@@ -26,7 +27,8 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
     let node: Node = serde_json::from_value(node).unwrap();
     let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
     let managed = vec!["x.io/managed".to_owned()];
-    let facts = Facts { pod: &pod(wanted), used, managed, node: Some(&node), max_pods: 2, allocatable };
+    let (pod, pressure) = (&pod(wanted), Pressure::default());
+    let facts = Facts { pod, used, managed, node: Some(&node), max_pods: 2, allocatable, pressure };
     admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 
@@ -38,6 +40,55 @@ fn resources_and_places_are_limited() {
     assert_eq!(decide(plain(), &[plain(), plain()], json!({})), "OutOfpods");
     let memory = json!({"containers": [{"name": "c", "resources": {"requests": {"memory": "2Gi"}}}]});
     assert_eq!(decide(memory, &[], json!({})), "OutOfmemory");
+}
+
+/// The message of the rejection on a node with these conditions. None if the pod is admitted.
+fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String> {
+    let facts = Facts {
+        pod: &pod(spec),
+        used: UsedResources::default(),
+        managed: Vec::new(),
+        node: None,
+        max_pods: 9,
+        allocatable: Amount { cpu_millis: 1000, memory: 1 << 30 },
+        pressure,
+    };
+    let verdict = admit(&facts).err()?;
+    assert_eq!(rejection_event(&verdict).0, "Evicted");
+    assert_eq!(verdict.reason, "Evicted");
+    Some(verdict.message)
+}
+
+#[test]
+fn a_node_under_memory_pressure_rejects_pods_of_the_class_best_effort() {
+    let memory = Pressure { memory: true, ..Pressure::default() };
+    let message = "Pod was rejected: The node had condition: [MemoryPressure]. ";
+    assert_eq!(rejected_under(memory, plain()).as_deref(), Some(message));
+    let requests = json!({"requests": {"memory": "1Mi"}});
+    let burstable = || json!({"containers": [{"name": "c", "resources": requests}]});
+    assert_eq!(rejected_under(memory, burstable()), None);
+    let tolerate = |key: &str| {
+        let mut spec = plain();
+        spec["tolerations"] = json!([{"key": key, "operator": "Exists"}]);
+        spec
+    };
+    assert_eq!(rejected_under(memory, tolerate("node.kubernetes.io/memory-pressure")), None);
+    let other = tolerate("node.kubernetes.io/disk-pressure");
+    assert_eq!(rejected_under(memory, other).as_deref(), Some(message));
+    let both = Pressure { disk: true, ..memory };
+    let message = "Pod was rejected: The node had condition: [MemoryPressure DiskPressure]. ";
+    assert_eq!(rejected_under(both, burstable()).as_deref(), Some(message));
+}
+
+#[test]
+fn a_node_without_process_ids_rejects_all_pods_but_critical_ones() {
+    let pids = Pressure { pids: true, ..Pressure::default() };
+    let mut spec = json!({"containers": [{"name": "c", "resources": {"requests": {"memory": "1Mi"}}}]});
+    let message = "Pod was rejected: The node had condition: [PIDPressure]. ";
+    assert_eq!(rejected_under(pids, spec.clone()).as_deref(), Some(message));
+    spec["priority"] = json!(2_000_000_000);
+    assert_eq!(rejected_under(pids, spec), None);
+    assert_eq!(rejected_under(Pressure::default(), plain()), None);
 }
 
 #[test]
@@ -122,7 +173,8 @@ fn the_event_of_a_rejection_has_its_reason_and_message() {
         let pod = pod(spec);
         let used = UsedResources::default();
         let (managed, allocatable) = (Vec::new(), Amount::default());
-        let facts = Facts { pod: &pod, used, managed, node: None, max_pods: 9, allocatable };
+        let pressure = Pressure::default();
+        let facts = Facts { pod: &pod, used, managed, node: None, max_pods: 9, allocatable, pressure };
         admit(&facts).unwrap_err()
     };
     let devices =

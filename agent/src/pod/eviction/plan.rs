@@ -3,12 +3,14 @@
 //! Source: `pkg/kubelet/eviction` (`localStorageEviction`, `rankDiskPressureFunc`, `evictionMessage`).
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use coracle_values::Quantity;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
-use crate::node::{Resource, Shortage};
+use super::MIN_GRACE;
+use crate::node::{Resource, Shortage, SoftThresholds};
 
 /// Name of the resource that limits and requests of disk space have.
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -176,16 +178,30 @@ pub(crate) fn signal_of(resource: Resource) -> &'static str {
     }
 }
 
-fn exceeds(used: u64, limit: i64) -> bool {
+/// Grace period of the soft threshold of a resource.
+pub(super) fn grace_period(soft: &SoftThresholds, resource: Resource) -> Duration {
+    match resource {
+        Resource::Bytes => soft.nodefs_available.grace,
+        Resource::Inodes => soft.nodefs_inodes_free.grace,
+    }
+}
+
+/// Grace period of an evicted pod in seconds: its own one, but at most `max`.
+pub(super) fn grace(pod: &Pod, max: u32) -> u32 {
+    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
+    u32::try_from(own.max(0)).unwrap_or(u32::MAX).min(max).max(MIN_GRACE)
+}
+
+pub(super) fn exceeds(used: u64, limit: i64) -> bool {
     u64::try_from(limit).is_ok_and(|limit| used > limit)
 }
 
-fn priority(pod: &Pod) -> i32 {
+pub(super) fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
 }
 
 /// Bytes as a quantity: in Gi, Mi or Ki if that is a whole number.
-fn quantity(bytes: u64) -> String {
+pub(super) fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.is_multiple_of(1 << bits));
     unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
@@ -282,6 +298,13 @@ mod tests {
         hosts.own_files = disk(40);
         assert_eq!(exceeded(&two, &hosts), whole, "/etc/hosts counts");
         assert!(is_limited(&two) && is_limited(&volumes));
+    }
+
+    #[test]
+    fn an_evicted_pod_has_its_own_grace_period_up_to_the_maximum() {
+        let with = |seconds: i64| pod(json!({"terminationGracePeriodSeconds": seconds, "containers": []}));
+        assert_eq!([grace(&with(60), 0), grace(&with(60), 20), grace(&with(5), 20)], [1, 20, 5]);
+        assert_eq!([grace(&with(0), 20), grace(&pod(json!({"containers": []})), 40)], [1, 30]);
     }
 
     #[test]

@@ -1,18 +1,25 @@
-//! Disk usage of pods: a walk of their directories, which follows no link and enters no mount.
+//! Usage of pods. Of the disk: a walk of their directories, which follows no link and enters no mount. Of memory and
+//! process IDs: the values of their cgroups.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_proto::cri::{ContainerStats, ContainerStatsFilter, ListContainerStatsRequest, UInt64Value};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::plan::{Disk, Usage, is_on_disk};
+use crate::cgroup::PodUsage;
 use crate::pod::NodeContext;
 use crate::pod::config::POD_UID;
 use crate::pod::config::sandbox::log_dir_name;
+
+/// Maximum time for the memory of a pod's containers: the runtime also measures their writable layers, and the eviction
+/// must not wait for that.
+const CONTAINERS_LIMIT: Duration = Duration::from_secs(1);
 
 /// The directories of one pod.
 struct PodDirectories {
@@ -51,6 +58,40 @@ pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<Str
             HashMap::new()
         }
     }
+}
+
+/// Memory and process IDs of pods. Pods without a cgroup are left out.
+pub(super) async fn of_machine(node: &NodeContext, pods: &[Arc<Pod>]) -> Vec<(Arc<Pod>, PodUsage)> {
+    let (cgroups, pods) = (node.cgroups.clone(), pods.to_vec());
+    // A node may have hundreds of pods, so the files are read in a blocking thread.
+    let read = tokio::task::spawn_blocking(move || {
+        let usages = pods.into_iter().filter_map(|pod| {
+            let usage = cgroups.usage_of_pod(&pod)?;
+            Some((pod, usage))
+        });
+        usages.collect::<Vec<_>>()
+    });
+    read.await.unwrap_or_default()
+}
+
+/// Memory of the containers of one pod by name, in bytes. Empty if the runtime does not answer in time.
+pub(super) async fn memory_of_containers(node: &NodeContext, uid: &str) -> Vec<(String, u64)> {
+    let label_selector = [(POD_UID.to_owned(), uid.to_owned())].into();
+    let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });
+    let listed = node.runtime.list_container_stats(ListContainerStatsRequest { filter });
+    match tokio::time::timeout(CONTAINERS_LIMIT, listed).await {
+        Ok(Ok(listed)) => listed.stats.into_iter().filter_map(named_memory).collect(),
+        Ok(Err(status)) => {
+            tracing::warn!(uid, error = status.message(), "cannot measure the memory of containers");
+            Vec::new()
+        }
+        Err(_elapsed) => Vec::new(),
+    }
+}
+
+fn named_memory(stats: ContainerStats) -> Option<(String, u64)> {
+    let name = stats.attributes?.metadata?.name;
+    Some((name, stats.memory?.working_set_bytes?.value))
 }
 
 fn by_pod(all: Vec<ContainerStats>) -> HashMap<String, Layers> {

@@ -20,6 +20,7 @@ fn honoured_fields_are_settings() {
         "address: 127.0.0.1\nport: 10350\nmaxPods: 7\npodPidsLimit: 100\nclusterDNS: [10.43.0.10]\n\
          clusterDomain: example.org\nregisterNode: false\nregisterWithTaints: [{key: gpu, value: a, effect: NoSchedule}]\n\
          systemReserved: {cpu: 100m}\nkubeReserved: {memory: 64Mi}\nevictionHard: {memory.available: 5%}\n\
+         evictionMinimumReclaim: {memory.available: 10Mi}\nevictionPressureTransitionPeriod: 30s\n\
          containerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 3\nimageMinimumGCAge: 5m\nstreamingConnectionIdleTimeout: 1h\n\
          nodeLeaseDurationSeconds: 20\ncgroupDriver: systemd\ncgroupRoot: /x\nresolvConf: /r\npodLogsDir: /l\n\
          authentication: {x509: {clientCAFile: /ca}, webhook: {cacheTTL: 0s}}\nserverTLSBootstrap: true\n\
@@ -38,6 +39,11 @@ fn honoured_fields_are_settings() {
         ("100m", "64Mi")
     );
     assert_eq!(node.eviction.memory_available, coracle_agent::Threshold::percent(5));
+    let reclaim = node.eviction.minimum_reclaim.memory_available;
+    assert_eq!(
+        (reclaim, node.eviction.pressure_transition.as_secs()),
+        (coracle_agent::Threshold::Amount(10 << 20), 30)
+    );
     assert_eq!((node.log_max_size, node.log_max_files), (1 << 20, 3));
     assert_eq!(node.stream_idle_limit.unwrap().as_secs(), 3600);
     assert_eq!((node.cgroup_root.as_str(), node.pod_log_dir), ("/x", "/l".into()));

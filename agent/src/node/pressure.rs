@@ -1,0 +1,326 @@
+//! Free memory and process IDs of the machine, and the node's conditions of pressure.
+
+use std::fs;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::{EvictionThresholds, Threshold, facts};
+
+/// The conditions of pressure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pressure {
+    pub(crate) memory: bool,
+    pub(crate) disk: bool,
+    pub(crate) pids: bool,
+}
+
+/// A resource of the machine that is not on its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MachineResource {
+    Memory,
+    Pids,
+}
+
+/// A shortage of a resource of the machine, in bytes or process IDs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MachineShortage {
+    pub(crate) resource: MachineResource,
+    /// The minimum that must be available.
+    pub(crate) threshold: u64,
+    pub(crate) available: u64,
+}
+
+/// Available amounts of the machine's resources.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MachineLevels {
+    memory: Level,
+    /// Memory that all pods together can take, if it is less than that of the machine.
+    memory_of_pods: Level,
+    pids: Level,
+}
+
+/// An available amount and its maximum. A capacity of 0: unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Level {
+    available: u64,
+    capacity: u64,
+}
+
+/// The node's conditions of pressure over time. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct PressureConditions {
+    last: Arc<Mutex<LastShort>>,
+    /// Time for which a condition stays after its resource was last short.
+    transition: Duration,
+    current: watch::Sender<Pressure>,
+}
+
+/// When each resource was last short.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastShort {
+    memory: Option<Instant>,
+    disk: Option<Instant>,
+    pids: Option<Instant>,
+}
+
+// === impl Pressure ===
+
+impl Pressure {
+    /// Adds the condition of a resource whose minimum is not reclaimed yet.
+    pub(crate) fn add(&mut self, resource: MachineResource) {
+        match resource {
+            MachineResource::Memory => self.memory = true,
+            MachineResource::Pids => self.pids = true,
+        }
+    }
+
+    /// The conditions that at least one of the two has.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            memory: self.memory || other.memory,
+            disk: self.disk || other.disk,
+            pids: self.pids || other.pids,
+        }
+    }
+}
+
+// === impl MachineLevels ===
+
+impl MachineLevels {
+    /// Reads the amounts from the kernel. An amount that cannot be read is never short.
+    pub(crate) fn read() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let most = ["pid_max", "threads-max"].map(|name| read(&format!("/proc/sys/kernel/{name}")));
+        Self::parse(&read("/proc/meminfo"), &read("/proc/loadavg"), &most)
+    }
+
+    /// `most`: the kernel's limits of process IDs and of threads. The smaller one counts, as upstream.
+    fn parse(meminfo: &str, loadavg: &str, most: &[String]) -> Self {
+        let bytes = |name: &str| facts::kib(meminfo, name).saturating_mul(1024);
+        let available = bytes("MemAvailable");
+        let memory = Level { available, capacity: if available > 0 { bytes("MemTotal") } else { 0 } };
+        // Runnable and existing threads: "1/234".
+        let threads =
+            loadavg.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
+        let pids = threads.zip(most.iter().filter_map(|text| text.trim().parse::<u64>().ok()).min());
+        let pids =
+            pids.map(|(threads, most)| Level { available: most.saturating_sub(threads), capacity: most });
+        Self { memory, memory_of_pods: Level::default(), pids: pids.unwrap_or_default() }
+    }
+
+    /// Adds the memory that all pods together can still take, and their limit, in bytes.
+    pub(crate) fn with_pods(self, memory: Option<[u64; 2]>) -> Self {
+        let level = memory.map(|[available, capacity]| Level { available, capacity });
+        Self { memory_of_pods: level.unwrap_or_default(), ..self }
+    }
+
+    /// The resource that is short. Memory is first, as upstream. None if nothing is short. `last`: the resource that was
+    /// short before. Its shortage ends only when the minimum is reclaimed.
+    pub(crate) fn shortage(
+        &self,
+        thresholds: &EvictionThresholds,
+        last: Option<MachineResource>,
+    ) -> Option<MachineShortage> {
+        let reclaim = |resource, minimum| if last == Some(resource) { minimum } else { Threshold::Amount(0) };
+        let minimum = &thresholds.minimum_reclaim;
+        let memory = reclaim(MachineResource::Memory, minimum.memory_available);
+        let pids = reclaim(MachineResource::Pids, minimum.pid_available);
+        let memory = [thresholds.memory_available, memory];
+        let levels = [self.memory, self.memory_of_pods];
+        let short = levels.into_iter().find_map(|level| level.shortage(MachineResource::Memory, memory));
+        short.or_else(|| self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]))
+    }
+
+    /// Whether less than one and a half times a threshold is available.
+    pub(crate) fn is_near(&self, thresholds: &EvictionThresholds) -> bool {
+        let memory = [self.memory, self.memory_of_pods];
+        memory.into_iter().any(|level| level.is_near(thresholds.memory_available))
+            || self.pids.is_near(thresholds.pid_available)
+    }
+
+    /// The conditions with these amounts. `disk`: whether the disk is short.
+    pub(crate) fn pressure(&self, thresholds: &EvictionThresholds, disk: bool) -> Pressure {
+        Pressure {
+            memory: self.memory.is_short(thresholds.memory_available)
+                || self.memory_of_pods.is_short(thresholds.memory_available),
+            disk,
+            pids: self.pids.is_short(thresholds.pid_available),
+        }
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    fn is_short(self, threshold: Threshold) -> bool {
+        threshold.exceeds(self.available, self.capacity)
+    }
+
+    fn is_near(self, threshold: Threshold) -> bool {
+        let threshold = threshold.of(self.capacity);
+        self.capacity > 0 && self.available < threshold.saturating_add(threshold / 2)
+    }
+
+    fn shortage(
+        self,
+        resource: MachineResource,
+        [threshold, reclaim]: [Threshold; 2],
+    ) -> Option<MachineShortage> {
+        threshold.exceeds_with(reclaim, self.available, self.capacity).then(|| MachineShortage {
+            resource,
+            threshold: threshold.of(self.capacity),
+            available: self.available,
+        })
+    }
+}
+
+// === impl PressureConditions ===
+
+impl PressureConditions {
+    /// No condition yet. `transition`: time for which a condition stays after its resource was last short.
+    pub(crate) fn new(transition: Duration) -> Self {
+        Self { last: Arc::default(), transition, current: watch::channel(Pressure::default()).0 }
+    }
+
+    /// Adds what is short at this time, and returns the conditions. They change at once when a resource becomes short,
+    /// and a while after it was last short.
+    pub(crate) fn observe(&self, short: Pressure, now: Instant) -> Pressure {
+        let conditions = {
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            last.observe(short, now);
+            last.conditions(now, self.transition)
+        };
+        self.current.send_if_modified(|current| std::mem::replace(current, conditions) != conditions);
+        conditions
+    }
+
+    /// The conditions after the last observation.
+    pub(crate) fn current(&self) -> Pressure {
+        *self.current.borrow()
+    }
+
+    /// The conditions, as they change.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Pressure> {
+        self.current.subscribe()
+    }
+}
+
+// === impl LastShort ===
+
+impl LastShort {
+    fn observe(&mut self, short: Pressure, now: Instant) {
+        let Self { memory, disk, pids } = self;
+        for (is_short, last) in [(short.memory, memory), (short.disk, disk), (short.pids, pids)] {
+            if is_short {
+                *last = Some(now);
+            }
+        }
+    }
+
+    fn conditions(&self, now: Instant, transition: Duration) -> Pressure {
+        // Without a transition period, a resource that is short now counts.
+        let is_recent = |last: Instant| last == now || now.saturating_duration_since(last) < transition;
+        let recently = |last: Option<Instant>| last.is_some_and(is_recent);
+        Pressure { memory: recently(self.memory), disk: recently(self.disk), pids: recently(self.pids) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 90 kB\n";
+    const LOADAVG: &str = "0.00 0.01 0.05 2/960 4321\n";
+
+    fn most() -> [String; 2] {
+        ["4194304\n", "1000\n"].map(str::to_owned)
+    }
+
+    fn thresholds(memory: u64, pids: u64) -> EvictionThresholds {
+        EvictionThresholds {
+            memory_available: Threshold::Amount(memory),
+            pid_available: Threshold::Amount(pids),
+            ..EvictionThresholds::NONE
+        }
+    }
+
+    #[test]
+    fn memory_is_short_before_process_ids() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
+        let shortage =
+            |resource, threshold, available| Some(MachineShortage { resource, threshold, available });
+        let memory = shortage(MachineResource::Memory, 100 << 10, 90 << 10);
+        assert_eq!(levels.shortage(&thresholds(100 << 10, 41), None), memory);
+        let pids = shortage(MachineResource::Pids, 41, 40);
+        assert_eq!(levels.shortage(&thresholds(90 << 10, 41), None), pids);
+        assert_eq!(levels.shortage(&thresholds(90 << 10, 40), None), None);
+        let pressure = levels.pressure(&thresholds(100 << 10, 40), false);
+        assert_eq!(pressure, Pressure { memory: true, ..Pressure::default() });
+    }
+
+    #[test]
+    fn the_limit_of_all_pods_counts_like_the_memory_of_the_machine() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
+        let thresholds = thresholds(50 << 10, 0);
+        assert_eq!(levels.with_pods(None).shortage(&thresholds, None), None);
+        assert_eq!(levels.with_pods(Some([50 << 10, 800 << 10])).shortage(&thresholds, None), None);
+        let levels = levels.with_pods(Some([49 << 10, 800 << 10]));
+        let (resource, threshold, available) = (MachineResource::Memory, 50 << 10, 49 << 10);
+        let expected = MachineShortage { resource, threshold, available };
+        assert_eq!(levels.shortage(&thresholds, None), Some(expected));
+        assert!(levels.pressure(&thresholds, false).memory && levels.is_near(&thresholds));
+    }
+
+    #[test]
+    fn amounts_that_cannot_be_read_are_not_short() {
+        let unknown = MachineLevels::parse("", "", &[]);
+        let all = thresholds(u64::MAX, u64::MAX);
+        assert_eq!((unknown.shortage(&all, None), unknown.is_near(&all)), (None, false));
+    }
+
+    #[test]
+    fn a_node_is_near_a_threshold_below_one_and_a_half_times_its_amount() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
+        assert!(levels.is_near(&thresholds(61 << 10, 0)) && !levels.is_near(&thresholds(60 << 10, 0)));
+        assert!(levels.is_near(&thresholds(0, 28)) && !levels.is_near(&thresholds(0, 0)));
+    }
+
+    #[test]
+    fn a_shortage_ends_when_the_minimum_is_reclaimed() {
+        let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
+        let mut thresholds = thresholds(80 << 10, 40);
+        thresholds.minimum_reclaim.memory_available = Threshold::Amount(20 << 10);
+        let last = |resource| levels.shortage(&thresholds, resource).map(|shortage| shortage.resource);
+        assert_eq!(last(None), None);
+        assert_eq!(last(Some(MachineResource::Memory)), Some(MachineResource::Memory));
+        assert_eq!(last(Some(MachineResource::Pids)), None);
+    }
+
+    #[test]
+    fn without_a_transition_period_a_condition_ends_with_the_shortage() {
+        let (conditions, begin) = (PressureConditions::new(Duration::ZERO), Instant::now());
+        let pids = Pressure { pids: true, ..Pressure::default() };
+        assert_eq!(conditions.observe(pids, begin), pids);
+        let later = begin + Duration::from_millis(1);
+        assert_eq!(conditions.observe(Pressure::default(), later), Pressure::default());
+    }
+
+    #[test]
+    fn a_condition_stays_for_the_transition_period() {
+        const TRANSITION: Duration = Duration::from_secs(300);
+        let (conditions, begin) = (PressureConditions::new(TRANSITION), Instant::now());
+        let mut changes = conditions.subscribe();
+        let memory = Pressure { memory: true, ..Pressure::default() };
+        assert_eq!(conditions.observe(Pressure::default(), begin), Pressure::default());
+        assert!(!changes.has_changed().unwrap(), "no condition has changed");
+        assert_eq!(conditions.observe(memory, begin), memory);
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        assert_eq!(conditions.observe(Pressure::default(), begin + TRANSITION / 2), memory);
+        assert!(!changes.has_changed().unwrap());
+        assert_eq!(conditions.observe(Pressure::default(), begin + TRANSITION), Pressure::default());
+        assert!(changes.has_changed().unwrap() && conditions.current() == Pressure::default());
+    }
+}

@@ -1,0 +1,99 @@
+//! Notifications of the kernel that tasks wait for memory (pressure stall information, `Documentation/accounting/psi.rst`).
+//!
+//! A pod can take the free memory of the machine between two turns of the lease's timer. Then tasks begin to wait, and a
+//! notification starts a round at once. The kernel does no work for this while no task waits for memory.
+#![allow(unsafe_code, reason = "tokio requires the promise that a descriptor which it polls stays open")]
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
+
+/// Stalls of all tasks of the machine.
+const FILE: &str = "/proc/pressure/memory";
+/// The trigger: tasks have waited for 100 ms within one second. The kernel requires the zero byte.
+const TRIGGER: &[u8] = b"some 100000 1000000\0";
+/// Minimum time between two notifications, which is also the kernel's for this trigger.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The notifications.
+pub(super) struct MemoryStalls {
+    /// None: the kernel has no notifications.
+    descriptor: Option<AsyncFd<OwnedFd>>,
+    /// No notification is delivered before this time.
+    not_before: Instant,
+}
+
+// === impl MemoryStalls ===
+
+impl MemoryStalls {
+    /// Requests the notifications. A kernel without them is logged.
+    pub(super) fn open() -> Self {
+        let descriptor = request().and_then(registered);
+        if let Err(error) = &descriptor {
+            tracing::info!(%error, file = FILE, "the kernel does not notify of stalls for lack of memory");
+        }
+        Self { descriptor: descriptor.ok(), not_before: Instant::now() }
+    }
+
+    /// Waits for the next notification. Cancel-safe: a notification is taken when the function returns.
+    pub(super) async fn next(&mut self) {
+        let Some(descriptor) = &self.descriptor else { return std::future::pending().await };
+        tokio::time::sleep_until(self.not_before).await;
+        match descriptor.ready(Interest::PRIORITY).await {
+            Ok(mut ready) => ready.clear_ready(),
+            // The runtime is ending.
+            Err(_closed) => return std::future::pending().await,
+        }
+        self.not_before = Instant::now() + PAUSE;
+    }
+}
+
+/// Opens the file and writes the trigger, which holds as long as the file is open.
+fn request() -> io::Result<OwnedFd> {
+    let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(FILE)?;
+    file.write_all(TRIGGER)?;
+    Ok(file.into())
+}
+
+fn registered(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the `AsyncFd` owns the descriptor, and nothing else closes it.
+    let registered = unsafe { AsyncFd::register_with_interest(descriptor, Interest::PRIORITY) };
+    registered.map_err(|error| io::Error::other(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    use futures::FutureExt;
+    use nix::sys::socket::{MsgFlags, send};
+
+    use super::*;
+
+    /// Urgent data of TCP is the same event for poll(2) as a notification.
+    #[tokio::test]
+    async fn a_notification_is_delivered_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let descriptor = Some(registered(receiver.into()).unwrap());
+        let mut stalls = MemoryStalls { descriptor, not_before: Instant::now() };
+        send(sender.as_raw_fd(), b"x", MsgFlags::MSG_OOB).unwrap();
+        stalls.next().await;
+        assert!(stalls.next().now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn without_notifications_there_is_none() {
+        let mut stalls = MemoryStalls { descriptor: None, not_before: Instant::now() };
+        assert!(stalls.next().now_or_never().is_none());
+    }
+}
