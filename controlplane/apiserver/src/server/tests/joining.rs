@@ -162,7 +162,7 @@ async fn a_request_is_for_one_name_however_it_is_read() {
         (&[&[node][..], &[nodes], &[controllers]][..], "2 common names"),
         (&[&[controllers], &[nodes], &[node]], "2 common names"),
         (&[&[nodes]], "0 common names"),
-        (&[&[node, controllers], &[nodes]], "not exactly one value"),
+        (&[&[node, controllers], &[nodes]], "must have exactly one value"),
         (&[&[node], &[nodes], &[(OU, "x")]], "attribute 2.5.4.11"),
     ] {
         for (user, signer) in [
