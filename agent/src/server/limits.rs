@@ -2,10 +2,10 @@
 //! on the number of logs that are read at the same time.
 //!
 //! A response with the pods of the node, or with their usage, is in memory until its client has read it. A client may read
-//! slowly or not at all, on many connections. So these responses share a limit. If a new
-//! response exceeds it, connections are closed until the response fits: each time, the one with the oldest response of
-//! the source (an address) with the most unread bytes. The bytes of the new response are included. If its source has the
-//! most bytes, and no other response, the new response is refused.
+//! slowly or not at all, on many connections. So these responses share a limit. If a new response exceeds it, connections
+//! are closed until the response fits: each time, the one with the oldest response of the source (an address) with the
+//! most unread bytes. The bytes of the new response are included. If its source has the most bytes, and no other response,
+//! the new response is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

@@ -279,7 +279,7 @@ fn timestamp(time: Duration) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
 }
 
-/// Formats as in the name of a rotated file, in UTC.
+/// Formats a time in UTC, as in the name of a rotated file.
 fn stamp(time: Duration) -> String {
     let DateTime { year, month, day, hour, minute, second } = DateTime::of(time.as_secs());
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")

@@ -20,8 +20,8 @@ use super::ports::host_ports;
 use crate::config::{AgentConfig, ServiceProxyConfig};
 use crate::pod::state::Verdict;
 
-/// Rejects a pod with a host port that a process of the node uses. A pod with the host's network is not
-/// checked: its process cannot listen on a used port, as upstream.
+/// Rejects a pod with a host port that a process of the node uses. As upstream, a pod with the host's network is not
+/// rejected: its process fails to listen on a used port.
 pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
         return Ok(());

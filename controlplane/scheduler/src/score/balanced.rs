@@ -25,7 +25,11 @@ pub(super) fn score(needs: &PodRequirements, resources: &[String], node: Candida
 }
 
 /// 100 minus the standard deviation of the used fractions in percent.
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "upstream computes so, too")]
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "upstream computes it in the same way"
+)]
 fn balance(used: impl Iterator<Item = (i128, i128)>) -> i64 {
     let parts: Vec<f64> = used.map(|(used, has)| (used as f64 / has as f64).min(1.0)).collect();
     let deviation = match parts.as_slice() {

@@ -1,4 +1,5 @@
-//! Limits the memory for the names in the metadata of layers. It is in use as long as the layers are in the store.
+//! Limits the memory for the names in the metadata of layers. The names are in memory as long as the layers are in the
+//! store.
 //!
 //! A layer's archive determines their number: a path of 4 KiB implies two thousand directories with 4 MiB of names.
 //! Nearly all layers have few names, which do not count. The others share a limit, so that images do not fill the memory

@@ -1,7 +1,7 @@
 //! Checks which process may send which message of a report. Pure.
 //!
 //! The first sender is the child that the shim forked. Its messages may name a successor and the first
-//! process, which may then send too. Of each kind of message only the first counts.
+//! process, which may then send too. Only the first message of each kind counts, except that all causes count.
 
 use std::mem::{Discriminant, discriminant};
 
