@@ -223,7 +223,7 @@ impl Cgroups {
     }
 
     /// Bytes of memory that all pods together can still take, and their limit. None if the limit is not less than
-    /// `machine`, the memory of the machine in bytes: the memory of the machine ends before the limit then.
+    /// `machine`, the memory of the machine in bytes: then the machine's memory is used up before the limit is reached.
     pub(crate) fn memory_left(&self, machine: i64) -> Option<[u64; 2]> {
         let limit = Some(self.shared.config.memory).filter(|limit| *limit < machine)?;
         let limit = u64::try_from(limit).ok().filter(|limit| *limit > 0)?;

@@ -198,7 +198,7 @@ impl NetworkPolicies {
         Ok(())
     }
 
-    /// Makes the cause known that pods wait for their policies: the error of the kernel, or a list that failed.
+    /// Sets the cause that is shown for pods that wait for their policies: the error of the kernel, or of a failed list.
     fn explain(&self, error: Option<&Error>) {
         let error =
             error.map(|error| format!("cannot change the table of network policies: {}", chain(error)));

@@ -29,7 +29,7 @@ pub(super) enum Effect {
     NoPatch,
     Patched {
         patch: Value,
-        /// Whether the object is another one than before.
+        /// Whether the patch changed the object.
         changed: bool,
     },
 }
