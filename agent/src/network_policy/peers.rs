@@ -62,15 +62,13 @@ impl<K> Default for Listing<K> {
 impl<K> Listing<K> {
     /// The event, if the request succeeded. The failure of a request for the first list is noted.
     pub(super) fn receive<T>(&mut self, event: Received<T>, kind: &'static str) -> Option<Event<T>> {
-        let error = match event {
-            Ok(event) => return Some(event),
-            Err(error) => error,
+        let note = |error: &Error| {
+            tracing::debug!(error = chain(error), kind, "a watch failed");
+            if !self.is_complete {
+                note_failure(&mut self.failure, kind, error);
+            }
         };
-        tracing::debug!(error = chain(&error), kind, "a watch failed");
-        if !self.is_complete {
-            note_failure(&mut self.failure, kind, &error);
-        }
-        None
+        event.inspect_err(note).ok()
     }
 
     /// Why the first list is not complete, if a request for it failed.
@@ -236,7 +234,7 @@ pub(super) fn note_failure(failure: &mut Option<String>, kind: &str, error: &Err
     };
     let text: String = text.chars().take(FAILURE_MAX).collect();
     if failure.is_none() {
-        tracing::warn!(error = text, kind, "a list for network policies failed, pods wait for it");
+        tracing::warn!(error = text, kind, "cannot list objects that network policies need, retrying");
     }
     *failure = Some(format!("cannot list {kind}: {text}"));
 }
