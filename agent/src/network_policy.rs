@@ -34,7 +34,7 @@ use crate::repair::RepairPause;
 use admission::Admitted;
 use checks::{Checks, SharedModel};
 use cluster::{ClusterPolicies, ClusterPolicyEvents};
-use peers::{Events, Listing, Nodes, Peers, Received, next, note_failure, received, watch};
+use peers::{Events, Listing, Nodes, Peers, Received, next, watch};
 use stored::{Earlier, PolicyRecord, StoredPolicies};
 
 /// The task that keeps the table of policies.
@@ -47,8 +47,6 @@ pub(crate) struct NetworkPolicies {
     model: SharedModel,
     admitted: Admitted,
     policies: Listing<Key>,
-    /// Why the policies of namespaces were not listed yet. None after the first list.
-    failure: Option<String>,
     cluster: ClusterPolicies,
     peers: Option<Peers>,
     /// While policies have nodes as peers.
@@ -90,7 +88,6 @@ impl NetworkPolicies {
             model,
             admitted: Admitted::default(),
             policies: Listing::default(),
-            failure: None,
             peers: None,
             nodes: None,
             earlier_table: None,
@@ -202,8 +199,15 @@ impl NetworkPolicies {
     fn explain(&self, error: Option<&Error>) {
         let error =
             error.map(|error| format!("cannot change the table of network policies: {}", chain(error)));
-        let listing = || self.failure.as_deref().or_else(|| self.cluster.failure()).map(str::to_owned);
-        self.restricted.explain(error.or_else(listing));
+        self.restricted.explain(error.or_else(|| self.list_failure().map(str::to_owned)));
+    }
+
+    /// Why a list that pods wait for is not complete, if a request for it failed.
+    fn list_failure(&self) -> Option<&str> {
+        let policies = self.policies.failure().or_else(|| self.cluster.failure());
+        let peers = || self.peers.as_ref().and_then(Peers::failure);
+        let nodes = || self.nodes.as_ref().and_then(Nodes::failure);
+        policies.or_else(peers).or_else(nodes)
     }
 
     /// Writes the changes of the model to the table, or replaces it. Returns the effect of changes.
@@ -321,12 +325,7 @@ impl NetworkPolicies {
     fn apply_policy_events(&mut self, events: Vec<Received<NetworkPolicy>>) {
         let mut model = self.model.lock();
         for event in events {
-            if let Err(error) = &event
-                && !self.policies.is_complete
-            {
-                note_failure(&mut self.failure, "networkpolicies", error);
-            }
-            let Some(event) = received(event, "networkpolicies") else { continue };
+            let Some(event) = self.policies.receive(event, "networkpolicies") else { continue };
             self.are_policies_new = true;
             match event {
                 Event::Init => self.policies.listed.clear(),
@@ -337,7 +336,6 @@ impl NetworkPolicies {
                 }
                 Event::InitDone => {
                     let listed = self.policies.complete();
-                    self.failure = None;
                     self.record.retain(|key| listed.contains(key));
                     let absent = model.policies().filter(|key| !listed.contains(key)).cloned();
                     absent.collect::<Vec<_>>().iter().for_each(|key| model.remove_policy(key));
@@ -364,7 +362,12 @@ impl NetworkPolicies {
     }
 
     fn apply_pod_events(&mut self, events: Vec<Received<Pod>>) {
-        for event in events.into_iter().filter_map(|event| received(event, "pods")) {
+        for event in events {
+            let event = match &mut self.peers {
+                Some(peers) => peers.listed_pods.receive(event, "pods"),
+                None => event.ok(),
+            };
+            let Some(event) = event else { continue };
             match event {
                 Event::Init => self.pods_listing(|listing| listing.listed.clear()),
                 Event::InitApply(pod) => {
@@ -742,13 +745,25 @@ mod tests {
         let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
         let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
         let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
-        let status = kube::core::Status::failure("no storage", "InternalError").with_code(503);
-        let error = coracle_watch::Error::List(kube::Error::Api(Box::new(status)));
-        policies.apply_policy_events(vec![Ok(Event::Init), Err(error)]);
+        let error = || {
+            let status = kube::core::Status::failure("no storage", "InternalError").with_code(503);
+            coracle_watch::Error::List(kube::Error::Api(Box::new(status)))
+        };
+        policies.apply_policy_events(vec![Ok(Event::Init), Err(error())]);
         policies.explain(None);
         let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
         assert!(shown.ends_with("yet: cannot list networkpolicies: no storage (HTTP status 503)"), "{shown}");
         policies.apply_policy_events(vec![Ok(Event::Init), Ok(Event::InitDone)]);
+        policies.explain(None);
+        let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
+        assert!(!shown.contains("cannot list"), "{shown}");
+        // Policies select pods, which have to be listed, too.
+        policies.peers = Some(Peers::watch(&client));
+        policies.apply_pod_events(vec![Err(error())]);
+        policies.explain(None);
+        let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
+        assert!(shown.ends_with("yet: cannot list pods: no storage (HTTP status 503)"), "{shown}");
+        policies.apply_pod_events(vec![Ok(Event::Init), Ok(Event::InitDone)]);
         policies.explain(None);
         let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
         assert!(!shown.contains("cannot list"), "{shown}");

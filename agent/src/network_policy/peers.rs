@@ -27,6 +27,8 @@ pub(super) struct Listing<K> {
     pub(super) listed: HashSet<K>,
     /// Whether the list was complete once.
     pub(super) is_complete: bool,
+    /// Why requests for the first list failed. None if none has failed, and after the list.
+    failure: Option<String>,
 }
 
 /// Watches of pods and namespaces.
@@ -53,7 +55,25 @@ enum Change<K> {
 
 impl<K> Default for Listing<K> {
     fn default() -> Self {
-        Self { listed: HashSet::new(), is_complete: false }
+        Self { listed: HashSet::new(), is_complete: false, failure: None }
+    }
+}
+
+impl<K> Listing<K> {
+    /// The event, if the request succeeded. The failure of a request for the first list is noted.
+    pub(super) fn receive<T>(&mut self, event: Received<T>, kind: &'static str) -> Option<Event<T>> {
+        let note = |error: &Error| {
+            tracing::debug!(error = chain(error), kind, "a watch failed");
+            if !self.is_complete {
+                note_failure(&mut self.failure, kind, error);
+            }
+        };
+        event.inspect_err(note).ok()
+    }
+
+    /// Why the first list is not complete, if a request for it failed.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
     }
 }
 
@@ -61,6 +81,7 @@ impl<K: Hash + Eq> Listing<K> {
     /// Ends the list. Returns its objects.
     pub(super) fn complete(&mut self) -> HashSet<K> {
         self.is_complete = true;
+        self.failure = None;
         std::mem::take(&mut self.listed)
     }
 }
@@ -108,6 +129,20 @@ impl Peers {
     pub(super) fn are_complete(&self) -> bool {
         self.listed_pods.is_complete && self.listed_namespaces.is_complete
     }
+
+    /// Why a list is not complete, if a request for it failed.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.listed_pods.failure().or_else(|| self.listed_namespaces.failure())
+    }
+}
+
+// === impl Nodes ===
+
+impl Nodes {
+    /// Why the list is not complete, if a request for it failed.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.listed.failure()
+    }
 }
 
 // === impl NetworkPolicies ===
@@ -117,7 +152,8 @@ impl NetworkPolicies {
         let Some(peers) = &mut self.peers else { return };
         self.record.change();
         let mut model = self.model.lock();
-        for event in events.into_iter().filter_map(|event| received(event, "namespaces")) {
+        for event in events {
+            let Some(event) = peers.listed_namespaces.receive(event, "namespaces") else { continue };
             let known = model.namespaces().map(String::as_str);
             for change in peers.listed_namespaces.changes(event, known) {
                 match change {
@@ -133,7 +169,8 @@ impl NetworkPolicies {
     pub(super) fn apply_node_events(&mut self, events: Vec<Received<Node>>) {
         let Some(nodes) = &mut self.nodes else { return };
         let mut model = self.model.lock();
-        for event in events.into_iter().filter_map(|event| received(event, "nodes")) {
+        for event in events {
+            let Some(event) = nodes.listed.receive(event, "nodes") else { continue };
             for change in nodes.listed.changes(event, model.nodes()) {
                 match change {
                     Change::Put(_, node) => model.put_node(&node),
@@ -188,7 +225,7 @@ pub(super) async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Optio
     }
 }
 
-/// Notes why a kind of policies was not listed. The first failure is logged.
+/// Notes why the objects of a kind were not listed. The first failure is logged.
 pub(super) fn note_failure(failure: &mut Option<String>, kind: &str, error: &Error) {
     // The text of the client's error has all fields of the response.
     let text = match error.status() {
@@ -197,16 +234,7 @@ pub(super) fn note_failure(failure: &mut Option<String>, kind: &str, error: &Err
     };
     let text: String = text.chars().take(FAILURE_MAX).collect();
     if failure.is_none() {
-        tracing::warn!(error = text, kind, "cannot list network policies, pods wait for them");
+        tracing::warn!(error = text, kind, "cannot list objects that network policies need, retrying");
     }
     *failure = Some(format!("cannot list {kind}: {text}"));
-}
-
-/// The event, if the request succeeded.
-pub(super) fn received<K>(event: Received<K>, kind: &'static str) -> Option<Event<K>> {
-    event
-        .inspect_err(|error| {
-            tracing::debug!(error = error as &dyn std::error::Error, kind, "a watch failed");
-        })
-        .ok()
 }

@@ -165,6 +165,32 @@ mod tests {
         listed.lines().any(|line| line.ends_with(&format!(" {interface}")))
     }
 
+    fn find(name: &str) -> Link {
+        let mut request = LinkMessage::default();
+        request.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        match open().unwrap().get(RouteNetlinkMessage::GetLink(request)).unwrap() {
+            RouteNetlinkMessage::NewLink(link) => Link::of(&link),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_end_on_the_host_is_set_up_even_if_the_interface_stays_down() {
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            ip("link add host0 type veth peer name eth0");
+            let host_end = || Some((open().unwrap(), find("host0").index));
+            let are_up = || ["host0", "eth0"].map(|name| find(name).up);
+            assert_eq!(are_up(), [false, false]);
+            Setup::default().assign("eth0", host_end()).unwrap();
+            assert_eq!(are_up(), [true, false]);
+            ip("link set host0 down");
+            Setup { up: true, ..Setup::default() }.assign("eth0", host_end()).unwrap();
+            assert_eq!(are_up(), [true, true]);
+        });
+        thread.join().unwrap();
+    }
+
     #[test]
     fn an_interface_without_a_link_local_address_comes_up_without_ipv6_addresses() {
         if !std::path::Path::new("/proc/net/if_inet6").exists() {
