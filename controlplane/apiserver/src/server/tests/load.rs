@@ -55,10 +55,12 @@ async fn unknown_clients_leave_memory_for_requests_with_credentials() {
     let in_flight = &fixture.api.state.in_flight;
     let limits = Limits { total: 8, per_source: 4, unauthenticated: 8, unauthenticated_per_source: 4 };
     let (port, mut unread) = (Connections::new(limits), Vec::new());
-    for source in 0..8 {
+    for source in 0..8_u8 {
         let permit = Arc::new(port.admit(IpAddr::from([10, 0, 0, source])).unwrap());
         while permit.evicted().now_or_never().is_none() {
-            let memory = in_flight.unauthenticated(permit.source(), 1 << 20).expect("a request in time");
+            let memory = in_flight
+                .unauthenticated(permit.source(), 1 << 20)
+                .expect("memory for a request with credentials");
             let request = Request::get("/api/v1/nodes").header("authorization", "Bearer wrong");
             let request = request.extension(Arc::new(memory)).extension(permit.clone());
             let request = request.body(Full::<Bytes>::default()).unwrap();
