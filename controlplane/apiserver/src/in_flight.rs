@@ -42,6 +42,9 @@ const SHORT_SELECTORS: usize = 256;
 const PER_SELECTOR_BYTE: usize = 48;
 /// Maximum bytes of all requests that are not authenticated yet. A webhook may delay the authentication for seconds.
 const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
+/// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
+/// otherwise use up the memory of requests with valid credentials.
+const MAX_UNKNOWN_BYTES: usize = 32 << 20;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
@@ -81,6 +84,8 @@ pub(crate) struct InFlight {
     selectors: SharedCapacity,
     /// The memory of requests that are not authenticated yet, by source.
     unauthenticated: SharedCapacity,
+    /// The memory of requests of clients that authentication does not know, by source.
+    unknown: SharedCapacity,
     /// The connections to each kubelet in use, and those to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
@@ -165,8 +170,8 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
             [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
-        let [selectors, unauthenticated] =
-            [MAX_SELECTORS_BYTES, MAX_UNAUTHENTICATED_BYTES].map(SharedCapacity::new);
+        let [selectors, unauthenticated, unknown] =
+            [MAX_SELECTORS_BYTES, MAX_UNAUTHENTICATED_BYTES, MAX_UNKNOWN_BYTES].map(SharedCapacity::new);
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         Self {
             of_user,
@@ -179,6 +184,7 @@ impl InFlight {
             copies,
             selectors,
             unauthenticated,
+            unknown,
             streams: Arc::default(),
             max_proxied,
         }
@@ -254,6 +260,19 @@ impl InFlight {
     /// Reserves memory for a request of `bytes` bytes until it is authenticated, or refuses the request.
     pub(crate) fn unauthenticated(&self, source: Source, bytes: usize) -> Result<BodyMemory> {
         reserved(&self.unauthenticated, &source.to_string(), bytes)
+    }
+
+    /// Memory for a request that authentication has refused, or that is anonymous. It replaces `memory`, which the request
+    /// had before. `None` if too little is free.
+    pub(crate) fn unknown(&self, memory: &BodyMemory) -> Option<BodyMemory> {
+        let Some((_, source)) = &memory.shared else { return Some(BodyMemory::default()) };
+        reserved(&self.unknown, source, memory.bytes).ok()
+    }
+
+    /// Bytes of the requests of unknown clients.
+    #[cfg(test)]
+    pub(crate) fn unknown_bytes(&self) -> usize {
+        self.unknown.lock().total
     }
 
     /// Reserves a connection to the kubelet of a node.

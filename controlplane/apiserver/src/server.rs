@@ -216,13 +216,11 @@ impl Apiserver {
     }
 
     /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
-    /// memory that the request has until its client is known.
+    /// memory that the request has until its authentication.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
         let identified = self.identify(parts).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
-        if is_known {
-            parts.extensions.remove::<Arc<BodyMemory>>();
-        }
+        turn::identified(&self.state.in_flight, &mut parts.extensions, is_known);
         match &identified {
             Ok(_) if is_known => self.state.metrics.authenticated(metrics::Attempt::Success),
             Err(_) => self.state.metrics.authenticated(metrics::Attempt::Failure),

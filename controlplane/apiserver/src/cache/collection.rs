@@ -121,7 +121,21 @@ impl Collection {
                 }
             }
         }
+        self.share_objects(&mut replaced);
         self.count_replaced(replaced);
+    }
+
+    /// Makes the history refer to the objects that replaced others, instead of those. The history would keep them in
+    /// memory, and they would count as objects that responses refer to.
+    fn share_objects(&mut self, replaced: &mut Vec<Arc<Object>>) {
+        for change in self.changes.iter_mut().filter(|change| !change.deleted) {
+            if let Some(object) = self.objects.get(&change.new.key)
+                && object.revision == change.revision
+                && !Arc::ptr_eq(object, &change.new)
+            {
+                replaced.push(std::mem::replace(&mut change.new, object.clone()));
+            }
+        }
     }
 
     /// Counts replaced objects that responses refer to. Some share their bytes with a current object, but not after its

@@ -48,8 +48,8 @@ pub(super) fn refusal(error: &ApiError) -> Reply {
 // === impl Client ===
 
 impl Client {
-    /// Attaches the client to a request, and memory for the time until it is authenticated. The response keeps the memory
-    /// if the client remains unknown. A client with a certificate needs none: its authentication does not wait.
+    /// Attaches the client to a request, and memory for the time until it is authenticated. A client with a certificate
+    /// needs none: its authentication does not wait.
     ///
     /// # Errors
     /// 429 if other requests that are not authenticated yet have the memory.

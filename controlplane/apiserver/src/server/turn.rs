@@ -7,7 +7,9 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use coracle_connections::ConnectionPermit;
 use futures::future::BoxFuture;
+use http::Extensions;
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -16,7 +18,7 @@ use crate::{
     call::Call,
     error::Result,
     flow_control::Seats,
-    in_flight::{self, BodyMemory, Permit},
+    in_flight::{self, BodyMemory, InFlight, Permit},
     large_requests::{LargeRequests, Turn},
     media::Form,
     offload::MIN_OFFLOADED_BYTES,
@@ -45,6 +47,17 @@ pub(crate) struct ShortLived {
 pub(super) struct Requester<'a> {
     pub(super) user: &'a User,
     pub(super) info: &'a RequestInfo,
+}
+
+/// Releases the memory that a request has until its authentication. A request of an unknown client gets other memory, until
+/// its response is sent. If too little is free, its connection is closed: an unknown client may read no response.
+pub(super) fn identified(in_flight: &InFlight, extensions: &mut Extensions, is_known: bool) {
+    let Some(memory) = extensions.remove::<Arc<BodyMemory>>().filter(|_| !is_known) else { return };
+    if let Some(memory) = in_flight.unknown(&memory) {
+        extensions.insert(Arc::new(memory));
+    } else if let Some(permit) = extensions.get::<Arc<ConnectionPermit>>() {
+        permit.close();
+    }
 }
 
 /// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back, and

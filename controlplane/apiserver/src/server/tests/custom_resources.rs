@@ -191,6 +191,9 @@ async fn new_defaults_apply_to_stored_objects() {
     let patched = server.call("PATCH", &path, "application/json-patch+json", Some(patch)).await;
     assert_eq!(patched.code, 200, "{}", patched.body);
     until(&server, &format!("{FOOS}/a"), |body| body["spec"]["size"] == "M").await;
+    // The history has the new object, too.
+    let superseded = &server.api.state.cache.superseded;
+    eventually_async("no superseded object", 10, async || (superseded.bytes() == 0).then_some(())).await;
 }
 
 #[tokio::test]

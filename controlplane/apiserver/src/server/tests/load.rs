@@ -2,6 +2,8 @@
 
 use std::convert::Infallible;
 
+use coracle_connections::{Connections, Limits};
+use futures::FutureExt as _;
 use http_body::Frame;
 use http_body_util::StreamBody;
 
@@ -23,6 +25,7 @@ async fn a_body_that_never_comes_ends_the_request() {
 #[tokio::test]
 async fn the_response_to_an_unknown_client_keeps_the_memory_of_its_request() {
     let fixture = Fixture::new().await;
+    let unknown = || fixture.api.state.in_flight.unknown_bytes();
     for (token, path, code) in [
         (Some("wrong"), "/api/v1/nodes", 401),
         (None, "/api/v1/nodes", 403),
@@ -39,10 +42,34 @@ async fn the_response_to_an_unknown_client_keeps_the_memory_of_its_request() {
         let response = fixture.api.handle(request, None).await;
         assert_eq!(response.status().as_u16(), code);
         assert!(response.extensions().get::<ShortLived>().is_some(), "a time limit");
-        assert_eq!(Arc::strong_count(&memory), if code == 200 { 1 } else { 2 }, "{path}");
+        assert_eq!(Arc::strong_count(&memory), 1, "that of requests that are not authenticated yet");
+        assert_eq!(unknown(), if code == 200 { 0 } else { 1000 }, "{path}");
         drop(response);
-        assert_eq!(Arc::strong_count(&memory), 1);
+        assert_eq!(unknown(), 0);
     }
+}
+
+#[tokio::test]
+async fn unknown_clients_leave_memory_for_requests_with_credentials() {
+    let fixture = Fixture::new().await;
+    let in_flight = &fixture.api.state.in_flight;
+    let limits = Limits { total: 8, per_source: 4, unauthenticated: 8, unauthenticated_per_source: 4 };
+    let (port, mut unread) = (Connections::new(limits), Vec::new());
+    for source in 0..8_u8 {
+        let permit = Arc::new(port.admit(IpAddr::from([10, 0, 0, source])).unwrap());
+        while permit.evicted().now_or_never().is_none() {
+            let memory = in_flight
+                .unauthenticated(permit.source(), 1 << 20)
+                .expect("memory for a request with credentials");
+            let request = Request::get("/api/v1/nodes").header("authorization", "Bearer wrong");
+            let request = request.extension(Arc::new(memory)).extension(permit.clone());
+            let request = request.body(Full::<Bytes>::default()).unwrap();
+            unread.push(fixture.api.handle(request, None).await);
+        }
+    }
+    assert!(unread.len() > 20 && in_flight.unknown_bytes() > 20 << 20, "{}", unread.len());
+    drop(unread);
+    assert_eq!(in_flight.unknown_bytes(), 0);
 }
 
 #[tokio::test]
