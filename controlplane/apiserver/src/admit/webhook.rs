@@ -310,7 +310,7 @@ fn annotate(attributes: &Attributes<'_>, hook: &str, annotations: &[(String, Str
     for (name, value) in annotations {
         let key = format!("{hook}/{name}");
         if qualified_name(&key).is_empty() {
-            record.annotate_from_webhook(&key, value);
+            record.annotate_limited(&key, value);
         } else {
             tracing::debug!(webhook = hook, "an audit annotation of a webhook has an invalid name");
         }
