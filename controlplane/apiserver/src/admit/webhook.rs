@@ -212,7 +212,8 @@ async fn change(
     let called = call(admission, hook, attributes, hooked, Phase::Mutating).await;
     waits::add(began.elapsed());
     let Some(verdict) = called? else { return Ok(Effect::FailedOpen) };
-    if verdict.patch.is_null() {
+    // As upstream, a patch without operations is none. Also the webhook of a deletion may return it.
+    if verdict.patch.is_null() || verdict.patch.as_array().is_some_and(Vec::is_empty) {
         return Ok(Effect::NoPatch);
     }
     let failed = |why: String| ApiError::internal(format!("the patch of webhook {:?}: {why}", hook.name));
