@@ -3,6 +3,7 @@
 //! The event of a response is queued before the client gets the response. A long-running response is recorded at its
 //! start and at its end.
 
+mod annotations;
 mod webhook;
 
 use std::net::IpAddr;
@@ -47,8 +48,6 @@ const MAX_RESPONSE: usize = 3 << 20;
 const FLUSH_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Annotation of an event with an omitted object, as in upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
-/// Maximum bytes of names and values of the annotations that webhooks add to one event.
-const MAX_WEBHOOK_BYTES: usize = 256 << 10;
 
 /// Creates and sends audit events.
 pub(crate) struct Auditor {
@@ -68,8 +67,8 @@ pub(crate) struct Record {
     auditor: Arc<Auditor>,
     decision: Decision,
     event: Mutex<Event>,
-    /// Bytes of the annotations from webhooks.
-    webhook_bytes: AtomicUsize,
+    /// Bytes of the annotations from webhooks and policies. Changes only while `event` is locked.
+    annotated: AtomicUsize,
     /// Whether the last event is queued.
     is_complete: AtomicBool,
 }
@@ -184,9 +183,8 @@ impl Auditor {
             return None;
         }
         let event = Mutex::new(event(&decision, request));
-        let is_complete = AtomicBool::new(false);
-        let webhook_bytes = AtomicUsize::new(0);
-        let record = Arc::new(Record { auditor: self.clone(), decision, event, webhook_bytes, is_complete });
+        let (annotated, is_complete) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let record = Arc::new(Record { auditor: self.clone(), decision, event, annotated, is_complete });
         record.emit(Stage::RequestReceived).await;
         Some(record)
     }
@@ -257,23 +255,6 @@ fn reference(resource: &ResourceInfo) -> ObjectReference {
 impl Record {
     fn event(&self) -> MutexGuard<'_, Event> {
         self.event.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds an annotation. As upstream, the first value of a key is kept.
-    pub(crate) fn annotate(&self, key: &str, value: impl Into<String>) {
-        self.event().annotations.entry(key.to_owned()).or_insert_with(|| value.into());
-    }
-
-    /// Adds an annotation of a webhook. All of them together have a limit: a request can call a webhook for each of many
-    /// objects. Above the limit, the event is marked as truncated.
-    pub(crate) fn annotate_from_webhook(&self, key: &str, value: &str) {
-        let size = key.len() + value.len();
-        let former = self.webhook_bytes.fetch_add(size, Ordering::Relaxed);
-        if former.saturating_add(size) > MAX_WEBHOOK_BYTES {
-            self.webhook_bytes.fetch_sub(size, Ordering::Relaxed);
-            return self.annotate(TRUNCATED, "true");
-        }
-        self.annotate(key, value);
     }
 
     /// Whether the event has the object of the request.

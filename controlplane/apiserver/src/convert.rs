@@ -97,6 +97,11 @@ pub(crate) fn immediately(from: &Resource, to: &Resource, mut value: Value) -> O
     }
 }
 
+/// Whether a webhook converts the objects to this version.
+pub(crate) fn calls_webhook(version: &Resource) -> bool {
+    version.convert.as_deref().is_some_and(|convert| !convert.is_immediate())
+}
+
 fn conversion<'a>(from: &'a Resource, to: &'a Resource) -> Option<&'a dyn Convert> {
     let own = to.convert.as_deref();
     if to.is_storage_version() { from.convert.as_deref().or(own) } else { own }

@@ -52,8 +52,8 @@ const LABELS: [(&str, &str); 8] = [
 ];
 /// Kinds whose name is a part of the names of pods.
 const NAMES_OF_PODS: [&str; 5] = ["CronJob", "Deployment", "Job", "ReplicaSet", "ReplicationController"];
-/// Finalizers of the garbage collector. They have no domain.
-const STANDARD_FINALIZERS: [&str; 2] = ["foregroundDeletion", "orphan"];
+/// Finalizers of namespaces and of the garbage collector. They have no domain.
+const STANDARD_FINALIZERS: [&str; 3] = ["foregroundDeletion", "kubernetes", "orphan"];
 const INGRESS_CLASS: &str = "kubernetes.io/ingress.class";
 const MOUNTABLE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 

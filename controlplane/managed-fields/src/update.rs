@@ -10,7 +10,7 @@ use crate::{
     annotation,
     conflict::Conflict,
     field_set::FieldSet,
-    managers::{ManagerId, Managers, Owned},
+    managers::{ManagerId, Managers, Operation, Owned},
     path::{PathElement, equal},
     schema::{Schema, TypeId},
     walk::{
@@ -35,6 +35,11 @@ pub trait Versions {
 
     /// The object in a version. None if it cannot be converted.
     fn convert<'a>(&self, object: &'a Value, api_version: &str) -> Option<Cow<'a, Value>>;
+
+    /// Whether objects can be converted between all versions.
+    fn all_convert(&self) -> bool {
+        true
+    }
 }
 
 /// A kind with one API version.
@@ -213,6 +218,9 @@ impl<V: Versions> Updater<'_, V> {
         let mut by_version = BTreeMap::from([(self.api_version.to_owned(), Some(changes))]);
         let _ = self.release_all(request.live, request.new, managers, &mut by_version);
         let changes = by_version.remove(self.api_version).flatten().unwrap_or_default();
+        if !changes.added.is_empty() && !self.versions.all_convert() {
+            self.release_absent(request.new, managers);
+        }
         let mut fields = changes.added;
         fields.merge(changes.modified);
         fields.subtract(&UNOWNED);
@@ -272,6 +280,20 @@ impl<V: Versions> Updater<'_, V> {
             !owned.fields.is_empty()
         });
         conflicts
+    }
+
+    /// Takes the fields that the object does not have from the managers by update of this version. A write in a version
+    /// without conversion does not take the removed fields from them. Otherwise their sets grow until the object is too
+    /// large, for example with keys that one version adds and another one removes.
+    fn release_absent(&self, new: &Value, managers: &mut Managers) {
+        let Some((schema, of)) = self.versions.schema(self.api_version) else { return };
+        let present = Comparison::new(schema, of, &json!({}), new).added;
+        managers.0.retain(|id, owned| {
+            if id.operation == Operation::Update && owned.api_version == self.api_version {
+                owned.fields = owned.fields.intersection(&present);
+            }
+            !owned.fields.is_empty()
+        });
     }
 
     fn changes(&self, live: &Value, new: &Value, api_version: &str) -> Option<Comparison> {

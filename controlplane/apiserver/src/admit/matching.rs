@@ -114,13 +114,7 @@ impl Matching {
         if !self.equivalent {
             return None;
         }
-        // Events have versions in two groups, so the stored version identifies the resource.
-        let stored = requested.stored_as();
-        let is_equivalent = |other: &Resource| {
-            let other = other.stored_as();
-            other.group == stored.group && other.plural == stored.plural
-        };
-        resources.iter().find(|other| is_equivalent(other) && fits(other)).cloned()
+        resources.served_versions(requested).iter().find(|other| fits(other)).cloned()
     }
 
     fn selects_namespace(&self, admission: &Admission, attributes: &Attributes<'_>, object: &Value) -> bool {

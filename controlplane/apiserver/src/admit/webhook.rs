@@ -212,7 +212,8 @@ async fn change(
     let called = call(admission, hook, attributes, hooked, Phase::Mutating).await;
     waits::add(began.elapsed());
     let Some(verdict) = called? else { return Ok(Effect::FailedOpen) };
-    if verdict.patch.is_null() {
+    // As upstream, a patch without operations is none. Also the webhook of a deletion may return it.
+    if verdict.patch.is_null() || verdict.patch.as_array().is_some_and(Vec::is_empty) {
         return Ok(Effect::NoPatch);
     }
     let failed = |why: String| ApiError::internal(format!("the patch of webhook {:?}: {why}", hook.name));
@@ -310,7 +311,7 @@ fn annotate(attributes: &Attributes<'_>, hook: &str, annotations: &[(String, Str
     for (name, value) in annotations {
         let key = format!("{hook}/{name}");
         if qualified_name(&key).is_empty() {
-            record.annotate_from_webhook(&key, value);
+            record.annotate_limited(&key, value);
         } else {
             tracing::debug!(webhook = hook, "an audit annotation of a webhook has an invalid name");
         }

@@ -22,6 +22,8 @@ pub struct Resources {
     stored: HashMap<Box<str>, HashMap<Box<str>, Arc<Resource>>>,
     /// By group and version; the core group first, versions in the order of preference.
     versions: Vec<Arc<GroupVersion>>,
+    /// The versions in this set of each resource, by group and plural of its stored version, in the order of `versions`.
+    served: HashMap<Box<str>, HashMap<Box<str>, Vec<Arc<Resource>>>>,
 }
 
 /// The resources of one group version.
@@ -71,6 +73,13 @@ impl Resources {
     /// The stored version of a resource.
     pub fn find_stored(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.stored.get(group)?.get(plural)
+    }
+
+    /// All versions of a resource in this set, by group and in the order of preference. Events have versions in two groups.
+    pub fn served_versions(&self, resource: &Resource) -> &[Arc<Resource>] {
+        let stored = resource.stored_as();
+        let of_group = self.served.get(&*stored.group);
+        of_group.and_then(|group| group.get(&*stored.plural)).map_or(&[], Vec::as_slice)
     }
 
     /// All resources, by group, version and name.
@@ -153,6 +162,11 @@ impl Resources {
         set.versions.sort_by(|a, b| {
             (&a.group, version_preference(&a.version)).cmp(&(&b.group, version_preference(&b.version)))
         });
+        for resource in set.versions.iter().flat_map(|version| &version.resources) {
+            let stored = resource.stored_as();
+            let of_group = set.served.entry(stored.group.as_ref().into()).or_default();
+            of_group.entry(stored.plural.as_ref().into()).or_default().push(resource.clone());
+        }
         set
     }
 }

@@ -58,6 +58,12 @@ fn a_set_finds_each_version_and_the_stored_one() {
     assert_eq!(set.find_stored("example.com", "widgets").unwrap().api_version(), "example.com/v1");
     let versions: Vec<&str> = set.versions_of("example.com").map(|version| &*version.version).collect();
     assert_eq!(versions, ["v1", "v1beta1"]);
+    let served = |set: &Resources, group: &str, plural: &str| -> Vec<String> {
+        let found = set.served_versions(set.find(group, "v1", plural).unwrap());
+        found.iter().map(|resource| resource.api_version().to_owned()).collect()
+    };
+    assert_eq!(served(&set, "example.com", "widgets"), ["example.com/v1", "example.com/v1beta1"]);
+    assert_eq!(served(&set, "events.k8s.io", "events"), ["v1", "events.k8s.io/v1"]);
     assert!(set.find("", "v1", "pods").is_some());
     let without = set.without("example.com", "widgets");
     assert!(without.find("example.com", "v1", "widgets").is_none());

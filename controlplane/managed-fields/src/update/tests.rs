@@ -338,6 +338,10 @@ impl Versions for Served<'_> {
             Cow::Owned(converted)
         })
     }
+
+    fn all_convert(&self) -> bool {
+        false
+    }
 }
 
 /// The entry of a manager in `managedFields`.
@@ -397,4 +401,23 @@ fn managers_of_a_version_without_conversion_keep_their_fields() {
     let managers = updater.update(request, Managers::from_json(&entries).unwrap());
     assert_eq!(entry_of(&managers, "a")["fieldsV1"], fields);
     assert_eq!(entry_of(&managers, "b")["fieldsV1"], fields);
+}
+
+#[test]
+fn fields_that_a_version_without_conversion_removed_do_not_stay_owned() {
+    let (schema, ignored) = (schema(), FieldSet::default());
+    let versions = Served(&schema);
+    let updater =
+        Updater { versions: &versions, api_version: VERSION, subresource: "", ignored: &ignored, now: EARLY };
+    let entry = |manager: &str, version: &str| {
+        json!({"manager": manager, "operation": "Update", "apiVersion": version, "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:spec": {"f:replicas": {}}}})
+    };
+    let entries = json!([entry("a", VERSION), entry("b", "apps/v3")]);
+    let object = |spec: Value| json!({"apiVersion": VERSION, "kind": "Web", "metadata": {"name": "w", "uid": "1"}, "spec": spec});
+    let (live, new) = (object(json!({})), object(json!({"image": "i"})));
+    let request = UpdateRequest { live: &live, new: &new, manager: "a" };
+    let managers = updater.update(request, Managers::from_json(&entries).unwrap());
+    assert_eq!(entry_of(&managers, "a")["fieldsV1"], json!({"f:spec": {"f:image": {}}}));
+    assert_eq!(entry_of(&managers, "b")["fieldsV1"], json!({"f:spec": {"f:replicas": {}}}));
 }

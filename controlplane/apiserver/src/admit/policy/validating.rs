@@ -116,7 +116,7 @@ async fn evaluate_policy(
     }
     if let Some(record) = attributes.audit {
         for (key, value) in annotations.joined() {
-            record.annotate(&format!("{}/{key}", policy.name), value);
+            record.annotate_limited(&format!("{}/{key}", policy.name), &value);
         }
     }
     Ok(first)

@@ -64,7 +64,7 @@ pub(super) fn record_mutation(
         // A patch has values of the object, so it is recorded only with the object.
         Some(Effect::Patched { patch, .. }) if record.has_requests() => {
             let annotation = Annotation { patch: Some(patch), patch_type: Some("JSONPatch"), ..plain };
-            record.annotate_from_webhook(&place.key(PATCH), &text(&annotation));
+            record.annotate_limited(&place.key(PATCH), &text(&annotation));
         }
         Some(Effect::Patched { .. } | Effect::NoPatch) | None => {}
     }

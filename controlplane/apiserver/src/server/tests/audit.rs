@@ -135,6 +135,42 @@ async fn annotations_of_webhooks_are_recorded_below_their_names() {
 }
 
 #[tokio::test]
+async fn an_annotation_that_a_webhook_repeats_for_many_objects_counts_once() {
+    let server = with_rules("[{level: Metadata, verbs: [deletecollection]}]").await;
+    let webhook = super::webhook::Webhook::start(
+        |_| json!({"allowed": true, "auditAnnotations": {"owner": "x".repeat(30_000)}}),
+    )
+    .await;
+    super::webhook::configure(&server, "validating", webhook.configuration(json!({}))).await;
+    for number in 0..10 {
+        let made = server.post(CONFIG_MAPS, config_map(&format!("m{number}"), json!({}))).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    assert_eq!(server.delete(CONFIG_MAPS, json!({})).await.code, 200);
+    let annotations = &events(&server, CONFIG_MAPS, 1).await[0]["annotations"];
+    assert_eq!(annotations["test.example.com/owner"].as_str().map(str::len), Some(30_000));
+    assert_eq!(annotations["audit.k8s.io/truncated"], Value::Null);
+}
+
+#[tokio::test]
+async fn annotations_of_webhooks_in_one_event_are_limited() {
+    let server = with_rules("[{level: Metadata}]").await;
+    let webhook = super::webhook::Webhook::start(|_| {
+        let value = Value::from("x".repeat(30_000));
+        let all: serde_json::Map<String, Value> =
+            (0..10).map(|number| (format!("a{number}"), value.clone())).collect();
+        json!({"allowed": true, "auditAnnotations": all})
+    })
+    .await;
+    super::webhook::configure(&server, "validating", webhook.configuration(json!({}))).await;
+    assert_eq!(server.post(CONFIG_MAPS, config_map("a", json!({}))).await.code, 201);
+    let event = &events(&server, CONFIG_MAPS, 1).await[0];
+    let annotations = event["annotations"].as_object().unwrap();
+    assert_eq!(annotations.keys().filter(|key| key.starts_with("test.example.com")).count(), 8);
+    assert_eq!(annotations["audit.k8s.io/truncated"], "true");
+}
+
+#[tokio::test]
 async fn calls_of_webhooks_are_recorded_with_their_effects() {
     let server = with_rules("[{level: Request}]").await;
     let changing = super::webhook::Webhook::start(|_| {

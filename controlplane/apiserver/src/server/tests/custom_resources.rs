@@ -379,7 +379,7 @@ async fn a_finalizer_without_a_domain_causes_a_warning_when_it_is_added() {
     let server = Fixture::new().await;
     established(&server, definition("foos", "Foo")).await;
     let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo",
-        "metadata": {"name": "a", "finalizers": ["plain.example.com", "example.com/good"]}});
+        "metadata": {"name": "a", "finalizers": ["plain.example.com", "example.com/good", "kubernetes"]}});
     let made = server.post(FOOS, foo).await;
     let warning = "299 - \"metadata.finalizers: \\\"plain.example.com\\\": prefer a domain-qualified finalizer name \
                    including a path (/) to avoid accidental conflicts with other finalizer writers\"";

@@ -103,6 +103,19 @@ async fn a_webhook_learns_whether_a_deletion_is_a_dry_run() {
 }
 
 #[tokio::test]
+async fn a_patch_without_operations_changes_nothing_and_allows_a_deletion() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(
+        |_request| json!({"allowed": true, "patchType": "JSONPatch", "patch": BASE64_STANDARD.encode("[]")}),
+    )
+    .await;
+    configure(&server, "mutating", webhook.configuration(json!({}))).await;
+    assert_eq!(server.post(MAPS, map("a")).await.body["data"], json!({"a": "b"}));
+    let deleted = server.delete(&format!("{MAPS}/a"), json!({})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+}
+
+#[tokio::test]
 async fn a_webhook_gets_the_options_of_the_request() {
     let server = Fixture::new().await;
     let webhook = Webhook::start(|_request| json!({"allowed": true})).await;
