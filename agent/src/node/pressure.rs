@@ -99,8 +99,10 @@ impl MachineLevels {
     /// `most`: the kernel's limits of process IDs and of threads. The smaller one counts, as upstream.
     fn parse(meminfo: &str, loadavg: &str, most: &[String]) -> Self {
         let bytes = |name: &str| facts::kib(meminfo, name).saturating_mul(1024);
-        let available = bytes("MemAvailable");
-        let memory = Level { available, capacity: if available > 0 { bytes("MemTotal") } else { 0 } };
+        // The kernel also reports 0 bytes. Only a missing line is an unknown amount.
+        let is_known = meminfo.lines().any(|line| line.starts_with("MemAvailable:"));
+        let capacity = if is_known { bytes("MemTotal") } else { 0 };
+        let memory = Level { available: bytes("MemAvailable"), capacity };
         // Runnable and existing threads: "1/234".
         let threads =
             loadavg.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
@@ -258,6 +260,19 @@ mod tests {
         assert_eq!(levels.shortage(&thresholds(90 << 10, 40), None), None);
         let pressure = levels.pressure(&thresholds(100 << 10, 40), false);
         assert_eq!(pressure, Pressure { memory: true, ..Pressure::default() });
+    }
+
+    #[test]
+    fn a_machine_without_any_available_memory_is_short() {
+        let exhausted = MEMINFO.replace("MemAvailable: 90", "MemAvailable: 0");
+        let levels = MachineLevels::parse(&exhausted, LOADAVG, &most());
+        let (resource, threshold) = (MachineResource::Memory, 100 << 10);
+        let expected = MachineShortage { resource, threshold, available: 0 };
+        assert_eq!(levels.shortage(&thresholds(threshold, 0), None), Some(expected));
+        assert!(levels.pressure(&thresholds(threshold, 0), false).memory);
+        let unknown = MEMINFO.replace("MemAvailable: 90 kB\n", "");
+        let levels = MachineLevels::parse(&unknown, LOADAVG, &most());
+        assert_eq!(levels.shortage(&thresholds(threshold, 0), None), None);
     }
 
     #[test]
