@@ -4,8 +4,8 @@
 //! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
 //! repeated only after fifty times its duration. Without such pods nothing is measured; the node's resources are checked
 //! at each renewal of the lease, whose timer runs anyway. Without renewals, as while the API server does not answer, a
-//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs are nearly short, and one
-//! starts when tasks wait for memory.
+//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs fall towards their
+//! thresholds, and one starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
 //! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
@@ -88,7 +88,10 @@ pub(crate) struct Eviction {
     machine: Crossed<MachineResource>,
     /// Thresholds of the disk.
     disk: Crossed<Resource>,
-    /// Whether little more than a threshold of memory or process IDs was available in the round before.
+    /// The amounts of the round before.
+    levels: MachineLevels,
+    /// Whether little more than a threshold of memory or process IDs was available in the round before, and less than in
+    /// an earlier round.
     is_near: bool,
     /// The uids of pods that were evicted because the node was short of a resource.
     evicted: HashSet<String>,
@@ -146,6 +149,7 @@ impl Eviction {
             machine_short: None,
             machine: Crossed::none(),
             disk: Crossed::none(),
+            levels: MachineLevels::default(),
             is_near: false,
             evicted: HashSet::new(),
             ending: None,
@@ -227,7 +231,8 @@ impl Eviction {
             pressure.add(shortage.resource);
         }
         self.node.pressure.observe(pressure, now);
-        self.is_near = levels.is_near(&hard);
+        self.is_near = levels.is_near(&self.levels, &hard);
+        self.levels = levels;
         let [resource, soft_resource] = of_machine.map(|found| found.map(|shortage| shortage.resource));
         let grace = soft_resource.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
         let kind = self.machine.update(resource, grace, now);
