@@ -29,6 +29,11 @@ pub(crate) fn disk_shortage(
     thresholds: &EvictionThresholds,
     lasts: bool,
 ) -> Option<Shortage> {
+    let is_unset = |threshold| threshold == Threshold::Amount(0);
+    // Most nodes have no soft thresholds.
+    if is_unset(thresholds.nodefs_available) && is_unset(thresholds.nodefs_inodes_free) {
+        return None;
+    }
     let found = statvfs(state_dir).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     let reclaim = if lasts { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };

@@ -97,7 +97,10 @@ pub(crate) struct Eviction {
     evicted: HashSet<String>,
     /// The pod that was evicted last, until its cgroup is gone, and the end of the wait for that.
     ending: Option<(String, Instant)>,
-    unrelieved: UnrelievedPressure,
+    /// That of memory and process IDs.
+    unrelieved_machine: UnrelievedPressure,
+    /// That of the disk.
+    unrelieved_disk: UnrelievedPressure,
 }
 
 /// The resource that evictions could not free in the last round. It is stored so that the log has it once.
@@ -153,7 +156,8 @@ impl Eviction {
             is_near: false,
             evicted: HashSet::new(),
             ending: None,
-            unrelieved: UnrelievedPressure::default(),
+            unrelieved_machine: UnrelievedPressure::default(),
+            unrelieved_disk: UnrelievedPressure::default(),
         }
     }
 
@@ -194,13 +198,13 @@ impl Eviction {
     async fn check_node(&mut self, pods: &[Arc<Pod>]) {
         let now = Instant::now();
         let (machine, disk) = self.find_shortages(now);
-        if machine.is_none() && disk.is_none() {
-            self.unrelieved = UnrelievedPressure::default();
-        }
         self.forget_ended(now);
         match machine {
             Some(due) => self.relieve_machine(pods, due).await,
-            None => self.machine_short = None,
+            None => {
+                self.machine_short = None;
+                self.unrelieved_machine = UnrelievedPressure::default();
+            }
         }
         match disk {
             // Rounds for memory may be more frequent.
@@ -209,7 +213,10 @@ impl Eviction {
                 self.relieve(pods, due).await;
             }
             Some(_) => {}
-            None => self.was_short = false,
+            None => {
+                self.was_short = false;
+                self.unrelieved_disk = UnrelievedPressure::default();
+            }
         }
     }
 
@@ -247,7 +254,7 @@ impl Eviction {
         Urgency {
             is_short: self.machine_short.is_some() || self.ending.is_some(),
             is_near: self.is_near,
-            is_unrelieved: self.unrelieved.0.is_some(),
+            is_unrelieved: self.unrelieved_machine.0.is_some(),
         }
     }
 
@@ -297,7 +304,7 @@ impl Eviction {
         }
         let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);
-            if self.unrelieved.is_new(resource) {
+            if self.unrelieved_disk.is_new(resource) {
                 tracing::warn!(resource, "the node is low on disk space, and no pod can be evicted");
             }
             return;
@@ -322,7 +329,7 @@ impl Eviction {
         let candidates = self.candidates(pods);
         let measured = usage::of_machine(&self.node, &candidates).await;
         let Some((pod, _)) = machine::first(&measured, shortage.resource) else {
-            if self.unrelieved.is_new(resource) {
+            if self.unrelieved_machine.is_new(resource) {
                 tracing::warn!(resource, "the node is low on a resource, and no pod can be evicted");
             }
             return;
@@ -346,7 +353,8 @@ impl Eviction {
 
     /// Requests the eviction of a pod because the node is short of a resource.
     fn evict(&mut self, pod: &Pod, evicted: Evicted) {
-        self.unrelieved = UnrelievedPressure::default();
+        self.unrelieved_machine = UnrelievedPressure::default();
+        self.unrelieved_disk = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let (signal, message) = (evicted.signal, &evicted.message);
         tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
