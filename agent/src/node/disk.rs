@@ -29,9 +29,8 @@ pub(crate) fn disk_shortage(
     thresholds: &EvictionThresholds,
     lasts: bool,
 ) -> Option<Shortage> {
-    let is_unset = |threshold| threshold == Threshold::Amount(0);
     // Most nodes have no soft thresholds.
-    if is_unset(thresholds.nodefs_available) && is_unset(thresholds.nodefs_inodes_free) {
+    if thresholds.nodefs_available.is_zero() && thresholds.nodefs_inodes_free.is_zero() {
         return None;
     }
     let found = statvfs(state_dir).ok()?;

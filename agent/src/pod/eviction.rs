@@ -163,7 +163,10 @@ impl Eviction {
 
     /// Measures and evicts until it is dropped.
     pub(crate) async fn run(mut self) {
-        let mut stalls = MemoryStalls::open();
+        let thresholds = self.node.config.eviction;
+        let memory = [thresholds.memory_available, thresholds.soft.memory_available.threshold];
+        let is_watched = memory.into_iter().any(|threshold| !threshold.is_zero());
+        let mut stalls = if is_watched { MemoryStalls::open() } else { MemoryStalls::none() };
         loop {
             let measures = *self.limited.borrow_and_update() > 0 || self.was_short;
             let urgency = self.urgency();
