@@ -1,15 +1,14 @@
-//! Eviction of pods: pods that exceed limits on their disk usage, and pods of a node that is short of disk space, memory or
-//! process IDs.
+//! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
+//! space, memory or process IDs.
 //!
-//! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
-//! repeated only after fifty times its duration. Without such pods nothing is measured; the node's resources are checked
-//! at each renewal of the lease, whose timer runs anyway. Without renewals, as while the API server does not answer, a
-//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs fall towards their
-//! thresholds, and one starts when tasks wait for memory.
+//! The node's resources are checked at each renewal of the lease, whose timer runs anyway. Without renewals, as while the
+//! API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
+//! IDs fall towards their thresholds, and one starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
 //! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
 
+mod limits;
 mod machine;
 mod measured;
 mod plan;
@@ -30,6 +29,7 @@ use crate::event_recorder::Level;
 use crate::node::{
     EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage,
 };
+pub(crate) use limits::LimitEviction;
 use machine::Urgency;
 pub use measured::DiskUsages;
 pub(crate) use plan::{is_critical, is_limited};
@@ -69,15 +69,11 @@ pub(crate) struct Evicted {
     pub(crate) grace: u32,
 }
 
-/// The task that measures and evicts.
+/// The task that checks the resources of the node and evicts pods if one of them is short.
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
     /// Changes with each renewal of the node's lease.
     pulse: watch::Receiver<()>,
-    /// The number of pods with limits.
-    limited: watch::Receiver<usize>,
-    /// When the next measurement of a pod is due, by uid.
-    due: HashMap<String, Instant>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
     /// When the next round for a lack of disk space is due.
@@ -141,12 +137,9 @@ impl Evictions {
 
 impl Eviction {
     pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
-        let limited = node.pods.limited();
         Self {
             node,
             pulse,
-            limited,
-            due: HashMap::new(),
             was_short: false,
             disk_due: Instant::now(),
             machine_short: None,
@@ -168,14 +161,12 @@ impl Eviction {
         let is_watched = memory.into_iter().any(|threshold| !threshold.is_zero());
         let mut stalls = if is_watched { MemoryStalls::open() } else { MemoryStalls::none() };
         loop {
-            let measures = *self.limited.borrow_and_update() > 0 || self.was_short;
             let urgency = self.urgency();
-            let interval = urgency.interval(measures.then_some(INTERVAL));
+            let interval = urgency.interval(self.was_short.then_some(INTERVAL));
             tokio::select! {
                 // All only wait: dropping them loses nothing.
                 () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
                 () = stalls.next(), if urgency.follows_stalls() => {}
-                changed = self.limited.changed(), if interval.is_none() => if changed.is_err() { return },
                 changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
             }
             self.round().await;
@@ -186,14 +177,8 @@ impl Eviction {
         let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| is_running(pod)).collect();
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         let has = |uid: &str| uids.contains(uid);
-        self.due.retain(|uid, _| has(uid));
         self.node.evictions.retain(has);
         self.evicted.retain(|uid| has(uid));
-        if *self.limited.borrow() > 0 {
-            for pod in pods.iter().filter(|pod| is_limited(pod)) {
-                self.check_limits(pod).await;
-            }
-        }
         self.check_node(&pods).await;
     }
 
@@ -269,24 +254,6 @@ impl Eviction {
         }
     }
 
-    /// Evicts a pod whose disk usage exceeds one of its own limits.
-    async fn check_limits(&mut self, pod: &Arc<Pod>) {
-        let Some(uid) = pod.metadata.uid.as_deref() else { return };
-        let begun = Instant::now();
-        if self.due.get(uid).is_some_and(|due| begun < *due) {
-            return;
-        }
-        let used = usage::of(&self.node, pod).await;
-        let next = begun + (begun.elapsed() * MIN_INTERVAL_FACTOR).max(INTERVAL);
-        self.due.insert(uid.to_owned(), next);
-        if let Some((message, signal)) = plan::exceeded(pod, &used) {
-            tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
-            self.node
-                .evictions
-                .request(uid, Evicted { message, signal, by_pressure: false, grace: MIN_GRACE });
-        }
-    }
-
     /// Frees space on the node's disk: removes unused images first, and evicts one pod in each later round.
     async fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
         let shortage = due.shortage;
@@ -301,8 +268,11 @@ impl Eviction {
             return;
         }
         let mut measured = Vec::with_capacity(pods.len());
+        // One list for all pods: the runtime searches all containers for each list.
+        let mut layers = usage::layers(&self.node, None).await;
         for pod in self.candidates(pods) {
-            let used = usage::of(&self.node, &pod).await;
+            let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
+            let used = usage::with_layers(&self.node, &pod, own).await;
             measured.push((pod, used));
         }
         let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
