@@ -174,7 +174,8 @@ impl Eviction {
     }
 
     async fn round(&mut self) {
-        let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| is_running(pod)).collect();
+        // A pod that ends within a long grace period still uses resources.
+        let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| !has_ended(pod)).collect();
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         let has = |uid: &str| uids.contains(uid);
         self.node.evictions.retain(has);
@@ -345,11 +346,6 @@ impl UnrelievedPressure {
     fn is_new(&mut self, resource: &'static str) -> bool {
         self.0.replace(resource) != Some(resource)
     }
-}
-
-/// Whether a pod may use resources and is not ending already.
-fn is_running(pod: &Pod) -> bool {
-    !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 #[cfg(test)]

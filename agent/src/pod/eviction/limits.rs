@@ -12,8 +12,9 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
 use super::plan::{self, is_limited};
-use super::{Evicted, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, is_running, usage};
+use super::{Evicted, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, usage};
 use crate::pod::NodeContext;
+use crate::pod::state::has_ended;
 
 /// The task that measures the pods with limits and evicts those that exceed them.
 pub(crate) struct LimitEviction {
@@ -92,6 +93,11 @@ impl DueTimes {
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
     }
+}
+
+/// Whether a pod may use resources and is not ending already.
+fn is_running(pod: &Pod) -> bool {
+    !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 #[cfg(test)]

@@ -29,9 +29,7 @@ impl Worker {
 /// The grace period in seconds if the pod must end: the shorter one of its deletion and its eviction. A job that has a
 /// longer one, or none, is interrupted.
 pub(super) fn ending(desired: &DesiredPod, state: &WorkerState) -> Option<i64> {
-    let is_evicted = state.verdict.as_ref().is_some_and(|verdict| verdict.reason == EVICTED);
-    let evicted = is_evicted.then(|| i64::from(state.eviction_grace));
-    desired.ending().into_iter().chain(evicted).min()
+    desired.ending().into_iter().chain(state.evicted_grace()).min()
 }
 
 /// Restores the verdict of a pod that an earlier agent has evicted. It then ends within one second.
