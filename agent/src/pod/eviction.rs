@@ -38,7 +38,7 @@ use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Interval of the rounds if the node's lease is not renewed. It is longer than the interval of renewals.
+/// Interval of the rounds if the node's lease is not renewed. It is longer than the default interval of renewals.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
 /// Maximum time after the grace period of an evicted pod to wait for its end before the next one is evicted, as the
 /// kubelet's.

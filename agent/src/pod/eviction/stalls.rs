@@ -92,8 +92,11 @@ mod tests {
         let descriptor = Some(registered(receiver.into()).unwrap());
         let mut stalls = MemoryStalls { descriptor, not_before: Instant::now() };
         send(sender.as_raw_fd(), b"x", MsgFlags::MSG_OOB).unwrap();
+        let begin = Instant::now();
         stalls.next().await;
-        assert!(stalls.next().now_or_never().is_none());
+        assert!(stalls.not_before >= begin + PAUSE, "the next one is delivered after a pause");
+        let descriptor = stalls.descriptor.as_ref().unwrap();
+        assert!(descriptor.ready(Interest::PRIORITY).now_or_never().is_none(), "it was taken");
     }
 
     #[tokio::test]
