@@ -123,6 +123,10 @@ impl Evictions {
         let _ = self.woken.send(uid.to_owned());
     }
 
+    fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// Removes evictions of pods that are not on this node any more.
     fn retain(&self, keep: impl Fn(&str) -> bool) {
         self.lock().retain(|uid, _| keep(uid));
@@ -173,23 +177,17 @@ impl Eviction {
         }
     }
 
-    async fn round(&mut self) {
-        // A pod that ends within a long grace period still uses resources.
-        let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| !has_ended(pod)).collect();
-        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
-        let has = |uid: &str| uids.contains(uid);
-        self.node.evictions.retain(has);
-        self.evicted.retain(|uid| has(uid));
-        self.check_node(&pods).await;
-    }
-
     /// Measures the resources of the node, and evicts a pod if one of them is short.
-    async fn check_node(&mut self, pods: &[Arc<Pod>]) {
+    async fn round(&mut self) {
         let now = Instant::now();
         let (machine, disk) = self.find_shortages(now);
         self.forget_ended(now);
+        let is_short = machine.is_some() || disk.is_some();
+        let has_evictions = !self.evicted.is_empty() || !self.node.evictions.is_empty();
+        // The cost of a round on an idle node does not grow with the number of pods.
+        let pods = if is_short || has_evictions { self.pods() } else { Vec::new() };
         match machine {
-            Some(due) => self.relieve_machine(pods, due).await,
+            Some(due) => self.relieve_machine(&pods, due).await,
             None => {
                 self.machine_short = None;
                 self.unrelieved_machine = UnrelievedPressure::default();
@@ -199,7 +197,7 @@ impl Eviction {
             // Rounds for memory may be more frequent.
             Some(due) if now >= self.disk_due => {
                 self.disk_due = now + INTERVAL;
-                self.relieve(pods, due).await;
+                self.relieve(&pods, due).await;
             }
             Some(_) => {}
             None => {
@@ -207,6 +205,15 @@ impl Eviction {
                 self.unrelieved_disk = UnrelievedPressure::default();
             }
         }
+    }
+
+    /// The pods that may use resources, also those that end within a long grace period. Removes the evictions of others.
+    fn pods(&mut self) -> Vec<Arc<Pod>> {
+        let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| !has_ended(pod)).collect();
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        self.node.evictions.retain(|uid| uids.contains(uid));
+        self.evicted.retain(|uid| uids.contains(uid.as_str()));
+        pods
     }
 
     /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its disk.
@@ -371,8 +378,10 @@ mod tests {
         evictions.request("u", evicted.clone());
         assert_eq!(woken.recv().await.as_deref(), Some("u"));
         assert_eq!(evictions.take("other"), None);
+        assert!(!evictions.is_empty());
         assert_eq!(evictions.take("u"), Some(evicted.clone()));
         assert_eq!(evictions.take("u"), None);
+        assert!(evictions.is_empty());
         evictions.request("gone", evicted);
         evictions.retain(|uid| uid == "u");
         assert_eq!(evictions.take("gone"), None);
