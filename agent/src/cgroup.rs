@@ -229,7 +229,7 @@ impl Cgroups {
         let limit = u64::try_from(limit).ok().filter(|limit| *limit > 0)?;
         let tree = &self.shared.tree;
         let dirs = tree.directories_by_controller(&tree.below("kubepods"));
-        let used = usage::without_files(dirs.get("memory")?, tree.is_v2())?;
+        let used = usage::without_caches(dirs.get("memory")?, tree.is_v2())?;
         Some([limit.saturating_sub(used), limit])
     }
 

@@ -31,7 +31,7 @@ pub(crate) use context::NodeContext;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use env::fuzz as fuzz_env_file;
 pub use eviction::DiskUsages;
-pub(crate) use eviction::{Eviction, Evictions};
+pub(crate) use eviction::{Eviction, Evictions, LimitEviction};
 pub(crate) use pods::Pods;
 pub use pull::ProviderError;
 pub(crate) use pull::Providers;

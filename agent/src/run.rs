@@ -264,6 +264,7 @@ fn spawn_pod_tasks(
         tasks.spawn(task);
     }
     tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.pulse()).run());
+    tasks.spawn(pod::LimitEviction::new(Arc::clone(node)).run());
     tasks.spawn(system_oom::run(node.recorder.clone()));
     tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
     tasks.spawn(async move { statuses.run().await });

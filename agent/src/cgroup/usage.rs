@@ -35,17 +35,21 @@ pub(crate) struct PodUsage {
     pub(crate) pids: u64,
 }
 
-/// Bytes of memory of a cgroup without pages of files. The kernel takes those back when other memory is needed, so
-/// `MemAvailable` of the machine has them as well.
-pub(super) fn without_files(dir: &Path, v2: bool) -> Option<u64> {
+/// Bytes of memory of a cgroup without pages of files and without the kernel's cached objects, such as directory entries.
+/// The kernel takes those back when other memory is needed, so `MemAvailable` of the machine has them as well. v1 does not
+/// report the cached objects.
+pub(super) fn without_caches(dir: &Path, v2: bool) -> Option<u64> {
     let read = |file: &str| fs::read_to_string(dir.join(file)).ok();
     let usage: u64 =
         read(if v2 { "memory.current" } else { "memory.usage_in_bytes" })?.trim().parse().ok()?;
     let stat = read("memory.stat")?;
-    let names =
-        if v2 { ["inactive_file", "active_file"] } else { ["total_inactive_file", "total_active_file"] };
-    let files = names.into_iter().filter_map(|name| value(&stat, name)).fold(0, u64::saturating_add);
-    Some(usage.saturating_sub(files))
+    let names: &[&str] = if v2 {
+        &["inactive_file", "active_file", "slab_reclaimable"]
+    } else {
+        &["total_inactive_file", "total_active_file"]
+    };
+    let caches = names.iter().filter_map(|name| value(&stat, name)).fold(0, u64::saturating_add);
+    Some(usage.saturating_sub(caches))
 }
 
 /// Reads the memory and the processes of a pod. None if its cgroup does not exist.
@@ -169,16 +173,16 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_files_are_memory_that_can_be_taken_back() {
+    fn caches_are_memory_that_can_be_taken_back() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        assert_eq!(without_files(dir.path(), true), None);
+        assert_eq!(without_caches(dir.path(), true), None);
         write("memory.current", "100\n");
-        write("memory.stat", "anon 20\ninactive_file 30\nactive_file 45\n");
-        assert_eq!(without_files(dir.path(), true), Some(25));
+        write("memory.stat", "anon 20\ninactive_file 30\nactive_file 45\nslab_reclaimable 4\nslab 5\n");
+        assert_eq!(without_caches(dir.path(), true), Some(21));
         write("memory.usage_in_bytes", "100\n");
         write("memory.stat", "active_file 1\ntotal_inactive_file 10\ntotal_active_file 5\n");
-        assert_eq!(without_files(dir.path(), false), Some(85));
+        assert_eq!(without_caches(dir.path(), false), Some(85));
     }
 
     #[test]

@@ -29,6 +29,10 @@ pub(crate) fn disk_shortage(
     thresholds: &EvictionThresholds,
     lasts: bool,
 ) -> Option<Shortage> {
+    // Most nodes have no soft thresholds.
+    if thresholds.nodefs_available.is_zero() && thresholds.nodefs_inodes_free.is_zero() {
+        return None;
+    }
     let found = statvfs(state_dir).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     let reclaim = if lasts { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };

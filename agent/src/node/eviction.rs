@@ -170,6 +170,11 @@ impl Threshold {
         }
     }
 
+    /// Whether the resource is never short.
+    pub(crate) fn is_zero(self) -> bool {
+        matches!(self, Self::Amount(0) | Self::BasisPoints(0))
+    }
+
     /// The threshold as an amount of this capacity, rounded up.
     pub(crate) fn of(self, capacity: u64) -> u64 {
         match self {

@@ -8,6 +8,9 @@ use tokio::sync::watch;
 
 use super::{EvictionThresholds, Threshold, facts};
 
+/// An amount falls if the difference of two measurements is larger than the threshold divided by this number.
+const MIN_FALL: u64 = 50;
+
 /// The conditions of pressure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pressure {
@@ -99,8 +102,10 @@ impl MachineLevels {
     /// `most`: the kernel's limits of process IDs and of threads. The smaller one counts, as upstream.
     fn parse(meminfo: &str, loadavg: &str, most: &[String]) -> Self {
         let bytes = |name: &str| facts::kib(meminfo, name).saturating_mul(1024);
-        let available = bytes("MemAvailable");
-        let memory = Level { available, capacity: if available > 0 { bytes("MemTotal") } else { 0 } };
+        // The kernel also reports 0 bytes. Only a missing line is an unknown amount.
+        let is_known = meminfo.lines().any(|line| line.starts_with("MemAvailable:"));
+        let capacity = if is_known { bytes("MemTotal") } else { 0 };
+        let memory = Level { available: bytes("MemAvailable"), capacity };
         // Runnable and existing threads: "1/234".
         let threads =
             loadavg.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
@@ -133,11 +138,13 @@ impl MachineLevels {
         short.or_else(|| self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]))
     }
 
-    /// Whether less than one and a half times a threshold is available.
-    pub(crate) fn is_near(&self, thresholds: &EvictionThresholds) -> bool {
-        let memory = [self.memory, self.memory_of_pods];
-        memory.into_iter().any(|level| level.is_near(thresholds.memory_available))
-            || self.pids.is_near(thresholds.pid_available)
+    /// Whether less than one and a half times a threshold is available, and the amount is falling. `before`: the amounts
+    /// of the last measurement. A small machine may have little memory for a long time, and stays idle then.
+    pub(crate) fn is_near(&self, before: &Self, thresholds: &EvictionThresholds) -> bool {
+        let memory = thresholds.memory_available;
+        self.memory.is_near(before.memory, memory)
+            || self.memory_of_pods.is_near(before.memory_of_pods, memory)
+            || self.pids.is_near(before.pids, thresholds.pid_available)
     }
 
     /// The conditions with these amounts. `disk`: whether the disk is short.
@@ -158,9 +165,11 @@ impl Level {
         threshold.exceeds(self.available, self.capacity)
     }
 
-    fn is_near(self, threshold: Threshold) -> bool {
+    fn is_near(self, before: Self, threshold: Threshold) -> bool {
         let threshold = threshold.of(self.capacity);
-        self.capacity > 0 && self.available < threshold.saturating_add(threshold / 2)
+        // Smaller changes are normal on an idle machine.
+        let is_falling = self.available.saturating_add(threshold / MIN_FALL) < before.available;
+        self.capacity > 0 && is_falling && self.available < threshold.saturating_add(threshold / 2)
     }
 
     fn shortage(
@@ -261,6 +270,19 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_without_any_available_memory_is_short() {
+        let exhausted = MEMINFO.replace("MemAvailable: 90", "MemAvailable: 0");
+        let levels = MachineLevels::parse(&exhausted, LOADAVG, &most());
+        let (resource, threshold) = (MachineResource::Memory, 100 << 10);
+        let expected = MachineShortage { resource, threshold, available: 0 };
+        assert_eq!(levels.shortage(&thresholds(threshold, 0), None), Some(expected));
+        assert!(levels.pressure(&thresholds(threshold, 0), false).memory);
+        let unknown = MEMINFO.replace("MemAvailable: 90 kB\n", "");
+        let levels = MachineLevels::parse(&unknown, LOADAVG, &most());
+        assert_eq!(levels.shortage(&thresholds(threshold, 0), None), None);
+    }
+
+    #[test]
     fn the_limit_of_all_pods_counts_like_the_memory_of_the_machine() {
         let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
         let thresholds = thresholds(50 << 10, 0);
@@ -270,21 +292,34 @@ mod tests {
         let (resource, threshold, available) = (MachineResource::Memory, 50 << 10, 49 << 10);
         let expected = MachineShortage { resource, threshold, available };
         assert_eq!(levels.shortage(&thresholds, None), Some(expected));
-        assert!(levels.pressure(&thresholds, false).memory && levels.is_near(&thresholds));
+        assert!(levels.pressure(&thresholds, false).memory);
+        let before = levels.with_pods(Some([800 << 10, 800 << 10]));
+        assert!(levels.is_near(&before, &thresholds) && !levels.is_near(&levels, &thresholds));
     }
 
     #[test]
     fn amounts_that_cannot_be_read_are_not_short() {
         let unknown = MachineLevels::parse("", "", &[]);
         let all = thresholds(u64::MAX, u64::MAX);
-        assert_eq!((unknown.shortage(&all, None), unknown.is_near(&all)), (None, false));
+        let before = MachineLevels::parse(MEMINFO, LOADAVG, &most());
+        assert_eq!((unknown.shortage(&all, None), unknown.is_near(&before, &all)), (None, false));
     }
 
     #[test]
-    fn a_node_is_near_a_threshold_below_one_and_a_half_times_its_amount() {
+    fn a_node_is_near_a_threshold_below_one_and_a_half_times_its_amount_while_the_amount_falls() {
         let levels = MachineLevels::parse(MEMINFO, LOADAVG, &most());
-        assert!(levels.is_near(&thresholds(61 << 10, 0)) && !levels.is_near(&thresholds(60 << 10, 0)));
-        assert!(levels.is_near(&thresholds(0, 28)) && !levels.is_near(&thresholds(0, 0)));
+        let before = |kib: u64, threads: u64| {
+            let meminfo = MEMINFO.replace("MemAvailable: 90", &format!("MemAvailable: {kib}"));
+            MachineLevels::parse(&meminfo, &LOADAVG.replace("960", &threads.to_string()), &most())
+        };
+        let is_near = |before: MachineLevels, memory: u64, pids: u64| {
+            levels.is_near(&before, &thresholds(memory << 10, pids))
+        };
+        assert!(is_near(before(900, 960), 61, 0) && !is_near(before(900, 960), 60, 0));
+        assert!(is_near(before(90, 900), 0, 28) && !is_near(before(90, 900), 0, 0));
+        assert!(!is_near(before(91, 960), 61, 28), "a change of an idle machine");
+        assert!(!is_near(before(10, 999), 61, 28), "an amount that rises");
+        assert!(!is_near(MachineLevels::default(), 61, 28), "the first measurement");
     }
 
     #[test]

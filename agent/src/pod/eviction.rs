@@ -1,15 +1,14 @@
-//! Eviction of pods: pods that exceed limits on their disk usage, and pods of a node that is short of disk space, memory or
-//! process IDs.
+//! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
+//! space, memory or process IDs.
 //!
-//! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
-//! repeated only after fifty times its duration. Without such pods nothing is measured; the node's resources are checked
-//! at each renewal of the lease, whose timer runs anyway. Without renewals, as while the API server does not answer, a
-//! timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process IDs are nearly short, and one
-//! starts when tasks wait for memory.
+//! The node's resources are checked at each renewal of the lease, whose timer runs anyway. Without renewals, as while the
+//! API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
+//! IDs fall towards their thresholds, and one starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
 //! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
 
+mod limits;
 mod machine;
 mod measured;
 mod plan;
@@ -30,6 +29,7 @@ use crate::event_recorder::Level;
 use crate::node::{
     EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage,
 };
+pub(crate) use limits::LimitEviction;
 use machine::Urgency;
 pub use measured::DiskUsages;
 pub(crate) use plan::{is_critical, is_limited};
@@ -38,7 +38,7 @@ use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Interval of the rounds if the node's lease is not renewed. It is longer than the interval of renewals.
+/// Interval of the rounds if the node's lease is not renewed. It is longer than the default interval of renewals.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
 /// Maximum time after the grace period of an evicted pod to wait for its end before the next one is evicted, as the
 /// kubelet's.
@@ -69,15 +69,11 @@ pub(crate) struct Evicted {
     pub(crate) grace: u32,
 }
 
-/// The task that measures and evicts.
+/// The task that checks the resources of the node and evicts pods if one of them is short.
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
     /// Changes with each renewal of the node's lease.
     pulse: watch::Receiver<()>,
-    /// The number of pods with limits.
-    limited: watch::Receiver<usize>,
-    /// When the next measurement of a pod is due, by uid.
-    due: HashMap<String, Instant>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
     /// When the next round for a lack of disk space is due.
@@ -88,13 +84,19 @@ pub(crate) struct Eviction {
     machine: Crossed<MachineResource>,
     /// Thresholds of the disk.
     disk: Crossed<Resource>,
-    /// Whether little more than a threshold of memory or process IDs was available in the round before.
+    /// The amounts of the round before.
+    levels: MachineLevels,
+    /// Whether little more than a threshold of memory or process IDs was available in the round before, and less than in
+    /// an earlier round.
     is_near: bool,
     /// The uids of pods that were evicted because the node was short of a resource.
     evicted: HashSet<String>,
     /// The pod that was evicted last, until its cgroup is gone, and the end of the wait for that.
     ending: Option<(String, Instant)>,
-    unrelieved: UnrelievedPressure,
+    /// That of memory and process IDs.
+    unrelieved_machine: UnrelievedPressure,
+    /// That of the disk.
+    unrelieved_disk: UnrelievedPressure,
 }
 
 /// The resource that evictions could not free in the last round. It is stored so that the log has it once.
@@ -121,6 +123,10 @@ impl Evictions {
         let _ = self.woken.send(uid.to_owned());
     }
 
+    fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// Removes evictions of pods that are not on this node any more.
     fn retain(&self, keep: impl Fn(&str) -> bool) {
         self.lock().retain(|uid, _| keep(uid));
@@ -135,78 +141,79 @@ impl Evictions {
 
 impl Eviction {
     pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
-        let limited = node.pods.limited();
         Self {
             node,
             pulse,
-            limited,
-            due: HashMap::new(),
             was_short: false,
             disk_due: Instant::now(),
             machine_short: None,
             machine: Crossed::none(),
             disk: Crossed::none(),
+            levels: MachineLevels::default(),
             is_near: false,
             evicted: HashSet::new(),
             ending: None,
-            unrelieved: UnrelievedPressure::default(),
+            unrelieved_machine: UnrelievedPressure::default(),
+            unrelieved_disk: UnrelievedPressure::default(),
         }
     }
 
     /// Measures and evicts until it is dropped.
     pub(crate) async fn run(mut self) {
-        let mut stalls = MemoryStalls::open();
+        let thresholds = self.node.config.eviction;
+        let memory = [thresholds.memory_available, thresholds.soft.memory_available.threshold];
+        let is_watched = memory.into_iter().any(|threshold| !threshold.is_zero());
+        let mut stalls = if is_watched { MemoryStalls::open() } else { MemoryStalls::none() };
         loop {
-            let measures = *self.limited.borrow_and_update() > 0 || self.was_short;
             let urgency = self.urgency();
-            let interval = urgency.interval(measures.then_some(INTERVAL));
+            let interval = urgency.interval(self.was_short.then_some(INTERVAL));
             tokio::select! {
                 // All only wait: dropping them loses nothing.
                 () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
                 () = stalls.next(), if urgency.follows_stalls() => {}
-                changed = self.limited.changed(), if interval.is_none() => if changed.is_err() { return },
                 changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
             }
             self.round().await;
         }
     }
 
-    async fn round(&mut self) {
-        let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| is_running(pod)).collect();
-        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
-        let has = |uid: &str| uids.contains(uid);
-        self.due.retain(|uid, _| has(uid));
-        self.node.evictions.retain(has);
-        self.evicted.retain(|uid| has(uid));
-        if *self.limited.borrow() > 0 {
-            for pod in pods.iter().filter(|pod| is_limited(pod)) {
-                self.check_limits(pod).await;
-            }
-        }
-        self.check_node(&pods).await;
-    }
-
     /// Measures the resources of the node, and evicts a pod if one of them is short.
-    async fn check_node(&mut self, pods: &[Arc<Pod>]) {
+    async fn round(&mut self) {
         let now = Instant::now();
         let (machine, disk) = self.find_shortages(now);
-        if machine.is_none() && disk.is_none() {
-            self.unrelieved = UnrelievedPressure::default();
-        }
         self.forget_ended(now);
+        let is_short = machine.is_some() || disk.is_some();
+        let has_evictions = !self.evicted.is_empty() || !self.node.evictions.is_empty();
+        // The cost of a round on an idle node does not grow with the number of pods.
+        let pods = if is_short || has_evictions { self.pods() } else { Vec::new() };
         match machine {
-            Some(due) => self.relieve_machine(pods, due).await,
-            None => self.machine_short = None,
+            Some(due) => self.relieve_machine(&pods, due).await,
+            None => {
+                self.machine_short = None;
+                self.unrelieved_machine = UnrelievedPressure::default();
+            }
         }
         match disk {
             // Rounds for memory may be more frequent.
             Some(due) if now >= self.disk_due => {
                 self.disk_due = now + INTERVAL;
-                self.relieve(pods, due).await;
+                self.relieve(&pods, due).await;
             }
             Some(_) => {}
-            None => self.was_short = false,
+            None => {
+                self.was_short = false;
+                self.unrelieved_disk = UnrelievedPressure::default();
+            }
         }
+    }
+
+    /// The pods that may use resources, also those that end within a long grace period. Removes the evictions of others.
+    fn pods(&mut self) -> Vec<Arc<Pod>> {
+        let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| !has_ended(pod)).collect();
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        self.node.evictions.retain(|uid| uids.contains(uid));
+        self.evicted.retain(|uid| uids.contains(uid.as_str()));
+        pods
     }
 
     /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its disk.
@@ -227,7 +234,8 @@ impl Eviction {
             pressure.add(shortage.resource);
         }
         self.node.pressure.observe(pressure, now);
-        self.is_near = levels.is_near(&hard);
+        self.is_near = levels.is_near(&self.levels, &hard);
+        self.levels = levels;
         let [resource, soft_resource] = of_machine.map(|found| found.map(|shortage| shortage.resource));
         let grace = soft_resource.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
         let kind = self.machine.update(resource, grace, now);
@@ -242,7 +250,7 @@ impl Eviction {
         Urgency {
             is_short: self.machine_short.is_some() || self.ending.is_some(),
             is_near: self.is_near,
-            is_unrelieved: self.unrelieved.0.is_some(),
+            is_unrelieved: self.unrelieved_machine.0.is_some(),
         }
     }
 
@@ -251,24 +259,6 @@ impl Eviction {
         let Some((uid, limit)) = &self.ending else { return };
         if now >= *limit || !self.node.cgroups.pods().contains(uid) {
             self.ending = None;
-        }
-    }
-
-    /// Evicts a pod whose disk usage exceeds one of its own limits.
-    async fn check_limits(&mut self, pod: &Arc<Pod>) {
-        let Some(uid) = pod.metadata.uid.as_deref() else { return };
-        let begun = Instant::now();
-        if self.due.get(uid).is_some_and(|due| begun < *due) {
-            return;
-        }
-        let used = usage::of(&self.node, pod).await;
-        let next = begun + (begun.elapsed() * MIN_INTERVAL_FACTOR).max(INTERVAL);
-        self.due.insert(uid.to_owned(), next);
-        if let Some((message, signal)) = plan::exceeded(pod, &used) {
-            tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
-            self.node
-                .evictions
-                .request(uid, Evicted { message, signal, by_pressure: false, grace: MIN_GRACE });
         }
     }
 
@@ -286,13 +276,16 @@ impl Eviction {
             return;
         }
         let mut measured = Vec::with_capacity(pods.len());
+        // One list for all pods: the runtime searches all containers for each list.
+        let mut layers = usage::layers(&self.node, None).await;
         for pod in self.candidates(pods) {
-            let used = usage::of(&self.node, &pod).await;
+            let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
+            let used = usage::with_layers(&self.node, &pod, own).await;
             measured.push((pod, used));
         }
         let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);
-            if self.unrelieved.is_new(resource) {
+            if self.unrelieved_disk.is_new(resource) {
                 tracing::warn!(resource, "the node is low on disk space, and no pod can be evicted");
             }
             return;
@@ -317,7 +310,7 @@ impl Eviction {
         let candidates = self.candidates(pods);
         let measured = usage::of_machine(&self.node, &candidates).await;
         let Some((pod, _)) = machine::first(&measured, shortage.resource) else {
-            if self.unrelieved.is_new(resource) {
+            if self.unrelieved_machine.is_new(resource) {
                 tracing::warn!(resource, "the node is low on a resource, and no pod can be evicted");
             }
             return;
@@ -341,7 +334,8 @@ impl Eviction {
 
     /// Requests the eviction of a pod because the node is short of a resource.
     fn evict(&mut self, pod: &Pod, evicted: Evicted) {
-        self.unrelieved = UnrelievedPressure::default();
+        self.unrelieved_machine = UnrelievedPressure::default();
+        self.unrelieved_disk = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let (signal, message) = (evicted.signal, &evicted.message);
         tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
@@ -359,11 +353,6 @@ impl UnrelievedPressure {
     fn is_new(&mut self, resource: &'static str) -> bool {
         self.0.replace(resource) != Some(resource)
     }
-}
-
-/// Whether a pod may use resources and is not ending already.
-fn is_running(pod: &Pod) -> bool {
-    !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 #[cfg(test)]
@@ -389,8 +378,10 @@ mod tests {
         evictions.request("u", evicted.clone());
         assert_eq!(woken.recv().await.as_deref(), Some("u"));
         assert_eq!(evictions.take("other"), None);
+        assert!(!evictions.is_empty());
         assert_eq!(evictions.take("u"), Some(evicted.clone()));
         assert_eq!(evictions.take("u"), None);
+        assert!(evictions.is_empty());
         evictions.request("gone", evicted);
         evictions.retain(|uid| uid == "u");
         assert_eq!(evictions.take("gone"), None);

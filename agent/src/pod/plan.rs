@@ -11,8 +11,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::restart::{Exits, restarts_after};
 use super::state::{
-    ContainerRun, DesiredPod, EVICTED, ObservedContainer, ObservedPod, SANDBOX, Shape, VOLUMES, Verdict,
-    Waiting, WorkerState, is_sidecar,
+    ContainerRun, DesiredPod, ObservedContainer, ObservedPod, SANDBOX, Shape, VOLUMES, Verdict, Waiting,
+    WorkerState, is_sidecar,
 };
 
 /// Time for which a failed start is reported with its own reason, before the back-off's.
@@ -101,17 +101,15 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     };
     let shape = Shape::of(spec);
     if let Some(grace) = facts.desired.ending() {
+        // A pod with a long grace period may be evicted while it ends.
+        let grace = facts.state.evicted_grace().map_or(grace, |evicted| evicted.min(grace));
         end(facts, grace, &mut plan);
         return plan;
     }
     if ended(pod, &shape, facts) {
         if facts.observed.alive() {
-            let evicted = facts.state.verdict.as_ref().is_some_and(|verdict| verdict.reason == EVICTED);
-            let grace = if evicted {
-                i64::from(facts.state.eviction_grace)
-            } else {
-                grace_of(spec.termination_grace_period_seconds)
-            };
+            let own = || grace_of(spec.termination_grace_period_seconds);
+            let grace = facts.state.evicted_grace().unwrap_or_else(own);
             plan.actions.push(Action::StopPod { grace });
         } else if !facts.state.released {
             plan.actions.push(Action::Release);

@@ -275,6 +275,12 @@ impl WorkerState {
         }
     }
 
+    /// Grace period in seconds if the pod is evicted.
+    pub(crate) fn evicted_grace(&self) -> Option<i64> {
+        let is_evicted = self.verdict.as_ref().is_some_and(|verdict| verdict.reason == EVICTED);
+        is_evicted.then(|| i64::from(self.eviction_grace))
+    }
+
     /// Whether containers are stopped so that they start again or must not continue.
     pub(crate) fn has_stops(&self) -> bool {
         !self.kill_requests.is_empty() || !self.redefined.is_empty() || !self.resize.restarts.is_empty()

@@ -135,7 +135,7 @@ pub(crate) async fn run(start: WorkerStart) {
             // On the heap: each pod has a worker, which waits for most of its life.
             let plan = Box::pin(worker.observe_and_plan(&desired, job.is_some())).await;
             match &mut job {
-                Some(job) => job.shorten_grace(desired.ending()),
+                Some(job) => job.shorten_grace(eviction::ending(&desired, &worker.state)),
                 None => job = worker.sync(&desired, &plan, begun),
             }
             [plan.wake, worker.not_before].into_iter().flatten().min()
@@ -371,7 +371,7 @@ impl Worker {
             interrupt: interrupt.clone(),
         };
         let future = Box::pin(job.run(plan.actions.clone()));
-        Some(RunningJob { future, interrupt, sync, grace: desired.ending() })
+        Some(RunningJob { future, interrupt, sync, grace: eviction::ending(desired, &self.state) })
     }
 
     /// Marks the whole pod as failed (`activeDeadlineSeconds` is over); the next pass stops it.

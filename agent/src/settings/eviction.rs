@@ -133,6 +133,19 @@ mod tests {
     }
 
     #[test]
+    fn a_single_threshold_of_zero_is_a_node_that_is_never_short() {
+        let thresholds = of("nodefs.available=0%", None).unwrap();
+        let all = [
+            thresholds.memory_available,
+            thresholds.nodefs_available,
+            thresholds.nodefs_inodes_free,
+            thresholds.pid_available,
+        ];
+        let zero = [Threshold::Amount(0), Threshold::percent(0)];
+        assert!(all.into_iter().all(|threshold| zero.contains(&threshold)), "{thresholds:?}");
+    }
+
+    #[test]
     fn soft_thresholds_have_a_grace_period() {
         let parse = |text: &str| Option::<Thresholds>::parse(&[text.to_owned()]).unwrap();
         let graces = |signal: &str, grace: &str| BTreeMap::from([(signal.to_owned(), grace.to_owned())]);

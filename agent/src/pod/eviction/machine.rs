@@ -15,7 +15,7 @@ use crate::node::{MachineResource, MachineShortage, SoftThresholds};
 
 /// Interval of the rounds while memory or process IDs are short.
 const SHORT: Duration = Duration::from_secs(1);
-/// Interval of the rounds while little more than a threshold is available.
+/// Interval of the rounds while little more than a threshold is available, and the amount is falling.
 const NEAR: Duration = Duration::from_secs(2);
 
 /// What the last round has found.
@@ -23,7 +23,7 @@ const NEAR: Duration = Duration::from_secs(2);
 pub(super) struct Urgency {
     /// Memory or process IDs are short, or an evicted pod is ending.
     pub(super) is_short: bool,
-    /// Little more than a threshold of memory or process IDs is available.
+    /// Little more than a threshold of memory or process IDs is available, and the amount is falling.
     pub(super) is_near: bool,
     /// No pod can be evicted.
     pub(super) is_unrelieved: bool,

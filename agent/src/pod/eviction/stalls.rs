@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The notifications.
 pub(super) struct MemoryStalls {
-    /// None: the kernel has no notifications.
+    /// None: the kernel has no notifications, or the node needs none.
     descriptor: Option<AsyncFd<OwnedFd>>,
     /// No notification is delivered before this time.
     not_before: Instant,
@@ -39,6 +39,11 @@ impl MemoryStalls {
             tracing::info!(%error, file = FILE, "the kernel does not notify of stalls for lack of memory");
         }
         Self { descriptor: descriptor.ok(), not_before: Instant::now() }
+    }
+
+    /// No notifications, for a node whose memory is never short.
+    pub(super) fn none() -> Self {
+        Self { descriptor: None, not_before: Instant::now() }
     }
 
     /// Waits for the next notification. Cancel-safe: a notification is taken when the function returns.
@@ -87,13 +92,16 @@ mod tests {
         let descriptor = Some(registered(receiver.into()).unwrap());
         let mut stalls = MemoryStalls { descriptor, not_before: Instant::now() };
         send(sender.as_raw_fd(), b"x", MsgFlags::MSG_OOB).unwrap();
+        let begin = Instant::now();
         stalls.next().await;
-        assert!(stalls.next().now_or_never().is_none());
+        assert!(stalls.not_before >= begin + PAUSE, "the next one is delivered after a pause");
+        let descriptor = stalls.descriptor.as_ref().unwrap();
+        assert!(descriptor.ready(Interest::PRIORITY).now_or_never().is_none(), "it was taken");
     }
 
     #[tokio::test]
     async fn without_notifications_there_is_none() {
-        let mut stalls = MemoryStalls { descriptor: None, not_before: Instant::now() };
+        let mut stalls = MemoryStalls::none();
         assert!(stalls.next().now_or_never().is_none());
     }
 }

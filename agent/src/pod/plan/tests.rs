@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::pod::state::fixture::{self, at, exited, running};
-use crate::pod::state::{KillRequest, ObservedSandbox, RESIZE};
+use crate::pod::state::{EVICTED, KillRequest, ObservedSandbox, RESIZE};
 
 fn pod(spec: serde_json::Value) -> DesiredPod {
     let pod: Pod = serde_json::from_value(
@@ -229,6 +229,8 @@ fn an_evicted_pod_is_stopped_without_its_grace_period() {
     assert_eq!(decide(&desired, &observed, &state, 10).actions, [Action::StopPod { grace: 1 }]);
     let state = WorkerState { eviction_grace: 20, ..state };
     assert_eq!(decide(&desired, &observed, &state, 10).actions, [Action::StopPod { grace: 20 }]);
+    assert_eq!(decide(&deleted(600), &observed, &state, 10).actions, [Action::StopPod { grace: 20 }]);
+    assert_eq!(decide(&deleted(5), &observed, &state, 10).actions, [Action::StopPod { grace: 5 }]);
 }
 
 #[test]

@@ -21,7 +21,15 @@ impl Worker {
         self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, stored.message.clone());
         self.state.eviction_grace = evicted.grace;
         apply(&mut self.state, stored);
+        // The back-off of an earlier failure must not delay the end of the pod: the node would evict another one.
+        self.not_before = None;
     }
+}
+
+/// The grace period in seconds if the pod must end: the shorter one of its deletion and its eviction. A job that has a
+/// longer one, or none, is interrupted.
+pub(super) fn ending(desired: &DesiredPod, state: &WorkerState) -> Option<i64> {
+    desired.ending().into_iter().chain(state.evicted_grace()).min()
 }
 
 /// Restores the verdict of a pod that an earlier agent has evicted. It then ends within one second.
@@ -34,4 +42,30 @@ pub(super) fn restore(state: &mut WorkerState, node: &NodeContext, uid: &str) {
 fn apply(state: &mut WorkerState, stored: StoredEviction) {
     state.disrupted = stored.by_pressure;
     state.verdict = Some(Verdict { reason: EVICTED.to_owned(), message: stored.message });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_job_has_the_shorter_grace_period_of_a_deletion_and_an_eviction() {
+        let pod = |metadata: serde_json::Value| {
+            DesiredPod::Run(Arc::new(serde_json::from_value(json!({"metadata": metadata})).unwrap()))
+        };
+        let running = pod(json!({}));
+        let deleted =
+            pod(json!({"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 20}));
+        let mut state = WorkerState::default();
+        assert_eq!([ending(&running, &state), ending(&deleted, &state)], [None, Some(20)]);
+        state.eviction_grace = 5;
+        apply(&mut state, StoredEviction { message: "low".to_owned(), by_pressure: true });
+        assert_eq!([ending(&running, &state), ending(&deleted, &state)], [Some(5), Some(5)]);
+        state.eviction_grace = 30;
+        assert_eq!(ending(&deleted, &state), Some(20));
+    }
 }

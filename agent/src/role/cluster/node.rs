@@ -162,12 +162,13 @@ impl Node<'_> {
         put("nri-socket", json!(""));
         put("nri-plugin-dir", json!(""));
         put("resolv-conf", json!(resolver(&RESOLVERS.map(|path| (path, read(path))))));
-        // No eviction by disk: the disk belongs to this machine.
-        put("disk-free-percent", json!(0));
         put("image-gc-high-threshold", json!(100));
         if let Some(dir) = &of_cluster.registry_config_dir {
             put("registry-config-dir", json!(dir));
         }
+        // The node is never short of resources: its memory, disk and process IDs are those of this machine, which has other
+        // nodes, and all of them would evict pods at the same time.
+        text.push_str("eviction-hard = { \"nodefs.available\" = \"0%\" }\n");
         text.push_str("\n[control-plane]\n");
         let mut put = |key: &str, value: Value| {
             let _ = writeln!(text, "{key} = {value}");
@@ -301,6 +302,10 @@ mod tests {
         node.write_config().expect("written");
         let text = fs::read_to_string(node.config_file()).expect("text");
         assert!(text.starts_with("state-dir = ") && is_complete(&text), "{text}");
+        assert!(
+            text.contains("\neviction-hard = { \"nodefs.available\" = \"0%\" }\n\n[control-plane]"),
+            "{text}"
+        );
         assert!(!is_complete(&text[..text.len() / 2]) && !is_complete(""));
     }
 

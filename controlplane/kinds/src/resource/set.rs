@@ -19,11 +19,11 @@ pub struct Resources {
     /// By group, version and kind.
     kinds: Index,
     /// The stored versions, by group and plural.
-    stored: HashMap<Box<str>, HashMap<Box<str>, Arc<Resource>>>,
+    stored: ByGroupAndPlural<Arc<Resource>>,
     /// By group and version; the core group first, versions in the order of preference.
     versions: Vec<Arc<GroupVersion>>,
     /// The versions in this set of each resource, by group and plural of its stored version, in the order of `versions`.
-    served: HashMap<Box<str>, HashMap<Box<str>, Vec<Arc<Resource>>>>,
+    served: ByGroupAndPlural<Vec<Arc<Resource>>>,
 }
 
 /// The resources of one group version.

@@ -1,0 +1,120 @@
+//! Eviction of pods that exceed limits on their disk usage.
+//!
+//! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
+//! repeated only after fifty times its duration. Without such pods nothing is measured. This is a task of its own: a pod
+//! with many files would delay evictions for a lack of memory.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+
+use super::plan::{self, is_limited};
+use super::{Evicted, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, usage};
+use crate::pod::NodeContext;
+use crate::pod::state::has_ended;
+
+/// The task that measures the pods with limits and evicts those that exceed them.
+pub(crate) struct LimitEviction {
+    node: Arc<NodeContext>,
+    /// The number of pods with limits.
+    limited: watch::Receiver<usize>,
+    due: DueTimes,
+}
+
+/// When the next measurement of a pod is due, by uid.
+#[derive(Debug, Default)]
+struct DueTimes(HashMap<String, Instant>);
+
+// === impl LimitEviction ===
+
+impl LimitEviction {
+    pub(crate) fn new(node: Arc<NodeContext>) -> Self {
+        let limited = node.pods.limited();
+        Self { node, limited, due: DueTimes::default() }
+    }
+
+    /// Measures and evicts until it is dropped.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let measures = *self.limited.borrow_and_update() > 0;
+            tokio::select! {
+                // Both only wait: dropping them loses nothing.
+                () = tokio::time::sleep(INTERVAL), if measures => {}
+                changed = self.limited.changed(), if !measures => if changed.is_err() { return },
+            }
+            self.round().await;
+        }
+    }
+
+    async fn round(&mut self) {
+        let pods = self.node.pods.all().into_iter().filter(|pod| is_running(pod) && is_limited(pod));
+        let pods: Vec<Arc<Pod>> = pods.collect();
+        self.due.keep(&pods);
+        for pod in &pods {
+            self.check(pod).await;
+        }
+    }
+
+    /// Evicts a pod whose disk usage exceeds one of its own limits.
+    async fn check(&mut self, pod: &Arc<Pod>) {
+        let Some(uid) = pod.metadata.uid.as_deref() else { return };
+        let begun = Instant::now();
+        if !self.due.is_due(uid, begun) {
+            return;
+        }
+        let used = usage::of(&self.node, pod).await;
+        self.due.add(uid, begun, begun.elapsed());
+        if let Some((message, signal)) = plan::exceeded(pod, &used) {
+            tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
+            self.node
+                .evictions
+                .request(uid, Evicted { message, signal, by_pressure: false, grace: MIN_GRACE });
+        }
+    }
+}
+
+// === impl DueTimes ===
+
+impl DueTimes {
+    fn is_due(&self, uid: &str, now: Instant) -> bool {
+        self.0.get(uid).is_none_or(|due| now >= *due)
+    }
+
+    /// Adds a measurement with its start and its duration. After a slow measurement the next one is due later.
+    fn add(&mut self, uid: &str, begun: Instant, took: Duration) {
+        self.0.insert(uid.to_owned(), begun + (took * MIN_INTERVAL_FACTOR).max(INTERVAL));
+    }
+
+    /// Removes all other pods.
+    fn keep(&mut self, pods: &[Arc<Pod>]) {
+        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        self.0.retain(|uid, _| uids.contains(uid.as_str()));
+    }
+}
+
+/// Whether a pod may use resources and is not ending already.
+fn is_running(pod: &Pod) -> bool {
+    !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_measurement_is_repeated_after_fifty_times_its_duration() {
+        let (mut due, begun) = (DueTimes::default(), Instant::now());
+        assert!(due.is_due("u", begun));
+        due.add("u", begun, Duration::from_millis(1));
+        assert!(!due.is_due("u", begun + INTERVAL / 2) && due.is_due("u", begun + INTERVAL));
+        due.add("u", begun, INTERVAL);
+        assert!(!due.is_due("u", begun + INTERVAL * 49) && due.is_due("u", begun + INTERVAL * 50));
+        let mut other = Pod::default();
+        other.metadata.uid = Some("v".to_owned());
+        due.keep(&[Arc::new(other), Arc::default()]);
+        assert!(due.is_due("u", begun), "a pod that is not on the node any more");
+    }
+}
