@@ -381,7 +381,7 @@ fn start(policy: &NetworkPolicy) -> (Model, Enforcer) {
 }
 
 #[test]
-fn the_next_agent_completes_what_a_killed_one_began() {
+fn the_next_agent_completes_the_changes_of_a_killed_one() {
     if std::env::var_os(AGENT).is_some() {
         return restrict_web();
     }
@@ -399,7 +399,7 @@ fn the_next_agent_completes_what_a_killed_one_began() {
             start(&unrelated());
             let kept = Connection::open(&friend, &web, 0);
             let forbidden = Connection::open(&other, &web, 0);
-            run_until_killed("the_next_agent_completes_what_a_killed_one_began", point);
+            run_until_killed("the_next_agent_completes_the_changes_of_a_killed_one", point);
             assert_eq!(other.reaches(&web, 7000), [!is_restricted; 2], "a new connection after {point}");
             assert_eq!(friend.reaches(&web, 7000), [true, true], "{point}");
             start(&for_friends());
