@@ -275,7 +275,7 @@ impl Cgroups {
         &self,
         call: impl FnOnce(&Tree) -> Result<(), CgroupError> + Send + 'static,
     ) -> Result<(), CgroupError> {
-        if !self.shared.tree.is_systemds() {
+        if !self.shared.tree.uses_systemd() {
             return call(&self.shared.tree);
         }
         self.run_apart(call).await

@@ -2,8 +2,8 @@
 //! flushed or changed by another program can be rebuilt at any time.
 //!
 //! Several processes may share a directory (plugin executables). A lock admits one at a time. Each process reads the
-//! files of the others, and detects whether one was killed between its claim and the table. A single process (the
-//! node) keeps all claims in memory.
+//! files of the others, and detects whether another process was killed after it wrote a claim and before it updated the
+//! table. A single process (the node) keeps all claims in memory.
 
 mod claim;
 mod index;
@@ -65,7 +65,7 @@ impl State {
         self.is_known && !self.claims.ledger.is_changed()
     }
 
-    /// Host ports without connections that differ from `redirected`.
+    /// Host ports of connectionless protocols whose mapping was added or removed since `redirected` was recorded.
     fn redirected_port_changes(&self) -> Vec<Mapping> {
         if !self.is_known {
             let wanted = self.claims.ledger.full_plan().connectionless();
@@ -98,7 +98,7 @@ impl Firewall {
         Ok(Self { table: table.to_owned(), dir, shared, served: Vec::new(), state })
     }
 
-    /// Sets addresses that the node serves itself. Host ports do not take them.
+    /// Sets the addresses that the node serves itself. Host ports do not apply to them.
     pub(crate) fn serving(mut self, served: &[IpAddr]) -> Self {
         self.served = served.to_vec();
         self
@@ -143,11 +143,11 @@ impl Firewall {
             if state.claims.get(&key) == Some(&claim) {
                 continue;
             }
-            let can_be = state.claims.check_ports(&key, &claim).and_then(|()| self.write(&key, &claim));
-            if can_be.is_ok() {
+            let recorded = state.claims.check_ports(&key, &claim).and_then(|()| self.write(&key, &claim));
+            if recorded.is_ok() {
                 state.claims.put(key, claim);
             }
-            first = first.and(can_be);
+            first = first.and(recorded);
         }
         first.and(self.apply(&mut state))
     }
@@ -276,7 +276,7 @@ impl Firewall {
         let claims = std::mem::take(&mut state.claims);
         state.is_known = true;
         let ended: Vec<Mapping> = state.redirected.iter().cloned().collect();
-        self.redirect(&mut state, &ended);
+        self.delete_former_entries(&mut state, &ended);
         state.gone.extend(claims.all().map(|(key, _)| key.clone()));
         self.remove_files(&mut state)
     }
@@ -358,7 +358,7 @@ impl Firewall {
         for interface in state.claims.ledger.opened() {
             sysctl::route_localnet(interface, true)?;
         }
-        self.redirect(state, &ports);
+        self.delete_former_entries(state, &ports);
         Ok(())
     }
 
@@ -392,7 +392,7 @@ impl Firewall {
     }
 
     /// Removes conntrack entries of datagrams to changed ports. If that fails, the entries expire by themselves.
-    fn redirect(&self, state: &mut State, changed: &[Mapping]) {
+    fn delete_former_entries(&self, state: &mut State, changed: &[Mapping]) {
         for mapping in changed {
             if !state.redirected.remove(mapping) {
                 state.redirected.insert(mapping.clone());
@@ -401,11 +401,11 @@ impl Firewall {
         if changed.is_empty() {
             return;
         }
-        let forgotten = state.channel().and_then(|channel| {
+        let deleted = state.channel().and_then(|channel| {
             let wrong = |source| Error::Socket { action: "remove conntrack entries of host ports", source };
             conntrack::delete_entries(channel, changed).map_err(wrong)
         });
-        if let Err(error) = forgotten {
+        if let Err(error) = deleted {
             warn!(
                 error = error.chain(),
                 "cannot remove conntrack entries, datagrams may be forwarded to former targets of host ports"

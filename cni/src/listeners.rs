@@ -43,7 +43,7 @@ pub struct Listener {
 // === impl Listener ===
 
 impl Listener {
-    /// Whether packets to this address may reach the socket. `None`: to any address.
+    /// Whether packets to this address may reach the socket. `None` means any address.
     #[must_use]
     pub fn takes(&self, address: Option<IpAddr>) -> bool {
         let Some(address) = address else { return true };

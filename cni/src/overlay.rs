@@ -10,7 +10,7 @@
 //! peer costs a few messages, independent of the number of peers, and an idle node costs nothing.
 //!
 //! The layout on the wire and in the kernel is flannel's. Each peer has a forwarding entry (its hardware address → its
-//! node) and a neighbour entry. It also has a route (its range → by the range's first address → by the device).
+//! node) and a neighbour entry. It also has a route (its range → through the range's first address → on the device).
 
 mod address;
 mod change_text;
@@ -78,7 +78,7 @@ pub struct OverlayConfig {
     pub mtu: Option<u32>,
     /// The UDP port of [`Backend::Udp`].
     pub udp_port: u16,
-    /// Number of its routes (`rtm_protocol`). The overlay removes any other route with this number.
+    /// Protocol number of the overlay's routes (`rtm_protocol`). The overlay removes any other route with this number.
     pub route_protocol: u8,
 }
 
@@ -142,9 +142,9 @@ pub struct Applied {
     pub moved: bool,
 }
 
-/// The overlay of one network namespace. Blocks only as long as the kernel works.
+/// The overlay of one network namespace. Calls block only while the kernel executes them.
 pub struct Overlay {
-    /// The backend is one that the kernel supports.
+    /// The configuration. Its backend is replaced if the kernel does not support it.
     config: OverlayConfig,
     kernel: Kernel,
     monitor: Monitor,
@@ -287,10 +287,10 @@ impl Overlay {
         let mut changes = if std::mem::take(&mut self.known) && self.plan.addresses() == local.addresses {
             self.plan.follow(local, peers, narrow)
         } else {
-            let (seen, uplinks) = self.observe(local, !peers.is_empty())?;
+            let (observed, uplinks) = self.observe(local, !peers.is_empty())?;
             let node = Node { config: self.config.clone(), local: local.clone(), uplinks };
             self.plan = Plan::new(node, peers, narrow);
-            plan::difference(self.plan.tables(), &seen)
+            plan::difference(self.plan.tables(), &observed)
         };
         let mut applied = Applied { mtu: self.plan.mtu(), ..Applied::default() };
         // The kernel may have removed entries of a changed device, so the tables are read once more.
@@ -378,8 +378,8 @@ impl Overlay {
     pub fn remove(&mut self) -> Result<(), OverlayError> {
         self.known = false;
         self.tunnel = None;
-        let seen = self.kernel.observe()?;
-        self.kernel.run(&plan::difference(&Tables::default(), &seen))
+        let observed = self.kernel.observe()?;
+        self.kernel.run(&plan::difference(&Tables::default(), &observed))
     }
 
     fn observe(&mut self, local: &Local, needed: bool) -> Result<(Tables, Vec<Uplink>), OverlayError> {
@@ -391,12 +391,12 @@ impl Overlay {
             let addresses: Vec<String> = local.addresses.iter().map(IpAddr::to_string).collect();
             return Err(OverlayError::NoUplink { addresses: addresses.join(", ") });
         }
-        let mut seen = self.kernel.observe()?;
+        let mut observed = self.kernel.observe()?;
         if self.tunnel.is_none() {
             // Another process may hold the device: opening it reports that.
-            seen.devices.remove(&Port::Tun);
+            observed.devices.remove(&Port::Tun);
         }
-        Ok((seen, uplinks))
+        Ok((observed, uplinks))
     }
 
     fn make(&mut self, changes: &[Change]) -> Result<(), OverlayError> {

@@ -1,5 +1,5 @@
 //! Conditions of portmap (`conditionsV4`, `conditionsV6`) in the syntax of iptables or nft. They compare source,
-//! destination and incoming interface of packets; any other word is refused by name.
+//! destination and incoming interface of packets; any other word is refused, and the error names it.
 
 use std::iter::Peekable;
 
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_read_in_either_language() {
+    fn conditions_are_read_in_the_syntax_of_iptables_and_of_nft() {
         let net = || "192.0.2.0/24".parse().unwrap();
         let expected = [
             Condition { subject: Subject::To(net()), negated: true },

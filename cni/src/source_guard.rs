@@ -1,11 +1,11 @@
 //! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
 //! neighbour discovery. The rate of broadcast and multicast frames is limited, because the bridge copies them to all
-//! ports. These are requests of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast
-//! of applications.
+//! ports. Such frames are requests of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and
+//! multicast of applications.
 //!
-//! One table of the family `bridge`, because the frames must be filtered at the port, before the bridge forwards them.
-//! A frame of IPv4 costs one look-up in a hash set, other frames two, and broadcast and multicast frames one more. The
-//! content is derived from the attachments.
+//! The rules are in a table of the family `bridge`, because frames must be filtered at the port, before the bridge
+//! forwards them. A frame of IPv4 costs one look-up in a hash set, other frames two, and broadcast and multicast frames
+//! one more. The content is derived from the attachments.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,17 +31,17 @@ const GROUP_RATE: u64 = 500;
 const GROUP_BURST: u32 = 2000;
 /// Maximum number of ports whose rate is measured at a time. Further ports have no limit.
 const MEASURED_MAX: u32 = 4096;
-/// Time without a broadcast or multicast frame after which a port's measurement is dropped. It is longer than a burst
-/// lasts.
+/// Time without a broadcast or multicast frame after which a port's measurement is dropped. It is longer than the time
+/// in which a spent burst is restored (4 s).
 const MEASURED: Duration = Duration::from_secs(60);
 /// Types of the nft tool: interface name and Ethernet address.
 const IFNAME: u32 = 41;
 const ETHER_ADDR: u32 = 9;
 /// Before `br_netfilter` and all filters of other programs.
 const PRIORITY: i32 = -310;
-/// Registers of an interface name, and of a hardware address.
-const NAME: u32 = 4;
-const HARDWARE: u32 = 2;
+/// Number of registers of an interface name, and of a hardware address.
+const NAME_REGISTERS: u32 = 4;
+const HARDWARE_REGISTERS: u32 = 2;
 
 /// Addresses from which a port may send.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ struct State {
     ports: BTreeMap<String, Source>,
     channel: Option<Channel>,
     /// Whether the table in the kernel matches the ports.
-    is_made: bool,
+    is_current: bool,
     /// Whether the kernel has no tables of the family `bridge`.
     is_unsupported: bool,
     /// Whether the kernel cannot measure rates (`CONFIG_NFT_LIMIT`).
@@ -132,7 +132,7 @@ impl SourceGuard {
     /// Replaces the table after a change by another process.
     pub(crate) fn repair(&self) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.is_made { self.make(&mut state) } else { Ok(()) }
+        if state.is_current { self.make(&mut state) } else { Ok(()) }
     }
 
     /// Removes the table.
@@ -155,7 +155,7 @@ impl SourceGuard {
         if state.is_unsupported {
             return Ok(());
         }
-        if !state.is_made || state.ports.is_empty() {
+        if !state.is_current || state.ports.is_empty() {
             return self.make(&mut state);
         }
         let changed = self.commit(&mut state, transaction, "change");
@@ -163,9 +163,9 @@ impl SourceGuard {
         if changed.is_err() { self.make(&mut state) } else { Ok(()) }
     }
 
-    /// Replaces the table. Without ports there is none.
+    /// Replaces the table. Removes it if there are no ports.
     fn make(&self, state: &mut State) -> Result<(), Error> {
-        state.is_made = false;
+        state.is_current = false;
         let mut transaction = Transaction::of_family(BRIDGE, &self.table);
         transaction.delete_table();
         if state.ports.is_empty() {
@@ -176,7 +176,7 @@ impl SourceGuard {
         layout(&mut transaction, !state.is_unlimited);
         state.ports.iter().for_each(|(port, source)| add(&mut transaction, port, source));
         match self.commit(state, transaction, "replace") {
-            Ok(()) => state.is_made = true,
+            Ok(()) => state.is_current = true,
             Err(error) if state.is_unsupported => tracing::warn!(
                 error = error.chain(),
                 "the kernel filters no frames of bridges, so pods may send from any address"
@@ -230,7 +230,7 @@ fn remove(transaction: &mut Transaction<'_>, port: &str, source: &Source) {
 
 /// The sets and the chain. The policy of the chain accepts frames of other ports.
 fn layout(transaction: &mut Transaction<'_>, is_limited: bool) {
-    // Port, hardware address and address.
+    // The keys: a port alone, or a port, its hardware address and its IP address.
     let sets: [(&str, &[u32], u32); 3] = [
         (GUARDED, &[IFNAME], 16),
         (V4, &[IFNAME, ETHER_ADDR, IPV4_ADDR], 28),
@@ -283,11 +283,11 @@ fn rules() -> [Rule; 9] {
     };
     // Loads the key of the sets of addresses.
     let key = |rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)| {
-        let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME);
-        rule.payload(address.0, address.1, address.2, R0 + NAME + HARDWARE)
+        let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME_REGISTERS);
+        rule.payload(address.0, address.1, address.2, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
     };
     [
-        // Most frames.
+        // This rule accepts most frames.
         key(of(IPV4), SOURCE, SOURCE_V4).in_set(V4).accept(),
         name(Rule::default()).not_in_set(GUARDED).accept(),
         key(key(of(ARP), SOURCE, SENDER_V4).in_set(V4), SENDER, SENDER_V4).in_set(V4).accept(),

@@ -20,8 +20,8 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Entries that the kernel's neighbour tables must have room for (`gc_thresh3`), and from which it removes unused ones
-/// soon (`gc_thresh2`).
+/// Minimum sizes of the kernel's neighbour tables in entries: the limit (`gc_thresh3`), and the size above which the
+/// kernel soon removes unused entries (`gc_thresh2`).
 const NEIGHBOURS: [(&str, u32); 2] = [("gc_thresh3", 32768), ("gc_thresh2", 16384)];
 
 /// Raises the size of the neighbour tables. All network namespaces share them, with room for 1,024 entries by default.
@@ -36,24 +36,25 @@ pub(crate) fn room_for_neighbours() {
     }
 }
 
-/// Connections that the kernel must have room for: at least, for each processor, and at most, as kube-proxy's defaults.
+/// Number of connections that the kernel must be able to track: the minimum, the number for each processor, and the
+/// maximum. These are kube-proxy's defaults.
 const CONNECTIONS: (u32, u32, u32) = (131_072, 32_768, 1 << 20);
 /// Seconds after which the kernel forgets an open TCP connection without packets: a day, as kube-proxy's default. The
 /// kernel's is five days.
 const CONNECTION_IDLE: u32 = 86_400;
-/// Maximum seconds after which the kernel forgets TCP connections that are closed or being closed. The limit on the
-/// connections of a pod does not count closed ones, but they stay in the table.
+/// Maximum timeouts in seconds of TCP connections that are open, closed, or being closed. The limit on the connections
+/// of a pod does not count closed ones, but they stay in the table.
 const CONNECTION_ENDS: [(&str, u32); 3] = [
     ("nf_conntrack_tcp_timeout_established", CONNECTION_IDLE),
     ("nf_conntrack_tcp_timeout_time_wait", 30),
     ("nf_conntrack_tcp_timeout_fin_wait", 60),
 ];
-/// Least seconds after which the kernel forgets TCP connections that one end has closed: an hour, as kube-proxy's default.
-/// The other end may still send. After the kernel's minute its packets through a service would be lost.
+/// Minimum timeout in seconds of TCP connections that one end has closed: an hour, as kube-proxy's default. The other
+/// end may still send. With the kernel's default, a minute, its later packets through a service would be lost.
 const HALF_CLOSED: [(&str, u32); 1] = [("nf_conntrack_tcp_timeout_close_wait", 3600)];
 
-/// Raises the number of connections that the kernel tracks, and lets idle and closed ones expire earlier. Must be called
-/// when connections are tracked already. A failure is logged: these settings may be read-only.
+/// Raises the number of connections that the kernel tracks, and lets idle and closed ones expire earlier. Must be
+/// called after the kernel has begun to track connections. A failure is logged: these settings may be read-only.
 pub(crate) fn room_for_connections() {
     if let Err(error) = prepare_tracking(Path::new("/proc/sys/net/netfilter")) {
         tracing::warn!(error = error.chain(), "cannot prepare the kernel's connection tracking table");
@@ -63,7 +64,7 @@ pub(crate) fn room_for_connections() {
 /// Writes the settings of connection tracking in the directory. All are tried; the first error is returned.
 fn prepare_tracking(dir: &Path) -> Result<(), Error> {
     let most = connections(std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
-    // Other network namespaces than the first one show these numbers, and cannot change them.
+    // Only the initial network namespace can change these numbers. Other namespaces only show them.
     let is_first = std::fs::metadata(dir.join("nf_conntrack_max"))
         .is_ok_and(|metadata| !metadata.permissions().readonly());
     // The maximum is the limit. The buckets only make look-ups faster.
@@ -120,7 +121,7 @@ fn forward_v6() -> Result<(), Error> {
         return Ok(());
     }
     let routes = read(Path::new("/proc/thread-self/net/ipv6_route"))?;
-    let led = advertised_interfaces(&routes);
+    let advertised = advertised_interfaces(&routes);
     let interfaces = std::fs::read_dir(all).map_err(|source| Error::File {
         action: "read",
         path: all.to_owned(),
@@ -128,11 +129,11 @@ fn forward_v6() -> Result<(), Error> {
     })?;
     for name in interfaces.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
         let is_hardware = || Path::new("/sys/class/net").join(&name).join("device").exists();
-        let heeds = all.join(&name).join("accept_ra");
+        let accept_ra = all.join(&name).join("accept_ra");
         // The interface may be gone in the meantime.
-        let listens = || std::fs::read_to_string(&heeds).is_ok_and(|now| now.trim() == "1");
-        if (led.contains(name.as_str()) || is_hardware()) && listens() {
-            unless_absent(write(&heeds, "2"))?;
+        let accepts = || std::fs::read_to_string(&accept_ra).is_ok_and(|now| now.trim() == "1");
+        if (advertised.contains(name.as_str()) || is_hardware()) && accepts() {
+            unless_absent(write(&accept_ra, "2"))?;
         }
     }
     write(&forwarding, "1")
@@ -153,9 +154,9 @@ fn advertised_interfaces(routes: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Sets whether 127.0.0.1 of the node may use host ports: such packets leave through the interface with a loopback
-/// source until they are masqueraded. The sysctl also accepts packets that arrive for 127.0.0.1, so the rules against
-/// these must exist before. An absent interface is not an error.
+/// Sets whether processes of the node can reach host ports at 127.0.0.1. Such packets leave through the interface with
+/// a loopback source, which is masqueraded later. The sysctl also accepts packets that arrive for 127.0.0.1, so the
+/// rules against these must exist before. An absent interface is not an error.
 pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet");
     unless_absent(ensure(&path, if on { "1" } else { "0" }))
@@ -166,7 +167,7 @@ pub(crate) fn interface_to(address: Ipv4Addr) -> Option<String> {
     on_link(&std::fs::read_to_string("/proc/thread-self/net/route").ok()?, address).map(str::to_owned)
 }
 
-/// The same from the text of `/proc/net/route`, whose numbers are in memory order.
+/// Finds the interface in the text of `/proc/net/route`. Its numbers are the bytes of the addresses in memory order.
 fn on_link(routes: &str, address: Ipv4Addr) -> Option<&str> {
     let found = routes.lines().skip(1).filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_led_to_by_the_narrowest_network_without_a_router() {
+    fn the_narrowest_network_without_a_router_decides_the_interface() {
         let number = |ip: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(ip));
         let route = |interface: &str, to, gateway, mask| {
             format!(
@@ -297,7 +298,11 @@ mod tests {
         assert_eq!(now, ["86400", "3600", "30", "60"]);
         std::fs::write(path("close_wait"), "7200").unwrap();
         prepare_tracking(dir.path()).unwrap();
-        assert_eq!(std::fs::read_to_string(path("close_wait")).unwrap(), "7200", "the administrator's");
+        assert_eq!(
+            std::fs::read_to_string(path("close_wait")).unwrap(),
+            "7200",
+            "the administrator's value stays"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = protox::compile(["proto/kms.proto"], ["proto"])?;
-    // The server is for tests.
+    // Generates the client, and a server for tests.
     tonic_prost_build::configure().compile_fds(files)?;
     Ok(())
 }

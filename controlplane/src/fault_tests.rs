@@ -1,11 +1,11 @@
 //! Controllers and scheduler that are killed at their writes: before a write, or after it took effect and before its
-//! response arrived. Each process makes a few writes at most, so every step of every controller is followed by a death.
+//! response arrived. Each process dies after a few writes, so that each step of each controller is interrupted at some
+//! time.
 //!
-//! `CORACLE_FAULT_STEPS` is the maximum number of a process' writes; 1 kills after every single write, until
-//! the namespace is deleted. A long run of random operations takes less time with more writes: most of the time is the
-//! start of processes.
-//! `CORACLE_FAULT_OPERATIONS` is the number of random operations, and `CORACLE_FAULT_SEED` repeats the choices of an
-//! earlier run.
+//! `CORACLE_FAULT_STEPS` is the maximum number of a process' writes; 1 kills after every single write, until the
+//! namespace is deleted. With a higher number a long run of random operations takes less time, because most of the time
+//! is spent in starts of processes. `CORACLE_FAULT_OPERATIONS` is the number of random operations, and
+//! `CORACLE_FAULT_SEED` repeats the choices of an earlier run.
 #![allow(clippy::expect_used, reason = "a test panics")]
 
 mod chance;
@@ -52,15 +52,15 @@ fn job(name: &str, spec: Value) -> Value {
     json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": whole})
 }
 
-/// The first difference of a part of an object from the expected values.
+/// Describes the fields that do not have the expected values. `None` if all have them.
 fn differs(what: &str, found: &Value, expected: &Value) -> Option<String> {
     let fields = expected.as_object().into_iter().flatten();
     let wrong: Vec<_> = fields.filter(|(name, value)| found[name.as_str()] != **value).collect();
     (!wrong.is_empty()).then(|| format!("{what} is {found}, expected {wrong:?}"))
 }
 
-/// Creates the namespace. The API server delays pods until their service account exists, so the next process would wait
-/// long for the end of the request.
+/// Creates the namespace and waits for its service account. Until the account exists, the API server delays requests
+/// that create pods, and the next process would wait for their end.
 async fn create_namespace(cluster: &Cluster) {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}});
     cluster.create("/api/v1/namespaces", namespace).await;
@@ -137,7 +137,7 @@ async fn unfinished(cluster: &Cluster) -> Option<String> {
     (!done).then(|| format!("{ready} endpoints; the cron job has {}", cron["status"]))
 }
 
-/// Every workload has exactly the pods that it needs, and had no others.
+/// Asserts that every workload has exactly the pods that it needs, and never had others.
 async fn assert_exact(cluster: &Cluster) {
     let sets = cluster.list(&format!("{APPS}/replicasets")).await;
     assert_eq!(sets.len(), 1, "one replica set of the deployment");
@@ -205,7 +205,7 @@ async fn updated(cluster: &Cluster) -> Option<String> {
     (counts != (3, 0) || !set.is_null()).then(|| format!("{counts:?} pods; the daemon set is {set}"))
 }
 
-/// The namespace is gone, with its pods.
+/// Describes what is left of the namespace and its pods. `None` if all is deleted.
 async fn emptied(cluster: &Cluster) -> Option<String> {
     let namespace = cluster.get("/api/v1/namespaces/n").await;
     let pods = cluster.list("/api/v1/pods").await.len();
@@ -244,7 +244,7 @@ async fn a_class_of_volume_attributes_is_deleted_after_its_last_use() {
     cluster.stop().await;
 }
 
-/// Workloads of a random history, by path: the number of pods.
+/// The desired number of pods of each workload, by the workload's path.
 type Workloads = BTreeMap<String, u64>;
 
 /// One random operation on the workloads.

@@ -20,7 +20,7 @@ use crate::{
 
 /// The key file, below the state directory.
 pub(crate) const KEY_FILE: &str = "sealing.key";
-/// Prefix of the store's keys of Secrets: group, resource.
+/// Prefix of the store's keys of Secrets: the API group, which is empty, and the resource.
 const SECRETS: &str = "/secrets/";
 /// The key of the authority's fingerprint in etcd. It has no `/`, so no object has this key.
 const AUTHORITY: &str = "authority";
@@ -60,7 +60,7 @@ pub enum OpenStoreError {
 /// An open store.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
-    /// The lock of the state directory. The embedded store has its own.
+    /// The lock of the state directory. `None` for the embedded store, which has its own lock.
     pub(crate) lock: Option<File>,
     /// The providers of the encryption configuration.
     pub(crate) encryption: Option<Arc<Encryption>>,
@@ -78,7 +78,7 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
     };
     let keys = keys.map_err(OpenStoreError::Keys)?;
     let encryption = match config.encryption_config.clone() {
-        // A key management service may be slow.
+        // Loading blocks, because it may call a key management service.
         Some(EncryptionFile { path, .. }) => {
             let loaded = tokio::task::spawn_blocking(move || Encryption::load(&path)).await;
             let loaded = loaded.map_err(|error| OpenStoreError::Interrupted(error.to_string()))?;

@@ -60,7 +60,7 @@ fn roots(authority: &str) -> Result<RootCertStore, TlsError> {
 
 pub(crate) type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// The certificates and the key of texts in PEM.
+/// Parses a certificate chain and its key, both in PEM form.
 pub(crate) fn chain(certificate: &str, key: &str) -> Result<Chain, TlsError> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(TlsError::Pem)?;

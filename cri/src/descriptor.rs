@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Against an endless loop. The calls return at once.
+    /// Timeout that ends a test whose call loops forever. Without the fault the calls return at once.
     const LIMIT: Duration = Duration::from_secs(60);
 
     /// A process of a container can open its standard output for reading, and through that for writing again.
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_terminal_that_no_process_has_open_accepts_no_input_without_end() {
+    async fn a_write_to_a_terminal_that_no_process_has_open_ends() {
         let terminal = nix::pty::openpty(None, None).unwrap();
         fcntl(&terminal.slave, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         let mut master = Descriptor::new(terminal.master).unwrap();

@@ -8,8 +8,8 @@
 //! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
 //! connection until [`Shim::acknowledge`] has its sequence number.
 //!
-//! A live shim may not answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk. Every
-//! call has a timeout in [`Timeouts`]. The shim still executes the call when it wakes.
+//! A live shim can fail to answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk.
+//! Every call has a timeout in [`Timeouts`]. The shim still executes the call when it wakes.
 
 mod error;
 pub(crate) mod file;
@@ -40,7 +40,7 @@ pub use self::timeouts::Timeouts;
 
 /// Maximum bytes of an inline process in an exec call. A larger one (command and environment) is passed as a file. Shims of
 /// earlier versions accept only inline processes.
-const INLINE: usize = 128 << 10;
+const MAX_INLINE_BYTES: usize = 128 << 10;
 
 /// Version of the protocol.
 pub const PROTOCOL: u32 = 1;
@@ -182,8 +182,8 @@ impl Shim {
         self.inner.process.keep_pid().await
     }
 
-    /// Whether the shim's process has not ended. If so, data that was read by its pid before this call belongs to this
-    /// process.
+    /// Whether the shim's process still runs. If it does, data that was read by its pid before this call belongs to
+    /// this process.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         self.inner.process.is_alive()
@@ -218,7 +218,7 @@ impl Shim {
         self.inner.process.ended().await;
     }
 
-    /// Gets the shim's complete state. Pending events are sent again. Without a timeout.
+    /// Gets the shim's complete state. Pending events are sent again. The call has no timeout.
     pub async fn hello(&self) -> Result<shim::State, Error> {
         let hello = request::Call::Hello(shim::Hello { protocol: PROTOCOL });
         match self.inner.link.call(hello, Vec::new()).await? {
@@ -243,8 +243,8 @@ impl Shim {
         self.done(request::Call::Start(shim::StartContainer { container_id }), self.timeouts.work).await
     }
 
-    /// Starts a created container from the processes of a checkpoint. Returns the pid of the first process. Without a timeout:
-    /// their memory can be large.
+    /// Starts a created container from the processes of a checkpoint. Returns the pid of the first process. The call
+    /// has no timeout, because the memory of the processes can be large.
     pub async fn restore(&self, restore: shim::RestoreContainer) -> Result<i32, Error> {
         match self.inner.link.call(request::Call::Restore(restore), Vec::new()).await? {
             (reply::Result::Created(created), _) => Ok(created.pid),
@@ -302,9 +302,11 @@ impl Shim {
                 [stdin, stdout, stderr].into_iter().flatten().collect()
             }
         };
-        if exec.process.len() > INLINE {
+        if exec.process.len() > MAX_INLINE_BYTES {
             let process = std::mem::take(&mut exec.process);
-            fds.push(file::holding(&process).map_err(|error| Error::invalid("pass the process", &error))?);
+            fds.push(
+                file::memory_file(&process).map_err(|error| Error::invalid("pass the process", &error))?,
+            );
             exec.process_in_file = true;
         }
         let inner = Arc::clone(&self.inner);
@@ -326,7 +328,7 @@ impl Shim {
         self.done(request::Call::Resize(resize), self.timeouts.answer).await
     }
 
-    /// Attaches to the streams of a container, from now on.
+    /// Attaches to the streams of a container. Earlier output is not sent.
     pub async fn attach(&self, container_id: &str, to: AttachTo) -> Result<Attached, Error> {
         let attach = shim::Attach {
             container_id: container_id.to_owned(),
@@ -362,8 +364,8 @@ impl Shim {
         self.done(request::Call::ReopenLog(shim::ReopenLog { container_id }), self.timeouts.answer).await
     }
 
-    /// Kills the rest of the container, unmounts its root and removes its cgroup. An absent container is not an error,
-    /// as the CRI's RemoveContainer requires.
+    /// Kills the remaining processes of the container, unmounts its root and removes its cgroup. An absent container is
+    /// not an error, as the CRI's RemoveContainer requires.
     pub async fn delete(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
         self.done(request::Call::Delete(shim::DeleteContainer { container_id }), self.timeouts.end).await
@@ -433,14 +435,14 @@ impl Shim {
         death.map_err(|_late| Error::unkillable(self.pid()))
     }
 
-    /// Ends the shim of a directory to which no client can connect, if there is one. The shim may not listen yet, or no
-    /// longer listen. The wait for its death has a timeout: with a hanging mount it can take long, and other pods wait.
+    /// Kills the shim of a directory, if there is one that no client can reach. Such a shim does not listen yet, or no
+    /// longer. The wait for its death has a timeout: with a hanging mount it can take long, and other pods wait.
     pub async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
         process::kill_unreachable(dir, timeouts).await;
     }
 
-    /// Ends the shims of directories in `parent` that are not among the known ones, with their containers. No client can reach
-    /// a shim whose directory was removed.
+    /// Kills the shims of those directories in `parent` that are not in `known`, with their containers. No client can
+    /// reach a shim whose directory was removed.
     pub(crate) async fn kill_strays(parent: &Path, known: HashSet<String>, timeouts: Timeouts) {
         strays::kill(parent, known, timeouts).await;
     }

@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         update::a_refused_change_changes_nothing,
         update::an_update_of_pod_resources_is_recorded,
         statistics::every_metric_has_a_value_and_its_labels,
-        statistics::rates_and_sizes_are_true,
+        statistics::rates_and_sizes_match_the_usage,
         statistics::the_runtime_describes_itself,
         statistics::pods_get_addresses_from_the_configured_range,
         requested_addresses::a_pod_gets_the_addresses_that_it_requests,

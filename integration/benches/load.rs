@@ -1,4 +1,4 @@
-//! Generates load and prints what it measured as JSON: TCP connections, DNS queries, API requests, watches.
+//! Generates load and prints the measurements as JSON: TCP connections, DNS queries, API requests, watches.
 //! scripts/bench-services, scripts/bench-api and scripts/bench-scheduler run it.
 #![allow(
     clippy::unwrap_used,

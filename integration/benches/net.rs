@@ -16,7 +16,7 @@ use coracle_integration::{Host, Nodes, eventually, inside, on_a_machine};
 
 const ROUNDS: usize = 12;
 const STREAM: Duration = Duration::from_millis(700);
-const ASKS: u32 = 4000;
+const REQUESTS: u32 = 4000;
 
 /// Two processes in network namespaces, and the address of the second.
 struct Pair {
@@ -60,11 +60,11 @@ fn latency(pair: &Pair) -> f64 {
         }
     });
     let (mut buffer, start) = ([0; 64], Instant::now());
-    for _ in 0..ASKS {
+    for _ in 0..REQUESTS {
         asking.send_to(b"how far is it?", to).unwrap();
         asking.recv(&mut buffer).unwrap();
     }
-    let time = start.elapsed().as_secs_f64() / f64::from(ASKS);
+    let time = start.elapsed().as_secs_f64() / f64::from(REQUESTS);
     asking.send_to(b"", to).unwrap();
     thread.join().unwrap();
     time
@@ -146,7 +146,7 @@ impl ManualSetup {
         self
     }
 
-    fn ways(&self) -> PodPairs {
+    fn pairs(&self) -> PodPairs {
         assert_ne!(self.hosts[0].pid(), self.hosts[1].pid());
         let [[from, near], [far, _]] = &self.pods;
         let pair = |to: &std::process::Child, ip: &str| Pair {
@@ -223,8 +223,8 @@ fn main() {
         let nodes = Nodes::up(machine, "10.42.0.0/16,fd42::/48", 2);
         let (ours, plain) = (pods(&nodes), ManualSetup::new([31, 32]));
         let masked = ManualSetup::new([33, 34]).masquerade();
-        let all = [ours, plain.ways(), masked.ways()];
-        compare("pod to pod on one node", all.each_ref().map(|ways| &ways.near));
-        compare("pod to pod across VXLAN", all.each_ref().map(|ways| &ways.far));
+        let all = [ours, plain.pairs(), masked.pairs()];
+        compare("pod to pod on one node", all.each_ref().map(|pairs| &pairs.near));
+        compare("pod to pod across VXLAN", all.each_ref().map(|pairs| &pairs.far));
     });
 }

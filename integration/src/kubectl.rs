@@ -17,7 +17,7 @@ pub struct Kubectl {
 // === impl Kubectl ===
 
 impl Kubectl {
-    /// For a kubeconfig, which may be created later.
+    /// Creates a client for a kubeconfig. The file may be created later.
     #[must_use]
     pub fn new(kubeconfig: PathBuf) -> Self {
         Self { kubeconfig }

@@ -12,7 +12,7 @@ use crate::cache::Question;
 
 /// Size of UDP messages that never need fragments (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
-/// Maximum received datagrams that do not answer the query. Above it the exchange fails.
+/// Maximum received datagrams of an exchange. It fails after this number of datagrams that do not answer the query.
 const SKIPPED_MAX: usize = 16;
 
 /// Sends the query to the server. Returns the answer and its bytes.
@@ -74,7 +74,7 @@ fn answers(answer: &Message, query: &Message) -> bool {
         && of(answer) == of(query)
 }
 
-/// An answer of another server.
+/// Fuzz target: any bytes as the answer of a server.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(answer) = Message::from_vec(data) else { return };

@@ -34,8 +34,8 @@ pub struct PodFacts {
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,
     pub(crate) ports: Vec<NamedPort>,
-    /// Whether the caller knows all policies that select the pod. Otherwise the table does not name the pod for
-    /// [`Enforcer::enforces`](crate::Enforcer::enforces).
+    /// Whether the caller knows all policies that select the pod. Otherwise the table has no element of the pod, so
+    /// that [`Enforcer::enforces`](crate::Enforcer::enforces) is false for it.
     pub are_policies_known: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The table in the kernel: real packets between namespaces on one bridge, in both families.
+//! Tests of the table with real packets between namespaces on one bridge, in both families.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -130,11 +130,12 @@ fn policy(name: &str, spec: Value) -> NetworkPolicy {
     serde_json::from_value(json!({"metadata": {"namespace": "n", "name": name}, "spec": spec})).unwrap()
 }
 
-fn alone(test: impl FnOnce() + Send + 'static) {
+/// Runs the test in a new network namespace with a bridge, whose packets pass the filters of the IP layer.
+fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
         ip("link set lo up");
-        // Only the bridge's own setting: that of the namespace is off, as many distributions have it.
+        // The setting of the namespace is off, as in many distributions. The bridge's own setting is enough.
         let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-ip6tables", "0");
         ip("link add bridge0 type bridge nf_call_iptables 1 nf_call_ip6tables 1");
@@ -148,7 +149,7 @@ fn alone(test: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
-    alone(|| {
+    in_new_namespace(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         let mut model = Model::default();
         let mut enforcer = Enforcer::open("test-policies").unwrap();
@@ -190,7 +191,7 @@ fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
 
 #[test]
 fn neighbour_discovery_carries_no_data_past_a_policy() {
-    alone(|| {
+    in_new_namespace(|| {
         let (web, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
         let mut model = Model::default();
         let mut enforcer = Enforcer::open("test-policies").unwrap();
@@ -213,7 +214,7 @@ fn neighbour_discovery_carries_no_data_past_a_policy() {
 
 #[test]
 fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
-    alone(|| {
+    in_new_namespace(|| {
         let (web, friend) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         model.put_namespace("n", [("team".to_owned(), "x".to_owned())].into());
@@ -235,10 +236,10 @@ fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
         enforcer.replace(&mut model).unwrap();
         assert!(!enforcer.must_replace(&model));
         assert_eq!(friend.reaches(&web, 7000), [true, true], "an accepted packet skips NetworkPolicies");
-        assert_eq!(friend.reaches(&web, 7001), [false, false], "another port does not");
+        assert_eq!(friend.reaches(&web, 7001), [false, false], "a packet to another port is not accepted");
         put(&mut model, "Admin", 4, "Pass");
         enforcer.change(&mut model).unwrap();
-        assert_eq!(friend.reaches(&web, 7000), [false, false], "a passed packet does not");
+        assert_eq!(friend.reaches(&web, 7000), [false, false], "a NetworkPolicy decides on a passed packet");
         put(&mut model, "Baseline", 0, "Deny");
         enforcer.change(&mut model).unwrap();
         assert_eq!(web.reaches(&friend, 7000), [false, false], "no NetworkPolicy selects the pod");
@@ -256,7 +257,7 @@ fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
     });
 }
 
-/// Checks connections with a socket of its own.
+/// Marks the connections that the model forbids. Opens a socket for this.
 fn mark(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> std::io::Result<ConnectionCounts> {
     mark_connections(&mut Channel::open().unwrap(), of, |flow| model.allows(flow))
 }
@@ -296,8 +297,8 @@ impl Connection {
 }
 
 #[test]
-fn open_connections_end_with_their_permission_and_others_stay() {
-    alone(|| {
+fn open_connections_end_when_they_are_no_longer_allowed_and_others_stay() {
+    in_new_namespace(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         let friends = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
@@ -351,7 +352,8 @@ fn run_until_killed(test: &str, point: &str) {
     assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} was not reached: {status}");
 }
 
-/// An agent that starts when a policy without effect exists. It adds one that allows connections of friends to `web`.
+/// Plays an agent. It starts with a policy that selects no pod, and adds one that allows only connections of friends to
+/// `web`.
 fn restrict_web() {
     let (mut model, mut enforcer) = start(&unrelated());
     model.put_policy(&for_friends());
@@ -381,11 +383,11 @@ fn start(policy: &NetworkPolicy) -> (Model, Enforcer) {
 }
 
 #[test]
-fn the_next_agent_completes_what_a_killed_one_began() {
+fn the_next_agent_completes_the_changes_of_a_killed_one() {
     if std::env::var_os(AGENT).is_some() {
         return restrict_web();
     }
-    alone(|| {
+    in_new_namespace(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         // The first passes belong to the start of the agent: it replaces the table and checks the connections. The later
         // passes belong to the change.
@@ -399,7 +401,7 @@ fn the_next_agent_completes_what_a_killed_one_began() {
             start(&unrelated());
             let kept = Connection::open(&friend, &web, 0);
             let forbidden = Connection::open(&other, &web, 0);
-            run_until_killed("the_next_agent_completes_what_a_killed_one_began", point);
+            run_until_killed("the_next_agent_completes_the_changes_of_a_killed_one", point);
             assert_eq!(other.reaches(&web, 7000), [!is_restricted; 2], "a new connection after {point}");
             assert_eq!(friend.reaches(&web, 7000), [true, true], "{point}");
             start(&for_friends());
@@ -415,7 +417,7 @@ fn the_next_agent_completes_what_a_killed_one_began() {
 fn the_next_agent_reads_which_pods_have_their_policies_in_the_table() {
     const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
     const OTHER: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
-    alone(|| {
+    in_new_namespace(|| {
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         let pod = |uid: &str, number: u8| {
             let mut facts = facts(ips(number), "n", "web");
@@ -456,8 +458,8 @@ fn the_next_agent_reads_which_pods_have_their_policies_in_the_table() {
 }
 
 #[test]
-fn one_address_and_one_port_hold_without_a_set() {
-    alone(|| {
+fn rules_of_one_address_and_one_port_work_without_a_set() {
+    in_new_namespace(|| {
         let (web, near, far) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         [(&web, "web"), (&near, "near"), (&far, "far")]
@@ -482,9 +484,9 @@ fn one_address_and_one_port_hold_without_a_set() {
 }
 
 #[test]
-fn blocks_of_any_number_and_size_hold_at_their_ends() {
+fn blocks_of_any_number_and_size_are_exact_at_their_ends() {
     const EXCEPTIONS: u32 = 20_000;
-    alone(|| {
+    in_new_namespace(|| {
         let (web, near, far) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(254));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         [(&web, "web"), (&near, "near"), (&far, "far")]

@@ -1,4 +1,4 @@
-//! The proxy in the kernel: real connections in a network namespace of the test's own.
+//! Tests of the proxy with real connections. Each test has its own network namespace.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -24,9 +24,9 @@ use serde_json::{Value, json};
 
 const TABLE: &str = "test-services";
 
-/// Runs the test in a new network namespace. The addresses of 10.42.0.0/24 are local there. A route leads the
-/// addresses of services, 10.43.0.0/16, to a veth device.
-fn alone(test: impl FnOnce() + Send + 'static) {
+/// Runs the test in a new network namespace. The addresses of 10.42.0.0/24 are local there. Packets to the addresses of
+/// services, 10.43.0.0/16, are routed to a veth device.
+fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
         ip("link set lo up");
@@ -76,7 +76,7 @@ fn tcp(ip: &str) -> Value {
     json!({"clusterIP": ip, "ports": [{"port": 80, "protocol": "TCP"}]})
 }
 
-/// Answers each connection with the name until it ends.
+/// Listens on the address, and answers each received byte with the name.
 fn serve(address: &str, port: u16, name: &'static str) {
     ip(&format!("addr replace {address}/32 dev lo"));
     let listener = TcpListener::bind((address.parse::<IpAddr>().unwrap(), port)).unwrap();
@@ -116,7 +116,7 @@ fn answers(to: &str, times: usize) -> Vec<String> {
 
 #[test]
 fn connections_reach_all_endpoints_and_survive_changes_of_others() {
-    alone(|| {
+    in_new_namespace(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.42.0.3", 8080, "b");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -125,8 +125,8 @@ fn connections_reach_all_endpoints_and_survive_changes_of_others() {
         assert_eq!(answers("10.43.0.5:80", 40), ["a", "b"]);
         let mut kept = connect("10.43.0.5:80").unwrap();
         let owner = ask(&mut kept);
-        let rest = if owner == "a" { "10.42.0.2" } else { "10.42.0.3" };
-        proxy.change([state("s", tcp("10.43.0.5"), &[rest], 8080)]).unwrap();
+        let other = if owner == "a" { "10.42.0.2" } else { "10.42.0.3" };
+        proxy.change([state("s", tcp("10.43.0.5"), &[other], 8080)]).unwrap();
         assert_eq!(ask(&mut kept), owner);
         assert_eq!(answers("10.43.0.5:80", 10), [owner.as_str()]);
         proxy.replace(node(), [both]).unwrap();
@@ -141,7 +141,7 @@ fn connections_reach_all_endpoints_and_survive_changes_of_others() {
 
 #[test]
 fn services_without_endpoints_and_unused_ports_reject() {
-    alone(|| {
+    in_new_namespace(|| {
         serve("10.42.0.2", 8080, "a");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let empty = state("s", tcp("10.43.0.5"), &[], 8080);
@@ -155,8 +155,8 @@ fn services_without_endpoints_and_unused_ports_reject() {
 }
 
 #[test]
-fn addresses_without_a_service_are_dropped_in_the_ranges_of_services() {
-    alone(|| {
+fn packets_to_unused_addresses_of_service_ranges_are_dropped() {
+    in_new_namespace(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.43.0.10", 80, "d");
         let send = |to: &str| {
@@ -180,8 +180,8 @@ fn addresses_without_a_service_are_dropped_in_the_ranges_of_services() {
 }
 
 #[test]
-fn pods_cannot_send_to_the_overlay_without_the_proxy_either() {
-    alone(|| {
+fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
+    in_new_namespace(|| {
         ip("addr replace 10.42.0.2/32 dev lo");
         let receives = |port: u16| {
             let server = UdpSocket::bind(("10.42.0.2", port)).unwrap();
@@ -198,7 +198,7 @@ fn pods_cannot_send_to_the_overlay_without_the_proxy_either() {
         let listing = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
         assert!(
             !String::from_utf8(listing.stdout).unwrap().contains("10.43.0.5"),
-            "services of an earlier run"
+            "the table still has services of an earlier run"
         );
         Proxy::replace_by_guard(TABLE, &node()).unwrap();
         assert!(receives(8472), "without an overlay there is no table");
@@ -207,7 +207,7 @@ fn pods_cannot_send_to_the_overlay_without_the_proxy_either() {
 
 #[test]
 fn node_ports_and_affinity() {
-    alone(|| {
+    in_new_namespace(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.42.0.3", 8080, "b");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -229,8 +229,8 @@ fn node_ports_and_affinity() {
 }
 
 #[test]
-fn source_ranges_of_a_load_balancer_hold_for_processes_of_the_node() {
-    alone(|| {
+fn source_ranges_of_a_load_balancer_apply_to_processes_of_the_node() {
+    in_new_namespace(|| {
         serve("10.42.0.2", 8080, "a");
         let with = |range: &str| {
             let spec = json!({"clusterIP": "10.43.0.5", "type": "LoadBalancer",
@@ -254,7 +254,7 @@ fn source_ranges_of_a_load_balancer_hold_for_processes_of_the_node() {
 /// A packet that starts an SCTP association (RFC 9260, section 3.3.2). The kernel fills the empty fields of the IPv4 header.
 fn sctp_init(to: [u8; 4], port: u16) -> Vec<u8> {
     let ip = [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 132, 0, 0, 0, 0, 0, 0][..], &to].concat();
-    // An INIT has no verification tag. Nothing checks the checksum on its way.
+    // An INIT has no verification tag. Its checksum is zero, because nothing on its way checks it.
     let header = [&7000_u16.to_be_bytes()[..], &port.to_be_bytes(), &[0; 8]].concat();
     let chunk = vec![1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
     [ip, header, chunk].concat()
@@ -264,7 +264,7 @@ fn sctp_init(to: [u8; 4], port: u16) -> Vec<u8> {
 #[test]
 fn a_packet_of_sctp_reaches_the_port_of_an_endpoint() {
     const SCTP: u8 = 132;
-    alone(|| {
+    in_new_namespace(|| {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let spec = json!({"clusterIP": "10.43.0.7", "ports": [{"port": 80, "protocol": "SCTP"}]});
         proxy.replace(node(), [state("sctp", spec, &["10.42.0.2"], 8080)]).unwrap();
@@ -289,7 +289,7 @@ fn a_packet_of_sctp_reaches_the_port_of_an_endpoint() {
 
 #[test]
 fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() {
-    alone(|| {
+    in_new_namespace(|| {
         let server = |address: &str| {
             ip(&format!("addr replace {address}/32 dev lo"));
             let socket = UdpSocket::bind((address, 53)).unwrap();
@@ -314,7 +314,7 @@ fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() 
 
 #[test]
 fn datagrams_of_an_open_socket_reach_the_changed_port_of_an_endpoint() {
-    alone(|| {
+    in_new_namespace(|| {
         ip("addr replace 10.42.0.2/32 dev lo");
         let server = |port| {
             let socket = UdpSocket::bind(("10.42.0.2", port)).unwrap();
@@ -339,7 +339,7 @@ fn datagrams_of_an_open_socket_reach_the_changed_port_of_an_endpoint() {
 
 #[test]
 fn the_oldest_service_keeps_an_address_that_another_claims() {
-    alone(|| {
+    in_new_namespace(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.42.0.3", 8080, "b");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -352,14 +352,14 @@ fn the_oldest_service_keeps_an_address_that_another_claims() {
     });
 }
 
-/// Connections that a test begins and ends. `CORACLE_SHORT_CONNECTIONS` sets it, for example to a million.
+/// Number of connections that the test opens and closes. `CORACLE_SHORT_CONNECTIONS` sets it, for example to a million.
 fn short_connections() -> usize {
     std::env::var("CORACLE_SHORT_CONNECTIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
 }
 
 #[test]
 fn short_connections_succeed_while_endpoints_change() {
-    alone(|| {
+    in_new_namespace(|| {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let endpoints = ["10.42.0.2", "10.42.0.3"];
         for address in endpoints {
@@ -383,8 +383,8 @@ fn short_connections_succeed_while_endpoints_change() {
     });
 }
 
-/// Makes an entry of a connection by UDP that has been answered, which the kernel does not replace by another one.
-/// Returns whether the table had room for it.
+/// Adds the conntrack entry of a UDP flow that has been answered. The kernel does not evict such an entry for a new
+/// one. Returns whether the table had room for it.
 fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
     const NEW: u16 = 0x100;
     const FLAGS: u16 = 0x4 | 0x600; // NLM_F_ACK, NLM_F_CREATE | NLM_F_EXCL
@@ -413,7 +413,7 @@ fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
 fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
     const ROOM: u32 = 1000;
     const MOST: u32 = 1 << 20;
-    alone(|| {
+    in_new_namespace(|| {
         serve("10.42.0.2", 8080, "a");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let dns = || json!({"clusterIP": "10.43.0.6", "ports": [{"port": 53, "protocol": "UDP"}]});
@@ -421,7 +421,7 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
         proxy.replace(node(), all).unwrap();
         let mut kept = connect("10.43.0.5:80").unwrap();
         assert_eq!(ask(&mut kept), "a");
-        // Each namespace has as many entries as this, and only the first one may change the number.
+        // The limit holds for each network namespace, and only the initial namespace can change it.
         let max = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max").unwrap();
         let max: u32 = max.trim().parse().unwrap();
         if max == 0 || max > MOST {
@@ -443,7 +443,11 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
         let removed = delete_flows(&mut channel, true, 17, &BTreeSet::from([5000]), |_| true).unwrap();
         assert_eq!(removed, ROOM as usize);
         assert_eq!(answers("10.43.0.5:80", 3), ["a"]);
-        assert_eq!(answers("10.43.0.7:80", 3), ["a"], "what changed meanwhile is in effect");
+        assert_eq!(
+            answers("10.43.0.7:80", 3),
+            ["a"],
+            "the change that was made while the table was full applies"
+        );
         assert_eq!(ask(&mut kept), "a");
     });
 }
@@ -461,7 +465,7 @@ fn run_until_killed(test: &str, point: &str) {
 }
 
 #[test]
-fn the_next_agent_completes_what_a_killed_one_began() {
+fn the_next_agent_completes_the_changes_of_a_killed_one() {
     let udp = || json!({"clusterIP": "10.43.0.5", "ports": [{"port": 53, "protocol": "UDP"}]});
     let with = move |endpoint: &str| {
         [state("u", udp(), &[endpoint], 53), state("t", tcp("10.43.0.6"), &[endpoint], 8080)]
@@ -472,7 +476,7 @@ fn the_next_agent_completes_what_a_killed_one_began() {
         proxy.change(with("10.42.0.3")).unwrap();
         return;
     }
-    alone(move || {
+    in_new_namespace(move || {
         let server = |address: &'static str, name| {
             serve(address, 8080, name);
             let socket = UdpSocket::bind((address, 53)).unwrap();
@@ -497,7 +501,7 @@ fn the_next_agent_completes_what_a_killed_one_began() {
             client.send(b"1").unwrap();
             let mut buffer = [0; 8];
             one.recv(&mut buffer).unwrap();
-            run_until_killed("the_next_agent_completes_what_a_killed_one_began", point);
+            run_until_killed("the_next_agent_completes_the_changes_of_a_killed_one", point);
             assert_eq!(answers("10.43.0.6:80", 3), [left], "the table after {point}");
             start("10.42.0.3");
             assert_eq!(answers("10.43.0.6:80", 3), ["b"], "{point}");

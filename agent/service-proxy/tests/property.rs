@@ -19,7 +19,7 @@ use serde_json::json;
 const TABLE: &str = "test-services";
 
 /// Runs in a new network namespace.
-fn alone<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+fn in_new_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
         test()
@@ -137,7 +137,7 @@ fn changes() -> usize {
 fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
     const CHECK_EVERY: usize = 50;
     const PACKETS: usize = 40;
-    alone(|| {
+    in_new_namespace(|| {
         packets::add_links();
         let mut random = SmallRng::seed_from_u64(7);
         let mut states: BTreeMap<Key, State> = BTreeMap::new();
@@ -158,7 +158,7 @@ fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
             if step % CHECK_EVERY == 0 {
                 assert!(proxy.is_intact().unwrap());
                 let all: Vec<State> = states.values().cloned().collect();
-                let fresh = alone(move || {
+                let fresh = in_new_namespace(move || {
                     let mut proxy = Proxy::open(TABLE, node()).unwrap();
                     proxy.replace(node(), all).unwrap();
                     table()

@@ -61,19 +61,19 @@ impl Tree {
         }
     }
 
-    /// The path below the hierarchies' mounts.
+    /// The cgroup's path below the mount of each hierarchy, with a slash at the beginning.
     pub(crate) fn absolute(&self, path: &str) -> String {
         format!("/{}", self.below(path))
     }
 
     /// Whether systemd makes the cgroups, which takes longer than file writes.
-    pub(crate) fn is_systemds(&self) -> bool {
+    pub(crate) fn uses_systemd(&self) -> bool {
         self.driver == CgroupDriver::Systemd
     }
 
     /// Creates the cgroup in every hierarchy and sets its limits.
     pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
-        if self.is_systemds() {
+        if self.uses_systemd() {
             return self.ensure_slice(path, &limits.with_whole_percent_quota());
         }
         let below = self.below(path);
@@ -81,8 +81,9 @@ impl Tree {
         self.write(&self.directories_by_controller(&below), limits)
     }
 
-    /// Limits the number of cgroups below this one, which root of a container may make on v2. The kernel has room for
-    /// 65,535 cgroups with the memory controller; without room no pod starts. A failure is logged. v1 has no such limit.
+    /// Limits the number of cgroups below this one. On v2, root in a container can create them. The kernel has room for
+    /// 65,535 cgroups with the memory controller; without room no pod starts. A failure is logged. v1 has no such
+    /// limit.
     pub(crate) fn limit_descendants(&self, path: &str) {
         let Some(mount) = self.mounts.values().next().filter(|_| self.is_v2()) else { return };
         let file = mount.join(self.below(path)).join("cgroup.max.descendants");
@@ -119,7 +120,7 @@ impl Tree {
         let below = self.below(path);
         let mut dirs = self.directories_by_controller(&below);
         if !self.is_v2() {
-            // systemd creates and removes it with the slice's scopes.
+            // systemd creates and removes the cgroup of this controller with the slice's scopes.
             dirs.remove("devices");
         }
         if super::write::has_limits(&dirs, limits, self.is_v2()) {
@@ -164,10 +165,10 @@ impl Tree {
         self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(below))).collect()
     }
 
-    /// Names of the child cgroups in any hierarchy, in the form of [`Tree::ensure`].
+    /// Names of the child cgroups in any hierarchy, in the form that [`Tree::ensure`] takes.
     pub(crate) fn children(&self, path: &str) -> Vec<String> {
         let mut names: Vec<String> = self.directories(path).iter().flat_map(|dir| child_names(dir)).collect();
-        if self.is_systemds() {
+        if self.uses_systemd() {
             names = names.iter().filter_map(|name| name_of_slice(name)).collect();
         }
         names.sort();
@@ -188,7 +189,7 @@ impl Tree {
     /// Removes the cgroup with its children from every hierarchy, and continues after an error. Returns the first
     /// error.
     pub(crate) fn remove(&self, path: &str) -> Result<(), CgroupError> {
-        if self.is_systemds() && self.exists(path) {
+        if self.uses_systemd() && self.exists(path) {
             let slice = self.slice(path);
             let stopped = Systemd::connect().and_then(|mut systemd| systemd.stop(&slice));
             stopped.map_err(|source| CgroupError::Slice { slice, source })?;

@@ -35,8 +35,8 @@ pub(super) struct Used {
     pub(super) must_be_owned: bool,
 }
 
-/// The claims of a pod: named in its spec, made from templates, or made for its extended resources. A template may need
-/// no claim.
+/// The claims of a pod: named in its spec, made from templates, or made for its extended resources. An entry whose
+/// template needs no claim is left out.
 pub(super) fn used(pod: &Pod) -> Result<Vec<Used>, ClaimError> {
     let mut found = Vec::new();
     for claim in pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()) {

@@ -49,7 +49,7 @@ impl Sources {
         sources
     }
 
-    /// Takes the value, or collects the problem.
+    /// Returns the value of a result, or records its error as a problem.
     pub(crate) fn take<T>(&mut self, result: anyhow::Result<T>) -> Option<T> {
         result.map_err(|error| self.problems.push(format!("{error:#}"))).ok()
     }
@@ -67,7 +67,7 @@ impl Sources {
         }
     }
 
-    /// Variables with the prefix that are settings of none of the tables `known`.
+    /// Variables with the prefix that name no setting of the tables `known`.
     pub(crate) fn unknown_variables<'a>(
         &'a self,
         known: &'a [&'static [Field]],

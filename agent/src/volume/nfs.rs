@@ -87,7 +87,7 @@ fn start(
     let attempt = Attempt::begin(at)?;
     let mut child = process::command(arguments, at).spawn().map_err(|error| error.to_string())?;
     tokio::spawn(async move {
-        let is_useless = match process::wait(&mut child, TIMEOUT, &mut done).await {
+        let must_unmount = match process::wait(&mut child, TIMEOUT, &mut done).await {
             Some(ended) => {
                 let result = process::outcome(ended);
                 let is_mounted = result.is_ok();
@@ -101,8 +101,8 @@ fn start(
                 true
             }
         };
-        if is_useless {
-            // The pod may be gone: its next attempt mounts again.
+        if must_unmount {
+            // The pod may be gone, or its attempt has failed. Its next attempt mounts again.
             let unmount = move || umount2(&attempt.at, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
             let _not_mounted = tokio::task::spawn_blocking(unmount).await;
         }

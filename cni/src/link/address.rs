@@ -39,8 +39,8 @@ impl Links {
             request.execute().try_collect().await.map_err(failed("list addresses of", &link.name))?
         };
         let present = all.into_iter().filter_map(Present::of);
-        let of_link_alone = |ip| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
-        Ok(present.filter(|present| !of_link_alone(present.network.ip())).collect())
+        let is_link_local = |ip| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        Ok(present.filter(|present| !is_link_local(present.network.ip())).collect())
     }
 
     /// Adds an address. Without `detect`, it is used at once, without duplicate address detection.
@@ -69,8 +69,8 @@ impl Links {
         add.execute().await.map_err(failed("add address", &address.to_string()))
     }
 
-    /// Adds an address that the kernel removes after a lifetime in seconds, or extends its lifetime. It is not chosen
-    /// as the source of packets.
+    /// Adds an address with a lifetime in seconds, after which the kernel removes it. Extends the lifetime of an
+    /// existing address. It is not chosen as the source of packets.
     pub(crate) async fn add_expiring(&self, link: &Link, address: IpAddr, seconds: u32) -> Result<(), Error> {
         let network = IpNetwork::from(address);
         let mut add = self.handle.address().add(link.index, network.ip(), network.prefix()).replace();
@@ -103,8 +103,8 @@ impl Links {
         for address in wanted.iter().filter(|w| present.iter().all(|p| p.network != **w)) {
             self.add_address(link, *address, false).await?;
         }
-        for stranger in present.into_iter().filter(|p| !wanted.contains(&p.network)) {
-            self.remove_address(stranger).await?;
+        for unwanted in present.into_iter().filter(|p| !wanted.contains(&p.network)) {
+            self.remove_address(unwanted).await?;
         }
         Ok(())
     }
@@ -126,12 +126,12 @@ impl Links {
             .await
             .map_err(failed("list", "routes"))?;
         let wanted = (route.dst.network(), route.dst.prefix());
-        let by = |message| route.gw.is_none_or(|gw| next_hop(message) == Some(gw));
-        Ok(found.iter().any(|message| destination(message) == Some(wanted) && by(message)))
+        let goes_through = |message| route.gw.is_none_or(|gw| next_hop(message) == Some(gw));
+        Ok(found.iter().any(|message| destination(message) == Some(wanted) && goes_through(message)))
     }
 
-    /// Checks that the sandbox's interface has the addresses of the result, and that its routes exist. It may be up or
-    /// down.
+    /// Checks that the sandbox's interface has the addresses of the result, and that its routes exist. Without `up`,
+    /// the interface may also be down.
     pub(crate) async fn check(&self, ifname: &str, result: &Answer, up: bool) -> Result<(), Error> {
         let changed =
             |what: &str, reason: &str| Error::Changed { what: what.to_owned(), reason: reason.to_owned() };
@@ -174,8 +174,8 @@ impl Links {
             let _entered = runtime.enter();
             rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Ipv6Ifaddr])
         })?;
-        let deaf = |source| Error::Socket { action: "listen to addresses", source };
-        let (connection, _handle, mut changes) = connected.map_err(deaf)?;
+        let socket_failed = |source| Error::Socket { action: "listen to addresses", source };
+        let (connection, _handle, mut changes) = connected.map_err(socket_failed)?;
         let listening = tokio::spawn(connection);
         let settled = async {
             loop {

@@ -54,7 +54,7 @@ pub(crate) fn claims_of(pod: &Value, pod_name: &str) -> Vec<String> {
     volumes.filter_map(claim).collect()
 }
 
-/// Names of the ResourceClaims of a pod: in its spec, and those that controllers created and its status names.
+/// Names of the ResourceClaims of a pod. Its spec names some. Its status names those that controllers created for it.
 pub(crate) fn resource_claims_of(pod: &Value) -> Vec<&str> {
     let statuses = list(&pod["status"], "resourceClaimStatuses");
     let claims = list(&pod["spec"], "resourceClaims").chain(statuses);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_named_or_made_for_the_pod() {
+    fn claims_are_named_in_the_spec_or_created_for_ephemeral_volumes() {
         let pod = json!({"spec": {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}},
             {"name": "b", "ephemeral": {}}, {"name": "d", "emptyDir": {}}]}});
         assert_eq!(claims_of(&pod, "p"), ["c", "p-b"]);

@@ -1,4 +1,5 @@
-//! Rules for the defaults in a schema: pruned, and valid (`apiserver/schema/defaulting/validation.go`).
+//! Checks the defaults in a schema: they must have no unknown fields and must be valid. Source:
+//! `apiserver/schema/defaulting/validation.go`.
 
 use crate::schema::Schema;
 use crate::violation::{Path, Violations};

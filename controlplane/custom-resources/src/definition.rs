@@ -15,7 +15,7 @@ pub struct Definition {
     pub status: Status,
 }
 
-/// The metadata that matters here.
+/// The fields of the metadata that this crate reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Metadata {
@@ -71,7 +71,7 @@ pub struct Names {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Version {
-    /// `v1`.
+    /// Name, such as `v1`.
     pub name: String,
     /// Whether the API serves it.
     pub served: bool,
@@ -192,14 +192,14 @@ pub struct Condition {
     pub status: String,
     /// Reason in one word.
     pub reason: String,
-    /// Reason for people.
+    /// Message for users.
     pub message: String,
 }
 
 // === impl Definition ===
 
 impl Definition {
-    /// Reads a definition. Fields of another type than theirs are an error.
+    /// Reads a definition. A field with a value of the wrong type is an error.
     pub fn parse(object: &Value) -> Result<Definition, serde_json::Error> {
         Definition::deserialize(object)
     }

@@ -61,7 +61,7 @@ fn key(item: &Value, schema: &Schema) -> Value {
     Value::Object(present.collect::<Map<String, Value>>())
 }
 
-/// The second occurrences. Third and later ones are not reported, as upstream.
+/// Indexes of the texts that occur for the second time. Third and later occurrences are not reported, as upstream.
 fn repeated(texts: impl Iterator<Item = String>) -> Vec<usize> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let mut found = Vec::new();

@@ -33,9 +33,9 @@ use crate::Resource;
 pub struct Column {
     /// Header.
     pub name: &'static str,
-    /// `string`, `integer`, `date`.
+    /// Type of the cells: `string`, `integer`, `boolean` or `date`.
     pub r#type: &'static str,
-    /// `name` on the first column.
+    /// `name` for the first column, empty for the others.
     pub format: &'static str,
     /// 0 is always shown; 1 only with `-o wide`.
     pub priority: u8,
@@ -165,7 +165,7 @@ impl MetaVersion {
 // === impl Column ===
 
 impl Column {
-    /// The column as clients get it.
+    /// The column in the `columnDefinitions` of a Table.
     pub(crate) fn definition(&self) -> Value {
         json!({
             "name": self.name,

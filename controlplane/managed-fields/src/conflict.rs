@@ -33,12 +33,12 @@ pub fn conflict_message(conflicts: &[Conflict]) -> String {
     if let [only] = conflicts {
         return format!("Apply failed with 1 conflict: {}: {}", only.cause(), only.path);
     }
-    let mut of: BTreeMap<&ManagerId, Vec<&Path>> = BTreeMap::new();
+    let mut by_manager: BTreeMap<&ManagerId, Vec<&Path>> = BTreeMap::new();
     for conflict in conflicts.iter().take(MAX_LISTED) {
-        of.entry(&conflict.manager).or_default().push(&conflict.path);
+        by_manager.entry(&conflict.manager).or_default().push(&conflict.path);
     }
     let mut lines = Vec::new();
-    for (manager, paths) in of {
+    for (manager, paths) in by_manager {
         lines.push(format!("conflicts with {}:", describe(manager)));
         lines.extend(paths.into_iter().map(|path| format!("- {path}")));
     }

@@ -11,8 +11,8 @@ use crate::{
 
 /// A set of field paths, kept as a tree.
 ///
-/// A path can be a member while its parts are members too. For example, the owner of an element of a keyed list owns
-/// the element itself and each of its fields.
+/// A path can be a member while paths below it are members too. For example, the owner of an element of a keyed list
+/// owns the element itself and each of its fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSet(BTreeMap<PathElement, Node>);
 
@@ -186,7 +186,7 @@ impl FieldSet {
         });
     }
 
-    /// The set in which each declared field that has members below it is a member, too.
+    /// Returns a set in which each declared field with members below it is also a member.
     ///
     /// Only the parts of a declared field are owned, not the field itself. Removal and comparison of whole objects need
     /// the fields as members.

@@ -106,12 +106,12 @@ impl SchedulerMetrics {
         self.0.pod_durations.with_label_values(&[number.as_str()]).observe(took.as_secs_f64());
     }
 
-    /// Counts a search for the node of a pod, with preemption.
+    /// Records the duration of a search for the node of a pod, including preemption.
     pub(crate) fn searched(&self, took: Duration) {
         self.0.algorithm.observe(took.as_secs_f64());
     }
 
-    /// Counts the plugins of an extension point.
+    /// Records the result of an extension point's plugins, and their duration until now.
     pub(crate) fn ran(&self, point: ExtensionPoint, result: AttemptResult, since: (&str, Instant)) {
         let (profile, start) = since;
         let status = match (point, result) {
@@ -188,7 +188,7 @@ impl PartialEq for SchedulerMetrics {
 impl Default for Families {
     fn default() -> Self {
         let registry = Registry::new();
-        let all = Registered(&registry);
+        let all = Registrar(&registry);
         let attempt_labels = ["result", "profile"];
         let pending =
             all.gauges("pending_pods", "Number of pods without a node, by their queue.", &["queue"]);
@@ -233,12 +233,12 @@ impl Default for Families {
 }
 
 /// Creates metrics in a registry.
-struct Registered<'a>(&'a Registry);
+struct Registrar<'a>(&'a Registry);
 
 /// The name of a histogram without the prefix; its first bound, and the number of bounds, each twice the one before.
 type Bounds<'a> = (&'a str, (f64, usize));
 
-impl Registered<'_> {
+impl Registrar<'_> {
     fn add<T: Collector + Clone + 'static>(&self, made: prometheus::Result<T>) -> T {
         let collector = valid(made);
         valid(self.0.register(Box::new(collector.clone())));

@@ -139,7 +139,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 scheduler.queue.volumes_changed(&changes, Instant::now());
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
-            Some(done) = scheduler.marks.join_next() => scheduler.marked(done.ok().flatten()),
+            Some(done) = scheduler.marks.join_next() => scheduler.request_ended(done.ok().flatten()),
             change = scheduler.group_feed.next() => scheduler.group_change(change),
             Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
                 scheduler.group_written(&write, is_done);
@@ -393,7 +393,7 @@ impl Scheduler {
                 self.assume_and_bind(pod, profile, node);
             }
             Err(refused) => {
-                self.refused(&pod, profile, &refused);
+                self.preempt_or_refuse(&pod, profile, &refused);
                 self.config.metrics.searched(start.elapsed());
             }
         }

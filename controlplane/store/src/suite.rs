@@ -36,7 +36,7 @@ pub(crate) async fn all(make: impl AsyncFn() -> Arc<dyn Store>) {
         revisions_rise_over_all_keys(make().await, tier).await;
         lists_are_ordered_and_paged(make().await, tier).await;
         a_watch_gets_each_commit_once_in_order(make().await, tier).await;
-        compaction_refuses_older_watches(make().await, tier).await;
+        watches_that_begin_before_a_compaction_are_refused(make().await, tier).await;
         one_of_many_concurrent_writers_wins(make().await, tier).await;
         a_guard_is_checked_and_touched_with_the_entry(make().await, tier).await;
     }
@@ -111,7 +111,7 @@ async fn a_watch_gets_each_commit_once_in_order(store: Arc<dyn Store>, tier: Tie
     assert!(nothing.is_err());
 }
 
-async fn compaction_refuses_older_watches(store: Arc<dyn Store>, tier: Tier) {
+async fn watches_that_begin_before_a_compaction_are_refused(store: Arc<dyn Store>, tier: Tier) {
     let first = store.write(put("/k", Expect::Absent, "1", tier)).await.unwrap();
     let second = store.write(put("/k", Expect::Revision(first), "2", tier)).await.unwrap();
     store.compact(second).await.unwrap();

@@ -21,7 +21,7 @@ const DEPRECATED: &str = "v1alpha1";
 /// Maximum media ranges of a header that are read.
 const MAX_RANGES: usize = 64;
 
-/// What `/statusz` shows of a component.
+/// The content of `/statusz`.
 #[derive(Clone, Debug)]
 pub struct Status<'a> {
     /// Name of the component, `kubelet`.

@@ -109,10 +109,10 @@ pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
 
 /// Implements [`kube_core::Resource`] for a struct that has a field `metadata: ObjectMeta`.
 ///
-/// For structs that keep only the fields that a cache needs. A struct of version `v1` with the name of its kind needs
-/// only the group: `resource!(Pod, "", "pods", NamespaceResourceScope)`. Others name the kind, and the group with the
-/// version: `resource!(Autoscaler, "HorizontalPodAutoscaler", ("autoscaling", "v2", "horizontalpodautoscalers"),
-/// NamespaceResourceScope)`.
+/// For structs that keep only the fields that a cache needs. If the version is `v1` and the struct has the name of its
+/// kind, the group and the resource are enough: `resource!(Pod, "", "pods", NamespaceResourceScope)`. Others name the
+/// kind, and the group with the version: `resource!(Autoscaler, "HorizontalPodAutoscaler", ("autoscaling", "v2",
+/// "horizontalpodautoscalers"), NamespaceResourceScope)`.
 #[macro_export]
 macro_rules! resource {
     ($type:ident, $group:literal, $plural:literal, $scope:ident) => {

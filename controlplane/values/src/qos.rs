@@ -50,8 +50,8 @@ impl QosClass {
         [Self::BestEffort, Self::Burstable, Self::Guaranteed].into_iter().find(|class| class.as_str() == name)
     }
 
-    /// The class of a pod: of its pod-level resources alone if it has such, otherwise of all containers and init
-    /// containers. Ephemeral containers do not count.
+    /// The class of a pod. `parts` are its pod-level resources alone if it has such, otherwise those of all containers
+    /// and init containers. Ephemeral containers do not count.
     pub fn of(parts: impl IntoIterator<Item = RequestsAndLimits>) -> Self {
         let (mut requests, mut limits) = (CpuAndMemory::default(), CpuAndMemory::default());
         let mut all_limited = true;
@@ -80,7 +80,8 @@ impl fmt::Display for QosClass {
 // === impl CpuAndMemory ===
 
 impl CpuAndMemory {
-    /// Reads the two quantities of a list. An invalid quantity counts as absent: the API server admits none.
+    /// Reads the two quantities of a list. An invalid quantity counts as absent. The API server refuses such
+    /// quantities.
     pub fn read<'a>(get: impl Fn(&str) -> Option<&'a str>) -> Self {
         let read = |name| get(name).and_then(|text| Quantity::parse(text).ok());
         Self { cpu: read("cpu"), memory: read("memory") }

@@ -2,12 +2,13 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-/// Whether the scheduler keeps a pod without a matching toleration off the node: `NoSchedule` and `NoExecute`.
+/// Whether the taint (`NoSchedule` or `NoExecute`) keeps the scheduler from placing pods without a matching toleration
+/// on the node.
 pub fn forbids_scheduling(taint: &Taint) -> bool {
     matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute")
 }
 
-/// Whether the taint evicts running pods without a matching toleration: `NoExecute`.
+/// Whether the taint (`NoExecute`) evicts running pods without a matching toleration.
 pub fn evicts(taint: &Taint) -> bool {
     taint.effect == "NoExecute"
 }

@@ -52,7 +52,7 @@ pub(crate) enum ExportError {
 struct Export {
     layers: Arc<Layers>,
     record: Record,
-    /// Lowest first, as in the configuration; one may occur twice.
+    /// The lowest layer first, as in the configuration. The same layer may occur twice.
     diff_ids: Vec<Digest>,
 }
 
@@ -125,7 +125,7 @@ impl Export {
         };
         add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         add("index.json", &index)?;
-        add("manifest.json", &text(&self.saved()))?;
+        add("manifest.json", &text(&self.docker_manifest()))?;
         add(&Digest::of(&manifest).blob_path(), &manifest)?;
         add(&self.record.id.blob_path(), config)?;
         for (at, diff_id) in self.diff_ids.iter().enumerate() {
@@ -139,9 +139,9 @@ impl Export {
     fn layer(&self, archive: &mut Archive, diff_id: &Digest, to: &Path) -> Result<(), ExportError> {
         let (rebuilt, size) = self.open(diff_id)?;
         let mut reader = HashingReader::new(rebuilt, diff_id.algorithm());
-        let mut counted = FailureTracker { input: &mut reader, failed: false };
-        let added = archive.append_data(&mut header(size), diff_id.blob_path(), &mut counted);
-        let failed = counted.failed;
+        let mut tracked = FailureTracker { input: &mut reader, failed: false };
+        let added = archive.append_data(&mut header(size), diff_id.blob_path(), &mut tracked);
+        let failed = tracked.failed;
         added.map_err(|source| match failed {
             true => ExportError::Read { diff_id: *diff_id, source },
             false => ExportError::Write { path: to.to_owned(), source },
@@ -192,7 +192,7 @@ impl Export {
     }
 
     /// The content of manifest.json, for tools that read the `docker save` format only.
-    fn saved(&self) -> Value {
+    fn docker_manifest(&self) -> Value {
         let layers: Vec<String> = self.diff_ids.iter().map(Digest::blob_path).collect();
         json!([{"Config": self.record.id.blob_path(), "RepoTags": self.record.tags, "Layers": layers}])
     }
@@ -212,8 +212,8 @@ impl<R: io::Read> io::Read for FailureTracker<'_, R> {
     }
 }
 
-/// Creates the archive with mode 0600, as `docker save` does. In a world-writable directory the name may
-/// already link to a file of another user: that file is removed and never opened.
+/// Creates the archive with mode 0600, as `docker save` does. In a world-writable directory another user may have made
+/// a file or a link of that name. It is removed and never opened.
 fn create(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -161,11 +161,12 @@ impl Registry {
     /// The current digest of a tag or digest, by one HEAD request, which registries do not count as a pull.
     /// `None` if the first host does not return it; then the document has to be fetched.
     pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
-        let may = |endpoint: &Endpoint| match target {
+        let has_capability = |endpoint: &Endpoint| match target {
             Target::Tag(_) => endpoint.host.resolve,
             Target::Digest(_) => endpoint.host.pull,
         };
-        let (index, endpoint) = self.endpoints.iter().enumerate().find(|(_, endpoint)| may(endpoint))?;
+        let (index, endpoint) =
+            self.endpoints.iter().enumerate().find(|(_, endpoint)| has_capability(endpoint))?;
         let path = self.path(index, &format!("manifests/{}", target.as_str()));
         let answer =
             endpoint.ask(&Request { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
@@ -186,8 +187,8 @@ impl Registry {
     async fn manifest(&self, target: &str, expected: Option<Digest>) -> Result<Fetched, RegistryError> {
         let mut failures: Vec<RegistryError> = Vec::new();
         for (index, endpoint) in self.endpoints.iter().enumerate() {
-            let may = if expected.is_some() { endpoint.host.pull } else { endpoint.host.resolve };
-            if !may {
+            let has_capability = if expected.is_some() { endpoint.host.pull } else { endpoint.host.resolve };
+            if !has_capability {
                 continue;
             }
             let path = self.path(index, &format!("manifests/{target}"));
@@ -224,8 +225,8 @@ impl Registry {
     }
 }
 
-/// Whether credentials are for a host: the host that they name, or, if they name none, the registry of the
-/// image. A mirror gets only credentials that name it.
+/// Whether credentials belong to a host. They belong to the host that they name. If they name none, they belong to the
+/// registry of the image. A mirror gets only credentials that name it.
 fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
     let name = match host_match::host_of(&login.address) {
         "" => reference.domain(),
@@ -401,7 +402,7 @@ fn head(response: &reqwest::Response) -> (StatusCode, Option<Duration>) {
     (response.status(), retry::requested(response.headers(), jiff::Timestamp::now()))
 }
 
-/// Any text as registry settings.
+/// Fuzz target: any text as registry settings.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz_hosts(text: &str) {
     if let Ok(hosts) = hosts::parse(text, Path::new("/c/r.example/hosts.toml"), "r.example") {
@@ -412,13 +413,13 @@ pub(crate) fn fuzz_hosts(text: &str) {
     }
 }
 
-/// Any text as an authentication challenge.
+/// Fuzz target: any text as an authentication challenge.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz_challenge(text: &str) {
     let _any = challenge::parse([text]);
 }
 
-/// TLS for tests that use plain HTTP themselves.
+/// TLS settings of clients in tests that use plain HTTP.
 #[cfg(test)]
 pub(crate) fn plain_tls() -> rustls::ClientConfig {
     tls::config(&hosts::TlsFiles::default(), false).unwrap()

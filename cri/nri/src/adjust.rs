@@ -49,7 +49,7 @@ pub struct Updates {
     pub list: Vec<ContainerUpdate>,
 }
 
-/// State of the update of a container, which plugins may change.
+/// State of the update of a container. Plugins may change the update.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
     id: String,
@@ -95,20 +95,20 @@ impl Creation {
     fn adjust(&mut self, plugin: &str, requested: ContainerAdjustment) -> Result<(), Conflict> {
         let id = self.container.id.clone();
         let mut claims = self.owners.claims(&id, plugin);
-        let (seen, all) = (&mut self.container, &mut self.adjustment);
-        fields::annotations(&requested.annotations, &mut claims, seen, all)?;
-        fields::mounts(requested.mounts, &mut claims, seen, all)?;
-        fields::env(requested.env, &mut claims, seen, all)?;
-        fields::args(requested.args, &mut claims, seen, all)?;
+        let (adjusted, all) = (&mut self.container, &mut self.adjustment);
+        fields::annotations(&requested.annotations, &mut claims, adjusted, all)?;
+        fields::mounts(requested.mounts, &mut claims, adjusted, all)?;
+        fields::env(requested.env, &mut claims, adjusted, all)?;
+        fields::args(requested.args, &mut claims, adjusted, all)?;
         if let Some(hooks) = requested.hooks {
-            fields::hooks(&hooks, &mut claims, seen, all);
+            fields::hooks(&hooks, &mut claims, adjusted, all);
         }
         if let Some(linux) = requested.linux {
-            adjust_linux(linux, &mut claims, seen, all)?;
+            adjust_linux(linux, &mut claims, adjusted, all)?;
         }
         for limit in requested.rlimits {
             claims.set_entry(Field::Rlimits, &limit.r#type)?;
-            seen.rlimits.push(limit.clone());
+            adjusted.rlimits.push(limit.clone());
             all.rlimits.push(limit);
         }
         for device in requested.cdi_devices {
@@ -122,14 +122,14 @@ impl Creation {
 fn adjust_linux(
     requested: LinuxContainerAdjustment,
     claims: &mut Claims<'_>,
-    seen: &mut Container,
+    adjusted: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
-    let seen = seen.linux.get_or_insert_default();
+    let adjusted = adjusted.linux.get_or_insert_default();
     let all = all.linux.get_or_insert_default();
-    fields::devices(requested.devices, claims, seen, all)?;
+    fields::devices(requested.devices, claims, adjusted, all)?;
     if let Some(resources) = &requested.resources {
-        let mut targets = [seen.resources.get_or_insert_default(), all.resources.get_or_insert_default()];
+        let mut targets = [adjusted.resources.get_or_insert_default(), all.resources.get_or_insert_default()];
         resources::merge(resources, claims, &mut targets)?;
         for target in targets {
             target.devices.extend(resources.devices.iter().cloned());
@@ -137,12 +137,12 @@ fn adjust_linux(
     }
     if !requested.cgroups_path.is_empty() {
         claims.set(Field::CgroupsPath)?;
-        seen.cgroups_path.clone_from(&requested.cgroups_path);
+        adjusted.cgroups_path.clone_from(&requested.cgroups_path);
         all.cgroups_path = requested.cgroups_path;
     }
-    fields::namespaces(requested.namespaces, claims, seen, all)?;
-    fields::sysctls(&requested.sysctl, claims, seen, all)?;
-    fields::net_devices(requested.net_devices, claims, seen, all)?;
+    fields::namespaces(requested.namespaces, claims, adjusted, all)?;
+    fields::sysctls(&requested.sysctl, claims, adjusted, all)?;
+    fields::net_devices(requested.net_devices, claims, adjusted, all)?;
     if let Some(rdt) = requested.rdt {
         fields::rdt(rdt, claims, all)?;
     }
@@ -150,7 +150,7 @@ fn adjust_linux(
         ($($name:ident is $field:ident),* $(,)?) => {$(
             if let Some(value) = requested.$name {
                 claims.set(Field::$field)?;
-                seen.$name = Some(value.clone());
+                adjusted.$name = Some(value.clone());
                 all.$name = Some(value);
             }
         )*};
@@ -195,7 +195,7 @@ impl Updates {
         merged.ignore_failure &= update.ignore_failure;
         if let Some(requested) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
             let target = merged.linux.get_or_insert_default().resources.get_or_insert_default();
-            // On a copy: if a claim is refused, the claims before it must not remain.
+            // The claims are made on a copy, because none of them must remain if one is refused.
             let mut tried = owners.clone();
             match resources::merge(requested, &mut tried.claims(id, plugin), &mut [target]) {
                 Ok(()) => *owners = tried,

@@ -66,7 +66,7 @@ impl std::fmt::Debug for HostRef {
 // === impl Nri ===
 
 impl Nri {
-    /// Without plugins until [`Nri::start`].
+    /// Creates a set without plugins. [`Nri::start`] adds them.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let mut inner = Inner::default();
@@ -110,7 +110,7 @@ impl Nri {
         }))
         .await;
         if let Some(path) = &self.inner.settings.socket {
-            // The listener is closed.
+            // The listener is closed. A missing socket file is no error.
             let _absent = std::fs::remove_file(path);
         }
     }
@@ -157,7 +157,7 @@ impl Nri {
             let known = snapshot(&host).await;
             let (plugin, updates) = chain.join(plugin, known).await?;
             inner.wanted.store(chain.subscribed_events(), Ordering::Release);
-            self.watch(plugin);
+            self.remove_when_closed(plugin);
             updates
         };
         update_all(&host, updates).await;
@@ -165,7 +165,7 @@ impl Nri {
     }
 
     /// Removes the plugin when its connection closes.
-    fn watch(&self, plugin: Arc<Plugin>) {
+    fn remove_when_closed(&self, plugin: Arc<Plugin>) {
         let (inner, end) = (Arc::downgrade(&self.inner), self.inner.end.clone());
         tokio::spawn(async move {
             tokio::select! {
@@ -216,7 +216,7 @@ async fn snapshot(host: &Arc<dyn Host>) -> Snapshot {
 // === pods ===
 
 impl Nri {
-    /// A pod is complete and about to be reported. After an error it must be removed.
+    /// A pod is complete, and the caller is about to report it. After an error the caller must remove the pod.
     ///
     /// # Errors
     /// If a plugin refuses it.

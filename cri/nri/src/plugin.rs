@@ -316,7 +316,7 @@ fn framed(length: usize) -> usize {
     length + 6
 }
 
-/// A copy of the container that a message has room for, beside other fields of these lengths in bytes.
+/// A copy of the container that fits into a message beside other fields. `fields` are their lengths in bytes.
 pub(crate) fn fitted_beside(container: &Container, fields: &[usize]) -> Container {
     let used: usize = fields.iter().map(|length| framed(*length)).sum();
     fitted(container.clone(), MAX_CONTENT.saturating_sub(used))
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_no_message_has_room_for_keeps_no_plugin_from_joining() {
+    fn a_container_that_is_too_large_for_a_message_does_not_keep_plugins_from_joining() {
         let large = || Container {
             id: "a".into(),
             name: "n".into(),

@@ -35,7 +35,7 @@ pub(crate) enum Phase {
     },
     /// Its first process waits for the start signal.
     Created,
-    /// The start signal is sent. The end of the first process's report means that the program runs.
+    /// The start signal is sent. The report of the first process ends when the program runs.
     Starting {
         call_id: CallId,
     },
@@ -123,8 +123,8 @@ impl Container {
         }
     }
 
-    /// When the container's outputs may be read again, if it writes too fast. `None` after the end of its first
-    /// process, because the rest of the output has a deadline.
+    /// Time from which the container's output is read again, if reading is paused because the container writes too
+    /// fast. `None` after the end of its first process, because the rest of the output has a deadline.
     pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.is_alive().then(|| self.stdio.paused_until(now))?
     }

@@ -72,7 +72,7 @@ pub(crate) fn exec_as(label: &str) -> io::Result<()> {
 
 /// Writes the label. A file that the container mounted over its /proc is never written to.
 fn set_exec(label: &str) -> io::Result<()> {
-    // O_PATH has no side effect on whatever the container put there.
+    // O_PATH has no side effect on a file that the container put there.
     let proc = kernel::open_without_magic(Path::new("/proc"), libc::O_PATH | libc::O_DIRECTORY)?;
     let is_proc = fstatfs(&proc)?.filesystem_type() == PROC_SUPER_MAGIC && fstat(&proc)?.st_ino == PROC_ROOT;
     if !is_proc {

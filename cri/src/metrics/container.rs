@@ -105,13 +105,13 @@ impl Group<'_> {
     fn cpu(&self, builder: &mut MetricBuilder) {
         let v2 = self.cgroups.unified();
         let stat = self.text("cpu", "cpu.stat", "cpu.stat");
-        let microseconds = |name| field(&stat, name).map(|value| value / 1_000_000);
+        let seconds_of = |name| field(&stat, name).map(|value| value / 1_000_000);
         if let Some(nanoseconds) = self.cgroups.cpu_nanoseconds(self.path) {
             builder.put(&names::CPU_USAGE, &["total"], nanoseconds / SECOND);
         }
         let ticks = self.text("cpuacct", "cpuacct.stat", "cpu.stat");
         let time = |v1, v2_name| {
-            if v2 { microseconds(v2_name) } else { field(&ticks, v1).map(|value| value / TICKS) }
+            if v2 { seconds_of(v2_name) } else { field(&ticks, v1).map(|value| value / TICKS) }
         };
         builder.put_some(&names::CPU_USER, time("user", "user_usec"));
         builder.put_some(&names::CPU_SYSTEM, time("system", "system_usec"));
@@ -119,7 +119,7 @@ impl Group<'_> {
         builder.put(&names::CPU_PERIODS, &[], field(&stat, "nr_periods").unwrap_or(0));
         builder.put(&names::CPU_THROTTLED_PERIODS, &[], field(&stat, "nr_throttled").unwrap_or(0));
         let throttled = if v2 {
-            microseconds("throttled_usec")
+            seconds_of("throttled_usec")
         } else {
             field(&stat, "throttled_time").map(|value| value / SECOND)
         };
@@ -133,7 +133,7 @@ impl Group<'_> {
         builder.put_some(&names::MEMORY_RSS, of("total_rss", "anon"));
         builder.put_some(&names::MEMORY_MAPPED, of("total_mapped_file", "file_mapped"));
         let kernel = if self.cgroups.unified() {
-            // Linux 5.18 and newer. For older kernels: the sum of its largest parts.
+            // Linux 5.18 and newer report the total. For older kernels it is the sum of the largest parts.
             let parts = ["kernel_stack", "pagetables", "sock", "slab"];
             let sum = || parts.iter().filter_map(|name| field(&stat, name)).sum();
             Some(field(&stat, "kernel").unwrap_or_else(sum))

@@ -1,7 +1,7 @@
 //! Deadlines of calls, with gRPC's status code.
 //!
-//! The transport cancels a call at its timeout with `Cancelled`. A client whose own clock is later gets this code instead of
-//! `DeadlineExceeded`. So the same timeout is applied here first.
+//! The transport cancels a call at its timeout with `Cancelled`. A client whose own timer fires later gets this code
+//! instead of `DeadlineExceeded`. So the same timeout is applied here first.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -47,7 +47,7 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         // Computed before the transport's deadline, which begins after this call returns.
-        let end = time_out(request.headers()).and_then(|time| Instant::now().checked_add(time));
+        let end = parse_timeout(request.headers()).and_then(|time| Instant::now().checked_add(time));
         let answer = self.0.call(request);
         match end {
             Some(end) => Box::pin(until(end, answer)),
@@ -77,7 +77,7 @@ fn exceeded() -> Response<Body> {
 }
 
 /// Parses `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2). An invalid value is ignored.
-fn time_out(headers: &HeaderMap) -> Option<Duration> {
+fn parse_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -122,9 +122,9 @@ mod tests {
             ("+1S", None),
             ("1s", None),
         ] {
-            assert_eq!(time_out(&headers(text)), time, "{text:?}");
+            assert_eq!(parse_timeout(&headers(text)), time, "{text:?}");
         }
-        assert_eq!(time_out(&HeaderMap::new()), None);
+        assert_eq!(parse_timeout(&HeaderMap::new()), None);
     }
 
     async fn code<F>(answer: fn() -> F, time_out: Option<&str>) -> Option<tonic::Code>

@@ -9,7 +9,7 @@ use std::path::Path;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// A memory file with this content.
-pub(super) fn holding(content: &[u8]) -> std::io::Result<OwnedFd> {
+pub(super) fn memory_file(content: &[u8]) -> std::io::Result<OwnedFd> {
     let memory = memfd_create(c"packet", MFdFlags::MFD_CLOEXEC)?;
     let mut file = std::fs::File::from(memory);
     file.write_all(content)?;

@@ -46,7 +46,8 @@ pub(super) async fn command(connection: Connection, codec: Codec, run: impl Asyn
     let receiving = AbortOnDropHandle::new(tokio::spawn(receive(reader, codec, input_sender)));
     let sending = AbortOnDropHandle::new(tokio::spawn(send(writer, codec, output_receiver)));
     run(Client { input, output }).await;
-    // Without a timeout: the client may read slowly. It closes after it has received the status.
+    // This wait has no timeout, because the client may read slowly. It closes the connection after it has received the
+    // status.
     let _sent = sending.await;
     let _ended = timeout(LINGER, receiving).await;
 }
@@ -122,7 +123,7 @@ pub(super) async fn forward(
     };
     let end = async {
         if is_closed_by_client {
-            // Some clients wait for it. Others are gone.
+            // Some clients wait for the close frame. Sending it to others fails.
             let _sent = writer.close().await;
         } else {
             // A close with unread data would discard what the client has not received yet.
@@ -179,7 +180,7 @@ async fn send_output(mut from: impl AsyncRead + Unpin, mut writer: Writer) -> io
     }
 }
 
-/// A client's frames after its upgrade. The first byte determines the encoding of the messages.
+/// Fuzz target: a client's frames after its upgrade. The first byte determines the encoding of the messages.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     use self::frames::{Event, Frames, PIECE};
@@ -236,7 +237,7 @@ mod tests {
         assert_eq!(data(b"", true), None);
         assert_eq!(data(b"\x04", false), None);
         assert_eq!(data(b"three", false), Some((2, Bytes::from_static(b"three"))));
-        // Clients have nothing to say on the channels for errors.
+        // Data of clients on the channels for errors is ignored.
         assert_eq!(data(b"\x01x", true), None);
         assert_eq!(data(b"x", false), None);
     }

@@ -53,21 +53,21 @@ impl Spdy {
             let headers = [("streamtype", kind), ("port", &port.to_string()), ("requestid", &id_of(id))]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()));
             let block = self.deflater.block(&headers.into()).expect("packs").into();
-            self.say(&Frame::SynStream { id, fin: false, block }).await;
+            self.send(&Frame::SynStream { id, fin: false, block }).await;
         }
         id + 2
     }
 
     /// Writes to a stream, and ends it if `fin` is set.
     pub(crate) async fn write(&mut self, id: u32, bytes: &[u8], fin: bool) {
-        self.say(&Frame::Data { id, fin, bytes: Bytes::copy_from_slice(bytes) }).await;
+        self.send(&Frame::Data { id, fin, bytes: Bytes::copy_from_slice(bytes) }).await;
     }
 
     /// Reads `length` bytes of a stream, or fewer if it ends before.
     pub(crate) async fn read(&mut self, wanted: u32, length: usize) -> Vec<u8> {
         let mut read = Vec::new();
         while read.len() < length {
-            match self.hear().await {
+            match self.receive().await {
                 Some(Frame::Data { id, fin, bytes }) if id == wanted => {
                     read.extend_from_slice(&bytes);
                     if fin {
@@ -84,7 +84,7 @@ impl Spdy {
     /// Reads a stream to its end, or to the end of the connection.
     pub(crate) async fn read_to_end(&mut self, wanted: u32) -> Vec<u8> {
         let mut read = Vec::new();
-        while let Some(frame) = self.hear().await {
+        while let Some(frame) = self.receive().await {
             if let Frame::Data { id, fin, bytes } = frame
                 && id == wanted
             {
@@ -97,13 +97,13 @@ impl Spdy {
         read
     }
 
-    async fn say(&mut self, frame: &Frame) {
+    async fn send(&mut self, frame: &Frame) {
         let mut wire = BytesMut::new();
         encode(frame, &mut wire);
         self.io.write_all(&wire).await.expect("write");
     }
 
-    async fn hear(&mut self) -> Option<Frame> {
+    async fn receive(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.decoder.next(&mut self.buffer).expect("a frame") {
                 return Some(frame);

@@ -11,7 +11,7 @@ use tonic::Request;
 
 use crate::fixture::Machine;
 
-/// A timeout that even a slow machine does not reach, and longer than any cached value is used.
+/// A timeout that even a slow machine does not reach. It is longer than the time for which a value is cached.
 const LONG: Duration = Duration::from_secs(120);
 
 /// Metrics that depend on the kernel, a disk or a quota: traffic of block devices, huge pages, pressure.
@@ -25,8 +25,8 @@ async fn start_listening(machine: &Machine, id: &str) {
     eventually_async("the container listens", 20, listens).await;
 }
 
-/// Waits until containers use at least `bytes`. An expensive measurement is cached for longer.
-async fn grown(machine: &Machine, bytes: u64) -> cri::ImageFsInfoResponse {
+/// Waits until containers use at least `bytes`. The longer a measurement takes, the longer the runtime caches it.
+async fn wait_for_usage(machine: &Machine, bytes: u64) -> cri::ImageFsInfoResponse {
     eventually_async(&format!("containers use {bytes} bytes"), 20, async || {
         let request = Request::new(cri::ImageFsInfoRequest {});
         let info = machine.runtime.image_fs_info(request).await.expect("info").into_inner();
@@ -97,7 +97,7 @@ pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machin
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
+pub(crate) async fn rates_and_sizes_match_the_usage(machine: &mut Machine) {
     let pod = machine.pod("rates").await;
     let half = |config: &mut cri::ContainerConfig| {
         let limits = cri::LinuxContainerResources {
@@ -126,8 +126,8 @@ pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
         cpu.usage_nano_cores.as_ref().map(|value| value.value)
     };
     assert!(cores(&stats().await).is_some(), "the first query has a value too");
-    // Half a core by its quota; less on a busy machine. More for a moment after a stall, which the kernel later
-    // subtracts.
+    // The quota allows half a core. A busy machine gives less. After a stall the usage exceeds the quota for a moment,
+    // and the kernel subtracts the excess later.
     let begun = Instant::now();
     let found = loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -147,7 +147,7 @@ pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
     let mount = layer.fs_id.expect("file system").mountpoint;
     assert!(std::path::Path::new(&mount).is_dir());
     machine.exec(&id, &["dd", "if=/dev/zero", "of=/big", "bs=1M", "count=3"], 0).await.expect("exec");
-    let info = grown(machine, 3 << 20).await;
+    let info = wait_for_usage(machine, 3 << 20).await;
     let containers = &info.container_filesystems[0];
     assert_eq!(containers.fs_id.as_ref().expect("file system").mountpoint, mount);
     assert!(info.image_filesystems[0].used_bytes.as_ref().expect("bytes").value > 1 << 20);

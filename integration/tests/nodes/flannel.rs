@@ -11,7 +11,7 @@ use super::{CIDRS, MTU, condition};
 /// MTU of flannel's pods with an uplink of 1500 bytes, for both families.
 const FLANNELS_MTU: usize = 1450;
 
-/// Properties of a node from which its peers' kernel tables follow.
+/// Properties of a node that determine the entries for it in its peers' kernel tables.
 #[derive(Debug)]
 struct PeerProperties {
     name: String,
@@ -44,18 +44,18 @@ impl PeerProperties {
 }
 
 /// Entries that peers need to reach this node, from its own devices. None if a device does not exist.
-fn needed(host: &Host, seat: &PeerProperties) -> Option<Entries> {
+fn needed(host: &Host, peer: &PeerProperties) -> Option<Entries> {
     let entry = |((address, device), range): (&(String, &str), &String)| {
         let mac = text(&host.try_json("ip", &["-j", "link", "show", device])?[0]["address"]);
         Some([address.clone(), mac, range.split('/').next().unwrap().to_owned(), range.clone()])
     };
-    seat.ends.iter().zip(&seat.ranges).map(entry).collect()
+    peer.ends.iter().zip(&peer.ranges).map(entry).collect()
 }
 
 /// Entries for peers in a node's kernel. None if the three tables disagree, or a device does not exist.
-fn known(host: &Host, seat: &PeerProperties) -> Option<Entries> {
+fn known(host: &Host, peer: &PeerProperties) -> Option<Entries> {
     let mut known = Entries::new();
-    for (_, device) in &seat.ends {
+    for (_, device) in &peer.ends {
         let family = if device.contains("v6") { "-6" } else { "-4" };
         let list = |value: Value| value.as_array().unwrap().clone();
         let fdb = list(host.try_json("bridge", &["-j", "fdb", "show", "dev", device])?);
@@ -113,12 +113,12 @@ fn answered(host: &Host) -> [[u64; 2]; 2] {
 }
 
 /// Asserts that our agents probe a node with flannel that has no pods, and therefore no bridge, and report no fault.
-fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
+fn assert_healthy_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
     let bridges = flannel.host().ip(&["link", "show", "type", "bridge"]);
     assert_eq!(bridges, json!([]));
-    // From each node a small and a full-size echo, and two datagrams, which may be counted as one.
+    // Each node sends a small and a full-size echo request, and two datagrams, which the kernel may count as one.
     let each = u64::try_from(nodes.agents().len()).unwrap();
-    eventually("ours to test the way to flannel's node", 30, || {
+    eventually("our agents to probe flannel's node", 30, || {
         let answered = answered(flannel.host());
         let well = |v6: bool| {
             let [echoes, datagrams] = answered[usize::from(v6)];
@@ -154,18 +154,18 @@ impl MixedCluster {
         nodes.wait_ready();
         let mut pods = with_nginx(&nodes, 2);
         let mut flannel = Flannel::join(&nodes, 3, cidrs, backend);
-        is_well_without_pods(&nodes, &flannel, cidrs);
+        assert_healthy_without_pods(&nodes, &flannel, cidrs);
         let (process, ips) = flannel.attach();
         pods.push(Pod { node: flannel.name().to_owned(), ips, process });
         Self { nodes, flannel, pods }
     }
 
     /// The current state of all nodes.
-    fn seats(&self) -> Vec<(&Host, PeerProperties)> {
+    fn peers(&self) -> Vec<(&Host, PeerProperties)> {
         let ours = self.nodes.agents().iter().map(|agent| {
-            let seat =
+            let peer =
                 PeerProperties::of(&self.nodes, agent.host(), agent.name(), ["coracle.1", "coracle.1-v6"]);
-            (agent.host(), seat)
+            (agent.host(), peer)
         });
         let host = self.flannel.host();
         let theirs =
@@ -174,30 +174,30 @@ impl MixedCluster {
     }
 
     /// Asserts that every node's kernel has exactly the entries for all other nodes.
-    fn all_know_all(&self) {
-        let seats = self.seats();
-        for (host, seat) in &seats {
-            let others = || seats.iter().filter(|(_, other)| other.name != seat.name);
+    fn all_have_entries_for_all(&self) {
+        let peers = self.peers();
+        for (host, peer) in &peers {
+            let others = || peers.iter().filter(|(_, other)| other.name != peer.name);
             let mut last = None;
             let knows_all = within(30, || {
                 // A device that is recreated for another address may have another hardware address.
                 let needed: Option<Vec<Entries>> =
                     others().map(|(host, other)| needed(host, other)).collect();
                 let needed: Option<Entries> = needed.map(|needed| needed.into_iter().flatten().collect());
-                let found = known(host, seat);
+                let found = known(host, peer);
                 let knows_all = found.is_some() && found == needed;
                 last = Some((found, needed));
                 knows_all
             });
-            assert!(knows_all.is_some(), "{}, found and needed entries: {last:#?}", seat.name);
+            assert!(knows_all.is_some(), "{}, found and needed entries: {last:#?}", peer.name);
         }
     }
 
     /// Asserts that every node has exactly the routes to all other nodes' pods, and no tunnel.
     fn all_route_to_all(&self) {
-        let seats = self.seats();
-        for (host, seat) in &seats {
-            let others = seats.iter().filter(|(_, other)| other.name != seat.name);
+        let peers = self.peers();
+        for (host, peer) in &peers {
+            let others = peers.iter().filter(|(_, other)| other.name != peer.name);
             let needed: BTreeSet<[String; 2]> = others
                 .flat_map(|(_, other)| other.ranges.iter().zip(&other.ends))
                 .map(|(range, (address, _))| [range.clone(), address.clone()])
@@ -209,7 +209,7 @@ impl MixedCluster {
                 last = Some((routes, tunnels));
                 routes_to_all
             });
-            assert!(routes_to_all.is_some(), "{}: {last:#?}, not {needed:#?}", seat.name);
+            assert!(routes_to_all.is_some(), "{}: {last:#?}, not {needed:#?}", peer.name);
         }
     }
 
@@ -224,8 +224,8 @@ impl MixedCluster {
     }
 
     fn all_reach_all(&self, mtu: usize) {
-        let seats = self.seats();
-        let hosts: Vec<_> = seats.into_iter().map(|(_, seat)| (seat.name, seat.pid)).collect();
+        let peers = self.peers();
+        let hosts: Vec<_> = peers.into_iter().map(|(_, peer)| (peer.name, peer.pid)).collect();
         hosts_and_pods_reach_pods(&hosts, &self.pods, mtu);
     }
 }
@@ -235,7 +235,7 @@ fn flannel_nodes_and_ours_form_one_network_after_changes() {
     on_a_machine(|machine| {
         let mut mixed = MixedCluster::up(machine, CIDRS);
         let name = mixed.flannel.name().to_owned();
-        mixed.all_know_all();
+        mixed.all_have_entries_for_all();
         mixed.all_reach_all(MTU);
         // Flannel's pods have a larger MTU than ours. They get "packet too big" and fragment.
         mixed.all_reach_all(FLANNELS_MTU);
@@ -252,19 +252,21 @@ fn flannel_nodes_and_ours_form_one_network_after_changes() {
         mixed.flannel.stop();
         mixed.flannel.host().set_address(77);
         mixed.flannel.start();
-        mixed.all_know_all();
+        mixed.all_have_entries_for_all();
         mixed.all_reach_all(MTU);
-        // Its devices and annotations are deleted: no route until flanneld creates new ones.
+        // The devices and annotations of that node are deleted. No route leads to it until flanneld creates new ones.
         mixed.flannel.stop();
         for device in ["flannel.1", "flannel-v6.1"] {
             mixed.flannel.host().run("ip", &["link", "del", device]);
         }
         let data = ["backend-data-", "backend-v6-data-"].map(|key| format!("flannel.alpha.coreos.com/{key}"));
         mixed.nodes.kubectl(&["annotate", "node", &name, &data[0], &data[1]]);
-        let (host, seat) = mixed.seats().swap_remove(0);
-        eventually("ours to forget the lost devices", 20, || (known(host, &seat)?.len() == 2).then_some(()));
+        let (host, peer) = mixed.peers().swap_remove(0);
+        eventually("our agents to remove the entries of the deleted devices", 20, || {
+            (known(host, &peer)?.len() == 2).then_some(())
+        });
         mixed.flannel.start();
-        mixed.all_know_all();
+        mixed.all_have_entries_for_all();
         mixed.all_reach_all(MTU);
     });
 }
@@ -273,7 +275,7 @@ fn flannel_nodes_and_ours_form_one_network_after_changes() {
 fn flannel_nodes_and_ours_form_one_ipv6_only_network() {
     on_a_machine(|machine| {
         let mixed = MixedCluster::up(machine, "fd42::/48");
-        mixed.all_know_all();
+        mixed.all_have_entries_for_all();
         mixed.all_reach_all(MTU);
         mixed.nothing_is_masqueraded();
     });
@@ -285,7 +287,7 @@ fn a_flannel_node_that_does_not_respond_is_reported() {
         let cidrs = "10.42.0.0/16";
         let nodes = Nodes::up(machine, cidrs, 1);
         let flannel = Flannel::join(&nodes, 3, cidrs, &json!({"Type": "vxlan"}));
-        is_well_without_pods(&nodes, &flannel, cidrs);
+        assert_healthy_without_pods(&nodes, &flannel, cidrs);
         let device = &flannel.host().ip(&["addr", "show", "dev", "flannel.1"])[0];
         let address = text(&device["addr_info"][0]["local"]);
         flannel.host().cut();
@@ -306,17 +308,17 @@ fn a_flannel_node_that_does_not_respond_is_reported() {
 fn flannel_nodes_and_ours_remove_entries_of_deleted_nodes() {
     on_a_machine(|machine| {
         let mut mixed = MixedCluster::up(machine, "10.42.0.0/16");
-        mixed.all_know_all();
+        mixed.all_have_entries_for_all();
         mixed.all_reach_all(MTU);
         // A node with our agent gets another address.
         mixed.nodes.agent("node-1").host().set_address(88);
-        mixed.all_know_all();
+        mixed.all_have_entries_for_all();
         mixed.all_reach_all(MTU);
         // A node with our agent is removed.
         mixed.nodes.remove("node-2");
         mixed.nodes.kubectl(&["delete", "node", "node-2"]);
         mixed.pods.retain(|pod| pod.node != "node-2");
-        mixed.all_know_all();
+        mixed.all_have_entries_for_all();
         mixed.all_reach_all(MTU);
         // The node with flannel is removed.
         mixed.flannel.stop();

@@ -17,7 +17,7 @@ struct CapturedTraffic {
     frames: Vec<Vec<u8>>,
 }
 
-/// Packets between pods that were seen, by addresses and length.
+/// Captured packets between pods: addresses and length.
 type Seen = BTreeSet<(IpAddr, IpAddr, usize)>;
 
 // === impl CapturedTraffic ===
@@ -58,7 +58,7 @@ impl CapturedTraffic {
     }
 
     /// Asserts that the outer packet goes from the sender's host to the receiver's host, in the same address family.
-    fn assert_outside(&self, outer: &Packet<'_>, inner: &Packet<'_>) {
+    fn assert_outer_addresses(&self, outer: &Packet<'_>, inner: &Packet<'_>) {
         let hosts = self.hosts().map(|host| match inner.from {
             IpAddr::V4(_) => host.address().parse::<IpAddr>().unwrap(),
             IpAddr::V6(_) => host.address_v6().parse::<IpAddr>().unwrap(),
@@ -74,9 +74,9 @@ impl CapturedTraffic {
 
     /// Asserts that no frame exceeds the link's MTU, and that `seen` contains all packets of pods. These must include
     /// small and full-size packets in both directions.
-    fn check(&self, naked: bool, seen: &Seen) {
+    fn check(&self, is_unencapsulated: bool, seen: &Seen) {
         let hosts = self.hosts().map(|host| [host.address(), host.address_v6()]).concat();
-        // Except frames of the control plane, whose uplink has segmentation offload.
+        // Frames of the control plane are left out, because its uplink has segmentation offload.
         let between = |packet: &Packet<'_>| {
             self.is_of_pods(packet)
                 || [packet.from, packet.to].iter().all(|ip| hosts.contains(&ip.to_string()))
@@ -85,7 +85,7 @@ impl CapturedTraffic {
         let longest = self.frames.iter().filter(is_between).map(|frame| frame.len() - 14).max();
         assert_eq!(longest, Some(1500), "full packets fill the link");
         let mut packets = self.frames.iter().filter_map(|frame| Frame::of(frame).packet());
-        assert_eq!(packets.any(|packet| self.is_of_pods(&packet)), naked);
+        assert_eq!(packets.any(|packet| self.is_of_pods(&packet)), is_unencapsulated);
         for (from, to) in [(0, 1), (1, 0)] {
             for (from, to) in self.pods[from].ips.iter().zip(&self.pods[to].ips) {
                 for length in [64, mtu(&self.nodes)] {
@@ -122,70 +122,70 @@ fn device(host: &Host, v4: bool) -> String {
 #[test]
 fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
     on_a_machine(|machine| {
-        let talk = CapturedTraffic::by(machine, "vxlan");
-        let devices = |v4| talk.hosts().map(|host| hardware_address(host, &device(host, v4)));
+        let traffic = CapturedTraffic::by(machine, "vxlan");
+        let devices = |v4| traffic.hosts().map(|host| hardware_address(host, &device(host, v4)));
         let (of_v4, of_v6) = (devices(true), devices(false));
         let mut seen = Seen::new();
-        for frame in &talk.frames {
+        for frame in &traffic.frames {
             let Some(outer) = Frame::of(frame).packet() else { continue };
             let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8472) else {
                 continue;
             };
             let (vni, inside) = datagram.vxlan();
             assert_eq!(vni, 1);
-            let Some(inner) = inside.packet().filter(|inner| talk.is_of_pods(inner)) else { continue };
-            talk.assert_outside(&outer, &inner);
+            let Some(inner) = inside.packet().filter(|inner| traffic.is_of_pods(inner)) else { continue };
+            traffic.assert_outer_addresses(&outer, &inner);
             let mut ends = [inside.from.clone(), inside.to.clone()];
-            if talk.pod_of(inner.from).node != talk.nodes.agents()[0].name() {
+            if traffic.pod_of(inner.from).node != traffic.nodes.agents()[0].name() {
                 ends.reverse();
             }
             assert_eq!(ends, if inner.from.is_ipv4() { of_v4.clone() } else { of_v6.clone() }, "{inner:?}");
             seen.insert(key(&inner));
         }
-        talk.check(false, &seen);
+        traffic.check(false, &seen);
     });
 }
 
 #[test]
 fn packets_of_pods_are_routed_without_encapsulation() {
     on_a_machine(|machine| {
-        let talk = CapturedTraffic::by(machine, "host-gw");
-        let uplinks = talk.hosts().map(|host| hardware_address(host, "eth0"));
+        let traffic = CapturedTraffic::by(machine, "host-gw");
+        let uplinks = traffic.hosts().map(|host| hardware_address(host, "eth0"));
         let mut seen = Seen::new();
-        for frame in &talk.frames {
+        for frame in &traffic.frames {
             let frame = Frame::of(frame);
             let Some(packet) = frame.packet() else { continue };
             let wrapped = packet.datagram().is_some_and(|datagram| [8472, 8285].contains(&datagram.to_port));
             assert!(!wrapped, "{packet:?}");
-            if talk.is_of_pods(&packet) {
+            if traffic.is_of_pods(&packet) {
                 let mut ends = [frame.from.clone(), frame.to.clone()];
-                if talk.pod_of(packet.from).node != talk.nodes.agents()[0].name() {
+                if traffic.pod_of(packet.from).node != traffic.nodes.agents()[0].name() {
                     ends.reverse();
                 }
                 assert_eq!(ends, uplinks, "{packet:?}");
                 seen.insert(key(&packet));
             }
         }
-        talk.check(true, &seen);
+        traffic.check(true, &seen);
     });
 }
 
 #[test]
 fn packets_of_pods_are_sent_in_udp_and_fit_the_link() {
     on_a_machine(|machine| {
-        let talk = CapturedTraffic::by(machine, "udp");
+        let traffic = CapturedTraffic::by(machine, "udp");
         let mut seen = Seen::new();
-        for frame in &talk.frames {
+        for frame in &traffic.frames {
             let Some(outer) = Frame::of(frame).packet() else { continue };
             let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8285) else {
                 continue;
             };
             let inner = Packet::of(datagram.payload);
-            if talk.is_of_pods(&inner) {
-                talk.assert_outside(&outer, &inner);
+            if traffic.is_of_pods(&inner) {
+                traffic.assert_outer_addresses(&outer, &inner);
                 seen.insert(key(&inner));
             }
         }
-        talk.check(false, &seen);
+        traffic.check(false, &seen);
     });
 }

@@ -1,4 +1,4 @@
-//! Services and DNS of a node while what they depend on does not answer: the control plane, or another resolver.
+//! Services and DNS of a node while the control plane or another resolver does not answer.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -55,14 +55,14 @@ fn create(nodes: &Nodes, objects: &[Value]) {
     nodes.kubectl(&["wait", "pod", "--all", "--for=condition=Ready", "--timeout=120s"]);
 }
 
-/// A process of the pod.
+/// The pid of a process of the pod.
 fn process(nodes: &Nodes, name: &str) -> u32 {
     let uid = nodes.get(&["pod", name])["metadata"]["uid"].as_str().unwrap().to_owned();
     nodes.agents()[0].process_of(&uid).unwrap()
 }
 
-/// Runs a script with the network and the files of a process. The kubelet API needs the control plane for the same.
-fn within(process: u32, script: &str) -> String {
+/// Runs a script with the network and the files of a process. An exec by the kubelet API would need the control plane.
+fn run_in_pod(process: u32, script: &str) -> String {
     let of = |option: &str, kind: &str| format!("--{option}=/proc/{process}/ns/{kind}");
     let mut command = Command::new("nsenter");
     command.args([of("net", "net"), of("mount", "mnt")]).args(["--", "/bin/sh", "-c", script]);
@@ -72,7 +72,7 @@ fn within(process: u32, script: &str) -> String {
 /// The different answers to several requests, sorted.
 fn answers(client: u32, address: &str) -> Vec<String> {
     let request = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} 80 | tail -1");
-    let output = within(client, &format!("for i in $(seq 20); do {request}; done"));
+    let output = run_in_pod(client, &format!("for i in $(seq 20); do {request}; done"));
     let mut all: Vec<String> = output.lines().map(str::to_owned).collect();
     all.sort();
     all.dedup();
@@ -81,7 +81,7 @@ fn answers(client: u32, address: &str) -> Vec<String> {
 
 /// Number of addresses of a name.
 fn addresses(client: u32, name: &str) -> usize {
-    let output = within(client, &format!("nslookup -type=a {name} 2>&1"));
+    let output = run_in_pod(client, &format!("nslookup -type=a {name} 2>&1"));
     output.lines().filter(|line| line.starts_with("Address") && line.contains("10.42.")).count()
 }
 
@@ -119,7 +119,7 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
             }
             std::thread::sleep(Duration::from_secs(20));
         }
-        // The API learns of the last failure only later, and what the node knows stays until then.
+        // The API server learns of the last failure only later. Until then the node uses its own result of the probe.
         fs::remove_file(&ready).unwrap();
         have("the other endpoint alone, again", &["two"]);
         nodes.start_plane();
@@ -159,7 +159,8 @@ fn services_are_reachable_after_a_boot_without_control_plane() {
         eventually("the record of the policies", 30, || {
             fs::read_to_string(&record).is_ok_and(|text| text.contains("for-clients"))
         });
-        // The agent writes endpoints that are not stored yet when it ends. Then the pods and the kernel's tables are lost.
+        // When the agent ends, it writes the endpoints that are not stored yet. The boot then removes the pods and the
+        // kernel's tables.
         nodes.agent("node-1").end(Signal::SIGTERM);
         boot::of_agent(machine, nodes.agent("node-1"), 1);
         let flushed = nodes.agents()[0].host().command("nft").args(["flush", "ruleset"]).status().unwrap();
@@ -197,7 +198,7 @@ fn is_resolved(socket: &UdpSocket, id: u16, name: &str) -> bool {
 }
 
 #[test]
-fn a_resolver_that_hangs_leaves_names_of_the_cluster_to_others() {
+fn names_of_the_cluster_are_resolved_while_another_resolver_hangs() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
         let hanging = UdpSocket::bind((OUTSIDE, 53)).unwrap();

@@ -14,8 +14,8 @@ pub(super) enum Owner<'a> {
     Version,
     /// `ns.dns`: the server.
     Server,
-    /// An empty non-terminal (RFC 8499): a name without records that has names below it, as `svc`, `pod`
-    /// and `dns`.
+    /// An empty non-terminal (RFC 8499): a name without records that has names below it, such as `svc`, `pod` and
+    /// `dns`.
     Branch,
     /// `namespace.svc`, `namespace.pod` or `_protocol.service.namespace.svc` without records of its own.
     Namespace(&'a str),

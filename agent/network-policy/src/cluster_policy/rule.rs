@@ -1,4 +1,4 @@
-//! One rule of a policy of the whole cluster, parsed.
+//! Parses one rule of a policy of the whole cluster.
 
 use coracle_values::label_selector::LabelSelector;
 use ipnetwork::IpNetwork;
@@ -52,7 +52,7 @@ enum Peer {
     DomainNames(Vec<String>),
 }
 
-/// Ports of `v1alpha1`: exactly one field.
+/// An entry of `ports` in `v1alpha1`. It has exactly one field.
 #[derive(Deserialize)]
 enum Port {
     #[serde(rename = "portNumber")]
@@ -63,7 +63,7 @@ enum Port {
     Range { protocol: Option<String>, start: u16, end: u16 },
 }
 
-/// Protocols of `v1alpha2`: exactly one field.
+/// An entry of `protocols` in `v1alpha2`. It has exactly one field.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Protocol {

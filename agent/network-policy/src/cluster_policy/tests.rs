@@ -47,7 +47,7 @@ fn a_rule_that_cannot_be_honoured_fails_closed() {
 }
 
 #[test]
-fn peers_outside_of_pods_are_for_egress_rules() {
+fn peers_other_than_pods_are_valid_only_in_egress_rules() {
     for peer in
         [json!({"nodes": {}}), json!({"networks": ["10.0.0.0/8"]}), json!({"domainNames": ["a.example"]})]
     {

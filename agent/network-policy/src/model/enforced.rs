@@ -1,5 +1,6 @@
-//! The elements that name the pods whose policies are in the table. The next agent reads them while the API server does
-//! not answer, so that containers of these pods start. They change in the transactions that change the policies of the pods.
+//! The set elements of the pods whose policies are in the table. The next agent reads them while the API server does
+//! not answer, so that containers of these pods start. They change in the transactions that change the policies of the
+//! pods.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -16,7 +17,7 @@ pub(crate) fn enforced_key(uid: &str, ip: IpAddr) -> Option<ElementKey> {
     Some(ElementKey::default().address(ip).address(IpAddr::V6(Ipv6Addr::from(number))))
 }
 
-/// The elements of a pod. A pod does not have the addresses that belong to another pod.
+/// The elements of a pod. An address that now belongs to another pod has no element.
 fn elements(entry: &PodEntry) -> Vec<(Set, ElementKey)> {
     let facts = &entry.facts;
     let is_named = facts.is_local && facts.are_policies_known;

@@ -41,7 +41,7 @@ struct Packet {
     is_udp: bool,
 }
 
-/// Gives the namespace addresses, and routes for all packets.
+/// Adds the node's addresses and default routes to the namespace.
 pub(super) fn add_links() {
     for line in [
         "link set lo up",
@@ -73,7 +73,7 @@ pub(super) fn check(random: &mut SmallRng, states: &[State], count: usize) {
     }
 }
 
-/// A packet to a cluster IP, used or not, to a node port or to an external IP.
+/// A packet to a node port, an external IP, or a cluster IP with or without a service.
 fn packet(random: &mut SmallRng, states: &[State]) -> Packet {
     let number = random.random_range(1..20u8);
     let is_ipv4 = random.random_bool(0.6);
@@ -121,8 +121,8 @@ fn has_node_port(service: &Service, address: IpAddr) -> bool {
     kind == Some("NodePort") && has_address(service, address)
 }
 
-/// The endpoints of a family that take traffic: all of them, or those of one node. If none is ready, they are those that
-/// still serve while they terminate.
+/// The endpoints of a family that take traffic, on all nodes or on one. These are the ready ones. If none is ready,
+/// they are the terminating ones that still serve.
 fn usable(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, node: Option<&str>) -> Vec<SocketAddr> {
     let family = if is_ipv4 { AddressType::IPv4 } else { AddressType::IPv6 };
     let those = |takes: fn(Conditions) -> bool| -> Vec<SocketAddr> {
@@ -170,13 +170,13 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
 // === impl Packet ===
 
 impl Packet {
-    /// Sends it. `is_rejected` is whether its rejection is expected, which may take a moment to arrive.
-    fn send(&self, is_rejected: bool) -> Delivery {
+    /// Sends the packet. With `expects_rejection` it waits for the rejection, which may take a moment to arrive.
+    fn send(&self, expects_rejection: bool) -> Delivery {
         loop {
             let (socket, port) = self.socket();
             // An earlier connection from this port has a conntrack entry already.
             if tracked(port, self.to).is_none() {
-                return self.send_from(&socket, port, is_rejected);
+                return self.send_from(&socket, port, expects_rejection);
             }
         }
     }
@@ -196,7 +196,7 @@ impl Packet {
         (socket, port)
     }
 
-    fn send_from(&self, socket: &OwnedFd, port: u16, is_rejected: bool) -> Delivery {
+    fn send_from(&self, socket: &OwnedFd, port: u16, expects_rejection: bool) -> Delivery {
         let connected = connect(socket.as_raw_fd(), &SockaddrStorage::from(self.to));
         assert!(matches!(connected, Ok(()) | Err(Errno::EINPROGRESS | Errno::ECONNREFUSED)), "{connected:?}");
         if self.is_udp {
@@ -212,8 +212,8 @@ impl Packet {
         if !self.is_udp {
             return Delivery::Refused;
         }
-        if is_rejected {
-            // An error needs no flag.
+        if expects_rejection {
+            // poll(2) also reports errors that are not requested.
             let mut waiting = [PollFd::new(socket.as_fd(), PollFlags::empty())];
             poll(&mut waiting, REJECTION).unwrap();
         }
@@ -222,7 +222,7 @@ impl Packet {
     }
 }
 
-/// The end that answers a connection from a port of this machine, as conntrack has it.
+/// The address that answers a connection from the local port `from`, according to conntrack.
 fn tracked(from: u16, to: SocketAddr) -> Option<SocketAddr> {
     let table = std::fs::read_to_string(ENTRIES).unwrap();
     table.lines().find_map(|line| {

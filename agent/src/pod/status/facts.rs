@@ -20,8 +20,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) now: Timestamp,
     /// Whether no container runs or will run, so that the final phase can be computed.
     pub(crate) finished: bool,
-    /// Whether the pod has CPUs, memory of NUMA nodes, devices or claims of its own. Its end is not reported before they are
-    /// free: the control plane may then give them to another pod.
+    /// Whether the pod has CPUs, memory of NUMA nodes, devices or claims of its own. The agent reports the pod's end
+    /// only when they are free, because the control plane may give them to another pod after the report.
     pub(crate) holds_resources: bool,
 }
 

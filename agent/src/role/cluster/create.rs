@@ -186,7 +186,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Waits for `work`. If a process ends first, the error has the end of its log.
+    /// Waits for `work`. If a process ends first, the error has the last line of its log.
     async fn unless_ended<T>(
         &mut self,
         cluster: &Cluster,
@@ -218,7 +218,7 @@ mod tests {
     use super::make_private;
 
     #[test]
-    fn the_directory_above_that_of_a_cluster_keeps_its_mode() {
+    fn the_parent_of_a_cluster_directory_keeps_its_mode() {
         let dir = tempfile::tempdir().expect("directory");
         let mode =
             |path: &std::path::Path| fs::metadata(path).expect("directory").permissions().mode() & 0o777;

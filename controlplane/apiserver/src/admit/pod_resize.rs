@@ -39,7 +39,7 @@ impl Admit for PodResize {
     }
 }
 
-/// Checks that the node can run the resized pod. The error contains the reason of the cause and the message.
+/// Checks that the node can run the resized pod. The error has the reason of the Status's cause, and the message.
 fn check(pod: &Value, node: &Value) -> std::result::Result<(), (&'static str, String)> {
     let os = node["metadata"]["labels"][OS_LABEL].as_str().unwrap_or("linux");
     if os != "linux" {

@@ -52,14 +52,14 @@ fn identity(object: &Value, (id, secret): (&str, &str), now: jiff::Timestamp) ->
         // Compare digests, so that the duration does not depend on the secret.
         && Sha256::digest(field("token-secret")?) == Sha256::digest(secret)
         && field("usage-bootstrap-authentication").as_deref() == Some("true");
-    let lasts = match field("expiration") {
+    let is_unexpired = match field("expiration") {
         None => true,
         // An invalid time counts as expired.
         Some(text) => text.parse::<jiff::Timestamp>().is_ok_and(|end| now < end),
     };
     let extra = field("auth-extra-groups").unwrap_or_default();
     let extra: Vec<&str> = extra.split(',').map(str::trim).filter(|group| !group.is_empty()).collect();
-    (usable && lasts && extra.iter().all(|group| is_group(group))).then(|| {
+    (usable && is_unexpired && extra.iter().all(|group| is_group(group))).then(|| {
         let groups: Vec<&str> = [GROUP].into_iter().chain(extra.iter().copied()).collect();
         User::new(&format!("system:bootstrap:{id}"), &groups)
     })
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_gives_no_group_but_those_of_bootstrappers() {
+    fn a_token_gives_only_groups_of_bootstrappers() {
         for group in ["system:masters", "system:bootstrappers:", "system:bootstrappers:A", "system:nodes"] {
             let object = secret(|d| d["auth-extra-groups"] = group.into());
             assert_eq!(found(&object, "0123456789abcdef", "2029-01-01T00:00:00Z"), None, "{group}");

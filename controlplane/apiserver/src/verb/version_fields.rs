@@ -44,7 +44,7 @@ impl Transitions {
         Self { fields, matched: HashMap::new() }
     }
 
-    /// The event for the client of a change of a converted object.
+    /// Translates the change of a converted object to the event that the client gets.
     pub(super) fn event(&mut self, event: Event) -> Option<Event> {
         let (object, is_new, is_deleted) = match &event {
             Event::Added(object) => (object.clone(), true, false),

@@ -67,7 +67,7 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// Operators and functions of the language itself. The others have a cost of one.
+    /// The estimate of an operator or function of the language itself. If it has no rule here, its cost is one.
     fn core(&mut self, call: &Call<'_, 'a>) -> Estimate {
         match (call.name, call.target.as_ref(), call.args) {
             ("_&&_" | "_||_", None, _) => (0, None),
@@ -174,8 +174,8 @@ fn are_texts(left: &Part<'_>, right: &Part<'_>) -> bool {
     [Type::String, Type::Bytes].iter().any(|kind| left.could_be(kind) && right.could_be(kind))
 }
 
-/// The cost of a call with further overloads. These have a cost of one, and fit only if the types of all arguments are
-/// unknown.
+/// The cost of a call that has other overloads than the one of `cost`. Those have a cost of one, and fit only if the
+/// types of all arguments are unknown.
 fn any_of(args: &[&Part<'_>], cost: u64) -> u64 {
     let fits_others = args.iter().all(|arg| *arg.kind == Type::Dyn);
     if fits_others { cost.max(1) } else { cost }

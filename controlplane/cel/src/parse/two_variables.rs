@@ -41,7 +41,7 @@ pub(super) struct MacroCall {
     pub(super) at: u32,
 }
 
-/// The loop of a macro.
+/// Expands the call of a macro to its loop.
 pub(super) fn expand(call: MacroCall) -> Option<Kind> {
     let MacroCall { kind, range, first, second, mut args, at } = call;
     let node = |kind: Kind| Expr { kind, at };

@@ -57,7 +57,7 @@ pub(crate) fn choose_addresses(
             all.insert(address);
             continue;
         }
-        // The status of an address that was just chosen may not be written yet.
+        // An address that was just chosen is possibly not in the status yet.
         let mut kept = service::addresses(service).chain(claims.held(&key)).filter(of_family);
         let kept = kept.find(|address| is_in_pool(*address) && is_free(*address));
         let found = kept.or_else(|| ranges.find_map(|range| claims.first_free(range)));
@@ -79,13 +79,13 @@ pub(crate) fn choose_node<'a>(
     addresses: &BTreeSet<IpAddr>,
     candidates: &'a BTreeSet<String>,
 ) -> Option<&'a str> {
-    let present = announcer(service).and_then(|name| candidates.get(name));
+    let current = announcer(service).and_then(|name| candidates.get(name));
     let weight = |name: &&String| {
         let mut hasher = DefaultHasher::new();
         (addresses.first(), name).hash(&mut hasher);
         hasher.finish()
     };
-    present.or_else(|| candidates.iter().max_by_key(weight)).map(String::as_str)
+    current.or_else(|| candidates.iter().max_by_key(weight)).map(String::as_str)
 }
 
 /// The status patch with the addresses and the condition. `None` if the status has them.

@@ -68,9 +68,11 @@ fn serving(
     if let Some(taken) = requested.dns.iter().find(|dns| others().any(|node| node.name() == *dns)) {
         return Action::Deny(format!("{taken} is another node"));
     }
-    let whose = requested.addresses.iter().find_map(|address| reserved.address(name, address));
-    if let Some(whose) = whose.or_else(|| requested.dns.iter().find_map(|dns| reserved.name(name, dns))) {
-        return Action::LeaveToPeople(whose);
+    let refusal = requested.addresses.iter().find_map(|address| reserved.refusal_of_address(name, address));
+    let refusal =
+        refusal.or_else(|| requested.dns.iter().find_map(|dns| reserved.refusal_of_name(name, dns)));
+    if let Some(refusal) = refusal {
+        return Action::LeaveToPeople(refusal);
     }
     // The node can write any name into its Node. Only its own name is proven, by its client certificate.
     let fits = requested.addresses.iter().all(|address| has_address(own, address))

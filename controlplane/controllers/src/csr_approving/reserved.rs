@@ -40,8 +40,8 @@ impl<'a> Reserved<'a> {
         }
     }
 
-    /// The owner of a reserved name. `None` if the node may have it.
-    pub(crate) fn name(&self, node: &str, dns: &str) -> Option<String> {
+    /// A message that says why the node cannot have the name. `None` if it can.
+    pub(crate) fn refusal_of_name(&self, node: &str, dns: &str) -> Option<String> {
         let dns = dns.trim_end_matches('.').to_ascii_lowercase();
         if SERVICES.iter().any(|end| dns.ends_with(end)) {
             return Some(format!("{dns} is the name of a service"));
@@ -51,8 +51,8 @@ impl<'a> Reserved<'a> {
         (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is a name of the API server"))
     }
 
-    /// The owner of a reserved address. `None` if the node may have it.
-    pub(crate) fn address(&self, node: &str, address: &IpAddr) -> Option<String> {
+    /// A message that says why the node cannot have the address. `None` if it can.
+    pub(crate) fn refusal_of_address(&self, node: &str, address: &IpAddr) -> Option<String> {
         let address = address.to_canonical();
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
             return Some(format!("{address} cannot be the address of a machine"));

@@ -37,7 +37,7 @@ pub(super) struct Limited {
     pub(super) why: (&'static str, &'static str),
 }
 
-/// The result of both steps.
+/// The results of both steps: the stabilization, and the limit on the speed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Normalized {
     pub(super) stabilized: Limited,

@@ -13,7 +13,7 @@ use crate::{bounds, types};
 /// part of the object can be matched with its old state.
 pub(crate) fn validate(schema: &Schema, path: &Path, violations: &mut Violations) {
     let mut checker = Checker { violations, total: TotalCost::default() };
-    let root = Node { path: path.clone(), loose: None, bounds: None, count: Some(1) };
+    let root = Node { path: path.clone(), unkeyed_list: None, bounds: None, count: Some(1) };
     checker.node(schema, true, &root);
     checker.total.report(path, checker.violations);
 }
@@ -26,8 +26,8 @@ struct Checker<'v> {
 /// Properties of a schema node that follow from the schema above it.
 struct Node<'a> {
     path: Path,
-    /// The path of the outermost list above whose elements have no keys.
-    loose: Option<&'a Path>,
+    /// The path of the outermost list above this node whose elements have no keys.
+    unkeyed_list: Option<&'a Path>,
     /// The sizes of the values, if those of the node above are known.
     bounds: Option<&'a Bounds>,
     /// Maximum number of values of the node in an object. `None` if a list or map above has no limit.
@@ -40,7 +40,7 @@ struct Scope<'a> {
     bounds: &'a Bounds,
     /// Maximum number of values in an object.
     count: u64,
-    loose: Option<&'a Path>,
+    unkeyed_list: Option<&'a Path>,
 }
 
 // === impl Checker ===
@@ -60,19 +60,19 @@ impl Checker<'_> {
         let items = bounds.and_then(|bounds| bounds.items.as_deref());
         if let Some(item) = schema.item() {
             let keyed = schema.list_type.as_deref() == Some("map");
-            let loose = node.loose.or((!keyed).then_some(&node.path));
-            let inner = Node { path: node.path.field("items"), loose, bounds: items, count };
+            let unkeyed_list = node.unkeyed_list.or((!keyed).then_some(&node.path));
+            let inner = Node { path: node.path.field("items"), unkeyed_list, bounds: items, count };
             self.node(item, item.embedded, &inner);
         }
         for (name, property) in &schema.properties {
             let bounds = bounds.and_then(|bounds| bounds.fields.get(escape::escape(name)?.as_str()));
             let path = node.path.field("properties").key(name);
-            let inner = Node { path, loose: node.loose, bounds, count };
+            let inner = Node { path, unkeyed_list: node.unkeyed_list, bounds, count };
             self.node(property, property.embedded, &inner);
         }
         if let Some(additional) = schema.additional_schema() {
             let path = node.path.field("additionalProperties");
-            let inner = Node { path, loose: node.loose, bounds: items, count };
+            let inner = Node { path, unkeyed_list: node.unkeyed_list, bounds: items, count };
             self.node(additional, additional.embedded, &inner);
         }
     }
@@ -86,7 +86,7 @@ impl Checker<'_> {
                 continue;
             };
             let count = node.count.unwrap_or_else(|| bounds::max_values(bounds.min_length));
-            self.rule(text, &Scope { kind, bounds, count, loose: node.loose }, &place);
+            self.rule(text, &Scope { kind, bounds, count, unkeyed_list: node.unkeyed_list }, &place);
         }
     }
 
@@ -106,9 +106,9 @@ impl Checker<'_> {
         };
         self.message(text, (&environment, scope.bounds), place);
         if program.uses("oldSelf") {
-            if let Some(loose) = scope.loose {
+            if let Some(unkeyed_list) = scope.unkeyed_list {
                 let detail = format!(
-                    "oldSelf cannot be used on the uncorrelatable portion of the schema within {loose}"
+                    "oldSelf cannot be used on the uncorrelatable portion of the schema within {unkeyed_list}"
                 );
                 self.violations.invalid(&rule, &text.rule.clone().into(), &detail);
             }

@@ -180,7 +180,7 @@ fn a_rule_with_an_estimated_cost_above_the_limit_is_refused() {
 #[test]
 fn the_estimated_cost_grows_with_the_number_of_values() {
     let schema = |max: Option<i64>| {
-        // Six units for each of 100 elements, and two.
+        // The rule costs six units for each of 100 elements, and two more.
         let mut list = json!({"type": "array", "items": {"type": "string"}, "maxItems": 100,
             "x-kubernetes-validations": [{"rule": "self.all(s, s == 'string constant')"}]});
         list["items"]["maxLength"] = 100.into();
@@ -197,7 +197,7 @@ fn the_estimated_cost_grows_with_the_number_of_values() {
     };
     assert_eq!(factor(Some(16_611)), None);
     assert_eq!(factor(Some(16_612)).as_deref(), Some("1.000042x"));
-    // 3 MiB in lists of three bytes each.
+    // Without a maximum, an object of 3 MiB can have lists of three bytes each.
     assert_eq!(factor(None).as_deref(), Some("63.1x"));
 }
 
@@ -215,7 +215,7 @@ fn rules_with_an_acceptable_estimated_cost_are_accepted() {
 }
 
 #[test]
-fn an_expensive_message_is_refused_for_itself() {
+fn an_expensive_message_of_a_cheap_rule_is_refused() {
     let rule =
         json!({"rule": "self.size() < 3", "messageExpression": "self.map(x, x).join('').replace('a', 'b')"});
     let schema = json!({"type": "array", "items": {"type": "string"}, "x-kubernetes-validations": [rule]});

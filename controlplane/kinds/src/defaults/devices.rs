@@ -1,4 +1,4 @@
-//! Claims of devices. Source: `pkg/apis/resource/v1/defaults.go`.
+//! Defaults of ResourceClaims, ResourceClaimTemplates and ResourceSlices. Source: `pkg/apis/resource/v1/defaults.go`.
 
 use serde_json::{Map, Value};
 

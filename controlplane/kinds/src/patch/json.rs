@@ -117,7 +117,7 @@ impl Cost {
         }
     }
 
-    /// Checks the depth of a value of this size at a pointer.
+    /// Checks the depth of a value that is placed at a pointer, and counts its nodes as steps.
     fn place(&mut self, at: &str, size: &Measure) -> Result<(), PatchError> {
         let depth = at.bytes().filter(|byte| *byte == b'/').count() + size.depth;
         if depth > MAX_DEPTH {

@@ -135,7 +135,7 @@ fn violation(reason: &'static str, detail: String) -> Option<Violation> {
     Some(Violation { reason, detail })
 }
 
-/// `"a", "b"`.
+/// Texts in quotation marks, such as `"a", "b"`.
 fn quoted<T: AsRef<str>>(items: impl IntoIterator<Item = T>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| format!("\"{}\"", item.as_ref())).collect();
     items.join(", ")

@@ -42,7 +42,7 @@ pub(super) fn object(
     for index in &definition.always {
         let Some(property) = definition.properties.get(usize::from(*index)) else { continue };
         if !map.contains_key(&*property.name) {
-            map.insert(property.name.clone().into(), absent(schemas, property));
+            map.insert(property.name.clone().into(), zero_value(schemas, property));
         }
     }
     removed
@@ -84,7 +84,7 @@ fn is_zero(value: &Value) -> bool {
 }
 
 /// The zero value of a field that Go always writes.
-fn absent(schemas: &Schemas, property: &Property) -> Value {
+fn zero_value(schemas: &Schemas, property: &Property) -> Value {
     match &property.value_type {
         ValueType::Bool => false.into(),
         ValueType::Int32 | ValueType::Int64 | ValueType::Number | ValueType::IntOrString => 0.into(),

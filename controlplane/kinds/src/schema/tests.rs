@@ -83,7 +83,7 @@ fn items_that_are_no_schema_are_ignored_as_in_go() {
 }
 
 #[test]
-fn lists_of_any_values_have_the_type_name_of_schemas() {
+fn an_error_about_a_list_of_any_values_names_the_type_of_schemas() {
     const SCHEMA: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
     let parsed = parse_json(br#"{"enum":"x"}"#).unwrap();
     let error = decode(SCHEMA, parsed, FieldValidation::Ignore).unwrap_err().to_string();

@@ -232,7 +232,7 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks the search domains of a pod. The C library has their limits.
+/// Checks the search domains of a pod. The limits are those of the C library.
 fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
     let count = items(searches).count();
     if count > MAX_SEARCHES {
@@ -273,7 +273,7 @@ fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
         }
     }
     for (_, container) in items(&spec["initContainers"]) {
-        // Upstream reports the first container.
+        // As upstream, the error names the first init container.
         let here = path.field("initContainers").index(0).field("ports");
         host_ports(causes, &here, container, &mut HashSet::new());
     }

@@ -60,7 +60,7 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks limits and requests. The argument checks the resource names. Source: `validateResourceRequirements`.
+/// Checks limits and requests. `rule` checks the resource names. Source: `validateResourceRequirements`.
 fn requirements(causes: &mut Causes, path: &Path, resources: &Value, rule: fn(&mut Causes, &Path, &str)) {
     let (mut has_common, mut has_huge) = (false, false);
     for list in ["limits", "requests"] {

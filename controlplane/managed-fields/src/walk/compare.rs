@@ -14,11 +14,11 @@ use crate::{
 /// Fields that differ between two states.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Comparison {
-    /// Fields of the new state alone.
+    /// Fields that only the new state has.
     pub(crate) added: FieldSet,
     /// Fields with another value.
     pub(crate) modified: FieldSet,
-    /// Fields of the old state alone.
+    /// Fields that only the old state has.
     pub(crate) removed: FieldSet,
 }
 
@@ -58,8 +58,8 @@ impl Comparison {
     }
 }
 
-/// The difference of two states of a value, and the differences of its parts. Sets are built from the parts to the whole:
-/// the path to each part from the root can be long.
+/// The difference of two states of a value, and the differences of its parts. The sets are built bottom-up, because the
+/// path from the root to each part can be long.
 fn values(schema: &Schema, of: TypeId, old: Option<&Value>, new: Option<&Value>) -> (Change, Comparison) {
     let pair = Pair::new(schema, of, old, new);
     let change = match (old, new, &pair) {

@@ -143,7 +143,7 @@ impl Devices {
 // === impl State ===
 
 impl State {
-    /// Maximum time that a pod of this scheduler waits.
+    /// Maximum time that the pod waits, from the profile of its scheduler.
     pub(super) fn timeout(&self, pod: &Pod) -> SignedDuration {
         self.timeouts.get(pod.scheduler()).copied().unwrap_or(DEVICE_TIMEOUT)
     }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_whose_device_failed_leaves_its_claim() {
+    async fn a_pod_whose_device_failed_releases_its_claim() {
         let devices = Devices::default();
         let claim = claim(&[("bad", "True")]);
         devices.lock().put_claim(claim.clone());

@@ -220,7 +220,7 @@ impl Scheduler {
     /// Handles a pod that no node can run, with the extenders for preemption.
     fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
         if !profile.preempts || !self.extender_calls.preempts(&pod) {
-            self.refused(&pod, profile, &refused);
+            self.preempt_or_refuse(&pod, profile, &refused);
             return self.extender_calls.retry_later(&pod);
         }
         self.config.metrics.preemption_attempted();

@@ -20,7 +20,7 @@ use coracle_values::object::ObjectExt;
 
 impl Scheduler {
     /// Handles a pod that no node can run: pods of lower priority may be evicted for it.
-    pub(super) fn refused(&mut self, pod: &Pod, profile: &Profile, refused: &Unschedulable) {
+    pub(super) fn preempt_or_refuse(&mut self, pod: &Pod, profile: &Profile, refused: &Unschedulable) {
         let preemption = if profile.preempts {
             let (metrics, start) = (&self.config.metrics, Instant::now());
             metrics.preemption_attempted();
@@ -101,8 +101,8 @@ impl Scheduler {
         None
     }
 
-    /// Removes the nomination of a pod. Pods of the same or a lower priority may use the node now, unless the pod is on
-    /// it.
+    /// Removes the nomination of a pod. `node` is the node on which the pod was placed, or empty. If it is not the
+    /// nominated node, pods of the same or a lower priority may use the nominated node now.
     pub(super) fn end_nomination(&mut self, uid: &str, node: &str) {
         if self.snapshot.remove_nomination(uid).is_some_and(|nominated| nominated != node) {
             self.queue.change(Changes::POD_GONE, Instant::now());
@@ -174,7 +174,7 @@ impl Scheduler {
 
     /// Handles the end of a request about a refused pod. If a victim was not evicted or a claim not released, there
     /// may be no change that causes the next attempt. So the pod is retried after its back-off.
-    pub(super) fn marked(&mut self, retried: Option<String>) {
+    pub(super) fn request_ended(&mut self, retried: Option<String>) {
         if let Some(uid) = retried {
             self.queue.retry(&uid, Instant::now());
         }
@@ -193,7 +193,7 @@ mod tests {
     use crate::fixture;
 
     #[tokio::test]
-    async fn an_error_is_not_a_reason_of_nodes() {
+    async fn the_condition_of_an_error_is_not_that_of_a_refusal() {
         let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: Request<Body>| {
             let sender = sender.clone();
@@ -219,7 +219,7 @@ mod tests {
         }
         // The two requests run at the same time.
         found.sort_by_key(|(reason, ..)| reason.to_string());
-        // Only the condition of an error has the resource version: it must not replace that of a changed pod.
+        // Only the patch of an error has the resource version, because it must not change a pod that changed meanwhile.
         let error = (json!("SchedulerError"), json!("a"), json!("7"));
         assert_eq!(found, [error, (json!("Unschedulable"), json!(null), json!(null))]);
     }
@@ -302,7 +302,7 @@ mod tests {
             scheduler.schedule_alone(preemptor, &Profile::default());
             assert!(scheduler.snapshot.is_nominated("p"));
             while let Some(done) = scheduler.marks.join_next().await {
-                scheduler.marked(done.unwrap());
+                scheduler.request_ended(done.unwrap());
             }
             assert_eq!(scheduler.queue.due().is_some(), retries, "{status}");
         }

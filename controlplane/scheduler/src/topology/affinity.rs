@@ -23,7 +23,7 @@ type Domain = (String, String);
 pub(super) struct Affinity {
     /// The node label of each required affinity term.
     keys: Vec<String>,
-    /// The terms, the namespace and the labels of the pod.
+    /// The affinity terms of the pod.
     own: PodTerms,
     namespace: String,
     labels: Labels,
@@ -112,7 +112,7 @@ impl Affinity {
         self.is_skipped
     }
 
-    /// Makes the filter accept every node. The pod has no required terms.
+    /// Makes the filter accept every node. The pod must not have required terms.
     pub(super) fn skip(&mut self) {
         self.excluded.clear();
         self.is_skipped = true;
@@ -146,7 +146,8 @@ impl Affinity {
         (!of_node(&self.excluded, node).is_empty()).then_some((EXISTING, true))
     }
 
-    /// Scores between the lowest and the highest sum of weights.
+    /// The score of each node: its sum of weights, scaled so that the lowest sum gets 0 and the highest
+    /// [`MAX_NODE_SCORE`].
     pub(super) fn scores(&self, nodes: &[Candidate<'_>]) -> Vec<i64> {
         if self.weights.is_empty() {
             return vec![0; nodes.len()];
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_added_to_the_counts_exclude_only_a_pod_whose_affinity_is_not_skipped() {
+    fn an_added_pod_excludes_only_pods_whose_affinity_is_not_skipped() {
         let mut snapshot = snapshot();
         let alone = pod("alone", "db", required("podAntiAffinity", "db", "zone"));
         let of = |pod: &Pod, snapshot: &Snapshot| Topology::of(pod, &Profile::default(), snapshot);

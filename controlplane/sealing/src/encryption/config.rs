@@ -1,4 +1,4 @@
-//! The file: `EncryptionConfiguration` of `apiserver.config.k8s.io/v1`.
+//! The encryption configuration file: `EncryptionConfiguration` of `apiserver.config.k8s.io/v1`.
 
 use std::{
     collections::BTreeSet,
@@ -106,8 +106,8 @@ pub(super) fn load(path: &Path, former: &[Rule]) -> Result<Vec<Rule>, Error> {
         for (index, entry) in resources.providers.into_iter().enumerate() {
             let at = |reason: String| at(format!("providers[{index}].{reason}"));
             let provider = match entry.read().map_err(at)? {
-                Read::Ready(provider) => Arc::new(provider),
-                Read::Kms(settings) => kms(settings, (&mut known, &mut names), at)?,
+                Parsed::Ready(provider) => Arc::new(provider),
+                Parsed::Kms(settings) => kms(settings, (&mut known, &mut names), at)?,
             };
             providers.push(provider);
         }
@@ -138,7 +138,8 @@ fn kms(
     Ok(started)
 }
 
-enum Read {
+/// An entry of the file: a complete provider, or the settings of a plugin.
+enum Parsed {
     Ready(Provider),
     Kms(KmsSettings),
 }
@@ -146,7 +147,7 @@ enum Read {
 // === impl Entry ===
 
 impl Entry {
-    fn read(self) -> Result<Read, String> {
+    fn read(self) -> Result<Parsed, String> {
         let keyed = [
             (Scheme::AesCbc, self.aescbc),
             (Scheme::AesGcm, self.aesgcm),
@@ -155,14 +156,14 @@ impl Entry {
         let mut found = Vec::new();
         for (scheme, keys) in keyed {
             if let Some(keys) = keys {
-                found.push(Read::Ready(keys.read(scheme)?));
+                found.push(Parsed::Ready(keys.read(scheme)?));
             }
         }
         if self.identity.is_some() {
-            found.push(Read::Ready(Provider::Identity));
+            found.push(Parsed::Ready(Provider::Identity));
         }
         if let Some(kms) = self.kms {
-            found.push(Read::Kms(kms.read()?));
+            found.push(Parsed::Kms(kms.read()?));
         }
         let only = found.pop().filter(|_| found.is_empty());
         only.ok_or_else(|| "must have exactly one of identity, aescbc, aesgcm, secretbox and kms".to_owned())
@@ -212,13 +213,13 @@ impl KmsEntry {
             self.endpoint.strip_prefix("unix://").map(PathBuf::from).filter(|path| path.is_absolute());
         let socket =
             socket.ok_or_else(|| format!("kms.endpoint: {:?} must be unix:///path", self.endpoint))?;
-        let timeout = self.timeout.map_or(Ok(DEFAULT_TIMEOUT), |text| seconds(&text))?;
+        let timeout = self.timeout.map_or(Ok(DEFAULT_TIMEOUT), |text| parse_timeout(&text))?;
         Ok(KmsSettings { name: self.name, socket, timeout })
     }
 }
 
-/// `3s`, `500ms` or `1m`.
-fn seconds(text: &str) -> Result<Duration, String> {
+/// Parses a timeout such as `3s`, `500ms` or `1m`.
+fn parse_timeout(text: &str) -> Result<Duration, String> {
     let units = [("ms", 1), ("s", 1000), ("m", 60_000)];
     let parsed = units.iter().find_map(|(unit, scale)| {
         let number: u64 = text.strip_suffix(unit)?.parse().ok()?;

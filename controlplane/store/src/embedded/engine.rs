@@ -25,7 +25,8 @@ pub(super) struct Engine {
     codec: Arc<EntryCodec>,
 }
 
-/// Entries as they are on disk, which overwrite those of a failed batch: key and bytes. `None` if the entry is absent.
+/// The previous entries on disk, which overwrite the entries of a failed batch: key and bytes. `None` if there was no
+/// entry.
 pub(super) type Undo = Vec<(Arc<str>, Option<Vec<u8>>)>;
 
 impl Engine {
@@ -180,7 +181,7 @@ fn open_error(path: &Path, error: fjall::Error) -> Error {
         fjall::Error::Io(source) if source.kind() != std::io::ErrorKind::InvalidData => {
             Error::Open { path, source }
         }
-        fjall::Error::Storage(fjall::LsmError::Io(source)) if is_of_the_disk(source.kind()) => {
+        fjall::Error::Storage(fjall::LsmError::Io(source)) if is_disk_error(source.kind()) => {
             Error::Open { path, source }
         }
         other => Error::Corrupt { path, detail: error_text(&other) },
@@ -188,7 +189,7 @@ fn open_error(path: &Path, error: fjall::Error) -> Error {
 }
 
 /// Whether an error is caused by the disk, not by the file's content.
-pub(super) fn is_of_the_disk(kind: std::io::ErrorKind) -> bool {
+pub(super) fn is_disk_error(kind: std::io::ErrorKind) -> bool {
     use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(kind, StorageFull | QuotaExceeded | ReadOnlyFilesystem | PermissionDenied)
 }

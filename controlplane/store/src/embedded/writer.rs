@@ -196,7 +196,7 @@ fn publish(state: &mut State, accepted: Vec<Accepted>) {
     }
 }
 
-/// Revisions of each key after the writes of this batch so far. `None` if it is deleted.
+/// The writes of a batch that are decided so far.
 struct Batch<'a> {
     shared: &'a Shared,
     revision: u64,

@@ -94,8 +94,8 @@ impl Connection {
     }
 
     /// Sends a request to the current member. If the member does not respond, the request is sent to the other members,
-    /// provided that it was not sent or may be repeated (`repeats`).
-    async fn call<T, F>(&self, repeats: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
+    /// provided that it was not sent or may be repeated (`is_repeatable`).
+    async fn call<T, F>(&self, is_repeatable: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
@@ -106,8 +106,8 @@ impl Connection {
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
             match outcome {
                 Ok(response) => {
-                    // A full database still serves reads.
-                    if !repeats || !matches!(self.health(), Health::Full { .. }) {
+                    // A full database still serves reads, so their success does not mean that it accepts writes.
+                    if !is_repeatable || !matches!(self.health(), Health::Full { .. }) {
                         self.record(Health::Good);
                     }
                     return Ok(response.into_inner());
@@ -119,7 +119,7 @@ impl Connection {
                         return Err(self.refused(&status));
                     }
                     self.advance(index);
-                    let may_repeat = repeats || is_unsent(&status);
+                    let may_repeat = is_repeatable || is_unsent(&status);
                     last = Some(status);
                     if !may_repeat {
                         break;

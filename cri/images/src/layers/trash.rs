@@ -186,8 +186,8 @@ impl Trash {
             }
             Err(error) => {
                 drop(state);
-                // Deleted now, the layers could reappear incomplete. They still count as usage; the next
-                // start deletes them.
+                // If the layers were deleted now, they could reappear incomplete after a power failure. They still
+                // count as usage; the next start deletes them.
                 tracing::warn!(
                     error = crate::error::report(&error),
                     layers = items.len(),
@@ -224,7 +224,7 @@ mod tests {
 
     use super::*;
 
-    fn throw(trash: &Arc<Trash>, root: &Path, name: &str) {
+    fn discard(trash: &Arc<Trash>, root: &Path, name: &str) {
         let old = root.join(name);
         std::fs::create_dir_all(old.join(FILES)).unwrap();
         std::fs::write(old.join(FILES).join("file"), name).unwrap();
@@ -248,9 +248,9 @@ mod tests {
             Ok(())
         };
         let trash = Trash::open(root.path(), Box::new(sync)).unwrap();
-        throw(&trash, root.path(), "first");
+        discard(&trash, root.path(), "first");
         begins.recv().unwrap();
-        (0..20).for_each(|number| throw(&trash, root.path(), &number.to_string()));
+        (0..20).for_each(|number| discard(&trash, root.path(), &number.to_string()));
         assert_eq!(left(root.path()), 21);
         go.send(()).unwrap();
         begins.recv().unwrap();
@@ -271,7 +271,7 @@ mod tests {
             Err(LayerError::Stopped)
         };
         let trash = Trash::open(root.path(), Box::new(refuse)).unwrap();
-        throw(&trash, root.path(), "a");
+        discard(&trash, root.path(), "a");
         trash.wait_until_empty().await;
         assert_eq!((tries.load(Ordering::SeqCst), left(root.path())), (1, 1));
         let trash = Trash::open(root.path(), Box::new(|| Ok(()))).unwrap();

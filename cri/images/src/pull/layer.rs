@@ -43,7 +43,7 @@ struct LayerContent<'a> {
     /// The diff id in the configuration.
     expected: Digest,
     limits: Limits,
-    /// No other layer may need so much memory at the same time.
+    /// Whether the layer may have a large zstd window. Only one layer at a time may have it.
     is_alone: bool,
 }
 
@@ -82,7 +82,7 @@ struct PieceReader {
 enum State {
     Reading,
     Ended,
-    BrokeOff,
+    Interrupted,
     Wrong,
 }
 
@@ -138,7 +138,7 @@ impl Pull {
             let begun = Instant::now();
             match self.fetch_in_turn(layer, &mut blob, &turn, reported).await {
                 Err(PullError::TurnOver) => {
-                    // The turns are shorter than the time limit for a registry that does not send.
+                    // A turn is shorter than the time limit for progress, so the idle times of several turns are added.
                     match blob.progress_since(reached) {
                         Some(offset) => (reached, idle) = (offset, Duration::ZERO),
                         None => idle += begun.elapsed(),
@@ -208,8 +208,8 @@ impl Pull {
         }
     }
 
-    /// The spool for a layer that is large enough, or that needs several turns. Each owner has its own, so that none can
-    /// occupy or change that of another.
+    /// The spool for a layer that is large enough, or that needs several turns. Each owner has its own spools, so that
+    /// no owner can occupy or change those of another.
     fn spool(&self, descriptor: &Descriptor, turn: &Turn) -> Option<Spool> {
         let inner = &self.images.inner;
         let spool = (descriptor.size >= inner.config.resume_from || turn.earlier > 0)
@@ -259,8 +259,8 @@ impl Pull {
         Ok((unpack_dir, unpacked))
     }
 
-    /// Sends a layer's bytes to the unpacking thread until the turn is over. The data of an earlier attempt does not
-    /// count, so that each turn makes progress.
+    /// Sends a layer's bytes to the unpacking thread until the turn is over. The data of an earlier attempt is sent
+    /// even then, so that each turn makes progress.
     async fn send(
         &self,
         source: LayerSource<'_, '_>,
@@ -378,8 +378,11 @@ impl PieceReader {
         });
         // The spool is kept only if the download was interrupted, or if the layer is fetched again with a larger
         // window.
-        let is_again = !self.is_alone && matches!(unpacked, Err(UnpackError::TooLarge(TooLarge::Window(_))));
-        if let Some(spool) = self.spool.take().filter(|_| self.state != State::BrokeOff && !is_again) {
+        let is_fetched_again =
+            !self.is_alone && matches!(unpacked, Err(UnpackError::TooLarge(TooLarge::Window(_))));
+        if let Some(spool) =
+            self.spool.take().filter(|_| self.state != State::Interrupted && !is_fetched_again)
+        {
             spool.discard();
         }
         Ok(match unpacked {
@@ -422,12 +425,12 @@ impl BufRead for PieceReader {
                 Some(Piece::Saved(data)) => self.current = data,
                 Some(Piece::End) => self.state = State::Ended,
                 Some(Piece::Wrong) => self.state = State::Wrong,
-                None => self.state = State::BrokeOff,
+                None => self.state = State::Interrupted,
             }
         }
         let failed = |kind, what| Err(io::Error::new(kind, what));
         match self.state {
-            State::BrokeOff => failed(io::ErrorKind::UnexpectedEof, "the download was interrupted"),
+            State::Interrupted => failed(io::ErrorKind::UnexpectedEof, "the download was interrupted"),
             State::Wrong => failed(io::ErrorKind::InvalidData, "the content does not match its digest"),
             State::Reading | State::Ended => Ok(&self.current),
         }

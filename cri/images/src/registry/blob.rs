@@ -62,7 +62,7 @@ pub(crate) struct Blob<'a> {
     /// The hosts that sent the data so far.
     senders: BTreeSet<Host>,
     /// Some data comes from a spool.
-    kept: bool,
+    has_spooled_data: bool,
     /// Fetches from the start because spooled data seemed to be damaged.
     damaged_spools: u32,
     /// Hosts of the next requests, each for the complete blob, because the joint data was wrong.
@@ -98,7 +98,7 @@ impl<'a> Blob<'a> {
             at: 0,
             foreign,
             senders: BTreeSet::new(),
-            kept: false,
+            has_spooled_data: false,
             damaged_spools: 0,
             left: None,
             refused: Vec::new(),
@@ -144,7 +144,7 @@ impl<'a> Blob<'a> {
         self.hasher.update(piece);
         self.offset += piece.len() as u64;
         (self.mark, self.reached) = (self.offset, self.offset);
-        self.kept = true;
+        self.has_spooled_data = true;
     }
 
     /// The current offset, if it is at least [`PROGRESS`] bytes after an earlier one.
@@ -152,7 +152,7 @@ impl<'a> Blob<'a> {
         (self.offset >= offset + PROGRESS).then_some(self.offset)
     }
 
-    /// An error if the hosts have made no progress for the time limit, over several attempts.
+    /// Returns an error if `idle` reaches the time limit for progress. `idle` can include several attempts.
     pub(crate) fn check_idle(&self, idle: Duration) -> Result<(), RegistryError> {
         let timeout = self.registry.timeouts.progress;
         if idle < timeout { Ok(()) } else { Err(RegistryError::NoProgress { url: self.url(), timeout }) }
@@ -171,7 +171,7 @@ impl<'a> Blob<'a> {
     /// Determines why the content cannot be unpacked. Returns an error if spooled data or the host is at fault. The
     /// rest of the blob is read, to check its digest, only if another host could have better content.
     pub(crate) async fn check_rest(&mut self, why: io::Error) -> Result<(), RegistryError> {
-        if self.kept {
+        if self.has_spooled_data {
             return Err(self.damaged(why));
         }
         let others = self.hosts.len() > 1 || self.left.is_some();
@@ -190,7 +190,7 @@ impl<'a> Blob<'a> {
     /// error with those of the other hosts.
     pub(crate) fn start_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         let wrong = matches!(error, RegistryError::Digest { .. });
-        let is_of_spool = matches!(error, RegistryError::Kept { .. }) || (self.kept && wrong);
+        let is_of_spool = matches!(error, RegistryError::Kept { .. }) || (self.has_spooled_data && wrong);
         if is_of_spool && self.damaged_spools < DAMAGED_SPOOLS_MAX {
             self.damaged_spools += 1;
             tracing::info!(digest = %self.digest, "spooled data of a layer is damaged: fetching it again");
@@ -218,7 +218,7 @@ impl<'a> Blob<'a> {
         self.senders.clear();
         self.failures.clear();
         (self.response, self.whole) = (None, false);
-        (self.kept, self.verified) = (false, false);
+        (self.has_spooled_data, self.verified) = (false, false);
         (self.offset, self.mark, self.reached, self.waited) = (0, 0, 0, Duration::ZERO);
     }
 
@@ -248,8 +248,8 @@ impl<'a> Blob<'a> {
         Ok(new)
     }
 
-    /// Requests the missing part. If a host does not support ranges, the known bytes are skipped. If it
-    /// returns a wrong range or refuses it, the next request is for the whole blob.
+    /// Requests the missing part. If a host does not support ranges, the known bytes are skipped. If a host returns a
+    /// wrong range or refuses the range, the next request is for the whole blob.
     async fn open(&mut self) -> Result<(Response, u64), RegistryError> {
         let from = if self.whole { 0 } else { self.offset };
         let no_part = || RegistryError::Short { url: self.url(), got: self.offset, size: self.size };
@@ -316,8 +316,8 @@ impl<'a> Blob<'a> {
         }
         self.failures.push(error);
         // The first host may fail twice before the others are tried.
-        let most = FAILURES_MAX.max(u32::try_from(hosts).unwrap_or(u32::MAX).saturating_add(1));
-        if count >= most || !(pause.is_some() || other_host) {
+        let max_failures = FAILURES_MAX.max(u32::try_from(hosts).unwrap_or(u32::MAX).saturating_add(1));
+        if count >= max_failures || !(pause.is_some() || other_host) {
             let mut failures = std::mem::take(&mut self.failures);
             if self.left.is_some() {
                 // Only the last error: those of the other hosts are kept in `refused`.

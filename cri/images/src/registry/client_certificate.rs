@@ -29,7 +29,7 @@ impl ResolvesClientCert for ClientCertificates {
         sigschemes: &[SignatureScheme],
     ) -> Option<Arc<CertifiedKey>> {
         let mut checkable = self.0.iter().filter(|one| one.key.choose_scheme(sigschemes).is_some());
-        let known = checkable.clone().find(|one| is_of(one, root_hint_subjects));
+        let known = checkable.clone().find(|one| is_issued_by(one, root_hint_subjects));
         known.or_else(|| checkable.next()).cloned()
     }
 
@@ -39,7 +39,7 @@ impl ResolvesClientCert for ClientCertificates {
 }
 
 /// Whether one of these authorities issued the certificate or an intermediate one.
-fn is_of(certificate: &CertifiedKey, authorities: &[&[u8]]) -> bool {
+fn is_issued_by(certificate: &CertifiedKey, authorities: &[&[u8]]) -> bool {
     certificate.cert.iter().any(|link| {
         let parsed = parse_x509_certificate(link);
         parsed.is_ok_and(|(_, link)| authorities.contains(&link.tbs_certificate.issuer.as_raw()))

@@ -110,7 +110,7 @@ impl Endpoint {
         check_status(url, response).await
     }
 
-    /// Gets the authorization for a challenge. `None` if everything available was refused already.
+    /// Gets the authorization for a challenge. `None` if the registry has refused all available credentials.
     async fn answer(
         &self,
         challenge: &Challenge,

@@ -22,8 +22,8 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
     let deepest = enclosing.max_by_key(|mount| mount.destination().components().count());
     match deepest {
         None => Some((root, cwd.to_owned())),
-        // Its source can be writable for the node: nothing is made that the container could not make. The library reports
-        // the missing directory.
+        // The container could not make the directory, so it is not made on the source, which the node can write. The
+        // library reports the missing directory.
         Some(mount) if is_read_only(mount) => None,
         Some(mount) if is_bind(mount) => {
             let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();
@@ -55,8 +55,8 @@ pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (P
         // An image volume, which is read-only, or a missing source, which the library reports.
         return Ok(());
     }
-    // A volume with mapped ids shows its own root user as the container's.
-    let owner = if base != root && has_mapped(spec, base) { (0, 0) } else { owner };
+    // In a volume with mapped ids, the files of uid 0 belong to the root user of the container.
+    let owner = if base != root && has_mapped_ids(spec, base) { (0, 0) } else { owner };
     match make_in(base, &path, owner) {
         // A read-only volume: the library reports the missing directory.
         Err(error) if error.raw_os_error() == Some(libc::EROFS) => Ok(()),
@@ -64,7 +64,7 @@ pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (P
     }
 }
 
-fn has_mapped(spec: &Spec, source: &Path) -> bool {
+fn has_mapped_ids(spec: &Spec, source: &Path) -> bool {
     let mut mounts = spec.mounts().iter().flatten();
     mounts.any(|mount| mount.source().as_deref() == Some(source) && mount.uid_mappings().is_some())
 }

@@ -215,7 +215,7 @@ unsafe extern "C" {
 const MACHINE: (u16, u32) = if cfg!(target_arch = "aarch64") {
     (183, 0)
 } else if cfg!(target_arch = "riscv64") {
-    // Code with floating point registers of 64 bits, possibly compressed: the flags of every Linux.
+    // `EF_RISCV_RVC` and `EF_RISCV_FLOAT_ABI_DOUBLE`, as in all Linux distributions.
     (243, 5)
 } else if cfg!(target_arch = "arm") {
     // EABI version 5.
@@ -290,7 +290,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a program. A test under qemu's emulation of user programs cannot execute programs of its own architecture.
+    /// Runs a program. A test under qemu's emulation of user programs cannot execute programs of its own architecture,
+    /// so it starts the emulator with them.
     fn command(path: &std::path::Path) -> Command {
         let Some(emulator) = std::env::var_os("TEST_EMULATOR") else { return Command::new(path) };
         let mut command = Command::new(emulator);

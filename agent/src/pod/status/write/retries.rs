@@ -17,7 +17,8 @@ pub(super) enum Failure {
     Gone,
     /// The API server rejects the status.
     Invalid,
-    /// The node may not write the status. Its role may be granted later: a cluster may be set up in any order.
+    /// The node is not permitted to write the status. The permission may be granted later, because a cluster can be set
+    /// up in any order.
     Forbidden,
     /// A later attempt may succeed.
     Temporary,
@@ -33,7 +34,7 @@ pub(super) struct Retries {
 // === impl Failure ===
 
 impl Failure {
-    /// The failure with this code of HTTP.
+    /// The failure that an HTTP status code means.
     pub(super) fn of_code(code: u16) -> Self {
         match code {
             404 | 409 => Self::Gone,

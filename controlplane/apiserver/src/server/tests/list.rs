@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn lists_select_and_page_as_of_their_first_page() {
+async fn lists_are_filtered_and_later_pages_have_the_revision_of_the_first() {
     let server = Fixture::new().await;
     for name in ["a", "b", "c", "d"] {
         let even = json!({"even": (name == "b" || name == "d").to_string()});
@@ -36,7 +36,7 @@ async fn lists_select_and_page_as_of_their_first_page() {
     assert!(all["metadata"]["continue"].is_null(), "{}", all["metadata"]);
     let since = first["metadata"]["resourceVersion"].as_str().unwrap();
     let past = server.get(&format!("{CONFIG_MAPS}?limit=4&resourceVersion={since}")).await.body;
-    assert_eq!(names(&past), ["a", "b", "c", "d"], "a page is of exactly its revision");
+    assert_eq!(names(&past), ["a", "b", "c", "d"], "a list has exactly the requested revision");
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn the_selectors_of_a_deletion_are_compared_with_current_objects() {
     let at_revision = format!("resourceVersion={before}&resourceVersionMatch=Exact");
     for (owner, left) in [("ann", 200), ("bob", 404)] {
         let collection = format!("{CONFIG_MAPS}?labelSelector=owner%3D{owner}&{at_revision}");
-        // Without a body the revision would be a precondition of each object, too.
+        // Without a body, the server would also require that each object has this revision.
         let deleted = server.delete(&collection, json!({})).await;
         assert_eq!(deleted.code, 200, "{}", deleted.body);
         assert_eq!(server.get(&path).await.code, left, "{owner}");
@@ -144,7 +144,7 @@ async fn a_watch_can_begin_with_existing_objects_and_marks_their_end() {
 }
 
 #[tokio::test]
-async fn a_watch_can_begin_at_a_future_revision_and_bookmarks_keep_quiet_watches_in_the_history() {
+async fn bookmarks_keep_a_quiet_watch_current_and_a_watch_waits_for_a_future_revision() {
     let server = Fixture::new().await;
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     let made = server.post(leases, json!({"metadata": {"name": "n"}})).await;
@@ -158,8 +158,8 @@ async fn a_watch_can_begin_at_a_future_revision_and_bookmarks_keep_quiet_watches
         }
     };
     let quiet = format!("{leases}?watch=1&{query}");
-    let (told, ()) = futures::future::join(server.first_event(&quiet), churn).await;
-    assert_eq!((&told["type"], &told["object"]["kind"]), (&json!("BOOKMARK"), &json!("Lease")));
+    let (event, ()) = futures::future::join(server.first_event(&quiet), churn).await;
+    assert_eq!((&event["type"], &event["object"]["kind"]), (&json!("BOOKMARK"), &json!("Lease")));
     let past = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion={since}")).await;
     assert_eq!((past.code, &past.body["type"]), (200, &json!("ERROR")));
     assert_eq!(

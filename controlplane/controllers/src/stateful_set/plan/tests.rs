@@ -42,7 +42,7 @@ fn decide(set: &StatefulSet, pods: &str) -> String {
 }
 
 #[test]
-fn ordered_pods_come_one_after_another_and_go_in_reverse() {
+fn ordered_pods_are_created_one_by_one_and_deleted_in_reverse() {
     let three = set(3, json!({}));
     for (pods, expect) in [
         ("", "+0"),
@@ -112,7 +112,7 @@ fn an_update_replaces_the_highest_old_pod_above_the_partition() {
 }
 
 #[test]
-fn ordinals_begin_where_the_set_says_and_pods_wait_for_min_ready_seconds() {
+fn ordinals_begin_at_the_configured_start_and_pods_wait_for_min_ready_seconds() {
     let shifted = set(2, json!({"ordinals": {"start": 5}}));
     assert_eq!(decide(&shifted, "5"), "+6");
     assert_eq!(decide(&shifted, "5 6 0"), "-0");
@@ -121,7 +121,7 @@ fn ordinals_begin_where_the_set_says_and_pods_wait_for_min_ready_seconds() {
 }
 
 #[test]
-fn only_the_deletion_of_pods_outside_of_the_ordinals_is_above_the_size() {
+fn an_action_is_above_the_size_only_if_it_deletes_a_pod_outside_of_the_ordinals() {
     let two = set(2, json!({"ordinals": {"start": 1}}));
     assert!(is_above_size(&two, &Action::Delete(pod("3"))) && is_above_size(&two, &Action::Delete(pod("0"))));
     assert!(!is_above_size(&two, &Action::Delete(pod("2!"))));
