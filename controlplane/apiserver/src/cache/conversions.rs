@@ -128,6 +128,7 @@ mod tests {
 
     use coracle_kinds::kind::by_kind;
     use serde_json::json;
+    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::error::ApiError;
@@ -142,19 +143,21 @@ mod tests {
     /// that of successes.
     async fn conversions(result: Result<Arc<Object>>) -> (usize, usize) {
         let (shared, source, kind) = (Conversions::default(), object(1), by_kind("v1", "ConfigMap").unwrap());
-        let count = AtomicUsize::new(0);
+        let (count, open) = (AtomicUsize::new(0), Arc::new(Semaphore::new(0)));
         let get = || {
             shared.get(&source, kind, || {
                 count.fetch_add(1, Ordering::Relaxed);
-                let result = result.clone();
+                let (result, open) = (result.clone(), open.clone());
                 async move {
-                    tokio::task::yield_now().await;
+                    let _opened = open.acquire().await;
                     result
                 }
                 .boxed()
             })
         };
-        let (first, second, third) = tokio::join!(get(), get(), get());
+        // The conversion ends after all three watches wait for it.
+        let (first, second, third, ()) =
+            tokio::join!(biased; get(), get(), get(), async { open.add_permits(1) });
         let last = get().await;
         let all = [first, second, third, last];
         (count.load(Ordering::Relaxed), all.iter().filter(|one| one.is_ok()).count())

@@ -8,6 +8,9 @@ use super::Resource;
 /// Values by three texts; a look-up does not allocate.
 type Index = HashMap<Box<str>, HashMap<Box<str>, HashMap<Box<str>, Arc<Resource>>>>;
 
+/// Values by group and plural.
+type ByGroupAndPlural<T> = HashMap<Box<str>, HashMap<Box<str>, T>>;
+
 /// Resources by group and version.
 type ByVersion = BTreeMap<(Box<str>, Box<str>), Vec<Arc<Resource>>>;
 
