@@ -448,12 +448,19 @@ async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
     }
 }
 
-/// Removes the table of an earlier run, on a node whose policies another program enforces: its policies would stay in
-/// force.
-pub(crate) async fn remove_table(table: String) {
+/// Removes table and record of an earlier run, on a node whose policies another program enforces. The policies of the table
+/// would stay in force. The record would become outdated: pods would start by it when policies are enabled again.
+pub(crate) async fn remove(table: String, record: PathBuf) {
     let name = table.clone();
-    let removed = tokio::task::spawn_blocking(move || Enforcer::open(&name)?.remove()).await;
-    let removed = removed.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    let removed = tokio::task::spawn_blocking(move || {
+        if let Err(error) = std::fs::remove_file(&record)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, record = %record.display(), "cannot remove the record of network policies");
+        }
+        Enforcer::open(&name)?.remove()
+    });
+    let removed = removed.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     if let Err(error) = removed {
         tracing::warn!(error = chain(&error), table, "cannot remove the table of network policies");
     }
@@ -789,16 +796,20 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_an_earlier_run_is_removed() {
+    fn table_and_record_of_an_earlier_run_are_removed() {
         let test = || {
+            let directory = tempfile::tempdir().unwrap();
+            let record = record(directory.path());
+            std::fs::write(&record, "[]").unwrap();
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
             let mut enforcer = Enforcer::open("test-policies").unwrap();
             enforcer.replace(&mut Model::default()).unwrap();
             assert!(enforcer.is_intact().unwrap());
             // Its threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            runtime.block_on(remove_table("test-policies".to_owned()));
+            runtime.block_on(remove("test-policies".to_owned(), record.clone()));
             assert!(!enforcer.is_intact().unwrap());
+            assert!(!record.exists());
         };
         std::thread::spawn(test).join().unwrap();
     }

@@ -185,13 +185,16 @@ fn spawn_certificate_renewal(
     }
 }
 
-/// Enforces network policies. If the settings disable it, removes the table of an earlier run.
+/// Enforces network policies. If the settings disable it, removes table and record of an earlier run.
 fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, requests: Option<GateEnd>) {
     match (&node.config.network_policy_table, requests) {
         (Some(table), Some(requests)) => {
             tasks.spawn(NetworkPolicies::new(node, table, requests).run());
         }
-        _ => drop(tasks.spawn(network_policy::remove_table(node.config.tables.policies.clone()))),
+        _ => {
+            let (table, record) = (node.config.tables.policies.clone(), network_policy::record(&node.config.state_dir));
+            tasks.spawn(network_policy::remove(table, record));
+        }
     }
 }
 
