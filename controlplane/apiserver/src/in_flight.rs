@@ -42,6 +42,9 @@ const SHORT_SELECTORS: usize = 256;
 const PER_SELECTOR_BYTE: usize = 48;
 /// Maximum bytes of all requests that are not authenticated yet. A webhook may delay the authentication for seconds.
 const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
+/// Bytes of such requests that each source always gets, also if other sources have the memory: they need no credentials
+/// to take it. The number of sources is at most that of the connections.
+const GRANTED_UNAUTHENTICATED_BYTES: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
@@ -104,6 +107,8 @@ struct OwnedStream {
 #[derive(Clone)]
 struct SharedCapacity {
     bytes: usize,
+    /// The part that each owner always gets, in addition to `bytes` if necessary.
+    granted: usize,
     reserved: Arc<Mutex<Reserved>>,
 }
 
@@ -165,8 +170,11 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
             [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
-        let [selectors, unauthenticated] =
-            [MAX_SELECTORS_BYTES, MAX_UNAUTHENTICATED_BYTES].map(SharedCapacity::new);
+        let selectors = SharedCapacity::new(MAX_SELECTORS_BYTES);
+        let unauthenticated = SharedCapacity {
+            granted: GRANTED_UNAUTHENTICATED_BYTES,
+            ..SharedCapacity::new(MAX_UNAUTHENTICATED_BYTES)
+        };
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         Self {
             of_user,
@@ -381,7 +389,7 @@ impl Drop for OwnedStream {
 
 impl SharedCapacity {
     fn new(bytes: usize) -> Self {
-        Self { bytes, reserved: Arc::default() }
+        Self { bytes, granted: 0, reserved: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Reserved> {
@@ -392,8 +400,9 @@ impl SharedCapacity {
     fn reserve(&self, owner: &str, bytes: usize) -> bool {
         let mut reserved = self.lock();
         let own = reserved.owners.get(owner).copied().unwrap_or_default() + bytes;
-        let Some(free) = self.bytes.checked_sub(reserved.total + bytes) else { return false };
-        if own > free.saturating_mul(PER_FREE_BYTE) {
+        let free = self.bytes.checked_sub(reserved.total + bytes);
+        let is_free = free.is_some_and(|free| own <= free.saturating_mul(PER_FREE_BYTE));
+        if own > self.granted && !is_free {
             return false;
         }
         reserved.total += bytes;
@@ -499,6 +508,22 @@ mod tests {
         assert!(is_protected("root", &["system:masters"]));
         assert!(is_protected("system:serviceaccount:kube-system:dns", &[]));
         assert!(!is_protected("system:serviceaccount:ns:dns", &[]) && !is_protected("eve", &[]));
+    }
+
+    #[test]
+    fn many_sources_do_not_take_the_memory_for_the_authentication_of_another() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let sizes = [1 << 20, 64 << 10, 8 << 10];
+        let next = |source| sizes.into_iter().find_map(|bytes| limits.unauthenticated(source, bytes).ok());
+        let held: Vec<Vec<BodyMemory>> =
+            (1..=20).map(|source| std::iter::from_fn(|| next(source)).collect()).collect();
+        let bytes: usize = held.iter().flatten().map(|memory| memory.bytes).sum();
+        assert!(bytes <= MAX_UNAUTHENTICATED_BYTES + held.len() * GRANTED_UNAUTHENTICATED_BYTES, "{bytes}");
+        assert!(limits.unauthenticated(1, 100).is_err());
+        let granted = limits.unauthenticated(21, GRANTED_UNAUTHENTICATED_BYTES);
+        assert!(granted.is_ok() && limits.unauthenticated(21, 100).is_err());
+        drop((held, granted));
+        assert!(limits.unauthenticated(1, 16 << 20).is_ok());
     }
 
     #[test]
