@@ -36,6 +36,8 @@ const MAX_WATCHES_PER_NODE: u64 = 20;
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum memory of the selectors of all watches. Each event is compared with them, so this also limits the work.
 const MAX_SELECTORS_BYTES: usize = 64 << 20;
+/// Memory of selectors that each owner always gets: a few users must not prevent the watches of all others.
+const GRANTED_SELECTORS_BYTES: usize = 64 << 10;
 /// Maximum bytes of the selectors of a watch, as text, that do not count. The clients of a cluster have short ones.
 const SHORT_SELECTORS: usize = 256;
 /// Maximum memory of a selector for each byte of its text: in a long list, an empty value takes one byte of the text.
@@ -170,7 +172,8 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
             [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
-        let selectors = SharedCapacity::new(MAX_SELECTORS_BYTES);
+        let selectors =
+            SharedCapacity { granted: GRANTED_SELECTORS_BYTES, ..SharedCapacity::new(MAX_SELECTORS_BYTES) };
         let unauthenticated = SharedCapacity {
             granted: GRANTED_UNAUTHENTICATED_BYTES,
             ..SharedCapacity::new(MAX_UNAUTHENTICATED_BYTES)
@@ -571,6 +574,21 @@ mod tests {
         assert!(limits.watch(&eve, 3, long).is_ok());
         drop(held);
         assert!(limits.selectors.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn many_users_do_not_take_the_memory_for_the_selectors_of_another() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let user = |number: usize| User::new(&format!("user-{number}"), &[]);
+        let fill = |number: usize| -> Vec<Option<WatchPermit>> {
+            let sizes = [60 << 10, 4 << 10, 300];
+            let next = || sizes.into_iter().find_map(|size| limits.watch(&user(number), 3, size).ok());
+            std::iter::from_fn(next).collect()
+        };
+        let held: Vec<_> = (0..20).map(fill).collect();
+        assert!(held.iter().all(|of_user| !of_user.is_empty()));
+        assert!(limits.watch(&user(20), 3, 1 << 10).is_ok(), "the granted memory");
+        assert!(limits.watch(&user(20), 3, 4 << 10).is_err());
     }
 
     #[test]
