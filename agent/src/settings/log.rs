@@ -81,9 +81,42 @@ impl Single for Filter {
 
 /// The API client logs each failed request, which its callers log as well, and each server whose certificate it does not
 /// verify. A machine that joins verifies the cluster by the hash of its CA instead, so this warning would be wrong.
+///
+/// The HTTP/2 library warns of frames that any client can send, without credentials and as fast as it likes. `debug` and
+/// `trace` are for all events.
 fn directives(level: &str) -> String {
     match level {
-        "error" | "warn" | "info" => format!("{level},kube_client::client=off"),
-        _ => level.to_owned(),
+        "error" | "warn" | "info" => format!("{level},h2=error,kube_client::client=off"),
+        "" | "off" | "debug" | "trace" => level.to_owned(),
+        // A later directive for the same target replaces the first one.
+        _ => format!("h2=error,{level}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    /// Whether the log has warnings of the HTTP/2 library, and of this program.
+    fn warnings(level: &str) -> [bool; 2] {
+        let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(directives(level))).finish();
+        tracing::subscriber::with_default(log, || {
+            [
+                tracing::enabled!(target: "h2::proto::ping_pong", Level::WARN),
+                tracing::enabled!(target: "coracle_agent", Level::WARN),
+            ]
+        })
+    }
+
+    #[test]
+    fn clients_do_not_fill_the_log_with_warnings_of_the_http2_library() {
+        for level in ["warn", "info", "INFO", "info,coracle_cri=debug"] {
+            assert_eq!(warnings(level), [false, true], "{level}");
+        }
+        assert_eq!(warnings("debug"), [true; 2]);
+        assert_eq!(warnings("info,h2=debug"), [true; 2]);
+        assert_eq!(warnings("off"), [false; 2]);
     }
 }

@@ -36,6 +36,8 @@ const MAX_WATCHES_PER_NODE: u64 = 20;
 const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Maximum memory of the selectors of all watches. Each event is compared with them, so this also limits the work.
 const MAX_SELECTORS_BYTES: usize = 64 << 20;
+/// Memory of selectors that each owner always gets: a few users must not prevent the watches of all others.
+const GRANTED_SELECTORS_BYTES: usize = 64 << 10;
 /// Maximum bytes of the selectors of a watch, as text, that do not count. The clients of a cluster have short ones.
 const SHORT_SELECTORS: usize = 256;
 /// Maximum memory of a selector for each byte of its text: in a long list, an empty value takes one byte of the text.
@@ -45,6 +47,9 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
 /// otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
+/// Bytes of requests of both kinds that each source always gets, also if other sources have the memory: they need no
+/// credentials to take it. The number of sources is at most that of the connections.
+const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
@@ -109,6 +114,8 @@ struct OwnedStream {
 #[derive(Clone)]
 struct SharedCapacity {
     bytes: usize,
+    /// The part that each owner always gets, in addition to `bytes` if necessary.
+    granted: usize,
     reserved: Arc<Mutex<Reserved>>,
 }
 
@@ -170,8 +177,11 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
             [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
-        let [selectors, unauthenticated, unknown] =
-            [MAX_SELECTORS_BYTES, MAX_UNAUTHENTICATED_BYTES, MAX_UNKNOWN_BYTES].map(SharedCapacity::new);
+        let granting =
+            |max: usize, granted: usize| SharedCapacity { granted, ..SharedCapacity::new(max) };
+        let selectors = granting(MAX_SELECTORS_BYTES, GRANTED_SELECTORS_BYTES);
+        let [unauthenticated, unknown] = [MAX_UNAUTHENTICATED_BYTES, MAX_UNKNOWN_BYTES]
+            .map(|max| granting(max, GRANTED_WITHOUT_CREDENTIALS));
         let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         Self {
             of_user,
@@ -400,7 +410,7 @@ impl Drop for OwnedStream {
 
 impl SharedCapacity {
     fn new(bytes: usize) -> Self {
-        Self { bytes, reserved: Arc::default() }
+        Self { bytes, granted: 0, reserved: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Reserved> {
@@ -411,8 +421,9 @@ impl SharedCapacity {
     fn reserve(&self, owner: &str, bytes: usize) -> bool {
         let mut reserved = self.lock();
         let own = reserved.owners.get(owner).copied().unwrap_or_default() + bytes;
-        let Some(free) = self.bytes.checked_sub(reserved.total + bytes) else { return false };
-        if own > free.saturating_mul(PER_FREE_BYTE) {
+        let free = self.bytes.checked_sub(reserved.total + bytes);
+        let is_free = free.is_some_and(|free| own <= free.saturating_mul(PER_FREE_BYTE));
+        if own > self.granted && !is_free {
             return false;
         }
         reserved.total += bytes;
@@ -521,6 +532,22 @@ mod tests {
     }
 
     #[test]
+    fn many_sources_do_not_take_the_memory_for_the_authentication_of_another() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let sizes = [1 << 20, 64 << 10, 8 << 10];
+        let next = |source| sizes.into_iter().find_map(|bytes| limits.unauthenticated(source, bytes).ok());
+        let held: Vec<Vec<BodyMemory>> =
+            (1..=20).map(|source| std::iter::from_fn(|| next(source)).collect()).collect();
+        let bytes: usize = held.iter().flatten().map(|memory| memory.bytes).sum();
+        assert!(bytes <= MAX_UNAUTHENTICATED_BYTES + held.len() * GRANTED_WITHOUT_CREDENTIALS, "{bytes}");
+        assert!(limits.unauthenticated(1, 100).is_err());
+        let granted = limits.unauthenticated(21, GRANTED_WITHOUT_CREDENTIALS);
+        assert!(granted.is_ok() && limits.unauthenticated(21, 100).is_err());
+        drop((held, granted));
+        assert!(limits.unauthenticated(1, 16 << 20).is_ok());
+    }
+
+    #[test]
     fn the_accounts_of_a_namespace_have_the_requests_of_one_user() {
         let (limits, read) = (InFlight::new([4, 4]), info(Method::GET, "/api/v1/pods"));
         let enter =
@@ -565,6 +592,21 @@ mod tests {
         assert!(limits.watch(&eve, 3, long).is_ok());
         drop(held);
         assert!(limits.selectors.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn many_users_do_not_take_the_memory_for_the_selectors_of_another() {
+        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let user = |number: usize| User::new(&format!("user-{number}"), &[]);
+        let fill = |number: usize| -> Vec<Option<WatchPermit>> {
+            let sizes = [60 << 10, 4 << 10, 300];
+            let next = || sizes.into_iter().find_map(|size| limits.watch(&user(number), 3, size).ok());
+            std::iter::from_fn(next).collect()
+        };
+        let held: Vec<_> = (0..20).map(fill).collect();
+        assert!(held.iter().all(|of_user| !of_user.is_empty()));
+        assert!(limits.watch(&user(20), 3, 1 << 10).is_ok(), "the granted memory");
+        assert!(limits.watch(&user(20), 3, 4 << 10).is_err());
     }
 
     #[test]
