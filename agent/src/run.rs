@@ -192,7 +192,8 @@ fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>,
             tasks.spawn(NetworkPolicies::new(node, table, requests).run());
         }
         _ => {
-            let (table, record) = (node.config.tables.policies.clone(), network_policy::record(&node.config.state_dir));
+            let (table, record) =
+                (node.config.tables.policies.clone(), network_policy::record(&node.config.state_dir));
             tasks.spawn(network_policy::remove(table, record));
         }
     }

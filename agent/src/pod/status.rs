@@ -61,7 +61,24 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
         ..api
     };
     status.conditions = Some(condition::conditions(facts, &shape, &status, initialized));
+    if verdict.is_some() && (facts.observed.alive() || facts.holds_resources) {
+        delay_end(&mut status, facts);
+    }
     status
+}
+
+/// Keeps the former phase with its reason and message. As upstream, the end of an evicted or overdue pod is not reported
+/// before its containers have ended and its resources are free: its controller replaces it then.
+fn delay_end(status: &mut PodStatus, facts: &Facts<'_>) {
+    let api = facts.pod.status.as_ref();
+    if matches!(api.and_then(|api| api.phase.as_deref()), Some("Failed" | "Succeeded")) {
+        return;
+    }
+    let former = facts.last.or(api);
+    let phase = former.and_then(|former| former.phase.clone());
+    status.phase = Some(phase.unwrap_or_else(|| "Pending".to_owned()));
+    status.reason = former.and_then(|former| former.reason.clone());
+    status.message = former.and_then(|former| former.message.clone());
 }
 
 fn is_unreported(status: &PodStatus) -> bool {

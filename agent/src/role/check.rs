@@ -14,6 +14,7 @@ use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::labels_containers;
 use coracle_error_chain::chain;
 use nix::sched::{CloneFlags, unshare};
+use nix::unistd::mkdtemp;
 use rustix::mount::{FsOpenFlags, fsopen};
 use serde::Serialize;
 
@@ -279,11 +280,11 @@ fn network() -> Result<(), String> {
     tried.map_err(|error| chain(&*error))
 }
 
+/// Creates a directory that only root can enter. Its name cannot be guessed: another user must not create it before, with
+/// links in it that this process would follow.
 fn tempdir() -> Result<std::path::PathBuf, String> {
-    let dir = std::env::temp_dir().join(format!("coracle-check-{}", std::process::id()));
-    fs::create_dir_all(&dir)
-        .map_err(|error| format!("cannot create {}: {}", dir.display(), chain(&error)))?;
-    Ok(dir)
+    let template = std::env::temp_dir().join("coracle-check-XXXXXX");
+    mkdtemp(&template).map_err(|errno| format!("cannot create {}: {}", template.display(), chain(&errno)))
 }
 
 /// Writes a file in the directory, and removes it. A directory that does not exist is created and removed, too.
@@ -303,6 +304,8 @@ fn writable(dir: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -330,6 +333,17 @@ mod tests {
         );
         let _lock = Lock::acquire(dir.path()).unwrap();
         assert_eq!(kubelet_address(address, dir.path()), Ok(()));
+    }
+
+    #[test]
+    fn the_temporary_directory_is_new_and_private() {
+        let [first, second] = [tempdir().unwrap(), tempdir().unwrap()];
+        let mode = first.metadata().unwrap().permissions().mode();
+        for dir in [&first, &second] {
+            fs::remove_dir(dir).unwrap();
+        }
+        assert_ne!(first, second);
+        assert_eq!(mode & 0o777, 0o700);
     }
 
     #[test]

@@ -177,8 +177,7 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
             [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
-        let granting =
-            |max: usize, granted: usize| SharedCapacity { granted, ..SharedCapacity::new(max) };
+        let granting = |max: usize, granted: usize| SharedCapacity { granted, ..SharedCapacity::new(max) };
         let selectors = granting(MAX_SELECTORS_BYTES, GRANTED_SELECTORS_BYTES);
         let [unauthenticated, unknown] = [MAX_UNAUTHENTICATED_BYTES, MAX_UNKNOWN_BYTES]
             .map(|max| granting(max, GRANTED_WITHOUT_CREDENTIALS));

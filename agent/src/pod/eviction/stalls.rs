@@ -16,9 +16,10 @@ use tokio::time::Instant;
 
 /// Stalls of all tasks of the machine.
 const FILE: &str = "/proc/pressure/memory";
-/// The trigger: tasks have waited for 100 ms within one second. The kernel requires the zero byte.
-const TRIGGER: &[u8] = b"some 100000 1000000\0";
-/// Minimum time between two notifications, which is also the kernel's for this trigger.
+/// The triggers, the preferred one first: tasks have waited for 100 ms within one second or two. Without the capability
+/// `CAP_SYS_RESOURCE`, which a container may lack, the kernel accepts only multiples of two seconds. It requires the zero byte.
+const TRIGGERS: [&[u8]; 2] = [b"some 100000 1000000\0", b"some 100000 2000000\0"];
+/// Minimum time between two notifications, which is also the kernel's for the first trigger.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The notifications.
@@ -59,10 +60,15 @@ impl MemoryStalls {
     }
 }
 
-/// Opens the file and writes the trigger, which holds as long as the file is open.
+/// Opens the file and writes the first trigger that the kernel accepts. It holds as long as the file is open.
 fn request() -> io::Result<OwnedFd> {
+    let [preferred, other] = TRIGGERS;
+    with_trigger(preferred).or_else(|_refused| with_trigger(other))
+}
+
+fn with_trigger(trigger: &[u8]) -> io::Result<OwnedFd> {
     let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(FILE)?;
-    file.write_all(TRIGGER)?;
+    file.write_all(trigger)?;
     Ok(file.into())
 }
 
@@ -97,6 +103,12 @@ mod tests {
         assert!(stalls.not_before >= begin + PAUSE, "the next one is delivered after a pause");
         let descriptor = stalls.descriptor.as_ref().unwrap();
         assert!(descriptor.ready(Interest::PRIORITY).now_or_never().is_none(), "it was taken");
+    }
+
+    /// In a container without `CAP_SYS_RESOURCE` too. A kernel with `psi=0` has no file.
+    #[test]
+    fn a_kernel_that_measures_stalls_accepts_a_trigger() {
+        assert_eq!(request().is_ok(), std::path::Path::new(FILE).exists());
     }
 
     #[tokio::test]

@@ -194,6 +194,34 @@ fn a_verdict_fails_the_pod_with_its_reason() {
 }
 
 #[test]
+fn a_verdict_fails_a_running_pod_after_its_containers_have_ended() {
+    let mut case = Case::new(one(), observed(vec![container("a", 0, running())]));
+    let former = case.status(5);
+    assert_eq!(former.phase.as_deref(), Some("Running"));
+    case.last = Some(former);
+    case.state.verdict = Some(Verdict { reason: "Evicted".into(), message: "m".into() });
+    let stopping = case.status(6);
+    assert_eq!((stopping.phase.as_deref(), stopping.reason.as_deref()), (Some("Running"), None));
+    assert_eq!(stopping.message, None);
+    assert_eq!(condition(&stopping, "Ready").status, "False", "it gets no more requests");
+    case.last = Some(stopping);
+    case.observed = observed(vec![container("a", 0, exited(137))]);
+    case.observed.sandboxes[0].ready = false;
+    case.holds_resources = true;
+    assert_eq!(case.phase(), "Running", "another pod may not have its devices yet");
+    case.holds_resources = false;
+    let ended = case.status(7);
+    assert_eq!((ended.phase.as_deref(), ended.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    assert_eq!(ended.message.as_deref(), Some("m"));
+    // Another client has set the final phase: it stays.
+    let mut overruled = Case::new(one(), observed(vec![container("a", 0, running())]));
+    overruled.state.verdict = Some(Verdict { reason: "Evicted".into(), message: "m".into() });
+    overruled.last = case.last;
+    overruled.pod.status = Some(PodStatus { phase: Some("Failed".into()), ..PodStatus::default() });
+    assert_eq!(overruled.phase(), "Failed");
+}
+
+#[test]
 fn a_pod_that_is_evicted_under_pressure_has_the_condition_of_a_disruption() {
     let mut case = Case::new(one(), observed(vec![container("a", 0, running())]));
     case.state.verdict = Some(Verdict { reason: "Evicted".into(), message: "m".into() });
