@@ -102,7 +102,7 @@ impl Runtime {
         let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
         let registries = format!(
             "unqualified-search-registries = ['docker.io']\n[[registry]]\nprefix = 'docker.io'\nlocation = '{REGISTRY}'\n\
-             insecure = true\n"
+             insecure = true\n[[registry]]\nlocation = '{REGISTRY}'\ninsecure = true\n"
         );
         let config = format!(
             "[crio]\nroot = '{root}'\nrunroot = '{run}/storage'\nstorage_driver = 'overlay'\nlog_dir = '{run}/logs'\n\
@@ -123,14 +123,16 @@ impl Runtime {
             lists = path("net.d"),
         );
         let policy = json!({"default": [{"type": "insecureAcceptAnything"}]}).to_string();
-        for (name, text) in [("registries.conf", registries), ("crio.conf", config), ("policy.json", policy)]
-        {
-            fs::write(dir.join(name), text).unwrap();
-        }
+        // CRI-O has no setting for this file and looks for it below the user's home.
+        let containers = dir.join("home/.config/containers");
+        fs::create_dir_all(&containers).unwrap();
+        fs::write(containers.join("registries.conf"), registries).unwrap();
+        fs::write(dir.join("crio.conf"), config).unwrap();
+        fs::write(dir.join("policy.json"), policy).unwrap();
         fs::create_dir_all(dir.join("none")).unwrap();
         let mut command = host.command(tools.join("crio"));
         command.args(["--config", &path("crio.conf"), "--config-dir", &path("none"), "--log-level", "info"]);
-        command.env("CONTAINERS_REGISTRIES_CONF", path("registries.conf"));
+        command.env("HOME", path("home"));
         Self::started(host, dir, "crio.sock", command)
     }
 
