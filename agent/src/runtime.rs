@@ -26,7 +26,7 @@ use hyper::body::Incoming;
 use tokio::sync::watch;
 use tonic::{Request, Response as Answer, Status};
 
-use deadline::Limited;
+use deadline::RemoteCall;
 
 pub use error::RuntimeError;
 pub(crate) use measured::Measured;
@@ -71,6 +71,7 @@ macro_rules! calls {
         #[tonic::async_trait]
         impl $name for Remote {
             $(async fn $call(&self, request: cri::$request) -> Result<cri::$response, RuntimeError> {
+                deadline::make_log_directory(&request).await?;
                 let limit = request.limit();
                 let mut client = self.$client.clone();
                 deadline::within(limit, stringify!($call), client.$call(request)).await

@@ -177,11 +177,11 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
     Box::pin(ShimMonitor { state }.sandbox_died(&sandbox)).await;
 }
 
-/// Logs that the connection to a live shim ended. A shim that is told to end closes its connection first; if many pods are
-/// removed at the same time, its process ends seconds later.
+/// Logs the end of a connection to a shim whose process still runs. This is expected from a shim that is ending: it closes
+/// its connection, and its process ends seconds later if many pods are removed at the same time.
 fn report_lost_connection(sandbox: &Sandbox) {
     if sandbox.is_over() {
-        debug!(sandbox = sandbox.id, "the connection to a shim that is ending has ended");
+        debug!(sandbox = sandbox.id, "an ending shim closed its connection");
     } else {
         warn!(sandbox = sandbox.id, "the connection to a live shim ended");
     }
