@@ -22,9 +22,9 @@ fn unfinished_post() -> String {
 
 fn config_map(plane: &Plane, name: &str, size: usize) {
     let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}}).to_string();
-    let (code, _) =
+    let (code, answer) =
         plane.send(ADMIN, ("POST", "/api/v1/namespaces/default/configmaps"), "application/json", object);
-    assert_eq!(code, 201);
+    assert_eq!(code, 201, "{}", &answer[..answer.floor_char_boundary(500)]);
 }
 
 /// Finding B5: each copy contains the previous one, so that a request of 3 kB builds gigabytes.
