@@ -301,7 +301,7 @@ impl Worker {
         }
         self.note_earlier_sandbox(desired);
         self.forget_removed_containers();
-        self.take_eviction(desired);
+        self.take_eviction(desired).await;
         self.follow_resize(desired);
         self.state.forget_crashes(desired, &self.observed);
         let now = Timestamp::now();
