@@ -353,7 +353,7 @@ impl NodeServices {
             providers: providers(&config)?,
             recorder,
             pods,
-            policies,
+            policies: policies.with_health(configs.health().clone()),
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
             statuses: pod::StatusWriter::new(client),
             configs,
