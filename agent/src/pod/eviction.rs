@@ -27,7 +27,7 @@ use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{
-    EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage,
+    MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage, disk_shortages,
 };
 pub(crate) use limits::LimitEviction;
 use machine::Urgency;
@@ -222,28 +222,32 @@ impl Eviction {
         let (hard, soft) = (config.eviction, config.eviction.as_soft());
         let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
         let levels = MachineLevels::read().with_pods(of_pods);
-        let of_machine =
-            [levels.shortage(&hard, self.machine.hard()), levels.shortage(&soft, self.machine.soft())];
-        let measure = |thresholds: &EvictionThresholds, last: Option<Resource>| {
-            disk_shortage(&config.state_dir, thresholds, last.is_some())
-        };
-        let of_disk = [measure(&hard, self.disk.hard()), measure(&soft, self.disk.soft())];
-        let [on_disk, soft_on_disk] = of_disk.map(|shortage| shortage.is_some());
-        let mut pressure = levels.pressure(&hard, on_disk).or(levels.pressure(&soft, soft_on_disk));
-        for shortage in of_machine.iter().flatten() {
+        let on_machine = levels.shortage(&hard, self.machine.hard());
+        let soft_on_machine = levels.shortages(&soft, |resource| self.machine.is_lasting(resource));
+        let on_disk = disk_shortage(&config.state_dir, &hard, self.disk.hard().is_some());
+        let soft_on_disk =
+            disk_shortages(&config.state_dir, &soft, |resource| self.disk.is_lasting(resource));
+        let is_soft_on_disk = soft_on_disk.iter().any(Option::is_some);
+        let mut pressure =
+            levels.pressure(&hard, on_disk.is_some()).or(levels.pressure(&soft, is_soft_on_disk));
+        for shortage in on_machine.iter().chain(soft_on_machine.iter().flatten()) {
             pressure.add(shortage.resource);
         }
         self.node.pressure.observe(pressure, now);
         self.is_near = levels.is_near(&self.levels, &hard);
         self.levels = levels;
-        let [resource, soft_resource] = of_machine.map(|found| found.map(|shortage| shortage.resource));
-        let grace = soft_resource.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
-        let kind = self.machine.update(resource, grace, now);
-        let of_machine = Due::of(kind, of_machine, hard.soft.max_pod_grace);
-        let [resource, soft_resource] = of_disk.map(|found| found.map(|shortage| shortage.resource));
-        let grace = soft_resource.map(|resource| (resource, plan::grace_period(&hard.soft, resource)));
-        let kind = self.disk.update(resource, grace, now);
-        (of_machine, Due::of(kind, of_disk, hard.soft.max_pod_grace))
+        let short = soft_on_machine.iter().flatten().map(|shortage| shortage.resource);
+        let short = short.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
+        let kind = self.machine.update(on_machine.map(|shortage| shortage.resource), short, now);
+        let mut lasting = soft_on_machine.into_iter().flatten();
+        let lasting = lasting.find(|shortage| self.machine.is_lasting(shortage.resource));
+        let of_machine = Due::of(kind, [on_machine, lasting], hard.soft.max_pod_grace);
+        let short = soft_on_disk.iter().flatten().map(|shortage| shortage.resource);
+        let short = short.map(|resource| (resource, plan::grace_period(&hard.soft, resource)));
+        let kind = self.disk.update(on_disk.map(|shortage| shortage.resource), short, now);
+        let mut lasting = soft_on_disk.into_iter().flatten();
+        let lasting = lasting.find(|shortage| self.disk.is_lasting(shortage.resource));
+        (of_machine, Due::of(kind, [on_disk, lasting], hard.soft.max_pod_grace))
     }
 
     fn urgency(&self) -> Urgency {
