@@ -11,6 +11,7 @@
 mod limits;
 mod machine;
 mod measured;
+mod measurement;
 mod plan;
 mod soft;
 mod stalls;
@@ -32,6 +33,7 @@ use crate::node::{
 pub(crate) use limits::LimitEviction;
 use machine::Urgency;
 pub use measured::DiskUsages;
+use measurement::{MeasuredPods, Measurement, measure};
 pub(crate) use plan::{is_critical, is_limited};
 use soft::{Crossed, Due};
 use stalls::MemoryStalls;
@@ -84,6 +86,8 @@ pub(crate) struct Eviction {
     machine: Crossed<MachineResource>,
     /// Thresholds of the disk.
     disk: Crossed<Resource>,
+    /// The measurement of the pods' disks.
+    measurement: Measurement<MeasuredPods>,
     /// The amounts of the round before.
     levels: MachineLevels,
     /// Whether little more than a threshold of memory or process IDs was available in the round before, and less than in
@@ -149,6 +153,7 @@ impl Eviction {
             machine_short: None,
             machine: Crossed::none(),
             disk: Crossed::none(),
+            measurement: Measurement::none(),
             levels: MachineLevels::default(),
             is_near: false,
             evicted: HashSet::new(),
@@ -172,6 +177,10 @@ impl Eviction {
                 () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
                 () = stalls.next(), if urgency.follows_stalls() => {}
                 changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
+                measured = self.measurement.result() => {
+                    self.relieve_disk(measured);
+                    continue;
+                }
             }
             self.round().await;
         }
@@ -197,7 +206,7 @@ impl Eviction {
             // Rounds for memory may be more frequent.
             Some(due) if now >= self.disk_due => {
                 self.disk_due = now + INTERVAL;
-                self.relieve(&pods, due).await;
+                self.relieve(&pods, due);
             }
             Some(_) => {}
             None => {
@@ -266,28 +275,33 @@ impl Eviction {
         }
     }
 
-    /// Frees space on the node's disk: removes unused images first, and evicts one pod in each later round.
-    async fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
-        let shortage = due.shortage;
+    /// Frees space on the node's disk: removes unused images first. In each later round it begins to measure the pods, of
+    /// which one is evicted then.
+    fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
         self.node.image_gc.no_room();
         if !self.was_short {
             self.was_short = true;
-            let message = format!("Attempting to reclaim {}", plan::name_of(shortage.resource));
+            let message = format!("Attempting to reclaim {}", plan::name_of(due.shortage.resource));
             self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
             return;
         }
-        if self.ending.is_some() {
+        if self.ending.is_none() {
+            let candidates = self.candidates(pods);
+            self.measurement.begin(measure(Arc::clone(&self.node), candidates, due));
+        }
+    }
+
+    /// Evicts the first of the measured pods, unless the shortage is over, or another pod is still ending.
+    fn relieve_disk(&mut self, measured: MeasuredPods) {
+        // A measurement that takes longer than the interval must not be followed by the next one at once.
+        self.disk_due = Instant::now() + INTERVAL;
+        if !self.was_short || self.ending.is_some() {
             return;
         }
-        let mut measured = Vec::with_capacity(pods.len());
-        // One list for all pods: the runtime searches all containers for each list.
-        let mut layers = usage::layers(&self.node, None).await;
-        for pod in self.candidates(pods) {
-            let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
-            let used = usage::with_layers(&self.node, &pod, own).await;
-            measured.push((pod, used));
-        }
-        let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
+        let MeasuredPods { due, mut pods } = measured;
+        pods.retain(|(pod, _)| !self.was_evicted(pod));
+        let shortage = due.shortage;
+        let Some((pod, used)) = plan::first(&pods, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);
             if self.unrelieved_disk.is_new(resource) {
                 tracing::warn!(resource, "the node is low on disk space, and no pod can be evicted");
@@ -331,9 +345,12 @@ impl Eviction {
 
     /// Pods that may be evicted because the node is short of a resource.
     fn candidates(&self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
-        let was_evicted =
-            |pod: &Pod| pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid));
-        pods.iter().filter(|pod| !is_critical(pod) && !was_evicted(pod)).cloned().collect()
+        pods.iter().filter(|pod| !is_critical(pod) && !self.was_evicted(pod)).cloned().collect()
+    }
+
+    /// Whether the pod was evicted, or has no uid.
+    fn was_evicted(&self, pod: &Pod) -> bool {
+        pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid))
     }
 
     /// Requests the eviction of a pod because the node is short of a resource.
