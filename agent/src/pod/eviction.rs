@@ -1,8 +1,8 @@
 //! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
 //! space, memory or process IDs.
 //!
-//! The node's resources are checked at each renewal of the lease, whose timer runs anyway. Without renewals, as while the
-//! API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
+//! The node's resources are checked at each turn of the lease's timer, which runs anyway. If the turns are late, as while
+//! the API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
 //! IDs fall towards their thresholds, and one starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
@@ -40,7 +40,7 @@ use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Interval of the rounds if the node's lease is not renewed. It is longer than the default interval of renewals.
+/// Interval of the rounds without a turn of the lease's timer. It is longer than the default interval of the turns.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
 /// Maximum time after the grace period of an evicted pod to wait for its end before the next one is evicted, as the
 /// kubelet's.
@@ -74,7 +74,7 @@ pub(crate) struct Evicted {
 /// The task that checks the resources of the node and evicts pods if one of them is short.
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
-    /// Changes with each renewal of the node's lease.
+    /// Changes at each turn of the lease's timer.
     pulse: watch::Receiver<()>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
