@@ -2,7 +2,7 @@
 //! use their copies at once instead of waiting for their own timeouts.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub(crate) use coracle_events::is_unavailable;
@@ -18,24 +18,44 @@ const FAILURE_BACKOFF: Duration = Duration::from_secs(10);
 /// Handle; cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ApiHealth {
-    failed: Arc<Mutex<Option<Instant>>>,
+    last: Arc<Mutex<LastRequest>>,
+}
+
+/// The result of the last request that has ended.
+#[derive(Clone, Copy, Debug, Default)]
+enum LastRequest {
+    /// No request has ended since the start.
+    #[default]
+    Unknown,
+    /// The API server responded, with any status.
+    Answered,
+    /// There was no response, at this time.
+    Failed(Instant),
 }
 
 impl ApiHealth {
     /// Whether a request failed within that time and none has succeeded since.
     pub(crate) fn is_unavailable(&self) -> bool {
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.is_some_and(|at| at.elapsed() < FAILURE_BACKOFF)
+        matches!(*self.last(), LastRequest::Failed(at) if at.elapsed() < FAILURE_BACKOFF)
+    }
+
+    /// Whether the API server has responded since the start, and no later request has failed.
+    pub(crate) fn has_responded(&self) -> bool {
+        matches!(*self.last(), LastRequest::Answered)
     }
 
     /// Records that the API server responded, with any status.
     pub(crate) fn record_response(&self) {
-        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.last() = LastRequest::Answered;
     }
 
     /// Records that a request got no response.
     pub(crate) fn failed(&self) {
-        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.last() = LastRequest::Failed(Instant::now());
+    }
+
+    fn last(&self) -> MutexGuard<'_, LastRequest> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a request with a timeout: 2 s with a stored copy of the response, else 5 s.
@@ -70,11 +90,11 @@ mod tests {
         let began = Instant::now();
         assert!(health.request(true, std::future::pending::<Result<(), _>>()).await.is_err());
         assert_eq!(began.elapsed(), WITH_COPY);
-        assert!(health.is_unavailable());
+        assert!(health.is_unavailable() && !health.has_responded());
         tokio::time::advance(FAILURE_BACKOFF).await;
         assert!(!health.is_unavailable(), "time for another try");
         health.failed();
         assert!(health.request(false, async { Ok(()) }).await.is_ok());
-        assert!(!health.is_unavailable());
+        assert!(!health.is_unavailable() && health.has_responded());
     }
 }

@@ -38,8 +38,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Maximum number of records of a batch that are open at a time.
 const OPEN_RECORDS_MAX: usize = 64;
-/// Maximum time that a caller waits for its removal to reach the disk.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time that a caller waits for its change to reach the disk.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -220,8 +220,8 @@ impl Checkpoint {
         self.shared.due.notify_one();
     }
 
-    /// Waits until the removal of a record is on disk, for two seconds at most.
-    pub(crate) async fn removed(&self, key: &Key) {
+    /// Waits until the last change of a record is on disk, for two seconds at most.
+    pub(crate) async fn written(&self, key: &Key) {
         let wait = async {
             loop {
                 let written = self.shared.written.notified();
@@ -231,7 +231,7 @@ impl Checkpoint {
                 written.await;
             }
         };
-        let _late = tokio::time::timeout(REMOVAL_TIMEOUT, wait).await;
+        let _late = tokio::time::timeout(CHANGE_TIMEOUT, wait).await;
     }
 
     /// Sets the records that a pod needs. Records that no pod needs are not stored.

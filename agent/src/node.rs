@@ -4,7 +4,8 @@
 //! start ──► get or create Node ──► patch status ──► watch own Node ─┬─ podCIDR ──► network ──► Ready
 //!                                                                  ├─ a fact changed ──► patch status
 //!                                                                  └─ gone ──► create again
-//! lease: one timer of 10 s, the only timer of an idle node; each turn polls external CNI plugins (STATUS)
+//! lease: one timer of 10 s, the only timer of an idle node; each turn polls external CNI plugins (STATUS), also while the
+//!        API server does not respond
 //! ```
 //! The lease is the heartbeat. A status that would differ in times only is not written. The network gets its ranges
 //! as soon as they are assigned, and Ready=True follows with the next patch, at once.
@@ -53,6 +54,8 @@ pub struct NodeAgent {
     devices: watch::Sender<DeviceCounts>,
     /// Changes at each turn of the lease's timer.
     pulse: watch::Sender<()>,
+    /// Changes with each renewal of the lease.
+    renewals: watch::Sender<()>,
     /// Result of the network's last STATUS call.
     network_status: watch::Sender<network::LastStatus>,
     /// The node's current addresses.
@@ -95,6 +98,7 @@ impl NodeAgent {
             images: watch::channel(None).0,
             devices: watch::channel(DeviceCounts::new()).0,
             pulse: watch::channel(()).0,
+            renewals: watch::channel(()).0,
             network_status: watch::channel(Some(Ok(()))).0,
             ranges: watch::channel(Vec::new()).0,
             pressure,
@@ -103,7 +107,7 @@ impl NodeAgent {
         })
     }
 
-    /// The node agent that sends on this channel at the beginning of each heartbeat, while it can renew the lease.
+    /// The node agent that sends on this channel at each turn of the lease's timer.
     pub(crate) fn with_pulse(self, pulse: watch::Sender<()>) -> NodeAgent {
         NodeAgent { pulse, ..self }
     }
@@ -129,9 +133,14 @@ impl NodeAgent {
         self.node.subscribe()
     }
 
-    /// Changes with each renewal of the node's lease.
+    /// Changes at each turn of the lease's timer, also while the API server does not respond.
     pub(crate) fn pulse(&self) -> watch::Receiver<()> {
         self.pulse.subscribe()
+    }
+
+    /// Changes with each renewal of the node's lease.
+    pub(crate) fn renewals(&self) -> watch::Receiver<()> {
+        self.renewals.subscribe()
     }
 
     /// The node's conditions of pressure. All clones have the same observations.
@@ -179,7 +188,7 @@ impl NodeAgent {
             self.config.name.clone(),
             self.config.lease_seconds,
             self.node.subscribe(),
-            self.pulse.clone(),
+            lease::Heartbeats { turns: self.pulse.clone(), renewals: self.renewals.clone() },
         );
         let polling =
             network::poll(self.network.clone(), self.pulse.subscribe(), self.network_status.clone());
@@ -233,7 +242,7 @@ pub use facts::NodeFacts;
 pub use network::PodNetwork;
 
 pub(crate) use devices::{DeviceCount, DeviceCounts};
-pub(crate) use disk::{Resource, Shortage, disk_shortage};
+pub(crate) use disk::{Resource, Shortage, disk_shortage, disk_shortages};
 pub(crate) use facts::{binary, kib};
 pub(crate) use images::keep as keep_images;
 pub(crate) use plan::is_extended;

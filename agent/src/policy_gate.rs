@@ -3,7 +3,8 @@
 //!
 //! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the namespaces
 //! with policies decides: pods of these namespaces wait, others start. Without a record the policies were never listed, so
-//! all pods wait.
+//! all pods wait. While the API server responds, and no request for the policies has failed, all pods wait for the list: it
+//! may have the first policy of a namespace.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -11,6 +12,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -19,9 +21,13 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-/// Maximum wait of a pod in a namespace with policies. Then its start fails with an error, and is retried.
+use crate::api_health::ApiHealth;
+
+/// Maximum wait of a pod in a namespace with policies, and of all pods while the first list of policies is expected. Then
+/// its start fails with an error, and is retried.
 const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum wait of a pod in a namespace without recorded policies, while the policies are unknown. Then the pod starts.
+/// Maximum wait of a pod in a namespace without recorded policies, while the policies are unknown and their list is not
+/// expected. Then the pod starts.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Pause after a write of the record that failed, for example on a full disk.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -46,7 +52,13 @@ pub(crate) enum Request {
 pub(crate) struct NotEnforced {
     namespace: String,
     cause: String,
+    /// The request, which is answered later.
+    pub(crate) pending: PendingAdmission,
 }
+
+/// A request that the task of network policies has not answered within the limit.
+#[derive(Debug)]
+pub(crate) struct PendingAdmission(Option<oneshot::Receiver<()>>);
 
 /// Makes pods wait until their policies are in the kernel; cheap to clone. Without the task of network policies no pod
 /// waits.
@@ -55,6 +67,8 @@ pub(crate) struct PolicyGate {
     node_name: String,
     requests: Option<mpsc::UnboundedSender<Request>>,
     restricted: Restricted,
+    /// Without any request: the API server is unreachable.
+    health: ApiHealth,
 }
 
 /// The recorded namespaces with policies.
@@ -67,6 +81,8 @@ pub(crate) struct Restricted {
     cause: Arc<Mutex<Option<String>>>,
     /// Time of the last write, if it failed. The record on disk is then older than `namespaces`.
     failed: Arc<Mutex<Option<Instant>>>,
+    /// Whether the policies were listed since the agent's start.
+    are_listed: Arc<AtomicBool>,
 }
 
 /// The side of the gate that the network policy task holds.
@@ -80,38 +96,54 @@ pub(crate) fn gate(node_name: &str, record: Option<&Path>) -> (PolicyGate, Optio
     let restricted = Restricted::load(record.unwrap_or(Path::new("")));
     let node_name = node_name.to_owned();
     if record.is_none() {
-        return (PolicyGate { node_name, requests: None, restricted }, None);
+        return (PolicyGate { node_name, requests: None, restricted, health: ApiHealth::default() }, None);
     }
     let (requests, received) = mpsc::unbounded_channel();
-    let gate = PolicyGate { node_name, requests: Some(requests), restricted: restricted.clone() };
+    let (requests, health) = (Some(requests), ApiHealth::default());
+    let gate = PolicyGate { node_name, requests, restricted: restricted.clone(), health };
     (gate, Some(GateEnd { requests: received, restricted }))
 }
 
 // === impl PolicyGate ===
 
 impl PolicyGate {
+    /// The gate that makes pods wait for the first list of policies while the API server responds.
+    pub(crate) fn with_health(self, health: ApiHealth) -> Self {
+        Self { health, ..self }
+    }
+
     /// Waits until the policies of a pod with these addresses are in the kernel.
     ///
     /// # Errors
-    /// When they are not within the limit, and the pod's namespace has policies.
+    /// When they are not within the limit, and the pod's namespace has policies, or the first list may have some for it.
     pub(crate) async fn admit(&self, pod: &Pod, ips: &[IpAddr]) -> Result<(), NotEnforced> {
         let Some(requests) = &self.requests else { return Ok(()) };
         let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return Ok(()) };
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         facts.ips = ips.to_vec();
-        let (done, answered) = oneshot::channel();
+        let (done, mut answered) = oneshot::channel();
         // Without a receiver the agent is stopping.
         let _ = requests.send(Request::Admit { facts, done });
         let is_restricted = self.restricted.has(&namespace);
         let limit = if is_restricted { RESTRICTED_TIMEOUT } else { TIMEOUT };
-        match tokio::time::timeout(limit, answered).await {
-            Ok(Ok(())) => Ok(()),
-            // The policies may have been listed in the meantime.
-            _ if is_restricted || self.restricted.has(&namespace) => {
-                Err(NotEnforced { namespace, cause: self.restricted.cause() })
-            }
-            _ => Ok(()),
+        let mut answer = tokio::time::timeout(limit, &mut answered).await;
+        if answer.is_err() && !is_restricted && self.expects_list() {
+            answer = tokio::time::timeout(RESTRICTED_TIMEOUT - TIMEOUT, &mut answered).await;
         }
+        // The policies may have been listed in the meantime.
+        let must_wait = is_restricted || self.restricted.has(&namespace) || self.expects_list();
+        if matches!(answer, Ok(Ok(()))) || !must_wait {
+            return Ok(());
+        }
+        let pending = PendingAdmission(answer.is_err().then_some(answered));
+        Err(NotEnforced { namespace, cause: self.restricted.cause(), pending })
+    }
+
+    /// Whether the first list of policies is on its way: the API server responds, and no request for the list has failed.
+    fn expects_list(&self) -> bool {
+        !self.restricted.are_listed.load(Ordering::Acquire)
+            && !self.restricted.is_failing()
+            && self.health.has_responded()
     }
 
     /// Notes a pod that an earlier agent has started, with the addresses of its sandbox. So its policies stay in force
@@ -134,6 +166,22 @@ impl PolicyGate {
     }
 }
 
+// === impl PendingAdmission ===
+
+impl PendingAdmission {
+    /// Waits until the pod's policies are in the kernel. It returns once; when the agent is stopping, never. Cancel safe.
+    pub(crate) async fn enforced(&mut self) {
+        if let Some(answered) = &mut self.0 {
+            let answer = answered.await;
+            self.0 = None;
+            if answer.is_ok() {
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+}
+
 // === impl Restricted ===
 
 impl Restricted {
@@ -149,7 +197,13 @@ impl Restricted {
             );
         }
         let namespaces = Arc::new(RwLock::new(namespaces.ok()));
-        Self { record: record.to_owned(), namespaces, cause: Arc::default(), failed: Arc::default() }
+        Self {
+            record: record.to_owned(),
+            namespaces,
+            cause: Arc::default(),
+            failed: Arc::default(),
+            are_listed: Arc::default(),
+        }
     }
 
     /// Sets why policies are not in the kernel. `None`: no operation has failed.
@@ -160,6 +214,11 @@ impl Restricted {
     fn cause(&self) -> String {
         let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone();
         cause.unwrap_or_else(|| "the API server or nftables does not respond".to_owned())
+    }
+
+    /// Whether an operation has failed, so that policies are not in the kernel.
+    fn is_failing(&self) -> bool {
+        self.cause.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// The path of the record.
@@ -175,13 +234,19 @@ impl Restricted {
             .is_none_or(|namespaces| namespaces.contains(namespace) || namespaces.contains(EVERY_NAMESPACE))
     }
 
-    /// Replaces the namespaces, and writes the record if they differ.
+    /// Replaces the namespaces by those of listed policies, and writes the record if they differ.
     pub(crate) async fn set(&self, namespaces: BTreeSet<String>) {
-        if self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces) {
-            return self.retry().await;
+        let is_same =
+            self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces);
+        if !is_same {
+            *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces.clone());
         }
-        *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces.clone());
-        self.write(namespaces).await;
+        // Set after the namespaces: a pod that sees it sees them, too.
+        self.are_listed.store(true, Ordering::Release);
+        match is_same {
+            true => self.retry().await,
+            false => self.write(namespaces).await,
+        }
     }
 
     /// Writes the record again if the last write failed, after a pause.
@@ -340,6 +405,41 @@ mod tests {
             shown().await,
             "network policies of the namespace n are not enforced yet: cannot list things"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_wait_for_the_first_list_while_the_api_server_responds() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        // The last list had no policy.
+        std::fs::write(&record, "[]").unwrap();
+        let (gate, ends) = gate("here", Some(&record));
+        let (health, ends) = (ApiHealth::default(), ends.unwrap());
+        let gate = gate.with_health(health.clone());
+        assert!(gate.admit(&pod(), &[]).await.is_ok(), "the API server has not responded yet");
+        health.record_response();
+        assert!(gate.admit(&pod(), &[]).await.is_err(), "the list may have a policy of its namespace");
+        health.failed();
+        assert!(gate.admit(&pod(), &[]).await.is_ok(), "the API server is unreachable");
+        health.record_response();
+        ends.restricted.explain(Some("cannot list networkpolicies".to_owned()));
+        assert!(gate.admit(&pod(), &[]).await.is_ok(), "the list may never come");
+        ends.restricted.explain(None);
+        ends.restricted.set(["other".to_owned()].into()).await;
+        assert!(gate.admit(&pod(), &[]).await.is_ok(), "the list has no policy of its namespace");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_was_not_answered_in_time_is_answered_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let (gate, ends) = gate("here", Some(&dir.path().join("record")));
+        let mut requests = ends.unwrap().requests;
+        let mut pending = gate.admit(&pod(), &[]).await.unwrap_err().pending;
+        let Ok(Request::Admit { done, .. }) = requests.try_recv() else { panic!("no request") };
+        assert!(futures::FutureExt::now_or_never(pending.enforced()).is_none());
+        assert!(done.send(()).is_ok());
+        pending.enforced().await;
+        assert!(futures::FutureExt::now_or_never(pending.enforced()).is_none(), "it returns once");
     }
 
     #[tokio::test(start_paused = true)]

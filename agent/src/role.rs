@@ -39,6 +39,10 @@ use crate::{directories, lock};
 /// Bytes of a thread's stack: less than 2 MiB, so that the kernel cannot make it one huge page, as by Debian's default.
 const STACK: usize = (2 << 20) - (64 << 10);
 
+/// Exit status of an agent on a machine that has not joined a cluster (`EX_CONFIG` of sysexits.h). The unit
+/// `coracle-agent.service` does not restart an agent with this status.
+const NOT_JOINED: u8 = 78;
+
 /// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     // Boxed: tokio has several functions that run a future, and each would contain a copy of each role.
@@ -64,7 +68,7 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
     result.map(|()| ExitCode::SUCCESS)
 }
 
-/// Prints the error with its causes as one sentence on standard error. Returns a failure code.
+/// Prints the error with its causes as one sentence on standard error. Returns the exit status.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     let text = chain(&**error);
     let is_root = nix::unistd::geteuid().is_root();
@@ -75,7 +79,12 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     };
     // If standard error is closed, the error cannot be reported.
     drop(std::io::stderr().write_all(sentence.as_bytes()));
-    ExitCode::FAILURE
+    ExitCode::from(status(error))
+}
+
+/// The exit status of an error.
+fn status(error: &anyhow::Error) -> u8 {
+    if error.is::<agent::NotJoined>() { NOT_JOINED } else { 1 }
 }
 
 /// Advice for errors of the kernel. The function matches the text of the error, because errors of the running node
@@ -190,7 +199,7 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::mpsc;
 
-    use super::{block_on, hint, hint_for_user};
+    use super::{NOT_JOINED, agent, block_on, hint, hint_for_user, status};
     use crate::lock::Lock;
 
     /// A task's data, which the end of the task drops. Sends the holder of the lock then.
@@ -203,6 +212,14 @@ mod tests {
         fn drop(&mut self) {
             self.holder.send(Lock::holder(&self.run_dir)).expect("the test waits");
         }
+    }
+
+    #[test]
+    fn the_unit_of_the_agent_does_not_restart_an_agent_that_has_not_joined() {
+        let unit = include_str!("../../examples/systemd/coracle-agent.service");
+        assert!(unit.contains(&format!("\nRestartPreventExitStatus={NOT_JOINED}\n")));
+        assert_eq!(status(&agent::NotJoined.into()), NOT_JOINED);
+        assert_eq!(status(&anyhow::anyhow!("the disk is full")), 1);
     }
 
     #[test]

@@ -226,7 +226,7 @@ fn spawn_service_tasks(
             NodeProperties { object: agent.node(), pod_ranges: agent.ranges(), addresses: agent.ips() };
         tasks.spawn(proxy.run(node.services.clone(), properties));
         let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());
-        tasks.spawn(announcer.run(agent.node(), agent.pulse()));
+        tasks.spawn(announcer.run(agent.node(), agent.renewals()));
     }
     if let Some(settings) = &config.dns {
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
@@ -353,7 +353,7 @@ impl NodeServices {
             providers: providers(&config)?,
             recorder,
             pods,
-            policies,
+            policies: policies.with_health(configs.health().clone()),
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
             statuses: pod::StatusWriter::new(client),
             configs,

@@ -5,11 +5,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 
 use coracle_nft::{Channel, Flow, delete_flows};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::nft::Mapping;
+use crate::route_socket::RouteSocket;
+
+/// The addresses of this machine, by the kernel's routes.
+#[derive(Default)]
+struct LocalAddresses {
+    /// Opened for the first address.
+    socket: Option<RouteSocket>,
+    known: HashMap<IpAddr, bool>,
+}
 
 /// Removes the conntrack entries of packets to these ports of this machine, with any target.
 pub(crate) fn delete_entries(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()> {
@@ -20,7 +31,7 @@ pub(crate) fn delete_entries(channel: &mut Channel, ports: &[Mapping]) -> io::Re
     let mut first = Ok(());
     for ((is_ipv4, protocol), ports) in groups {
         let numbers = ports.iter().map(|port| port.host_port).collect();
-        let mut here = HashMap::new();
+        let mut here = LocalAddresses::default();
         let stale = |flow: &Flow| ports.iter().any(|port| is_mapped_by(flow, port, &mut here));
         first = first.and(delete_flows(channel, is_ipv4, protocol, &numbers, stale).map(drop));
     }
@@ -29,15 +40,86 @@ pub(crate) fn delete_entries(channel: &mut Channel, ports: &[Mapping]) -> io::Re
 
 /// Whether the port's rules apply to the entry. They do not apply to packets that are forwarded to the same port of
 /// another machine.
-fn is_mapped_by(flow: &Flow, port: &Mapping, here: &mut HashMap<IpAddr, bool>) -> bool {
+fn is_mapped_by(flow: &Flow, port: &Mapping, here: &mut LocalAddresses) -> bool {
     flow.port == port.host_port
         && match port.host_ip {
             Some(ip) => ip == flow.to,
-            None => *here.entry(flow.to).or_insert_with(|| is_local_address(flow.to)),
+            None => here.has(flow.to),
         }
 }
 
-/// Whether the address belongs to this machine: binding to another fails.
-fn is_local_address(address: IpAddr) -> bool {
-    UdpSocket::bind((address, 0)).err().is_none_or(|error| error.kind() != io::ErrorKind::AddrNotAvailable)
+// === impl LocalAddresses ===
+
+impl LocalAddresses {
+    /// Whether the kernel delivers packets to the address to this machine, as the rules of ports ask it (`fib daddr type
+    /// local`). A bind to the address would not tell it: with the sysctl `ip_nonlocal_bind` it succeeds for any address.
+    fn has(&mut self, address: IpAddr) -> bool {
+        if let Some(known) = self.known.get(&address) {
+            return *known;
+        }
+        // Without a socket all addresses count: a pod must not get datagrams to a former target of the port.
+        let is_local = self.ask(address).unwrap_or(true);
+        self.known.insert(address, is_local);
+        is_local
+    }
+
+    /// Reads the type of the route to the address.
+    ///
+    /// # Errors
+    /// When no socket can be opened.
+    fn ask(&mut self, address: IpAddr) -> io::Result<bool> {
+        let socket = match &mut self.socket {
+            Some(socket) => socket,
+            none => none.insert(RouteSocket::open()?),
+        };
+        let mut route = RouteMessage::default();
+        let (family, prefix) = match address {
+            IpAddr::V4(_) => (AddressFamily::Inet, 32),
+            IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+        };
+        route.header.address_family = family;
+        route.header.destination_prefix_length = prefix;
+        route.attributes.push(RouteAttribute::Destination(address.into()));
+        // An address without a route is an error.
+        let found = socket.get(RouteNetlinkMessage::GetRoute(route));
+        Ok(matches!(
+            found,
+            Ok(RouteNetlinkMessage::NewRoute(route)) if route.header.kind == RouteType::Local
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn ip(arguments: &[&str]) {
+        assert!(Command::new("ip").args(arguments).status().unwrap().success(), "ip {arguments:?}");
+    }
+
+    #[test]
+    fn only_addresses_of_this_machine_are_local_also_with_nonlocal_binds() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            for family in ["ipv4", "ipv6"] {
+                // Of the network namespace of this thread.
+                std::fs::write(format!("/proc/sys/net/{family}/ip_nonlocal_bind"), "1").unwrap();
+            }
+            ip(&["link", "set", "lo", "up"]);
+            ip(&["link", "add", "one0", "type", "veth", "peer", "name", "one1"]);
+            ip(&["link", "set", "one0", "up"]);
+            ip(&["link", "set", "one1", "up"]);
+            ip(&["address", "add", "192.0.2.1/24", "dev", "one0"]);
+            ip(&["address", "add", "2001:db8::1/64", "dev", "one0", "nodad"]);
+            let mut here = LocalAddresses::default();
+            let all = ["127.0.0.1", "192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2", "198.51.100.1"];
+            for _repeated in 0..2 {
+                let local = all.map(|address| here.has(address.parse().unwrap()));
+                assert_eq!(local, [true, true, true, false, false, false]);
+            }
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
 }

@@ -67,7 +67,8 @@ pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{
     AddressMonitor, Applied, Backend, End, ForeignDevice, Local, LocalAddress, Mac, Offload, Overlay,
-    OverlayConfig, OverlayError, Peer, PeerKind, ProbePath, ProbeResult, examine, local_addresses, merged,
+    OverlayConfig, OverlayError, Peer, PeerKind, ProbePath, ProbeResult, examine, has_vxlan, local_addresses,
+    merged,
 };
 pub use plugin_kind::Kind as PluginKind;
 pub use ports::{PortMapping, Protocol};

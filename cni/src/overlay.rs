@@ -426,6 +426,14 @@ fn tunnel_name(interface: &str) -> String {
     format!("{interface}-udp")
 }
 
+/// Whether the kernel has VXLAN, which it may load. Without it, the backend `vxlan` uses a UDP tunnel. No device is made.
+///
+/// # Errors
+/// When a netlink socket cannot be opened or used.
+pub fn has_vxlan() -> Result<bool, OverlayError> {
+    Kernel::open(BTreeMap::new(), 0)?.has_vxlan()
+}
+
 /// The interfaces' names, within the kernel's 15 bytes.
 fn names(interface: &str) -> Result<BTreeMap<Port, String>, OverlayError> {
     let is_name = |c: u8| c.is_ascii_alphanumeric() || b".-_".contains(&c);

@@ -181,6 +181,7 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
             let (output, left) = nodes.try_agent(9, &words(&arguments));
             let errors = said(&output);
             assert!(!output.status.success() && errors.contains(says), "{arguments}: {errors}");
+            assert_eq!(output.status.code() == Some(78), arguments.is_empty(), "{:?}", output.status);
             assert_eq!(left, Vec::<String>::new(), "{arguments}");
         }
         assert_eq!(nodes.get(&["csr"])["items"].as_array().unwrap().len(), before, "no request was left");

@@ -29,20 +29,31 @@ pub(crate) fn disk_shortage(
     thresholds: &EvictionThresholds,
     lasts: bool,
 ) -> Option<Shortage> {
+    disk_shortages(state_dir, thresholds, |_| lasts).into_iter().flatten().next()
+}
+
+/// The resources that are short on the file system of the state directory, bytes first. `lasts`: whether the resource was
+/// short before. Its shortage ends only when the minimum is reclaimed.
+pub(crate) fn disk_shortages(
+    state_dir: &Path,
+    thresholds: &EvictionThresholds,
+    lasts: impl Fn(Resource) -> bool,
+) -> [Option<Shortage>; 2] {
     // Most nodes have no soft thresholds.
     if thresholds.nodefs_available.is_zero() && thresholds.nodefs_inodes_free.is_zero() {
-        return None;
+        return [None, None];
     }
-    let found = statvfs(state_dir).ok()?;
+    let Ok(found) = statvfs(state_dir) else { return [None, None] };
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-    let reclaim = if lasts { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };
+    let reclaim = |resource| if lasts(resource) { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };
     let shortage = |resource, [threshold, reclaim]: [Threshold; 2], [available, total]: [u64; 2]| {
         let is_short = threshold.exceeds_with(reclaim, available, total);
         is_short.then(|| Shortage { resource, threshold: threshold.of(total), available })
     };
-    let amounts = [thresholds.nodefs_available, reclaim.nodefs_available];
-    shortage(Resource::Bytes, amounts, [bytes(found.f_bavail), bytes(found.f_blocks)]).or_else(|| {
-        let amounts = [thresholds.nodefs_inodes_free, reclaim.nodefs_inodes_free];
-        shortage(Resource::Inodes, amounts, [found.f_favail, found.f_files])
-    })
+    let of_bytes = [thresholds.nodefs_available, reclaim(Resource::Bytes).nodefs_available];
+    let of_inodes = [thresholds.nodefs_inodes_free, reclaim(Resource::Inodes).nodefs_inodes_free];
+    [
+        shortage(Resource::Bytes, of_bytes, [bytes(found.f_bavail), bytes(found.f_blocks)]),
+        shortage(Resource::Inodes, of_inodes, [found.f_favail, found.f_files]),
+    ]
 }

@@ -13,23 +13,34 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 const NAMESPACE: &str = "kube-node-lease";
 /// Pause after a failure: shorter than the period, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Renews the lease until dropped, after the Node object is known. Each turn also wakes the updates of status and
-/// network by `pulse`, so that they share one timer.
+/// Notifications of the lease's timer, so that other tasks need none.
+#[derive(Clone, Debug)]
+pub(super) struct Heartbeats {
+    /// Every quarter of the lease duration, also while the lease cannot be renewed. Then a turn may be late by the timeout
+    /// of a request.
+    pub(super) turns: watch::Sender<()>,
+    /// Renewals of the lease, for tasks that send requests to the API server.
+    pub(super) renewals: watch::Sender<()>,
+}
+
+/// Renews the lease until dropped, after the Node object is known, and sends the notifications.
 pub(super) async fn keep(
     client: kube::Client,
     name: String,
     seconds: u16,
     mut node: watch::Receiver<Option<Arc<Node>>>,
-    pulse: watch::Sender<()>,
+    beats: Heartbeats,
 ) {
     let api: Api<Lease> = Api::namespaced(client, NAMESPACE);
     let mut failing = false;
     let often = Duration::from_secs(seconds.into()) / 4;
+    let mut last_turn = Instant::now();
     loop {
         // An error means that the agent is stopping.
         let Ok(owner) = node.wait_for(Option::is_some).await.map(|node| node.clone()) else { return };
@@ -47,9 +58,13 @@ pub(super) async fn keep(
             }
         };
         tokio::time::sleep(wait).await;
-        // While the API is not reachable, updates of the status could not be sent.
         if !failing {
-            pulse.send_replace(());
+            beats.renewals.send_replace(());
+        }
+        // Retries are more frequent than turns.
+        if !failing || last_turn.elapsed() >= often {
+            last_turn = Instant::now();
+            beats.turns.send_replace(());
         }
     }
 }
@@ -87,4 +102,33 @@ fn owner(node: &Node) -> Option<OwnerReference> {
         uid,
         ..OwnerReference::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn other_tasks_have_their_turns_while_the_lease_cannot_be_renewed() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+            Err::<http::Response<kube::client::Body>, _>(refused)
+        });
+        let client = kube::Client::new(service, "default");
+        let (_node, known) = watch::channel(Some(Arc::new(Node::default())));
+        let beats = Heartbeats { turns: watch::channel(()).0, renewals: watch::channel(()).0 };
+        let (mut turns, renewals) = (beats.turns.subscribe(), beats.renewals.subscribe());
+        let begin = Instant::now();
+        let three_turns = async {
+            for _ in 0..3 {
+                turns.changed().await.unwrap();
+            }
+            begin.elapsed()
+        };
+        tokio::select! {
+            () = keep(client, "n".to_owned(), 40, known, beats.clone()) => panic!("it runs until it is dropped"),
+            elapsed = three_turns => assert!(elapsed >= Duration::from_secs(30), "{elapsed:?}"),
+        }
+        assert!(!renewals.has_changed().unwrap());
+    }
 }

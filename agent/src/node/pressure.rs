@@ -128,14 +128,25 @@ impl MachineLevels {
         thresholds: &EvictionThresholds,
         last: Option<MachineResource>,
     ) -> Option<MachineShortage> {
-        let reclaim = |resource, minimum| if last == Some(resource) { minimum } else { Threshold::Amount(0) };
+        self.shortages(thresholds, |resource| last == Some(resource)).into_iter().flatten().next()
+    }
+
+    /// The resources that are short, memory first. `lasts`: whether the resource was short before.
+    pub(crate) fn shortages(
+        &self,
+        thresholds: &EvictionThresholds,
+        lasts: impl Fn(MachineResource) -> bool,
+    ) -> [Option<MachineShortage>; 2] {
+        let reclaim = |resource, minimum| if lasts(resource) { minimum } else { Threshold::Amount(0) };
         let minimum = &thresholds.minimum_reclaim;
         let memory = reclaim(MachineResource::Memory, minimum.memory_available);
-        let pids = reclaim(MachineResource::Pids, minimum.pid_available);
         let memory = [thresholds.memory_available, memory];
+        let pids = reclaim(MachineResource::Pids, minimum.pid_available);
         let levels = [self.memory, self.memory_of_pods];
-        let short = levels.into_iter().find_map(|level| level.shortage(MachineResource::Memory, memory));
-        short.or_else(|| self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]))
+        [
+            levels.into_iter().find_map(|level| level.shortage(MachineResource::Memory, memory)),
+            self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]),
+        ]
     }
 
     /// Whether less than one and a half times a threshold is available, and the amount is falling. `before`: the amounts
@@ -262,6 +273,8 @@ mod tests {
             |resource, threshold, available| Some(MachineShortage { resource, threshold, available });
         let memory = shortage(MachineResource::Memory, 100 << 10, 90 << 10);
         assert_eq!(levels.shortage(&thresholds(100 << 10, 41), None), memory);
+        let both = levels.shortages(&thresholds(100 << 10, 41), |_| false);
+        assert_eq!(both.map(|short| short.map(|short| short.available)), [Some(90 << 10), Some(40)]);
         let pids = shortage(MachineResource::Pids, 41, 40);
         assert_eq!(levels.shortage(&thresholds(90 << 10, 41), None), pids);
         assert_eq!(levels.shortage(&thresholds(90 << 10, 40), None), None);

@@ -47,7 +47,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
     let (mut overlay, mut devices) =
         (agent.overlay_state.subscribe(), DeviceChanges::new(agent.devices.subscribe()));
-    let (mut pulse, mut network) = (agent.pulse.subscribe(), agent.network_status.subscribe());
+    let (mut renewals, mut network) = (agent.renewals.subscribe(), agent.network_status.subscribe());
     let mut pressure = agent.pressure.subscribe();
     loop {
         let result = tokio::select! {
@@ -58,7 +58,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
                 Some(Err(error)) => Err(watch_error(&error)),
                 None => return,
             },
-            _ = pulse.changed() => update(agent, &api).await,
+            _ = renewals.changed() => update(agent, &api).await,
             _ = network.changed() => update(agent, &api).await,
             _ = pressure.changed() => update(agent, &api).await,
             _ = images.changed() => update(agent, &api).await,

@@ -91,8 +91,8 @@ enum TaskEvent {
     /// The node's ranges or the kernel's tables changed, or a retry is due.
     Apply,
     Test,
-    /// The node's lease was renewed: some peers are tested again.
-    LeaseRenewed,
+    /// A turn of the lease's timer: some peers are tested again.
+    LeaseTurn,
     Tested(Vec<(ProbePath, ProbeResult)>),
     End,
 }
@@ -117,7 +117,7 @@ impl OverlayAgent {
                 // a duration would never elapse.
                 () = until(retry.map(|retry| retry.at)) => TaskEvent::Apply,
                 () = until(tests.at) => TaskEvent::Test,
-                changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseRenewed),
+                changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseTurn),
                 results = ended(&mut tests.running) => TaskEvent::Tested(results),
             };
             let apply = match event {
@@ -127,7 +127,7 @@ impl OverlayAgent {
                     tests.start(&self.overlay);
                     false
                 }
-                TaskEvent::LeaseRenewed => {
+                TaskEvent::LeaseTurn => {
                     tests.retest_some(&nodes.known.peers);
                     false
                 }

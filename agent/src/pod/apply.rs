@@ -29,6 +29,7 @@ use super::removed::RemovedContainers;
 use super::state::{Failed, ObservedPod, Verdict, Waiting};
 use crate::bounded;
 use crate::event_recorder::Level;
+use crate::policy_gate::PendingAdmission;
 use crate::runtime::RuntimeError;
 use crate::volume::Volumes;
 
@@ -53,6 +54,11 @@ pub(crate) enum Report {
         container: String,
         waiting: Waiting,
         failed: Failed,
+    },
+    /// Containers did not start because their network policies are not in the kernel. `pending` returns when they are.
+    PoliciesAwaited {
+        containers: Vec<String>,
+        pending: PendingAdmission,
     },
     /// A container has started. `crashed` is the end of the container before it.
     Started {

@@ -1,8 +1,8 @@
 //! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
 //! space, memory or process IDs.
 //!
-//! The node's resources are checked at each renewal of the lease, whose timer runs anyway. Without renewals, as while the
-//! API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
+//! The node's resources are checked at each turn of the lease's timer, which runs anyway. If the turns are late, as while
+//! the API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
 //! IDs fall towards their thresholds, and one starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
@@ -11,6 +11,7 @@
 mod limits;
 mod machine;
 mod measured;
+mod measurement;
 mod plan;
 mod soft;
 mod stalls;
@@ -27,18 +28,19 @@ use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{
-    EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage,
+    MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage, disk_shortages,
 };
 pub(crate) use limits::LimitEviction;
 use machine::Urgency;
 pub use measured::DiskUsages;
+use measurement::{MeasuredPods, Measurement, measure};
 pub(crate) use plan::{is_critical, is_limited};
 use soft::{Crossed, Due};
 use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Interval of the rounds if the node's lease is not renewed. It is longer than the default interval of renewals.
+/// Interval of the rounds without a turn of the lease's timer. It is longer than the default interval of the turns.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
 /// Maximum time after the grace period of an evicted pod to wait for its end before the next one is evicted, as the
 /// kubelet's.
@@ -72,7 +74,7 @@ pub(crate) struct Evicted {
 /// The task that checks the resources of the node and evicts pods if one of them is short.
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
-    /// Changes with each renewal of the node's lease.
+    /// Changes at each turn of the lease's timer.
     pulse: watch::Receiver<()>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
@@ -84,6 +86,8 @@ pub(crate) struct Eviction {
     machine: Crossed<MachineResource>,
     /// Thresholds of the disk.
     disk: Crossed<Resource>,
+    /// The measurement of the pods' disks.
+    measurement: Measurement<MeasuredPods>,
     /// The amounts of the round before.
     levels: MachineLevels,
     /// Whether little more than a threshold of memory or process IDs was available in the round before, and less than in
@@ -149,6 +153,7 @@ impl Eviction {
             machine_short: None,
             machine: Crossed::none(),
             disk: Crossed::none(),
+            measurement: Measurement::none(),
             levels: MachineLevels::default(),
             is_near: false,
             evicted: HashSet::new(),
@@ -172,6 +177,10 @@ impl Eviction {
                 () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
                 () = stalls.next(), if urgency.follows_stalls() => {}
                 changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
+                measured = self.measurement.result() => {
+                    self.relieve_disk(measured);
+                    continue;
+                }
             }
             self.round().await;
         }
@@ -197,7 +206,7 @@ impl Eviction {
             // Rounds for memory may be more frequent.
             Some(due) if now >= self.disk_due => {
                 self.disk_due = now + INTERVAL;
-                self.relieve(&pods, due).await;
+                self.relieve(&pods, due);
             }
             Some(_) => {}
             None => {
@@ -222,28 +231,32 @@ impl Eviction {
         let (hard, soft) = (config.eviction, config.eviction.as_soft());
         let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
         let levels = MachineLevels::read().with_pods(of_pods);
-        let of_machine =
-            [levels.shortage(&hard, self.machine.hard()), levels.shortage(&soft, self.machine.soft())];
-        let measure = |thresholds: &EvictionThresholds, last: Option<Resource>| {
-            disk_shortage(&config.state_dir, thresholds, last.is_some())
-        };
-        let of_disk = [measure(&hard, self.disk.hard()), measure(&soft, self.disk.soft())];
-        let [on_disk, soft_on_disk] = of_disk.map(|shortage| shortage.is_some());
-        let mut pressure = levels.pressure(&hard, on_disk).or(levels.pressure(&soft, soft_on_disk));
-        for shortage in of_machine.iter().flatten() {
+        let on_machine = levels.shortage(&hard, self.machine.hard());
+        let soft_on_machine = levels.shortages(&soft, |resource| self.machine.is_lasting(resource));
+        let on_disk = disk_shortage(&config.state_dir, &hard, self.disk.hard().is_some());
+        let soft_on_disk =
+            disk_shortages(&config.state_dir, &soft, |resource| self.disk.is_lasting(resource));
+        let is_soft_on_disk = soft_on_disk.iter().any(Option::is_some);
+        let mut pressure =
+            levels.pressure(&hard, on_disk.is_some()).or(levels.pressure(&soft, is_soft_on_disk));
+        for shortage in on_machine.iter().chain(soft_on_machine.iter().flatten()) {
             pressure.add(shortage.resource);
         }
         self.node.pressure.observe(pressure, now);
         self.is_near = levels.is_near(&self.levels, &hard);
         self.levels = levels;
-        let [resource, soft_resource] = of_machine.map(|found| found.map(|shortage| shortage.resource));
-        let grace = soft_resource.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
-        let kind = self.machine.update(resource, grace, now);
-        let of_machine = Due::of(kind, of_machine, hard.soft.max_pod_grace);
-        let [resource, soft_resource] = of_disk.map(|found| found.map(|shortage| shortage.resource));
-        let grace = soft_resource.map(|resource| (resource, plan::grace_period(&hard.soft, resource)));
-        let kind = self.disk.update(resource, grace, now);
-        (of_machine, Due::of(kind, of_disk, hard.soft.max_pod_grace))
+        let short = soft_on_machine.iter().flatten().map(|shortage| shortage.resource);
+        let short = short.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
+        let kind = self.machine.update(on_machine.map(|shortage| shortage.resource), short, now);
+        let mut lasting = soft_on_machine.into_iter().flatten();
+        let lasting = lasting.find(|shortage| self.machine.is_lasting(shortage.resource));
+        let of_machine = Due::of(kind, [on_machine, lasting], hard.soft.max_pod_grace);
+        let short = soft_on_disk.iter().flatten().map(|shortage| shortage.resource);
+        let short = short.map(|resource| (resource, plan::grace_period(&hard.soft, resource)));
+        let kind = self.disk.update(on_disk.map(|shortage| shortage.resource), short, now);
+        let mut lasting = soft_on_disk.into_iter().flatten();
+        let lasting = lasting.find(|shortage| self.disk.is_lasting(shortage.resource));
+        (of_machine, Due::of(kind, [on_disk, lasting], hard.soft.max_pod_grace))
     }
 
     fn urgency(&self) -> Urgency {
@@ -262,28 +275,33 @@ impl Eviction {
         }
     }
 
-    /// Frees space on the node's disk: removes unused images first, and evicts one pod in each later round.
-    async fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
-        let shortage = due.shortage;
+    /// Frees space on the node's disk: removes unused images first. In each later round it begins to measure the pods, of
+    /// which one is evicted then.
+    fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
         self.node.image_gc.no_room();
         if !self.was_short {
             self.was_short = true;
-            let message = format!("Attempting to reclaim {}", plan::name_of(shortage.resource));
+            let message = format!("Attempting to reclaim {}", plan::name_of(due.shortage.resource));
             self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
             return;
         }
-        if self.ending.is_some() {
+        if self.ending.is_none() {
+            let candidates = self.candidates(pods);
+            self.measurement.begin(measure(Arc::clone(&self.node), candidates, due));
+        }
+    }
+
+    /// Evicts the first of the measured pods, unless the shortage is over, or another pod is still ending.
+    fn relieve_disk(&mut self, measured: MeasuredPods) {
+        // A measurement that takes longer than the interval must not be followed by the next one at once.
+        self.disk_due = Instant::now() + INTERVAL;
+        if !self.was_short || self.ending.is_some() {
             return;
         }
-        let mut measured = Vec::with_capacity(pods.len());
-        // One list for all pods: the runtime searches all containers for each list.
-        let mut layers = usage::layers(&self.node, None).await;
-        for pod in self.candidates(pods) {
-            let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
-            let used = usage::with_layers(&self.node, &pod, own).await;
-            measured.push((pod, used));
-        }
-        let Some((pod, used)) = plan::first(&measured, shortage.resource) else {
+        let MeasuredPods { due, mut pods } = measured;
+        pods.retain(|(pod, _)| !self.was_evicted(pod));
+        let shortage = due.shortage;
+        let Some((pod, used)) = plan::first(&pods, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);
             if self.unrelieved_disk.is_new(resource) {
                 tracing::warn!(resource, "the node is low on disk space, and no pod can be evicted");
@@ -327,9 +345,12 @@ impl Eviction {
 
     /// Pods that may be evicted because the node is short of a resource.
     fn candidates(&self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
-        let was_evicted =
-            |pod: &Pod| pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid));
-        pods.iter().filter(|pod| !is_critical(pod) && !was_evicted(pod)).cloned().collect()
+        pods.iter().filter(|pod| !is_critical(pod) && !self.was_evicted(pod)).cloned().collect()
+    }
+
+    /// Whether the pod was evicted, or has no uid.
+    fn was_evicted(&self, pod: &Pod) -> bool {
+        pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid))
     }
 
     /// Requests the eviction of a pod because the node is short of a resource.

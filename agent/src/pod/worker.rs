@@ -5,6 +5,7 @@
 
 mod counts;
 mod eviction;
+mod policies;
 mod probes;
 mod reports;
 mod resize;
@@ -35,6 +36,7 @@ use super::status::{self, write::Update};
 use crate::event_recorder::Level;
 use crate::service_cache::LocalPod;
 use crate::volume::{self, Volumes};
+use policies::AwaitedPolicies;
 use probes::{Probes, probe_results};
 
 /// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
@@ -66,6 +68,8 @@ struct Worker {
     observed: ObservedPod,
     volumes: Option<Volumes>,
     pulls: HashMap<String, PullTask>,
+    /// In a box: it is None for most of the time.
+    awaited: Option<Box<AwaitedPolicies>>,
     /// Ids of containers whose preStop hook has run.
     pre_stop_done: HashSet<String>,
     /// The status that was sent last. None once the API has it, because the desired pod contains it then. In a box: it is
@@ -162,6 +166,7 @@ pub(crate) async fn run(start: WorkerStart) {
                 // Pod sync has ended: the agent is stopping.
                 Err(_closed) => return,
             },
+            containers = policies::enforced(&mut worker.awaited) => worker.policies_enforced(&containers),
             () = sleep_until(due) => {}
         }
         worker.not_before = worker.not_before.filter(|at| *at > Timestamp::now());
@@ -271,6 +276,7 @@ impl Worker {
             observed: ObservedPod::default(),
             volumes: None,
             pulls: HashMap::new(),
+            awaited: None,
             pre_stop_done: HashSet::new(),
             reported: None,
             is_in_api: false,
@@ -301,7 +307,7 @@ impl Worker {
         }
         self.note_earlier_sandbox(desired);
         self.forget_removed_containers();
-        self.take_eviction(desired);
+        self.take_eviction(desired).await;
         self.follow_resize(desired);
         self.state.forget_crashes(desired, &self.observed);
         let now = Timestamp::now();

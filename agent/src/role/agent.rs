@@ -41,6 +41,13 @@ pub(crate) struct ControlPlaneConnection {
     container_runtime_endpoint: Option<String>,
 }
 
+/// The machine has no files of an earlier join, and no flags to join. A restart cannot help.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "this machine has not joined a cluster: `coracle token create` where the control plane runs prints the command"
+)]
+pub(crate) struct NotJoined;
+
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnection) -> anyhow::Result<()> {
     super::require_root()?;
@@ -119,9 +126,7 @@ async fn membership(node: &Node, connection: ControlPlaneConnection) -> anyhow::
         let token = token(connection.token, connection.token_file.as_deref())?;
         return Ok(join::join(state, name, endpoint, &token, hash).await?);
     }
-    join::resume(state, name)?.context(
-        "this machine has not joined a cluster: `coracle token create` where the control plane runs prints the command",
-    )
+    Ok(join::resume(state, name)?.ok_or(NotJoined)?)
 }
 
 fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {

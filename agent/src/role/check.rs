@@ -3,14 +3,14 @@
 //! Kernel features are tested by use: a bridge, a veth pair and an nftables table are made in a temporary network
 //! namespace.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use coracle_cni::{Network, NetworkConfig};
+use coracle_cni::{Network, NetworkConfig, OverlayError, has_vxlan};
 use coracle_cri::labels_containers;
 use coracle_error_chain::chain;
 use nix::sched::{CloneFlags, unshare};
@@ -244,10 +244,22 @@ fn optional() -> Vec<Finding> {
         finding(
             "vxlan or tun",
             Severity::Degraded("pods of several nodes reach each other by routes only"),
-            exists("/dev/net/tun"),
+            tunnel(has_vxlan(), Path::new("/dev/net/tun")),
         ),
     ];
     all.into_iter().chain(parser).chain(selinux).collect()
+}
+
+/// Whether the kernel has VXLAN, or the tun device by which the overlay replaces it. A node of a tun device may exist
+/// without its module. An open loads the module.
+fn tunnel(has_vxlan: Result<bool, OverlayError>, device: &Path) -> Result<(), String> {
+    if has_vxlan.map_err(|error| chain(&error))? {
+        return Ok(());
+    }
+    let opened = OpenOptions::new().read(true).write(true).open(device);
+    opened.map(drop).map_err(|error| {
+        format!("the kernel has no vxlan, and {} cannot be opened: {}", device.display(), chain(&error))
+    })
 }
 
 /// Makes a pod network in a network namespace that ends with the thread.
@@ -320,6 +332,18 @@ mod tests {
         assert_eq!(file_system("tmpfs"), Ok(()));
         let error = file_system("coracle-no-such-type").unwrap_err();
         assert!(error.starts_with("the kernel cannot load coracle-no-such-type: "), "{error}");
+    }
+
+    #[test]
+    fn a_tunnel_needs_vxlan_or_a_tun_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = dir.path().join("tun");
+        assert_eq!(tunnel(Ok(true), &device), Ok(()), "the device is not needed");
+        let error = tunnel(Ok(false), &device).unwrap_err();
+        assert!(error.starts_with("the kernel has no vxlan, and "), "{error}");
+        fs::write(&device, b"").unwrap();
+        assert_eq!(tunnel(Ok(false), &device), Ok(()));
+        assert!(has_vxlan().is_ok(), "the kernel answers");
     }
 
     #[test]

@@ -43,6 +43,9 @@ Failure. Standard error has one sentence with the operation, the object and the 
 .TP
 2
 The command line is wrong.
+.TP
+78
+\fBcoracle agent\fR: this machine has not joined a cluster.
 .SH ENVIRONMENT
 Each setting is also an environment variable: \fBCORACLE_MAX_PODS\fR is \fB\-\-max\-pods\fR. A flag takes precedence over a
 variable, and a variable over the configuration file. \fBNO_COLOR\fR disables colours and progress.

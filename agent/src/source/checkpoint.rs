@@ -58,11 +58,18 @@ impl PodCheckpoint {
         self.put(fields);
     }
 
-    /// Stores a pod that the node evicts. Until it is removed, its record has the eviction, whatever status the API server
-    /// has.
-    pub(crate) fn keep_evicted(&self, pod: &Pod, start_time: Option<Timestamp>, eviction: StoredEviction) {
+    /// Stores a pod that the node evicts, and waits until its record is on disk: an agent that starts after the stop of the
+    /// pod must not run it again. The wait takes two seconds at most, because the disk may be full. Until the pod is
+    /// removed, its record has the eviction, whatever status the API server has.
+    pub(crate) async fn keep_evicted(
+        &self,
+        pod: &Pod,
+        start_time: Option<Timestamp>,
+        eviction: StoredEviction,
+    ) {
         self.lock().insert(uid(pod).to_owned(), eviction);
         self.keep_new(pod, start_time);
+        self.checkpoint.written(&Key::pod(uid(pod))).await;
     }
 
     /// The eviction of the pod, by this agent or an earlier one.
@@ -103,7 +110,7 @@ impl PodCheckpoint {
     /// object was deleted.
     pub(crate) async fn remove_durably(&self, uid: &str) {
         self.remove(uid);
-        self.checkpoint.removed(&Key::pod(uid)).await;
+        self.checkpoint.written(&Key::pod(uid)).await;
     }
 }
 
@@ -234,8 +241,23 @@ mod tests {
         assert!(pods.load().is_empty() && open().load().is_empty());
     }
 
-    #[test]
-    fn an_eviction_is_stored_until_the_pod_is_removed() {
+    #[tokio::test(start_paused = true)]
+    async fn an_eviction_is_on_disk_before_the_pod_is_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();
+        let checkpoint = open();
+        let writing = tokio::spawn(checkpoint.clone().run());
+        let pods = PodCheckpoint::new(checkpoint);
+        let eviction = StoredEviction { message: "low".to_owned(), by_pressure: true };
+        pods.keep_evicted(&pod(json!({"phase": "Running"})), None, eviction.clone()).await;
+        writing.abort();
+        // The process was killed: changes that were due are lost.
+        let restarted = PodCheckpoint::new(open());
+        assert_eq!((restarted.load().len(), restarted.eviction("u")), (1, Some(eviction)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_eviction_is_stored_until_the_pod_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let open = || {
             let checkpoint = Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();
@@ -247,7 +269,7 @@ mod tests {
         pods.keep_new(&running, Some(time));
         assert_eq!(pods.eviction("u"), None);
         let eviction = StoredEviction { message: "low".to_owned(), by_pressure: true };
-        pods.keep_evicted(&pod(json!({})), Some(time), eviction.clone());
+        pods.keep_evicted(&pod(json!({})), Some(time), eviction.clone()).await;
         assert_eq!(pods.load(), [stored_fields(&running)]);
         // A change of the pod that the API server sends does not remove the eviction.
         let mut changed = running.clone();
@@ -260,7 +282,7 @@ mod tests {
         restarted.remove("u");
         assert_eq!(restarted.eviction("u"), None);
         let limit = StoredEviction { message: "full".to_owned(), by_pressure: false };
-        restarted.keep_evicted(&running, None, limit.clone());
+        restarted.keep_evicted(&running, None, limit.clone()).await;
         assert_eq!(restarted.load().len(), 1);
         let restarted = open();
         assert_eq!((restarted.load().len(), restarted.eviction("u")), (1, Some(limit)));

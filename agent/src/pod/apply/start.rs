@@ -66,7 +66,7 @@ impl Job {
             pull.or_else(|| Some(pull::begin(&self.node, &self.pod, &*shape.any(&start.name)?)))
         };
         let pulls: Vec<Option<PullTask>> = starts.iter().map(begun).collect();
-        if let Err(not) = self.admit_by_policies().await {
+        if let Err(not) = self.admit_by_policies(&starts).await {
             for start in starts {
                 self.report(Report::NotStarted {
                     container: start.name,
@@ -102,7 +102,7 @@ impl Job {
     }
 
     /// Waits until the network policies hold for the addresses of the pod's sandbox.
-    async fn admit_by_policies(&self) -> Result<(), NotStarted> {
+    async fn admit_by_policies(&self, starts: &[StartContainer]) -> Result<(), NotStarted> {
         let Some(sandbox) = self.observed.sandbox() else { return Ok(()) };
         let ips: Vec<IpAddr> = sandbox.ips.iter().filter_map(|ip| ip.parse().ok()).collect();
         let admitted = self.node.policies.admit(&self.pod, &ips);
@@ -111,7 +111,10 @@ impl Job {
             Some(Err(error)) => {
                 let message = format!("network is not ready: {error}");
                 self.node.recorder.pod(&self.pod, Level::Warning, "NetworkNotReady", message);
-                Err(NotStarted::new("CreateContainerError", error, Failed::Start))
+                let not = NotStarted::new("CreateContainerError", &error, Failed::Start);
+                let containers = starts.iter().map(|start| start.name.clone()).collect();
+                self.report(Report::PoliciesAwaited { containers, pending: error.pending });
+                Err(not)
             }
         }
     }

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 /// The thresholds that one kind of resources has crossed in the last round: those of the machine, or those of its disk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Crossed<R> {
     /// The resource below its hard threshold.
     hard: Option<R>,
-    /// The resource below its soft threshold for the grace period.
-    soft: Option<R>,
-    /// The resource below its soft threshold, and since when.
-    since: Option<(R, Instant)>,
+    /// The resources below their soft thresholds, and since when.
+    since: Vec<(R, Instant)>,
+    /// Those of them that were below the threshold for its grace period.
+    lasting: Vec<R>,
 }
 
 /// The kind of the threshold that leads to an eviction.
@@ -33,7 +33,7 @@ pub(super) struct Due<S> {
 impl<R: Copy + PartialEq> Crossed<R> {
     /// No threshold is crossed.
     pub(super) fn none() -> Self {
-        Self { hard: None, soft: None, since: None }
+        Self { hard: None, since: Vec::new(), lasting: Vec::new() }
     }
 
     /// The resource below its hard threshold.
@@ -41,31 +41,34 @@ impl<R: Copy + PartialEq> Crossed<R> {
         self.hard
     }
 
-    /// The resource below its soft threshold for the grace period.
-    pub(super) fn soft(&self) -> Option<R> {
-        self.soft
+    /// Whether the resource was below its soft threshold for the grace period.
+    pub(super) fn is_lasting(&self, resource: R) -> bool {
+        self.lasting.contains(&resource)
     }
 
-    /// Stores the resources that are short now, the second one with its grace period. Returns the threshold that leads to
-    /// an eviction.
+    /// Stores the resources that are short now, those below soft thresholds with their grace periods. Returns the kind of
+    /// the threshold that leads to an eviction.
     pub(super) fn update(
         &mut self,
         hard: Option<R>,
-        soft: Option<(R, Duration)>,
+        soft: impl IntoIterator<Item = (R, Duration)>,
         now: Instant,
     ) -> Option<ThresholdKind> {
-        self.since = soft.map(|(resource, _)| {
-            let same = self.since.filter(|(known, _)| *known == resource);
-            same.unwrap_or((resource, now))
-        });
-        let lasted = self.since.map(|(_, since)| now.saturating_duration_since(since));
-        let is_over = |grace: Duration| lasted.is_some_and(|lasted| lasted >= grace);
-        self.soft = soft.filter(|(_, grace)| is_over(*grace)).map(|(resource, _)| resource);
+        let before = std::mem::take(&mut self.since);
+        self.lasting.clear();
+        for (resource, grace) in soft {
+            let known = before.iter().find(|(known, _)| *known == resource);
+            let since = known.map_or(now, |(_, since)| *since);
+            self.since.push((resource, since));
+            if now.saturating_duration_since(since) >= grace {
+                self.lasting.push(resource);
+            }
+        }
         self.hard = hard;
-        match (self.hard.is_some(), self.soft.is_some()) {
+        match (self.hard.is_some(), self.lasting.is_empty()) {
             (true, _) => Some(ThresholdKind::Hard),
-            (false, true) => Some(ThresholdKind::Soft),
-            (false, false) => None,
+            (false, false) => Some(ThresholdKind::Soft),
+            (false, true) => None,
         }
     }
 }
@@ -100,7 +103,7 @@ mod tests {
         assert_eq!(crossed.update(None, Some(("memory", MINUTE)), begin + MINUTE / 2), None);
         let later = begin + MINUTE;
         assert_eq!(crossed.update(None, Some(("memory", MINUTE)), later), Some(ThresholdKind::Soft));
-        assert_eq!((crossed.hard(), crossed.soft()), (None, Some("memory")));
+        assert_eq!((crossed.hard(), crossed.is_lasting("memory")), (None, true));
         assert_eq!(crossed.update(None, None, later), None);
         assert_eq!(crossed.update(None, Some(("memory", MINUTE)), later), None, "it begins again");
     }
@@ -110,6 +113,17 @@ mod tests {
         let (mut crossed, begin) = (Crossed::none(), Instant::now());
         crossed.update(None, Some(("memory", MINUTE)), begin);
         assert_eq!(crossed.update(None, Some(("pids", MINUTE)), begin + MINUTE), None);
+    }
+
+    #[test]
+    fn a_resource_that_is_short_beside_another_has_its_own_grace_period() {
+        let (mut crossed, begin) = (Crossed::none(), Instant::now());
+        let both = [("memory", MINUTE * 10), ("pids", MINUTE)];
+        assert_eq!(crossed.update(None, both, begin), None);
+        assert_eq!(crossed.update(None, both, begin + MINUTE), Some(ThresholdKind::Soft));
+        assert_eq!(["memory", "pids"].map(|resource| crossed.is_lasting(resource)), [false, true]);
+        crossed.update(None, both, begin + MINUTE * 10);
+        assert!(crossed.is_lasting("memory"));
     }
 
     #[test]

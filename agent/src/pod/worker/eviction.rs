@@ -9,13 +9,14 @@ use crate::source::checkpoint::StoredEviction;
 
 impl Worker {
     /// Takes the eviction of the pod as its verdict, if one was requested.
-    pub(super) fn take_eviction(&mut self, desired: &DesiredPod) {
+    pub(super) async fn take_eviction(&mut self, desired: &DesiredPod) {
         let Some(evicted) = self.node.evictions.take(&self.uid) else { return };
         if self.state.verdict.is_some() {
             return;
         }
         let stored = StoredEviction { message: evicted.message, by_pressure: evicted.by_pressure };
-        self.node.checkpoint.keep_evicted(desired.pod(), self.state.start_time, stored.clone());
+        // Recorded before the pod is stopped.
+        self.node.checkpoint.keep_evicted(desired.pod(), self.state.start_time, stored.clone()).await;
         // Counted here: the eviction may be requested again until the pod has ended.
         self.node.metrics.evicted(evicted.signal);
         self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, stored.message.clone());

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::policies::AwaitedPolicies;
 use super::{StatusChange, Worker};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::admit;
@@ -54,6 +55,9 @@ impl Worker {
                     }
                 }
                 self.state.waiting.insert(container, waiting);
+            }
+            Report::PoliciesAwaited { containers, pending } => {
+                self.awaited = Some(Box::new(AwaitedPolicies { containers, pending }));
             }
             Report::Started { container, crashed } => self.started(&container, crashed, now),
             Report::Removing(removed) => self.state.removed.extend(removed),

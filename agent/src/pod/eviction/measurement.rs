@@ -1,0 +1,92 @@
+//! Measurement of the pods' disks beside the rounds of eviction. It takes minutes if pods have many files, and pods must be
+//! evicted for a lack of memory meanwhile.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::task::JoinSet;
+
+use super::plan::Usage;
+use super::soft::Due;
+use super::usage;
+use crate::node::Shortage;
+use crate::pod::NodeContext;
+
+/// A measurement. Dropping it ends the measurement.
+#[derive(Debug)]
+pub(super) struct Measurement<T>(JoinSet<T>);
+
+/// The disk usage of the pods that may be evicted for a shortage.
+pub(super) struct MeasuredPods {
+    pub(super) due: Due<Shortage>,
+    pub(super) pods: Vec<(Arc<Pod>, Usage)>,
+}
+
+// === impl Measurement ===
+
+impl<T: Send + 'static> Measurement<T> {
+    /// No measurement.
+    pub(super) fn none() -> Self {
+        Self(JoinSet::new())
+    }
+
+    /// Begins a measurement, unless one is running.
+    pub(super) fn begin(&mut self, measure: impl Future<Output = T> + Send + 'static) {
+        if self.0.is_empty() {
+            self.0.spawn(measure);
+        }
+    }
+
+    /// The result. Without a measurement it never returns. Cancel safe.
+    pub(super) async fn result(&mut self) -> T {
+        loop {
+            match self.0.join_next().await {
+                Some(Ok(result)) => return result,
+                // It has panicked. The next round begins another one.
+                Some(Err(error)) => tracing::error!(%error, "a measurement of the pods' disks panicked"),
+                None => std::future::pending().await,
+            }
+        }
+    }
+}
+
+/// Measures the disk usage of these pods.
+pub(super) async fn measure(
+    node: Arc<NodeContext>,
+    candidates: Vec<Arc<Pod>>,
+    due: Due<Shortage>,
+) -> MeasuredPods {
+    let mut pods = Vec::with_capacity(candidates.len());
+    // One list for all pods: the runtime searches all containers for each list.
+    let mut layers = usage::layers(&node, None).await;
+    for pod in candidates {
+        let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
+        let used = usage::with_layers(&node, &pod, own).await;
+        pods.push((pod, used));
+    }
+    MeasuredPods { due, pods }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_measurement_delays_nothing_and_is_the_only_one() {
+        let mut measurement = Measurement::none();
+        assert!(measurement.result().now_or_never().is_none(), "none was begun");
+        let (end, ended) = oneshot::channel();
+        measurement.begin(async move { ended.await.unwrap_or(0) });
+        assert!(measurement.result().now_or_never().is_none(), "other events are received meanwhile");
+        measurement.begin(async { 2 });
+        end.send(1).unwrap();
+        assert_eq!(measurement.result().await, 1);
+        assert!(measurement.result().now_or_never().is_none(), "the second one was not begun");
+        measurement.begin(async { 3 });
+        assert_eq!(measurement.result().await, 3);
+    }
+}
