@@ -28,7 +28,7 @@ pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File
 /// Reads a whole file of at most `max` bytes.
 ///
 /// # Errors
-/// As [`open`]; `FileTooLarge` for a larger file.
+/// Like [`open`]; `FileTooLarge` for a larger file.
 pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     all(open(path)?, max)
 }

@@ -54,9 +54,9 @@ pub struct CgroupConfig {
     pub driver: CgroupDriver,
     /// Millicores of the node: the weight of `kubepods`.
     pub cpu_millis: i64,
-    /// Maximum bytes of memory of all pods together. 0: no limit is set.
+    /// Maximum bytes of memory of all pods together. 0 if no limit is set.
     pub memory: i64,
-    /// Maximum processes of one pod. None: no limit.
+    /// Maximum processes of one pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
 }
 

@@ -49,7 +49,7 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
 /// caller in its audit log, after it.
 ///
 /// # Errors
-/// As [`client`].
+/// See [`client`].
 pub fn node_client(mut config: kube::Config) -> Result<kube::Client, kube::Error> {
     if let Ok(agent) = HeaderValue::from_str(&format!("kubelet/{KUBELET_VERSION}")) {
         config.headers.push((header::USER_AGENT, agent));

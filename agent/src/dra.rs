@@ -174,7 +174,7 @@ impl Dra {
         Ok(())
     }
 
-    /// The record of a claim that must be prepared for a pod. None: it is prepared.
+    /// The record of a claim that must be prepared for a pod. None if it is prepared.
     async fn due(&self, pod: &Pod, uid: &str, used: &claim::Used) -> Result<Option<Record>, DraError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let recorded = self.shared.records.get(&Key::new(namespace, &used.name));

@@ -45,7 +45,7 @@ pub struct NodeAgent {
     recorder: Recorder,
     network: PodNetwork,
     node: watch::Sender<Option<Arc<Node>>>,
-    /// Revision of the last status whose events were recorded; 0: none.
+    /// Revision of the last status whose events were recorded; 0 means none.
     recorded_revision: AtomicU64,
     /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,

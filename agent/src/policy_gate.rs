@@ -152,7 +152,7 @@ impl Restricted {
         Self { record: record.to_owned(), namespaces, cause: Arc::default(), failed: Arc::default() }
     }
 
-    /// Sets why policies are not in the kernel. `None`: no operation has failed.
+    /// Sets why policies are not in the kernel. `None` if no operation has failed.
     pub(crate) fn explain(&self, cause: Option<String>) {
         *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = cause;
     }

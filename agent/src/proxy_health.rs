@@ -83,7 +83,8 @@ impl ProxyState {
     }
 }
 
-/// Serves the health checks at `healthz`, and the mode and the metrics at `status`, until dropped. None: not served.
+/// Serves the health checks at `healthz`, and the mode and the metrics at `status`, until dropped. None disables the
+/// server.
 pub(crate) async fn serve(
     healthz: Option<SocketAddr>,
     status: Option<SocketAddr>,

@@ -201,7 +201,7 @@ impl TopologyManager {
     /// a record of the pod allocate, because they may have been enabled since.
     ///
     /// # Errors
-    /// As [`Self::admit`], but resources that were allocated before the error stay allocated.
+    /// Like [`Self::admit`], but resources that were allocated before the error stay allocated.
     pub(crate) fn adopt(&self, pod: &Pod) -> Result<(), AllocationError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let ignores_hints = self.settings.policy == TopologyPolicy::None;

@@ -80,7 +80,7 @@ impl Store {
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// As [`open`](Self::open). `None` if the directory does not exist: then no address is allocated.
+    /// Like [`open`](Self::open). `None` if the directory does not exist: then no address is allocated.
     pub(crate) fn existing(dir: &Path) -> Result<Option<Self>, Error> {
         if dir.is_dir() { Self::open(dir).map(Some) } else { Ok(None) }
     }

@@ -17,7 +17,7 @@ use nix::net::if_::InterfaceFlags;
 use crate::announce::announce;
 use crate::error::Error;
 use crate::link::Links;
-use crate::link::address::Present;
+use crate::link::address::AssignedAddress;
 use crate::netns::Netns;
 
 /// Adds the address to the interface of its network and announces it to neighbours, or extends the lifetime of an
@@ -39,7 +39,7 @@ pub async fn announce_address(
     let links = Links::in_own_namespace()?;
     let link = links.get(&name).await?;
     let present = links.addresses(&link).await?;
-    let same = |present: &&Present| present.network.ip() == address;
+    let same = |present: &&AssignedAddress| present.network.ip() == address;
     let is_new = !present.iter().any(|present| same(&present));
     // With a lifetime the kernel would remove the node's own address.
     if present.iter().filter(same).any(is_node_address) {
@@ -89,7 +89,7 @@ pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
 }
 
 /// Whether an address is the node's own. Announced addresses have a lifetime and no network.
-fn is_node_address(present: &Present) -> bool {
+fn is_node_address(present: &AssignedAddress) -> bool {
     let alone = IpNetwork::from(present.network.ip()).prefix();
     present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != alone
 }

@@ -74,7 +74,7 @@ pub struct OverlayConfig {
     pub interface: String,
     /// Name of the node. Hardware addresses are derived from it.
     pub identity: String,
-    /// Maximum packet size between pods in bytes. `None`: derived from the uplink's MTU.
+    /// Maximum packet size between pods in bytes. `None` means that it is derived from the uplink's MTU.
     pub mtu: Option<u32>,
     /// The UDP port of [`Backend::Udp`].
     pub udp_port: u16,

@@ -68,7 +68,7 @@ impl Watch {
     /// Waits for a change. The caller reads the directory to find out what changed.
     ///
     /// # Errors
-    /// As [`Watch::on`] and read(2).
+    /// See [`Watch::on`] and read(2).
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.queue.readable().await?;

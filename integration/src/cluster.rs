@@ -30,7 +30,7 @@ impl Cluster {
         Self::up_with(machine, mirrors, &["--image-gc-high-threshold", "100"])
     }
 
-    /// As [`up`](Self::up), with more flags. They include those of image garbage collection, and may include eviction
+    /// Like [`up`](Self::up), with more flags. They include those of image garbage collection, and may include eviction
     /// thresholds.
     ///
     /// # Panics

@@ -11,7 +11,7 @@ use crate::{Host, Machine};
 /// Runs crictl against the socket of one runtime.
 pub struct Crictl {
     endpoint: String,
-    /// A process in the namespaces where crictl runs. None: in those of the calling thread.
+    /// A process in the namespaces where crictl runs. None means the namespaces of the calling thread.
     namespaces_of: Option<u32>,
 }
 

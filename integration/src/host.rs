@@ -77,7 +77,7 @@ impl Host {
         Self::with(Families::Both, number)
     }
 
-    /// As [`new`](Self::new), with addresses of the given families.
+    /// Like [`new`](Self::new), with addresses of the given families.
     pub(crate) fn with(families: Families, number: u8) -> Self {
         let holder = Command::new("unshare")
             .args(["--net", "--mount", "cat"])

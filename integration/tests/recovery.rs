@@ -143,7 +143,7 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &KillPoint, clean: &Trac
         None if starts > 1 && cut.is_ok() => true,
         None => node.has_crashed().await,
         Some(point) if point.starts_with("creator-") => cut.is_err(),
-        Some(_) => node.has_lost_a_shim().await && node.has_sent_all_deletions().await,
+        Some(_) => node.has_logged_a_shim_exit().await && node.has_sent_all_deletions().await,
     };
     assert!(reached, "{point} was not reached: {cut:?}");
     node.stop();

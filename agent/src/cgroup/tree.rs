@@ -23,7 +23,7 @@ const MAX_DESCENDANTS: &str = "4096";
 pub(crate) struct Tree {
     driver: CgroupDriver,
     version: Version,
-    /// Path below each mount, without slashes at its ends. Empty: the mount itself.
+    /// Path below each mount, without slashes at its ends. Empty means the mount itself.
     root: String,
     /// Mount point of each controller's hierarchy. On v2 all are equal.
     mounts: BTreeMap<String, PathBuf>,

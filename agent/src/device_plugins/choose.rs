@@ -20,7 +20,7 @@ pub(super) struct DeviceRequest {
     pub(super) count: usize,
     /// Devices of the pod's init containers that have ended when this container starts.
     pub(super) reusable: BTreeSet<String>,
-    /// NUMA nodes to prefer, by the topology manager. Bit n is node n. None: no preference.
+    /// NUMA nodes to prefer, by the topology manager. Bit n is node n. None means no preference.
     pub(super) affinity: Option<u64>,
 }
 
@@ -128,7 +128,7 @@ pub(super) struct HintInputs<'a> {
     pub(super) reusable: &'a BTreeSet<String>,
 }
 
-/// The topology hints of a request for `count` devices, on a machine with these NUMA nodes. None: the devices have no
+/// The topology hints of a request for `count` devices, on a machine with these NUMA nodes. None if the devices have no
 /// topology, so all nodes are equally good. An empty list: no set of nodes has enough devices.
 pub(super) fn hints(count: usize, machine: &[u32], inputs: HintInputs<'_>) -> Option<Vec<DeviceHint>> {
     let HintInputs { all, free, reusable } = inputs;

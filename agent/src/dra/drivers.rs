@@ -89,7 +89,7 @@ impl Drivers {
         self.state().plugins.get(driver)?.last().map(|plugin| plugin.caller.clone())
     }
 
-    /// Registers a connected plugin. None: another plugin of the driver has the endpoint.
+    /// Registers a connected plugin. None if another plugin of the driver has the endpoint.
     pub(super) fn add(self: &Arc<Self>, name: &str, endpoint: &Path, caller: Caller) -> Option<Registered> {
         let mut state = self.state();
         let number = state.last + 1;

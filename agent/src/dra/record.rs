@@ -43,7 +43,7 @@ pub(super) struct Record {
 /// A prepared device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Device {
-    /// Requests of the claim that got the device. Empty: all.
+    /// Requests of the claim that got the device. Empty means all.
     pub(super) requests: Vec<String>,
     pub(super) pool: String,
     pub(super) device: String,
@@ -125,7 +125,7 @@ impl Records {
         if is_unlisted || state.unread.contains(&path) { state.read(&path) } else { Ok(()) }
     }
 
-    /// As [`Records::reread`] for all claims. Records that still cannot be read are left for a later call.
+    /// Like [`Records::reread`] for all claims. Records that still cannot be read are left for a later call.
     pub(super) fn reread_all(&self) {
         let mut state = self.state();
         if state.is_unlisted

@@ -44,7 +44,7 @@ pub(crate) struct MachineLevels {
     pids: Level,
 }
 
-/// An available amount and its maximum. A capacity of 0: unknown.
+/// An available amount and its maximum. A capacity of 0 means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Level {
     available: u64,

@@ -209,7 +209,7 @@ async fn list(client: &Client, format: Format) -> anyhow::Result<()> {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Row {
     id: String,
-    /// Expiry. `None`: the token does not expire.
+    /// Expiry. `None` if the token does not expire.
     expires: Option<String>,
     usages: Vec<&'static str>,
     reusable: bool,

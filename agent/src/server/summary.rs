@@ -41,7 +41,7 @@ const OTHER_FIELDS: [&str; 8] =
 struct Read {
     node_name: String,
     state_dir: PathBuf,
-    /// The directory of container logs. None: the logs are not measured.
+    /// The directory of container logs. None if the logs are not measured.
     log_dir: Option<PathBuf>,
     usage: Vec<PodUsage>,
     /// The pods that the node has to run, by their uids.
@@ -205,7 +205,7 @@ impl Read {
         Some(fields)
     }
 
-    /// The space that a pod takes on the node's disk. None: not measured.
+    /// The space that a pod takes on the node's disk. None if the space is not measured.
     fn storage(&self, uid: &str, disks: &mut Disks) -> Option<Value> {
         let measured = self.storage.get(uid)?;
         let mut fields = fields_of(&disk_at(&self.state_dir, disks)?, &measured.time.to_string());

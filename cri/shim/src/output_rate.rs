@@ -37,7 +37,7 @@ impl OutputRate {
         self.resumes = (self.used >= BURST).then(|| now + PAUSE);
     }
 
-    /// The end of the current pause. `None`: the output may be read.
+    /// The end of the current pause. `None` if the output may be read.
     pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.resumes.filter(|end| *end > now)
     }

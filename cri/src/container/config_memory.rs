@@ -51,7 +51,7 @@ impl ConfigMemory {
         Some(Self::of(config, of_image))
     }
 
-    /// As [`take`](Self::take) for a container that exists, even if it exceeds the limit.
+    /// Like [`take`](Self::take) for a container that exists, even if it exceeds the limit.
     pub(crate) fn of(config: &cri::ContainerConfig, of_image: usize) -> Self {
         let (namespace, bytes) = (namespace(config), counted(config, of_image));
         if bytes > 0 {

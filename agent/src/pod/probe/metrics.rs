@@ -41,7 +41,7 @@ pub(crate) struct CountedContainer {
     counts: Arc<ContainerCounts>,
 }
 
-/// The counts of one container, by kind of probe. None: the container has no such probe.
+/// The counts of one container, by kind of probe. None if the container has no such probe.
 #[derive(Debug)]
 pub(crate) struct ContainerCounts {
     namespace: String,

@@ -235,7 +235,8 @@ impl PullRecords {
         Ok(RunningPull { records, runtime, image: reference.to_owned(), end: End::Unknown })
     }
 
-    /// Records a successful pull with the secret that gave access. None: without credentials, or with those of the node.
+    /// Records a successful pull with the secret that gave access. None if the pull had no credentials, or the
+    /// credentials of the node.
     pub(super) async fn pulled(
         &self,
         pull: RunningPull,

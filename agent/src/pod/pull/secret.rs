@@ -36,7 +36,7 @@ pub(super) struct Entry {
 /// Credentials for a pull.
 pub(super) struct Credential {
     pub(super) auth: AuthConfig,
-    /// The pod's secret that has them. None: the node has them.
+    /// The pod's secret that has them. None if the node has them.
     pub(super) secret: Option<UsedSecret>,
 }
 

@@ -91,7 +91,7 @@ impl Source {
         Source { waits_until: OnceLock::from(Instant::now()), ..self }
     }
 
-    /// Until when the caller waits for these unpackings. `None`: until they end.
+    /// Until when the caller waits for these unpackings. `None` means until they end.
     fn waits_for(&self, others: &InProgress) -> Option<Instant> {
         // A layer that is being moved into place needs no source any more.
         let is_safe = others.is_committing || others.callers.iter().any(|(_, other)| *other == self.origin);

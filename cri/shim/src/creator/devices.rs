@@ -89,7 +89,7 @@ fn is_volume(root: BorrowedFd<'_>, dev: &Path, own: Option<libc::dev_t>) -> io::
     Ok(found.is_some() && found != own && found != Some(fstat(root)?.st_dev))
 }
 
-/// The number of the file system of a directory. `None`: the directory is absent.
+/// The number of the file system of a directory. `None` if the directory is absent.
 fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev_t>> {
     match kernel::open_plain_in_root(root, path, libc::O_PATH | libc::O_DIRECTORY) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

@@ -20,7 +20,7 @@ use crate::user_namespace::UserNamespace;
 /// The rights of this process and the features of this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// The lowest out-of-memory score that may be set without CAP_SYS_RESOURCE. `None`: any.
+    /// The lowest out-of-memory score that may be set without CAP_SYS_RESOURCE. `None` means any.
     pub(crate) least_oom_score: Option<i32>,
     pub(crate) may_raise_limits: bool,
     /// Capabilities of this process, which it can pass on.

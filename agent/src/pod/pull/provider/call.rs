@@ -49,7 +49,7 @@ pub(super) enum KeyType {
 
 pub(super) struct Answer {
     pub(super) key: KeyType,
-    /// Time in the cache. None: the configured default.
+    /// Time in the cache. None means the configured default.
     pub(super) cache: Option<Duration>,
     pub(super) entries: Entries,
 }
