@@ -6,9 +6,9 @@
 //! <root>/kubepods/burstable/pod<uid>   weight: the sum of the CPU requests of burstable pods
 //! <root>/kubepods/besteffort/pod<uid>  minimum weight
 //! ```
-//! The runtime creates containers' cgroups one level below. The tree is that of a kubelet with its cgroupfs driver,
-//! so that tools for kubelets find the same paths. With systemd each cgroup is a slice with the kubelet's name:
-//! `kubepods-burstable-pod<uid>.slice`.
+//! The runtime creates containers' cgroups one level below. The tree has the form that a kubelet with the cgroupfs
+//! driver makes, so that tools for kubelets find the same paths. With systemd each cgroup is a slice with the kubelet's
+//! name: `kubepods-burstable-pod<uid>.slice`.
 //!
 //! [`hierarchies`] finds the mount points and creates the directories (v1, hybrid and v2). [`mod@write`] writes the limits
 //! and returns every error, because a pod must not run without its limits. [`tree`] removes cgroups with their children.
@@ -125,7 +125,7 @@ impl Cgroups {
         self.limit_memory();
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
             tree.ensure(class, &Limits { shares: Some(cpu::MIN_SHARES), ..Limits::default() })?;
-            // Also if an earlier version created the cgroup.
+            // This is set even if an earlier version created the cgroup.
             tree.inherit_cpusets(class);
         }
         Ok(())

@@ -12,7 +12,7 @@ pub enum ImageVerification {
     /// Only images that the agent pulled are verified.
     #[default]
     NeverVerifyPreloadedImages,
-    /// All images are verified, except those of the list.
+    /// All images are verified, except the images of the list.
     NeverVerifyAllowlistedImages(Vec<AllowedImages>),
     /// All images are verified.
     AlwaysVerify,

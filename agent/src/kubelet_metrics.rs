@@ -79,7 +79,7 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
     (0, "0-10MB"),
 ];
 
-/// Reasons of rejections that are values of the label: those of the kubelet.
+/// Reasons of rejections that are values of the label, as in the kubelet.
 const REJECTIONS: [&str; 8] = [
     "OutOfExtendedResources",
     "OutOfcpu",

@@ -144,7 +144,7 @@ impl NodeAgent {
         self.ips.subscribe()
     }
 
-    /// The address ranges of the node's pods, as they change. Until the API server answers they are those of an earlier
+    /// The address ranges of the node's pods, as they change. Until the API server answers, they come from an earlier
     /// run.
     pub(crate) fn ranges(&self) -> watch::Receiver<Vec<IpNetwork>> {
         self.ranges.subscribe()

@@ -100,7 +100,7 @@ impl PolicyGate {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         facts.ips = ips.to_vec();
         let (done, answered) = oneshot::channel();
-        // Without a receiver the agent is stopping.
+        // If there is no receiver, the agent is stopping.
         let _ = requests.send(Request::Admit { facts, done });
         let is_restricted = self.restricted.has(&namespace);
         let limit = if is_restricted { RESTRICTED_TIMEOUT } else { TIMEOUT };

@@ -246,8 +246,8 @@ pub(crate) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     refresh::follow(ctx, pod);
 }
 
-/// Stops refreshing and removes the pod's mounts and directories, also those of an earlier agent. Succeeds if there
-/// are none.
+/// Stops refreshing and removes the pod's mounts and directories, including the ones that an earlier agent made.
+/// Succeeds if there are none.
 ///
 /// # Errors
 /// When something cannot be removed. Another call continues.

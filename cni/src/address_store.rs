@@ -167,7 +167,7 @@ impl Store {
         Ok(held.map(|(address, _)| address).collect())
     }
 
-    /// Frees all addresses except those of the owners that `stays` selects.
+    /// Frees all addresses except the addresses of the owners that `stays` selects.
     pub(crate) fn retain(&mut self, stays: impl Fn(&Owner) -> bool) -> Result<(), Error> {
         for (address, owner) in self.held()? {
             if !stays(&owner) {

@@ -220,7 +220,7 @@ impl Firewall {
         self.update_table(state)
     }
 
-    /// Removes the files of removed claims, including those of earlier failures.
+    /// Removes the files of removed claims, including files that an earlier attempt could not remove.
     fn remove_files(&self, state: &mut State) -> Result<(), Error> {
         let claims = &state.claims;
         state.gone.retain(|key| claims.get(key).is_none());

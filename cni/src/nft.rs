@@ -188,7 +188,7 @@ impl Plan {
     /// Whether the other plan has the same rules in the chain `postrouting`, independent of the elements of sets.
     fn masquerades_as(&self, other: &Self) -> bool {
         let rules = |plan: &Self| -> Vec<(IpNetwork, bool)> {
-            // Without exceptions there is no set.
+            // A network without exceptions has no set.
             plan.masquerade.iter().map(|(network, except)| (*network, except.is_empty())).collect()
         };
         rules(self) == rules(other) && self.hairpin == other.hairpin && self.loopback == other.loopback

@@ -46,8 +46,9 @@ impl Watch {
         Ok(Self { dir: dir.to_owned(), queue, watched, others: HashMap::new() })
     }
 
-    /// Watches these further directories, in place of those of the previous call. Symbolic links and absent directories
-    /// are left out. Returns whether a directory is new. A new directory may have changed before it was watched.
+    /// Watches these additional directories, instead of the ones of the previous call. Symbolic links and absent
+    /// directories are left out. Returns whether a directory is new. A new directory may have changed before it was
+    /// watched.
     pub fn watch_also(&mut self, dirs: &BTreeSet<PathBuf>) -> bool {
         let inotify = &self.queue.get_ref().0;
         for (_, unlisted) in self.others.extract_if(|dir, _| !dirs.contains(dir)) {

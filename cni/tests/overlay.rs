@@ -342,7 +342,7 @@ fn tables() -> String {
         return "no device".to_owned();
     }
     let links = ip("-o link");
-    // Without the interface index, which differs after a device is recreated.
+    // The comparison leaves out the interface index, which differs after a device is recreated.
     let name_of = |line: &str| Some(line.split(" qdisc").next()?.split_once(": ")?.1.to_owned());
     let devices: Vec<String> = links.lines().filter(|l| l.contains("coracle")).filter_map(name_of).collect();
     let mut all: Vec<String> = [

@@ -100,7 +100,7 @@ impl Host {
         host
     }
 
-    /// Replaces the addresses of `eth0` with those of `number`.
+    /// Replaces the addresses of `eth0` with the addresses of host `number`.
     pub fn set_address(&self, number: u8) {
         self.run("ip", &["addr", "flush", "dev", "eth0", "scope", "global"]);
         if self.families == Families::Both {

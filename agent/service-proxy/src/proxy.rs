@@ -259,7 +259,7 @@ impl Proxy {
         }
     }
 
-    /// The entry of an element: that of the oldest service which claims the element.
+    /// The entry of an element: the entry of the oldest service that claims the element.
     fn element(&self, element_id: &ElementId) -> Option<Entry> {
         self.claims.get(element_id)?.first().map(|(_, entry)| entry.clone())
     }
@@ -327,7 +327,7 @@ impl Proxy {
     }
 }
 
-/// Commits a transaction with a socket of its own. Returns the netlink port of the socket.
+/// Commits a transaction with a new socket. Returns the netlink port of the socket.
 fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<u32, Error> {
     let mut channel = Channel::open().map_err(Error::Socket)?;
     let committed = channel.commit(transaction.finish());

@@ -15,7 +15,7 @@ use super::limits::{Limits, writes};
 /// Controllers that the limits of pods need.
 const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// Maximum cgroups below that of a pod, containers included.
+/// Maximum cgroups below the cgroup of a pod, including the cgroups of its containers.
 const MAX_DESCENDANTS: &str = "4096";
 
 /// The parent cgroup of pods in each hierarchy.

@@ -31,7 +31,7 @@ pub(super) struct Choice {
     chosen: BTreeSet<String>,
     /// Number of devices that are still to be chosen.
     missing: usize,
-    /// Groups of free devices. All devices of a group are taken before those of the next group.
+    /// Groups of free devices. All devices of a group are taken before the devices of the next group.
     groups: Vec<Vec<String>>,
     /// Devices among which the plugin may express a preference.
     open: BTreeSet<String>,
@@ -76,7 +76,8 @@ impl Choice {
         Ok(Self { chosen, missing, groups: vec![unaligned, unbound], open })
     }
 
-    /// The devices from which the plugin may choose, and those of them that it must include. None if no choice is left.
+    /// The devices from which the plugin may choose, and the devices that its choice must include. None if the plugin
+    /// has no choice.
     pub(super) fn question(&self) -> Option<(Vec<String>, Vec<String>)> {
         let available = self.open.union(&self.chosen).cloned().collect();
         (self.missing > 0).then(|| (available, self.chosen.iter().cloned().collect()))

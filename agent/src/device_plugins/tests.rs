@@ -151,7 +151,7 @@ struct Agent {
 impl Agent {
     /// An agent after a boot of this name.
     fn start(dir: &Path, boot: &str) -> Self {
-        // Clients wait for the socket of this agent, not for that of an earlier one.
+        // Clients wait for the socket of this agent, not of an earlier agent.
         let _ = std::fs::remove_file(dir.join("device-plugins/kubelet.sock"));
         let config =
             DevicePluginConfig { sockets: dir.join("device-plugins"), records: dir.join("state/devices") };

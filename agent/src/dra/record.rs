@@ -294,7 +294,7 @@ mod tests {
     fn without_rights<T: Send>(call: impl FnOnce() -> T + Send) -> T {
         let called = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // Only this thread.
+                // This changes the user of only this thread.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 call()
             });
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(Records::open(dir.path().to_owned()).pods(), ["p"]);
         records.reread("uid-a").unwrap();
         assert_eq!(records.pods(), ["p"]);
-        // Only once: the record in memory is newer.
+        // The record is read only once, because the record in memory is newer.
         assert!(records.is_complete());
         fs::write(&path, "{").unwrap();
         records.reread("uid-a").unwrap();

@@ -120,7 +120,7 @@ impl Reusable {
         self.sizes.get(&(nodes, resource.to_owned())).copied().unwrap_or(0)
     }
 
-    /// Adds the blocks of an init container, or subtracts those of a container that runs beside others.
+    /// Adds the blocks of an init container, or subtracts the blocks of a container that runs beside others.
     fn update(&mut self, blocks: &[Block], is_regular_init: bool) {
         for block in blocks {
             let size = self.sizes.entry((block.numa_affinity, block.resource.clone())).or_default();

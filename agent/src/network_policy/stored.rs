@@ -242,7 +242,7 @@ impl PolicyRecord {
             if !self.policies.contains_key(&key) {
                 model.put_policy(&policy);
             }
-            // Only of these namespaces all policies are known.
+            // All policies are known only for these namespaces.
             self.used.insert(key.namespace);
         }
     }

@@ -224,7 +224,7 @@ fn status(
     }
 }
 
-/// The resources of `own`, and those of `others` whose names `own` does not have.
+/// The resources of `own`, and the resources of `others` that `own` does not have.
 fn with_others<'a>(
     own: &'a BTreeMap<String, Quantity>,
     others: impl Iterator<Item = (&'a String, &'a Quantity)>,
@@ -232,7 +232,7 @@ fn with_others<'a>(
     others.chain(own).map(|(name, amount)| (name.clone(), amount.clone())).collect()
 }
 
-/// Whether the name is that of an extended resource. Source: upstream's `IsExtendedResourceName`.
+/// Whether the resource is an extended resource. Source: upstream's `IsExtendedResourceName`.
 pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }

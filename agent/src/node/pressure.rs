@@ -39,7 +39,7 @@ pub(crate) struct MachineShortage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MachineLevels {
     memory: Level,
-    /// Memory that all pods together can take, if it is less than that of the machine.
+    /// Memory that all pods together can take, if it is less than the memory of the machine.
     memory_of_pods: Level,
     pids: Level,
 }

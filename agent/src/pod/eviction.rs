@@ -119,7 +119,7 @@ impl Evictions {
 
     fn request(&self, uid: &str, evicted: Evicted) {
         self.lock().insert(uid.to_owned(), evicted);
-        // Without pod sync the agent ends.
+        // If the receiver is gone, pod sync has ended, and so does the agent.
         let _ = self.woken.send(uid.to_owned());
     }
 

@@ -25,9 +25,9 @@ pub(crate) enum Action {
     StopPod { grace: i64 },
     /// Remove containers, volumes, cgroup, directories and logs; then report the end to the API.
     Finish,
-    /// Create cgroup and volumes, or adopt those of an earlier agent.
+    /// Create the cgroup and the volumes, or adopt the ones that an earlier agent created.
     Prepare,
-    /// Without a running sandbox: stop the rest of the last one and create the next; prepare as well.
+    /// There is no running sandbox: stop what is left of the last sandbox, prepare, and create the next sandbox.
     MakeSandbox { attempt: u32, first: Vec<String> },
     /// Start these containers, in this order.
     Start(Vec<StartContainer>),

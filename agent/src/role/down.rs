@@ -169,7 +169,7 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let process = rustix::process::Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     // The process has ended in the meantime.
     let Some(Ok(process)) = process else { return Ok(()) };
-    // The process still holds the lock, so the descriptor is not that of another process with the same number.
+    // The process still holds the lock, so the descriptor does not belong to another process with the same number.
     if Lock::holder(run_dir) != Some(pid) {
         return Ok(());
     }

@@ -159,7 +159,7 @@ impl Store {
             Self::Here(images) => {
                 let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
                 let report: ProgressFn = std::sync::Arc::new(|progress| show(&control::progress(progress)));
-                // No context: the error of `pull` already names the operation and the image.
+                // The error of `pull` gets no context, because it already names the operation and the image.
                 control::shown(&images.pull(image, auth.map(Into::into), Some(report)).await?)
             }
         };

@@ -88,7 +88,7 @@ fn find(root: &Path, path: &str, is_directory: bool) -> io::Result<Found> {
     Ok(Found::File(file, metadata.len()))
 }
 
-/// The last part of a path in the form of a URL; that of the root is `logs`.
+/// The last part of a path in the form of a URL. For the root directory it is `logs`.
 fn last_part(path: &str) -> String {
     let name = path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("logs");
     percent_encode(name.as_bytes(), NON_ALPHANUMERIC).to_string()

@@ -26,7 +26,7 @@ use crate::cgroup::usage::CgroupUsage;
 use crate::runtime::Body;
 use crate::volume::{ClaimName, FileSystem};
 
-/// The interface that the kubelet shows as that of the node.
+/// The interface that the kubelet reports as the node's interface.
 const DEFAULT_INTERFACE: &str = "eth0";
 /// Bytes of a block of a file's usage (stat(2)).
 const BLOCK: u64 = 512;
@@ -51,7 +51,7 @@ struct Read {
     storage: HashMap<String, PodDiskUsage>,
     /// The file systems of images and of writable layers.
     image_fs: [Option<FilesystemUsage>; 2],
-    /// Usage of the agent's cgroup and of that of all pods.
+    /// Usage of the agent's cgroup and of the cgroup of all pods.
     cgroups: [Option<CgroupUsage>; 2],
     node: NodeUsage,
     time: String,

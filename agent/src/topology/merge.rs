@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(merged(single, 2, &[vec![hint(&[0], false)]]), None);
         assert_eq!(merged(single, 2, &[vec![]]), None);
         assert_eq!(merged(single, 2, &[vec![hint(&[0], true)], vec![hint(&[1], true)]]), None);
-        // On a machine with one node its mask is that of the whole machine, and so the affinity is any.
+        // On a machine with one node, its mask is the mask of the whole machine, so the affinity is any node.
         assert_eq!(merged(single, 1, &[vec![hint(&[0], true)]]), Some(hint(&[], true)));
     }
 

@@ -132,7 +132,7 @@ fn open_volume(base: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(base, name, flags, Mode::empty())?)
 }
 
-/// Changes the size of a volume to that of its object. Does nothing without its directory or without quotas.
+/// Changes the size of a volume to the size in its object. Does nothing without its directory or without quotas.
 pub(crate) fn resize(base: &Path, name: &str, volume: &PersistentVolume) -> io::Result<()> {
     let Some(bytes) = capacity(volume).filter(|_| base.exists()) else { return Ok(()) };
     let base = open_base(base)?;

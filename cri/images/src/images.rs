@@ -180,7 +180,7 @@ impl Images {
     pub async fn remove(&self, name_or_id: &str) -> Result<(), Error> {
         let images = self.clone();
         let name = name_or_id.to_owned();
-        // In a task of its own: a cancelled caller must not leave disk and table inconsistent.
+        // The work is done in a task, because a cancelled caller must not leave disk and table inconsistent.
         let removed = self.inner.runtime.spawn(async move { images.remove_now(&name).await }).await;
         removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const PER_SECOND: u64 = 16 << 20;
 /// Bytes that it may write at once.
 const BURST: u64 = 64 << 20;
-/// Length of a pause: that of 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
+/// Length of a pause: the time for 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
 const PAUSE: Duration = Duration::from_micros(62_500);
 
 /// The rate limit of a container's output: a token bucket of [`BURST`] bytes.

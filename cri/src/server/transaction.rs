@@ -137,7 +137,7 @@ where
     F: Future<Output = Result<T, Error>> + Send + 'static,
 {
     let (_caller, gone) = oneshot::channel::<()>();
-    // Nothing is sent: the channel closes when this call is dropped.
+    // Nothing is ever sent. The channel closes when this call is dropped.
     let gone = Box::pin(async move { drop(gone.await) });
     match tokio::spawn(call(gone)).await {
         Ok(result) => answer(result),

@@ -30,7 +30,7 @@ impl Scope {
         (whole && is_slice(&scope.slice)).then_some(scope)
     }
 
-    /// The scope of a cgroup path. `None` if the path is not that of a scope.
+    /// The scope of a cgroup path. `None` if the path does not belong to a scope.
     pub fn of_path(path: &str) -> Option<Self> {
         let (slice, unit) = path.trim_end_matches('/').rsplit_once('/')?;
         let (prefix, name) = unit.strip_suffix(SCOPE)?.rsplit_once('-')?;

@@ -499,8 +499,8 @@ fn number(info: &str, name: &str) -> i32 {
     info[name].as_i64().and_then(|value| i32::try_from(value).ok()).expect("a pid")
 }
 
-/// The host ends of the pods' veth pairs. `/sys/class/net` would show those of the namespace in which sysfs was
-/// mounted.
+/// The host ends of the pods' veth pairs. `/sys/class/net` would show the interfaces of the namespace in which sysfs
+/// was mounted.
 fn interfaces() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/net/dev").expect("interfaces");
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());

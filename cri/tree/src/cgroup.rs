@@ -280,7 +280,7 @@ mod tests {
         fs::create_dir(place.path().join("made")).expect("make");
         let (absent, made) = std::thread::scope(|scope| {
             let apart = scope.spawn(|| {
-                // The mounts are those of this thread only.
+                // The mounts exist only in the namespace of this thread.
                 nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
                 let (none, at) = (None::<&str>, place.path());
                 mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");

@@ -215,7 +215,7 @@ fn shims_and_containers_inherit_no_descriptor_of_the_nodes_parent() {
         let secret = machine.path("inherited");
         fs::write(&secret, "secret").unwrap();
         let file = fs::File::open(&secret).unwrap();
-        // Without the close-on-exec flag, like descriptors inherited from a shell.
+        // The descriptor has no close-on-exec flag, like descriptors inherited from a shell.
         let inherited = fcntl(&file, FcntlArg::F_DUPFD(200)).unwrap();
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);

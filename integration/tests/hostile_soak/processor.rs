@@ -1,7 +1,7 @@
 //! Shares of the processor: what a machine with systemd gives its services, its pods, and its users.
 //!
 //! ```text
-//! <machine>            weight above that of other programs on this machine, so that they do not fail probes
+//! <machine>            weight above the weight of other programs, so that they do not fail probes
 //! <machine>/node       the node's own processes: the default weight, like system.slice
 //! <machine>/clients    this test: the default weight, because clients of a real node run elsewhere
 //! <machine>/kubepods   the pods: the agent sets its weight

@@ -321,7 +321,7 @@ impl Node {
         let pod_sandbox_id = id.to_owned();
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
         self.runtime.stop_pod_sandbox(stop).await?;
-        // Not if the container stopped under an earlier runtime.
+        // There is no event if the container stopped under an earlier runtime.
         if self.received.lock().unwrap().contains(&(pod_sandbox_id.clone(), 1)) {
             self.wait_for_event(&pod_sandbox_id, 2).await;
         }

@@ -13,7 +13,7 @@ use crate::topology::machine::{CpuTopology, Level};
 pub(crate) struct Distribution {
     /// Number of CPUs.
     pub(crate) count: usize,
-    /// CPUs are taken in groups of this size: those of a core, or 1.
+    /// CPUs are taken in groups of this size: all CPUs of a core, or one CPU.
     pub(crate) group: usize,
     pub(crate) order: Order,
 }

@@ -45,7 +45,7 @@ impl Job {
     }
 }
 
-/// Reads files until their total size reaches that of the largest environment.
+/// Reads files until their total size reaches the maximum size of an environment.
 fn read_all(files: Vec<RequestedFile>, abandoned: &Abandoned) -> BTreeMap<FileName, EnvFile> {
     let mut left = BYTES_MAX as u64;
     let mut found = BTreeMap::new();

@@ -55,7 +55,8 @@ pub(crate) struct ContainerCounts {
 #[derive(Debug, Default)]
 struct Counts {
     results: [AtomicU64; RESULTS.len()],
-    /// Durations by the first bound that is not below them. The kubelet leaves out those of failures.
+    /// Number of durations per bucket, which is the first bound that is not below the duration. As in the kubelet,
+    /// failures are not counted here.
     durations: [AtomicU64; BOUNDS.len() + 1],
     micros: AtomicU64,
 }

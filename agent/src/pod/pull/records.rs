@@ -97,7 +97,7 @@ struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Access {
-    /// Whether all pods may use the image: it was pulled without credentials, or with those of the node.
+    /// Whether all pods may use the image: it was pulled without credentials, or with the node's credentials.
     every_pod: bool,
     secrets: Vec<UsedSecret>,
 }
@@ -147,7 +147,7 @@ impl PullRecords {
         Self { verification, dir, state: Mutex::new(state), writing: tokio::sync::Mutex::default() }
     }
 
-    /// Resolves interrupted pulls, including those of earlier agents. To be called before the other functions. If the
+    /// Resolves interrupted pulls, including pulls of earlier agents. Must be called before the other functions. If the
     /// runtime does not respond about a pull, a later call resolves it.
     pub(super) async fn settle(&self, runtime: &dyn Runtime) {
         for image in self.open_intents() {

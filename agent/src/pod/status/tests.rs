@@ -408,7 +408,7 @@ fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
     let expect = json!({"requests": {"cpu": "1", "x.io/y": "1"}, "limits": {"memory": "4Mi"}});
     assert_eq!(serde_json::to_value(&first.resources).unwrap(), expect);
     assert_eq!(serde_json::to_value(&first.allocated_resources).unwrap(), wanted["requests"]);
-    // The conditions end with the resize, also those of an earlier report.
+    // The conditions end with the resize, including conditions of an earlier report.
     case.pod.status = Some(status);
     case.state.resize = crate::pod::resize_state::ResizeState::default();
     let kinds = case.status(6).conditions.unwrap();

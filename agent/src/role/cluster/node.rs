@@ -157,7 +157,7 @@ impl Node<'_> {
         put("pod-log-dir", json!(self.dir().join("logs")));
         // The nodes share no parent directory: the removal of one node could remove it while another node starts.
         put("cgroup-root", json!(format!("/coracle-cluster-{}-{number}", cluster.name)));
-        // Plugins and networks of this machine are not those of the node.
+        // The node does not have the plugins and networks of this machine.
         put("cni-conf-dir", json!(""));
         put("nri-socket", json!(""));
         put("nri-plugin-dir", json!(""));

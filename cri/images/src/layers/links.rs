@@ -152,7 +152,7 @@ impl LayerFacts {
         Ok(made)
     }
 
-    /// All its directories count as implied: their attributes are those of lower layers.
+    /// All its directories count as implied: they have the attributes of lower layers.
     fn unpacked(self, diff_id: Digest) -> Unpacked {
         let inodes = self.inodes.len() as u64;
         Unpacked { diff_id, bytes: self.bytes, inodes, implied: self.directories, links: Vec::new() }
@@ -213,7 +213,7 @@ mod tests {
         }
         let made = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // Only this thread. Root could read the directory.
+                // This changes the user of only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 LayerFacts::of(layer.path()).map(|made| made.directories)
             });

@@ -1,4 +1,4 @@
-//! The contents of a container's /dev: default device nodes, those of its spec, and links.
+//! The contents of a container's /dev: default device nodes, the device nodes of its spec, and links.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -97,8 +97,8 @@ fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev
     }
 }
 
-/// The default devices that the spec does not override, then those of the spec. A mount replaces the device at its
-/// path: pods mount /dev/urandom at /dev/random. Of several devices at one path the last one is used.
+/// The default devices that the spec does not override, then the devices of the spec. A mount replaces the device at
+/// its path: pods mount /dev/urandom at /dev/random. Of several devices at one path the last one is used.
 fn merged(requested: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
     let mut all: Vec<LinuxDevice> = Vec::new();
     for device in default_devices().iter().chain(requested) {

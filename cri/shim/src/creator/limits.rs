@@ -319,7 +319,7 @@ fn plan_cpu(cpu: &LinuxCpu, writes: &mut Vec<Write>) {
     add(values, writes);
 }
 
-/// In this order: the limit of memory plus swap may never be below that of memory, and both start unlimited.
+/// The order matters: the limit of memory plus swap can never be below the limit of memory, and both start unlimited.
 fn plan_memory(memory: &LinuxMemory, writes: &mut Vec<Write>) {
     let value = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
     let swappiness = memory.swappiness().map(|value| value.to_string());

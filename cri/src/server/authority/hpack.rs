@@ -41,7 +41,7 @@ enum IntegerKind {
 /// A string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    /// A name. `matches` is true as long as its bytes equal those of `:authority`.
+    /// A name. `matches` is true as long as its bytes are a prefix of `:authority`.
     Name {
         matches: bool,
     },

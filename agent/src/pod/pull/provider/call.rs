@@ -30,7 +30,7 @@ pub(super) enum CallError {
     Late,
     #[error("the program ended with {status}: {complaint}")]
     Status { status: std::process::ExitStatus, complaint: String },
-    /// Without the parser's message: it may quote a password.
+    /// The error leaves out the parser's message, because it may quote a password.
     #[error("the response is invalid: {0:?} error at line {1} column {2}")]
     Json(serde_json::error::Category, usize, usize),
     #[error("the response is a {kind:?} of {api_version:?}")]
