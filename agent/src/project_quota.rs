@@ -133,7 +133,7 @@ pub(crate) fn release_id(base: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     if usage(base, id)?.inodes == 0 { limit(base, id, 0) } else { Ok(()) }
 }
 
-/// What a project uses and may use.
+/// Usage and limit of a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) inodes: u64,

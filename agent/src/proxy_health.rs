@@ -61,7 +61,7 @@ impl ProxyState {
         self.metrics.queued(Timestamp::now());
     }
 
-    /// Records that all changes are in the table. `triggers`: the times of the changes that EndpointSlices show.
+    /// Records that all changes are in the table. `triggers` has the times of the changes that EndpointSlices show.
     pub(crate) fn end_change(&self, triggers: &[Timestamp]) {
         let now = Timestamp::now();
         let current = Times { pending: None, started: None, updated: Some(now) };

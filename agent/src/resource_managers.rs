@@ -72,7 +72,7 @@ pub enum ResourceManagerError {
     Setting {
         /// The manager.
         manager: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

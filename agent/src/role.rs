@@ -41,7 +41,7 @@ const STACK: usize = (2 << 20) - (64 << 10);
 
 /// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
-    // Boxed: tokio has several functions that run a future, and each would contain a copy of each role.
+    // The future is boxed, because several functions of tokio run a future, and each would contain a copy of each role.
     block_on_boxed(Box::pin(role))
 }
 

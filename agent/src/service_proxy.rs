@@ -68,8 +68,8 @@ enum Replace {
 // === impl ServiceProxy ===
 
 impl ServiceProxy {
-    /// A proxy for this node. `served_here`: addresses that the node serves itself. `overlay_port`: UDP port of the
-    /// overlay.
+    /// A proxy for this node. `served_here` has the addresses that the node serves itself. `overlay_port` is the UDP
+    /// port of the overlay.
     pub(crate) fn new(
         config: ServiceProxyConfig,
         node_name: &str,

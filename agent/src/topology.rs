@@ -70,7 +70,7 @@ pub(crate) trait HintProvider: Send + Sync {
     /// Releases all resources of a pod. Succeeds if it has none.
     fn release(&self, uid: &str);
 
-    /// Releases the resources of pods that are not on this node any more. `keep`: whether the pod with this uid is on
+    /// Releases the resources of pods that are not on this node any more. `keep` says whether the pod with a uid is on
     /// the node.
     fn retain(&self, keep: &dyn Fn(&str) -> bool);
 }

@@ -86,7 +86,7 @@ impl State {
 // === impl Firewall ===
 
 impl Firewall {
-    /// Opens the claims below `dir`. `shared`: other processes use them, too.
+    /// Opens the claims below `dir`. With `shared`, other processes use the claims, too.
     pub(crate) fn open(table: &str, dir: &Path, shared: bool) -> Result<Self, Error> {
         let dir = dir.join("firewall");
         fs::create_dir_all(&dir).map_err(failed("create", &dir))?;

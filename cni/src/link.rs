@@ -120,7 +120,8 @@ impl Links {
         Ok(Self { handle, dump_lock, task: tokio::spawn(connection), is_here, bridge_lock })
     }
 
-    /// Makes the bridge or uses the existing one, sets its properties, and sets it up. Returns whether it is new.
+    /// Makes the bridge or uses the existing one, sets its properties, and sets it up. Returns whether the bridge is
+    /// new.
     pub(crate) async fn ensure_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         let Bridge { mtu, promiscuous, .. } = wanted;
         let _guard = self.bridge_lock.lock().await;

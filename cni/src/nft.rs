@@ -105,7 +105,7 @@ const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 
     None => unreachable!(),
 };
 
-/// The transaction that replaces the table. `served`: addresses that host ports do not take.
+/// The transaction that replaces the table. `served` has the addresses at which the node has no host ports.
 pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.0.delete_table();

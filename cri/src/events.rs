@@ -48,7 +48,7 @@ struct State {
     early: Option<VecDeque<Item>>,
     /// Maximum length of `early`. `None` during the recovery: there is no limit.
     room: Option<usize>,
-    /// Set when the server ends. `true`: later events are recorded for the next start.
+    /// Set when the server ends. `true` means that later events are recorded for the next start.
     ended: Option<bool>,
 }
 

@@ -84,7 +84,7 @@ pub(crate) enum Namespaces {
     Nodes,
 }
 
-/// Protocol and name of a container port. Without a protocol: the ports of all protocols that have the name.
+/// Protocol and name of a container port. Without a protocol, the ports of all protocols that have the name.
 pub(crate) type NamedPort = (Option<u8>, String);
 
 /// Ports of a rule.

@@ -166,7 +166,7 @@ impl StaticPolicy {
         self.options.full_cores
     }
 
-    /// Assigns `count` exclusive CPUs, if possible from the NUMA nodes of the affinity. `reusable`: CPUs of init
+    /// Assigns `count` exclusive CPUs, if possible from the NUMA nodes of the affinity. `reusable` has the CPUs of init
     /// containers of the same pod, which end before this container starts.
     pub(crate) fn assign(
         &self,

@@ -82,7 +82,7 @@ pub(super) enum Refusal {
 pub(super) struct Table {
     resources: BTreeMap<String, Resource>,
     pods: HashMap<String, PodDevices>,
-    /// By resource and device: the uid of the pod that has the device.
+    /// The uid of the pod that has each device, by resource and device.
     used: BTreeMap<String, HashMap<String, String>>,
     /// Number of the last registration.
     last: u64,

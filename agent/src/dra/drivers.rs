@@ -47,9 +47,9 @@ struct Plugin {
 /// Slices to delete.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope {
-    /// Of all drivers of this node.
+    /// Slices of all drivers of this node.
     All,
-    /// Of one driver of this node.
+    /// Slices of one driver of this node.
     Driver(String),
 }
 

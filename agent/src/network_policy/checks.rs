@@ -18,7 +18,7 @@ pub(super) struct SharedModel(Arc<Mutex<Model>>);
 /// Connections to check.
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
-    /// Those of these addresses.
+    /// Connections of these addresses.
     Of(BTreeSet<IpAddr>),
     All,
 }

@@ -57,7 +57,7 @@ struct Read {
     time: String,
 }
 
-/// Answers a request. `is_brief`: only processor and memory.
+/// Answers a request. With `is_brief`, the answer has only processor and memory.
 pub(super) async fn answer(backend: &Backend, is_brief: bool) -> Response<Body> {
     let usage = match pod_usage::read(&*backend.runtime).await {
         Ok(usage) => usage,
@@ -357,7 +357,7 @@ fn node_network(interfaces: &[Interface], time: &str) -> Value {
     fields
 }
 
-/// What images or a writable layer use, with the size of their file system.
+/// The disk usage of images or of a writable layer, with the size of their file system.
 fn file_system(usage: &FilesystemUsage, disks: &mut Disks) -> Value {
     let path = usage.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
     let disk = disk_at(Path::new(path), disks);

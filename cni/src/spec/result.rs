@@ -116,7 +116,7 @@ impl Answer {
         map.into()
     }
 
-    /// Addresses of the interface `ifname` inside the sandbox, or without an interface.
+    /// Addresses that belong to the interface `ifname` inside the sandbox, or to no interface.
     pub(crate) fn addresses_of(&self, ifname: &str) -> impl Iterator<Item = &Ip> {
         self.ips.iter().filter(move |ip| {
             let of = ip.interface.and_then(|index| self.interfaces.get(index));

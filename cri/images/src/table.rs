@@ -143,8 +143,8 @@ impl Table {
 // === impl Entry ===
 
 impl Entry {
-    /// Sets the time of use. Returns whether it is to be written to disk, which is rate-limited to spare
-    /// flash memory.
+    /// Sets the time of use. Returns whether the time must be written to disk. Writes are rate-limited to spare flash
+    /// memory.
     pub(crate) fn mark_used(&mut self, now: u64) -> bool {
         self.record.used = now;
         let late = now.abs_diff(self.use_on_disk) >= USE_LAG;

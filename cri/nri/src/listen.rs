@@ -50,7 +50,7 @@ where
                 }
                 Err(error) => {
                     warn!(%error, "cannot accept NRI plugins");
-                    // Probably out of descriptors: wait before the next attempt.
+                    // The process probably has no free descriptors, so the next attempt is delayed.
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }
             }

@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Bytes per second that a container may write for a long time.
+/// Bytes per second that a container may write on average.
 const PER_SECOND: u64 = 16 << 20;
-/// Bytes that it may write at once.
+/// Bytes that a container may write at once.
 const BURST: u64 = 64 << 20;
 /// Length of a pause: the time for 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
 const PAUSE: Duration = Duration::from_micros(62_500);

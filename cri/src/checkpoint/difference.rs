@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(deleted.contains(Path::new("/gone")), whiteout);
     }
 
-    /// An empty archive. `names_left`: bytes that are left for paths.
+    /// An empty archive. `names_left` is the number of bytes that are left for paths.
     fn writing(lower: &[PathBuf], names_left: usize) -> Writing<'_> {
         Writing {
             lower,

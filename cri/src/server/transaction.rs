@@ -100,7 +100,7 @@ where
     U: Future<Output = Result<(), Error>> + Send + 'static,
 {
     let mut claim = claim;
-    // Boxed: the future has several kilobytes and is moved with its callers.
+    // The future is boxed, because it has several kilobytes and is moved with its callers.
     let creation = Box::pin(call(claim.id().to_owned()));
     let call = async move {
         let created = creation.await?;

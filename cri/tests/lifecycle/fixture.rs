@@ -70,7 +70,7 @@ impl Session {
             .with_ansi(false)
             .with_writer(std::io::stderr)
             .init();
-        // Before any thread starts: a thread that runs already stays in the old namespaces.
+        // This comes before any thread starts, because a running thread stays in the old namespaces.
         unshare(namespaces).expect("new namespaces");
         if namespaces.contains(CloneFlags::CLONE_NEWNS) {
             let none = None::<&str>;

@@ -85,7 +85,7 @@ pub fn remove(top: &Path) -> io::Result<()> {
     match unlinkat(CWD, top, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(error) if is_in_use(error) => {}
-        // On a read-only mount the kernel returns this before it looks for the directory.
+        // On a read-only mount the kernel returns this error before it looks for the directory.
         Err(Errno::ROFS) if matches!(top.try_exists(), Ok(false)) => return Ok(()),
         Err(error) => return Err(error.into()),
     }
@@ -132,7 +132,7 @@ fn remove_below(top: OwnedFd) -> Result<(), Errno> {
             continue;
         }
         if left != before {
-            // Scanned again: a file system may skip entries of a directory that changes.
+            // The directory is scanned again, because a file system may skip entries of a directory that changes.
             is_first_scan = false;
             continue;
         }
@@ -254,7 +254,7 @@ mod tests {
             fs::create_dir_all(&dir).expect("make");
             fs::write(dir.join("cgroup.procs"), format!("{}\n", number + 1)).expect("write");
         }
-        assert_eq!(processes_of(&top, 3).len(), 4, "those of the group itself do not count");
+        assert_eq!(processes_of(&top, 3).len(), 4, "three groups below the top, and the top itself");
         assert_eq!(processes_of(&top, 5).len(), 6);
         assert_eq!(processes(&top).len(), 6);
     }

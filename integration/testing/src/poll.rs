@@ -11,7 +11,7 @@ const LAST_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Result of a condition: `true` and `Some` end the polling.
 pub trait Outcome {
-    /// What the caller of [`eventually`] receives.
+    /// The result that the caller of [`eventually`] receives.
     type Value;
 
     /// The value, if the condition holds.

@@ -11,8 +11,8 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// For v1 and v2: mount point of the hierarchy with the cpu controller below `/sys/fs/cgroup`, and file of the weight.
-/// Last: a weight four times as large as the default.
+/// The hierarchies with the cpu controller, on v1 and on v2: the mount point below `/sys/fs/cgroup`, the file of the
+/// weight, and four times the default weight.
 const HIERARCHIES: [(&str, &str, &str); 2] = [("cpu", "cpu.shares", "4096"), ("", "cpu.weight", "400")];
 
 /// The cgroups of the node and of this test. Dropping it moves this process back, because a machine kills all processes

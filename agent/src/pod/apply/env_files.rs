@@ -83,7 +83,7 @@ mod tests {
         FileName { volume: "v".to_owned(), path }
     }
 
-    /// What reading the key `K` of these files finds.
+    /// The result of reading the key `K` of these files.
     fn read(volume: &Path, paths: impl Iterator<Item = String>) -> BTreeMap<FileName, EnvFile> {
         let wanted = |path| RequestedFile {
             volume: volume.to_owned(),

@@ -27,9 +27,9 @@ pub(crate) struct Disk {
 /// Disk usage of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// By container name: writable layer and logs.
+    /// Usage of writable layer and logs, by container name.
     pub(crate) containers: Vec<(String, Disk)>,
-    /// By volume name: `emptyDir` volumes on disk.
+    /// Usage of `emptyDir` volumes on disk, by volume name.
     pub(crate) empty_dirs: Vec<(String, Disk)>,
     /// `/etc/hosts` and termination messages, which containers write.
     pub(crate) own_files: Disk,

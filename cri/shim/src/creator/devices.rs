@@ -53,7 +53,8 @@ pub(super) fn own_file_system(
     file_system(root, dev).map_err(DeviceError::Open)
 }
 
-/// Fills /dev, unless a bind mount or a volume covers it. `own`: the container's own file system at /dev, if any.
+/// Fills /dev, unless a bind mount or a volume covers it. `own` is the container's own file system at /dev, if it has
+/// one.
 pub(super) fn fill(
     root: BorrowedFd<'_>,
     spec: &Spec,
