@@ -34,7 +34,7 @@ pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Reads a whole file of at most `max` bytes that was found with `O_PATH`. The path below `/proc` is that of the found
-/// file, also if its name belongs to another file now.
+/// file, even if its name belongs to another file now.
 ///
 /// # Errors
 /// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file.

@@ -159,7 +159,7 @@ impl Cgroups {
         Ok(CgroupParent(self.shared.tree.absolute(&pod_path(pod)?)))
     }
 
-    /// Creates the pod's cgroup and sets its limits, also after they changed.
+    /// Creates the pod's cgroup and sets its limits. A later call changes the limits.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<CgroupParent, CgroupError> {
         let path = pod_path(pod)?;
         let mut wanted = self.limits(pod);

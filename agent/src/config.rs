@@ -54,7 +54,7 @@ pub struct AgentConfig {
     pub cluster_dns: Vec<IpAddr>,
     /// The service proxy's settings. None if another program proxies Services.
     pub service_proxy: Option<ServiceProxyConfig>,
-    /// Names of the nftables tables of Services and of NetworkPolicies, also if other programs provide these features.
+    /// Names of the nftables tables of Services and of NetworkPolicies, even if other programs provide these features.
     pub tables: TableNames,
     /// Name of the nftables table of NetworkPolicies. None if another program enforces them.
     pub network_policy_table: Option<String>,

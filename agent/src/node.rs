@@ -160,7 +160,7 @@ impl NodeAgent {
         self.devices.clone()
     }
 
-    /// Maintains the Node object until `shutdown`, also while the API is not reachable.
+    /// Maintains the Node object until `shutdown`, even while the API is not reachable.
     pub async fn run(mut self, shutdown: CancellationToken) {
         self.set_first_mtu().await;
         drop(self.network_status.send_replace(network::first_status(&self.network).await));

@@ -115,7 +115,7 @@ impl PolicyGate {
     }
 
     /// Notes a pod that an earlier agent has started, with the addresses of its sandbox. So its policies stay in force
-    /// until its release, also if its object is deleted before its containers have ended.
+    /// until its release, even if its object is deleted before its containers have ended.
     pub(crate) fn note_running(&self, pod: &Pod, ips: &[IpAddr]) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let facts = PodFacts::of(pod, &self.node_name).filter(|_| node == Some(self.node_name.as_str()));

@@ -118,7 +118,7 @@ fn health(path: &str, state: &ProxyState, node: Option<&Node>) -> Reply {
     };
     let now = Timestamp::now();
     let committed = state.times().updated.unwrap_or(now);
-    // As in kube-proxy, the time of a healthy proxy is recent, also if nothing has changed.
+    // As in kube-proxy, the time of a healthy proxy is recent, even if nothing has changed.
     let updated = if is_healthy { now } else { committed };
     let family = json!({"lastUpdated": committed.to_string(), "healthy": is_current});
     let mut body = json!({"lastUpdated": updated.to_string(), "currentTime": now.to_string(), "healthy": is_current,

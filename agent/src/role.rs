@@ -95,7 +95,7 @@ fn hint(text: &str) -> Option<&'static str> {
     is_missing.then_some("`coracle check` lists missing features of the kernel")
 }
 
-/// Advice for a user without the rights of root, who may not read the files of the node.
+/// Advice for a user without the rights of root, who is not permitted to read the files of the node.
 fn hint_for_user(text: &str) -> Option<&'static str> {
     text.contains("Permission denied").then_some("run the command as root, for example with sudo")
 }

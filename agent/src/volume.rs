@@ -307,7 +307,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Mounts a volume whose file system may not respond: a claim, an NFS export or a path of the host. None for other
+/// Mounts a volume whose file system might not respond: a claim, an NFS export or a path of the host. None for other
 /// volumes.
 async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
     if let Some(host) = &volume.host_path {
@@ -328,7 +328,7 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }
 
-/// Works on a path whose file system may not respond, off the async workers. `place` is the kubelet's path of the volume.
+/// Works on a path whose file system might not respond, off the async workers. `place` is the kubelet's path of the volume.
 async fn run_blocking<T: Send + 'static>(
     place: &Path,
     path: &Path,

@@ -267,7 +267,7 @@ impl Network {
     pub async fn add(&self, at: &Attachment) -> Result<Attached, Error> {
         self.ready().map_err(|reason| Error::NotReady { reason })?;
         let added = match self.try_add(at).await {
-            // Resources of released sandboxes may not be freed yet.
+            // Resources of released sandboxes are possibly not freed yet.
             Err(error) if error.is_taken() && self.remove_released().await => self.try_add(at).await,
             added => added,
         };

@@ -187,7 +187,7 @@ impl SourceGuard {
         Ok(())
     }
 
-    /// Makes the table without the rate limit, which the kernel may not support. Sources are still checked.
+    /// Makes the table without the rate limit, which some kernels do not support. Sources are still checked.
     fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
         state.is_unlimited = true;
         let made = self.make(state);

@@ -85,7 +85,7 @@ impl Events {
         })
     }
 
-    /// The number of the last delivered event, also of earlier starts.
+    /// The number of the last delivered event. Events of earlier starts count, too.
     pub(crate) fn last_delivered(&self) -> u64 {
         self.delivered.last()
     }

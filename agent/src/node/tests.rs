@@ -176,7 +176,7 @@ fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path
     NodeAgent::new(config(ips, dir), client, recorder, PodNetwork::Cni(network)).expect("facts")
 }
 
-/// With a recorder whose events are never sent, so that they do not count as writes.
+/// A client, and a recorder that never sends its events, so that they do not count as writes.
 fn recording(api: &Api) -> (kube::Client, Recorder) {
     (api.client(), crate::event_recorder::channel(api.client(), "n1").0)
 }

@@ -140,7 +140,7 @@ pub(crate) fn expand<'a>(
 struct Environment {
     order: Vec<String>,
     values: BTreeMap<String, String>,
-    /// Bytes of all names and values that were set, also of those that were replaced: they took time.
+    /// Bytes of all names and values that were set. Replaced values count too, because they took time.
     bytes: usize,
 }
 

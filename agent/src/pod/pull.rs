@@ -84,7 +84,7 @@ pub(crate) async fn ensure(
             about.event(Level::Normal, "Pulled", message);
             return Ok(Present::from(found));
         }
-        // An image that the pod may not use counts as absent.
+        // An image that the pod is not permitted to use counts as absent.
         if policy == Policy::Never {
             return Err(about.never_pulled());
         }

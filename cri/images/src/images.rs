@@ -308,7 +308,7 @@ impl Images {
         let found = self.table().find(name_or_id).map(|entry| entry.record.clone());
         let Some(record) = found else { return Ok(()) };
         if !self.remove_record(&record.id).await? {
-            // Containers still use its layers. The record stays until they end, also over a restart.
+            // Containers still use its layers. The record stays until the containers end, even across a restart.
             let record = Record { removed: true, tags: Vec::new(), digests: Vec::new(), ..record };
             self.write(vec![record.clone()]).await?;
             if let Some(entry) = self.table_mut().entry_mut(&record.id) {

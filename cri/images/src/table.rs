@@ -71,7 +71,7 @@ impl Table {
         self.entries.get_mut(id)
     }
 
-    /// All images, also those that were removed while held.
+    /// All images, including those that were removed while held.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }

@@ -81,7 +81,7 @@ pub(crate) struct Pod {
 pub(crate) struct OwnCgroups {
     v1: Vec<PathBuf>,
     unified: Vec<PathBuf>,
-    /// Whether the shim need not enter a v2 cgroup: it was forked in it, or the sandbox has no v2 cgroup.
+    /// Whether the shim has no v2 cgroup to enter: it was forked in its cgroup, or the sandbox has no v2 cgroup.
     entered_unified: bool,
 }
 

@@ -100,7 +100,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
             let listed = sh(cluster, "tracer", &format!("ls -A /proc/1/{place}/"));
             assert_eq!(listed.trim(), "coracle-init", "{place}");
         }
-        // Read-only, also for root.
+        // The file is read-only, even for root.
         let made = sh(cluster, "tracer", "touch /proc/1/root/x 2>&1; true");
         assert!(made.contains("Read-only file system"), "{made}");
         let open = sh(cluster, "tracer", "cd /proc/1/fd; for fd in *; do readlink $fd; done");

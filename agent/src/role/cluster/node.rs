@@ -192,7 +192,7 @@ impl Node<'_> {
             self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
         }
         self.down()?;
-        // If `create` was killed right after it started the process, the process may not hold its lock yet.
+        // If `create` was killed right after it started the process, the process possibly does not hold its lock yet.
         if self.kill_others()? { self.down() } else { Ok(()) }
     }
 

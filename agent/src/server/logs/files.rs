@@ -32,7 +32,7 @@ pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
 
 /// Start of the last `count` lines: index of the file, and offset in it.
 ///
-/// A line in several parts counts as one line, also if its last part is not written yet.
+/// A line in several parts counts as one line, even if its last part is not written yet.
 pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> {
     let mut search = TailSearch { wanted: count, lines: 0, is_open: false };
     for (index, file) in files.iter().enumerate().rev() {

@@ -37,7 +37,7 @@ pub(super) enum DeviceError {
 pub(super) enum Nodes {
     /// By mknod(2).
     Made,
-    /// By bind mounts of the host's nodes: root of a user namespace may not make device nodes.
+    /// Bind mounts of the host's nodes, because root of a user namespace cannot make device nodes.
     Bound,
 }
 

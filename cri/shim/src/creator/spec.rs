@@ -45,8 +45,8 @@ impl Host {
     }
 }
 
-/// Clamps what this process may not grant, as containerd's `restrict_oom_score_adj` does. Removes fields that
-/// the library handles wrongly.
+/// Clamps values that this process is not permitted to grant, as containerd's `restrict_oom_score_adj` does. Removes
+/// fields that the library handles wrongly.
 pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     if joins_uts(spec) {
         // The host name is the pod's. The library does not set it in a namespace that it joins.
