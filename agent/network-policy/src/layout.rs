@@ -76,7 +76,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
         transaction.make_base_chain(BaseChain { name, hook: Hook::Forward, priority, kind: "filter" });
         add_first_rules(transaction, name);
         if tier == Tier::Admin {
-            // Another program may use the bit.
+            // The bit is cleared first, because another program may use it.
             transaction.rule(name, &Rule::default().clear_mark(ALLOWED));
             add_dispatch(transaction, Tier::Admin, direction);
             continue;

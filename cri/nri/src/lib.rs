@@ -1,5 +1,5 @@
-//! NRI, the node resource interface: plugins that receive events of pods and containers, and adjust
-//! containers before they are created. The protocol is that of github.com/containerd/nri, version 0.13.
+//! NRI, the node resource interface: plugins that receive events of pods and containers, and adjust containers before
+//! they are created. The protocol is defined by github.com/containerd/nri, version 0.13.
 //!
 //! ```text
 //!   the runtime ──hooks──► Nri ──in the order of their indices──► plugins   (ttrpc over mux over a

@@ -123,7 +123,7 @@ impl Sandbox {
         Self(Some(child))
     }
 
-    /// For commands without a network namespace.
+    /// The value for commands without a network namespace.
     pub(crate) fn none() -> Self {
         Self(None)
     }
