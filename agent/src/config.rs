@@ -145,7 +145,7 @@ pub enum Identity {
 // === impl Identity ===
 
 impl Identity {
-    /// The client certificate and the serving certificate. None for one that the agent does not renew.
+    /// The client certificate and the serving certificate. None for a certificate that the agent does not renew.
     pub(crate) fn renewals(&self) -> [Option<Renewal>; 2] {
         match self {
             Self::Files(..) => [None, None],

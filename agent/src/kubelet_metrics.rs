@@ -472,7 +472,7 @@ impl KubeletMetrics {
         let _ = self.proxy.set(proxy);
     }
 
-    /// All metrics in Prometheus' text format, with those that the caller has read.
+    /// All metrics in Prometheus' text format, with the metrics that the caller has read.
     pub(crate) fn text(&self, current: &Current) -> String {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());

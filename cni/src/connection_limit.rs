@@ -230,7 +230,7 @@ impl ConnectionLimit {
         }
     }
 
-    /// Replaces the table by one with these limits, or removes it.
+    /// Replaces the table by a table with these limits, or removes it.
     fn write(&self, state: &mut State, limits: Option<&Limits>) -> Result<(), Error> {
         let mut transaction = Transaction::new(&self.table);
         transaction.delete_table();

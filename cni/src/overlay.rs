@@ -1,5 +1,5 @@
 //! The overlay between nodes: pods reach the pods of other nodes. A node is a name, ranges and addresses; the caller
-//! finds other nodes and publishes this one.
+//! finds other nodes and publishes this node.
 //!
 //! ```text
 //! peers ──► plan::Plan ──► plan::difference ──► one batch of netlink messages
@@ -234,7 +234,7 @@ impl Overlay {
         Ok(plan::pod_mtu(&self.config, &self.kernel.uplinks(addresses)?))
     }
 
-    /// The data that other nodes need to reach this one, for each of these addresses.
+    /// The data that other nodes need to reach this node, for each of these addresses.
     #[must_use]
     pub fn announced(&self, addresses: &[IpAddr]) -> (PeerKind, Vec<End>) {
         let end = |ip: &IpAddr| {

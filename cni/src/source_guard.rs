@@ -122,7 +122,7 @@ impl SourceGuard {
         })
     }
 
-    /// Replaces the table by one with these ports.
+    /// Replaces the table by a table with these ports.
     pub(crate) fn replace(&self, ports: BTreeMap<String, Source>) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.ports = ports;

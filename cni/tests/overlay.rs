@@ -302,7 +302,7 @@ fn path_mtus_and_offload_faults_are_found() {
         there("nft add chain inet lossy in { type filter hook input priority 0 ; }");
         there("nft add rule inet lossy in udp dport 9 drop");
         assert_eq!(passing(overlay), [(1450, false), (1430, false)]);
-        // After a restart, an offload that the test disabled differs from one that another program disabled.
+        // After a restart, an offload that the test disabled differs from an offload that another program disabled.
         let offload = || overlay.offload().unwrap();
         assert_eq!(offload(), Offload::On);
         overlay.set_offload(false).unwrap();

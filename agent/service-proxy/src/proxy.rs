@@ -179,9 +179,9 @@ impl Proxy {
         commit_once(table, transaction).map(drop)
     }
 
-    /// Replaces the table by one without services, which only drops packets of pods to the overlay's port: for a node
-    /// whose services another program proxies. Without an overlay that has a port, the table is removed. Returns the
-    /// netlink port that identifies this change in notifications.
+    /// Replaces the table by a table without services, which only drops packets of pods to the overlay's port: for a
+    /// node whose services another program proxies. Without an overlay that has a port, the table is removed. Returns
+    /// the netlink port that identifies this change in notifications.
     ///
     /// # Errors
     /// When the kernel rejects it; the table is unchanged then.

@@ -282,8 +282,8 @@ impl Table {
         reusable
     }
 
-    /// Allocates devices to a container, in place of those that were reserved for it. The plugin must be called for
-    /// them.
+    /// Allocates devices to a container, in place of the devices that were reserved for it. The plugin must be called
+    /// for them.
     ///
     /// # Errors
     /// When other pods have taken the devices meanwhile.
@@ -312,7 +312,7 @@ impl Table {
         Ok(ids)
     }
 
-    /// Frees the devices of a container, except those that another container of its pod has as well.
+    /// Frees the devices of a container, except the devices that another container of its pod also has.
     fn end_reservation(&mut self, owner: Owner<'_>, resource: &str) {
         let Some(pod) = self.pods.get_mut(owner.uid) else { return };
         let container = pod.containers.get_mut(owner.container);

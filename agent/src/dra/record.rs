@@ -167,11 +167,11 @@ impl Records {
         self.state().pods.keys().cloned().collect()
     }
 
-    /// Stores a record. In memory first: a pod's claims must be known even if the write fails. Writes of one record must
-    /// not run at the same time.
+    /// Stores a record. It is stored in memory first, because a pod's claims must be known even if the write fails.
+    /// Writes of one record must not run at the same time.
     ///
     /// # Errors
-    /// Also if the record is larger than one that can be read.
+    /// If the record cannot be written, or is larger than the maximum that can be read.
     pub(super) fn put(&self, record: &Record) -> io::Result<()> {
         self.state().insert(record.clone());
         fs::create_dir_all(&self.dir)?;

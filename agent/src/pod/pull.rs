@@ -36,7 +36,7 @@ pub(crate) struct Present {
 #[derive(Clone, Debug)]
 pub(crate) struct Missing {
     pub(crate) waiting: Waiting,
-    /// The failed operation: a pull, with a back-off by image, or another one.
+    /// The failed operation: a pull, which has a back-off by image, or another operation.
     pub(crate) failed: Failed,
 }
 

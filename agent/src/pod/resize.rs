@@ -55,7 +55,7 @@ pub(crate) fn wanted(pod: &Pod, container: &Container) -> ResourceRequirements {
     effective_resources(pod_level, container.resources.as_ref())
 }
 
-/// The change from the actual resources to those that the container gets. None if CPU and memory are equal.
+/// The change from the actual resources to the resources that the container gets. None if CPU and memory are equal.
 pub(crate) fn change(pod: &Pod, container: &Container, actual: &ResourceRequirements) -> Option<Change> {
     let (new, old) = (amounts(Some(&wanted(pod, container))), amounts(Some(actual)));
     if new == old {

@@ -321,7 +321,7 @@ fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
     use std::io::ErrorKind::{ReadOnlyFilesystem, ResourceBusy};
     match coracle_tree::remove(dir) {
-        // A mount point of the user is kept empty. On a read-only root the error is another one.
+        // A mount point of the user is kept empty. On a read-only root the kernel returns another error.
         Err(error) if matches!(error.kind(), ResourceBusy | ReadOnlyFilesystem) && is_empty(dir) => Ok(()),
         removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
     }

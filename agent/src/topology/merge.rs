@@ -15,7 +15,7 @@ use super::numa_mask::NumaMask;
 pub(crate) struct Hint {
     /// None means any nodes.
     pub(crate) nodes: Option<NumaMask>,
-    /// Whether these are as few nodes as possible.
+    /// Whether the number of nodes is the minimum.
     pub(crate) preferred: bool,
 }
 

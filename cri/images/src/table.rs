@@ -46,7 +46,7 @@ impl Table {
         self.generation
     }
 
-    /// Inserts an image, or replaces the one with the same id and keeps its reference count.
+    /// Inserts an image. Replaces an image with the same id, and keeps its reference count.
     pub(crate) fn insert(&mut self, record: Record, image: Image) {
         self.generation = self.generation.max(record.generation);
         let held = self.entries.get(&record.id).map_or(0, |old| old.held);

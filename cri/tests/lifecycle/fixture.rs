@@ -142,7 +142,7 @@ impl Machine {
         assert!(up.success());
     }
 
-    /// Closes the runtime, and replaces it by one without state.
+    /// Closes the runtime, and replaces it by a runtime without state.
     pub(crate) async fn close_runtime(&mut self) {
         let network = self.other_network().await;
         self.close_runtime_for(&network).await;

@@ -152,8 +152,8 @@ fn remove_below(top: OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Removes the cgroups directly below one. Returns the first one that cannot be removed: it has processes, or cgroups
-/// below it. `left` is the number of cgroups that may still be removed.
+/// Removes the cgroups directly below a cgroup. Returns the first one that cannot be removed: it has processes, or
+/// cgroups below it. `left` is the number of cgroups that may still be removed.
 fn remove_children(at: &OwnedFd, left: &mut u32) -> Result<Option<OwnedFd>, Errno> {
     let mut children = Dir::read_from(at)?;
     while let Some(entry) = children.read() {

@@ -186,7 +186,7 @@ pub(super) fn grace_period(soft: &SoftThresholds, resource: Resource) -> Duratio
     }
 }
 
-/// Grace period of an evicted pod in seconds: its own one, but at most `max`.
+/// Grace period of an evicted pod in seconds: its own grace period, but at most `max`.
 pub(super) fn grace(pod: &Pod, max: u32) -> u32 {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
     u32::try_from(own.max(0)).unwrap_or(u32::MAX).min(max).max(MIN_GRACE)

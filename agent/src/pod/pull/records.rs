@@ -304,8 +304,8 @@ impl PullRecords {
         may_exist(&path) || may_exist(&path.with_extension("bad"))
     }
 
-    /// Whether a pull of this name has begun and has no result. The file may be one that could not be read, or that a
-    /// power failure has emptied.
+    /// Whether a pull of this name has begun and has no result. The record may be a file that could not be read, or
+    /// that a power failure has emptied.
     fn has_begun(&self, state: &State, name: &str) -> bool {
         state.intents.contains_key(name) || may_exist(&self.intent_path(name))
     }

@@ -1,4 +1,4 @@
-//! Creating a cluster, or completing and starting one that exists.
+//! Creates a cluster, or completes and starts an existing cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

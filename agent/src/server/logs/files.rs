@@ -23,7 +23,7 @@ pub(super) fn all(log: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The file that follows the one with this inode; the oldest file if the one with the inode was removed.
+/// The file that follows the file with this inode. If the file with the inode was removed, the oldest file.
 pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
     let files = all(log);
     let at = files.iter().position(|file| fs::metadata(file).is_ok_and(|found| found.ino() == inode));
