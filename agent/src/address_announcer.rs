@@ -64,7 +64,7 @@ impl AddressAnnouncer {
         }
     }
 
-    /// Runs until dropped. Without an address only changes of services wake it. `renewals`: changes when the API server
+    /// Runs until dropped. Without an address only changes of services wake it. `renewals` changes when the API server
     /// has renewed the node's lease.
     pub(crate) async fn run(
         mut self,

@@ -28,13 +28,13 @@ pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File
 /// Reads a whole file of at most `max` bytes.
 ///
 /// # Errors
-/// As [`open`]; `FileTooLarge` for a larger file.
+/// Like [`open`]; `FileTooLarge` for a larger file.
 pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     all(open(path)?, max)
 }
 
 /// Reads a whole file of at most `max` bytes that was found with `O_PATH`. The path below `/proc` is that of the found
-/// file, also if its name belongs to another file now.
+/// file, even if its name belongs to another file now.
 ///
 /// # Errors
 /// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file.

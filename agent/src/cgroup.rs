@@ -6,9 +6,9 @@
 //! <root>/kubepods/burstable/pod<uid>   weight: the sum of the CPU requests of burstable pods
 //! <root>/kubepods/besteffort/pod<uid>  minimum weight
 //! ```
-//! The runtime creates containers' cgroups one level below. The tree is that of a kubelet with its cgroupfs driver,
-//! so that tools for kubelets find the same paths. With systemd each cgroup is a slice with the kubelet's name:
-//! `kubepods-burstable-pod<uid>.slice`.
+//! The runtime creates containers' cgroups one level below. The tree has the form that a kubelet with the cgroupfs
+//! driver makes, so that tools for kubelets find the same paths. With systemd each cgroup is a slice with the kubelet's
+//! name: `kubepods-burstable-pod<uid>.slice`.
 //!
 //! [`hierarchies`] finds the mount points and creates the directories (v1, hybrid and v2). [`mod@write`] writes the limits
 //! and returns every error, because a pod must not run without its limits. [`tree`] removes cgroups with their children.
@@ -54,9 +54,9 @@ pub struct CgroupConfig {
     pub driver: CgroupDriver,
     /// Millicores of the node: the weight of `kubepods`.
     pub cpu_millis: i64,
-    /// Maximum bytes of memory of all pods together. 0: no limit is set.
+    /// Maximum bytes of memory of all pods together. 0 if no limit is set.
     pub memory: i64,
-    /// Maximum processes of one pod. None: no limit.
+    /// Maximum processes of one pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
 }
 
@@ -125,7 +125,7 @@ impl Cgroups {
         self.limit_memory();
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
             tree.ensure(class, &Limits { shares: Some(cpu::MIN_SHARES), ..Limits::default() })?;
-            // Also if an earlier version created the cgroup.
+            // This is set even if an earlier version created the cgroup.
             tree.inherit_cpusets(class);
         }
         Ok(())
@@ -159,7 +159,7 @@ impl Cgroups {
         Ok(CgroupParent(self.shared.tree.absolute(&pod_path(pod)?)))
     }
 
-    /// Creates the pod's cgroup and sets its limits, also after they changed.
+    /// Creates the pod's cgroup and sets its limits. A later call changes the limits.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<CgroupParent, CgroupError> {
         let path = pod_path(pod)?;
         let mut wanted = self.limits(pod);

@@ -45,11 +45,11 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
     Ok(kube::Client::new(service, config.default_namespace))
 }
 
-/// The [`client`] of a node. Its user agent is that of a kubelet. The API server names the manager of fields, and the
-/// caller in its audit log, after it.
+/// The [`client`] of a node. Its user agent is a kubelet's. The API server names the manager of fields, and the caller
+/// in its audit log, after it.
 ///
 /// # Errors
-/// As [`client`].
+/// See [`client`].
 pub fn node_client(mut config: kube::Config) -> Result<kube::Client, kube::Error> {
     if let Ok(agent) = HeaderValue::from_str(&format!("kubelet/{KUBELET_VERSION}")) {
         config.headers.push((header::USER_AGENT, agent));

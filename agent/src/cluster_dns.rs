@@ -46,7 +46,7 @@ impl ClusterDns {
         Self { metrics, ..self }
     }
 
-    /// Serves until dropped. Names of the cluster are answered from the cache of services, also while the API server is
+    /// Serves until dropped. Names of the cluster are answered from the cache of services, even while the API server is
     /// unavailable.
     pub(crate) async fn run(self, services: ServiceCache, node: watch::Receiver<Option<Arc<Node>>>) {
         let (clients, permitted) = watch::channel(pod_networks(node.borrow().as_deref()));

@@ -40,25 +40,25 @@ pub struct AgentConfig {
     pub cgroup_driver: CgroupDriver,
     /// Address and port of the kubelet API.
     pub kubelet_listen: SocketAddr,
-    /// Address and port of the node's health check. None: not served.
+    /// Address and port of the node's health check. None if it is not served.
     pub healthz: Option<SocketAddr>,
-    /// Addresses of the node, the primary one first. Empty: found from the routes.
+    /// Addresses of the node, the primary one first. If empty, the routes determine them.
     pub node_ips: Vec<IpAddr>,
     /// The host's resolver configuration, for pods with dnsPolicy Default.
     pub resolv_conf: PathBuf,
     /// Maximum pods.
     pub max_pods: u32,
-    /// Maximum processes of a pod. None: no limit.
+    /// Maximum processes of a pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
     /// Addresses of the cluster's DNS service; empty without one.
     pub cluster_dns: Vec<IpAddr>,
-    /// The service proxy's settings. None: another program proxies Services.
+    /// The service proxy's settings. None if another program proxies Services.
     pub service_proxy: Option<ServiceProxyConfig>,
-    /// Names of the nftables tables of Services and of NetworkPolicies, also if other programs provide these features.
+    /// Names of the nftables tables of Services and of NetworkPolicies, even if other programs provide these features.
     pub tables: TableNames,
-    /// Name of the nftables table of NetworkPolicies. None: another program enforces them.
+    /// Name of the nftables table of NetworkPolicies. None if another program enforces them.
     pub network_policy_table: Option<String>,
-    /// Settings of the DNS server at the addresses `cluster_dns`. None: another program serves DNS there.
+    /// Settings of the DNS server at the addresses `cluster_dns`. None if another program serves DNS there.
     pub dns: Option<DnsConfig>,
     /// The cluster's DNS domain.
     pub cluster_domain: String,
@@ -82,9 +82,9 @@ pub struct AgentConfig {
     pub resource_managers: ResourceManagerConfig,
     /// Certificates of the node.
     pub identity: Identity,
-    /// The CA of client certificates for the kubelet API. None: no client certificate is accepted.
+    /// The CA of client certificates for the kubelet API. None if no client certificate is accepted.
     pub client_ca: Option<PathBuf>,
-    /// Configuration of the overlay. None: no overlay.
+    /// Configuration of the overlay. None means no overlay.
     pub overlay: Option<OverlayConfig>,
     /// Settings of image garbage collection.
     pub image_gc: ImageGcPolicy,
@@ -116,9 +116,9 @@ pub struct ServiceProxyConfig {
     pub external_ips: Vec<IpNetwork>,
     /// Ranges of the node's addresses that have node ports. Without a range of a family, all its addresses have them.
     pub node_port_addresses: Vec<IpNetwork>,
-    /// Address of its health checks. None: no server.
+    /// Address of its health checks. None means no server.
     pub healthz: Option<SocketAddr>,
-    /// Address of the server for its mode and its metrics. None: no server.
+    /// Address of the server for its mode and its metrics. None means no server.
     pub status: Option<SocketAddr>,
 }
 
@@ -145,7 +145,7 @@ pub enum Identity {
 // === impl Identity ===
 
 impl Identity {
-    /// The client certificate and the serving certificate. None for one that the agent does not renew.
+    /// The client certificate and the serving certificate. None for a certificate that the agent does not renew.
     pub(crate) fn renewals(&self) -> [Option<Renewal>; 2] {
         match self {
             Self::Files(..) => [None, None],

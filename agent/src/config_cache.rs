@@ -102,7 +102,8 @@ impl ConfigCache {
                 self.store(namespace, name, found.as_ref());
                 Ok(found)
             }
-            // Also after a refusal: a node with an expired certificate still starts its pods.
+            // The cached objects are used after a refusal, too: a node with an expired certificate still starts its
+            // pods.
             Err(error) => stored.map(Some).ok_or_else(|| Error::Get {
                 kind: K::kind(&()).into_owned(),
                 namespace: namespace.to_owned(),

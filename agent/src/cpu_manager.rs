@@ -208,7 +208,7 @@ impl CpuManager {
             |container: &cri::Container| container.state() == cri::ContainerState::ContainerRunning;
         let running: Vec<cri::Container> = listed.into_iter().filter(is_running).collect();
         let uids: HashSet<&str> = running.iter().filter_map(|container| Some(owner(container)?.0)).collect();
-        // Entries of pods that were added during the call stay: their containers may not be in the list.
+        // Entries of pods that were added during the call stay, because their containers are possibly not in the list.
         self.lock().applied.retain(|uid, _| uids.contains(uid.as_str()) || !known.contains(uid));
         let mut succeeded = true;
         for container in &running {

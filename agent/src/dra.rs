@@ -143,8 +143,8 @@ impl Dra {
     /// Prepares all claims of a pod. A pod without claims costs nothing.
     ///
     /// # Errors
-    /// Of the first claim that fails. If a claim cannot be used, or a driver is not registered, nothing is recorded: the
-    /// pod can be deleted although the driver never comes.
+    /// Returns the error of the first claim that fails. If a claim cannot be used, or a driver is not registered,
+    /// nothing is recorded: the pod can be deleted although the driver never comes.
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<(), DraError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let used = claim::used(pod)?;
@@ -174,7 +174,7 @@ impl Dra {
         Ok(())
     }
 
-    /// The record of a claim that must be prepared for a pod. None: it is prepared.
+    /// The record of a claim that must be prepared for a pod. None if it is prepared.
     async fn due(&self, pod: &Pod, uid: &str, used: &claim::Used) -> Result<Option<Record>, DraError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let recorded = self.shared.records.get(&Key::new(namespace, &used.name));
@@ -232,7 +232,7 @@ impl Dra {
     /// Unprepares the claims that only this pod uses. Does nothing if there are none.
     ///
     /// # Errors
-    /// Of the first claim that fails. The other claims are unprepared, and another call continues.
+    /// The error of the first claim that fails. The other claims are unprepared, and another call continues.
     pub(crate) async fn unprepare(&self, pod: &str) -> Result<(), DraError> {
         let _idle = self.shared.pods.lock(&pod.to_owned()).await;
         self.reread_all().await;

@@ -135,7 +135,7 @@ impl PassTimer {
         self.rests_until = Some(now + REST);
     }
 
-    /// Time of the next pass. None: now.
+    /// Time of the next pass. None means now.
     fn wait(&self, no_room: bool, now: Instant) -> Option<Instant> {
         self.rests_until.filter(|until| !no_room && now < *until)
     }

@@ -12,7 +12,7 @@ pub enum ImageVerification {
     /// Only images that the agent pulled are verified.
     #[default]
     NeverVerifyPreloadedImages,
-    /// All images are verified, except those of the list.
+    /// All images are verified, except the images of the list.
     NeverVerifyAllowlistedImages(Vec<AllowedImages>),
     /// All images are verified.
     AlwaysVerify,
@@ -46,8 +46,8 @@ impl ImageVerification {
         }
     }
 
-    /// Whether a pod needs a verification for an image. `image` is its name in the pod, `repository` the same with registry
-    /// and without tag and digest. `is_pulled`: the agent pulled the image.
+    /// Whether a pod needs a verification for an image. `image` is its name in the pod, `repository` the same with
+    /// registry and without tag and digest. `is_pulled` says whether the agent pulled the image.
     pub(crate) fn is_required(&self, image: &str, repository: &str, is_pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,

@@ -79,7 +79,7 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
     (0, "0-10MB"),
 ];
 
-/// Reasons of rejections that are values of the label: those of the kubelet.
+/// Reasons of rejections that are values of the label, as in the kubelet.
 const REJECTIONS: [&str; 8] = [
     "OutOfExtendedResources",
     "OutOfcpu",
@@ -349,8 +349,8 @@ impl KubeletMetrics {
         }
     }
 
-    /// Counts a request to the kubelet API. `took`: until the response begins. The kubelet's duration of an exec, attach
-    /// or port-forward includes the session, so these have none here.
+    /// Counts a request to the kubelet API. `took` is the time until the response begins. The kubelet's duration of an
+    /// exec, attach or port-forward includes the session, so these have none here.
     pub(crate) fn request(&self, labels: RequestLabels, took: Duration) {
         let values = [labels.method, labels.path, "readwrite", if labels.is_long { "true" } else { "false" }];
         self.requests.total.with_label_values(&values).inc();
@@ -383,16 +383,16 @@ impl KubeletMetrics {
         }
     }
 
-    /// Counts the end of a container. `kind`: as for [`Self::container_started`]. Another runtime may report any reason
-    /// and any code, so unknown ones are counted together.
+    /// Counts the end of a container. `kind` is as for [`Self::container_started`]. Another runtime may report any
+    /// reason and any code, so unknown ones are counted together.
     pub(crate) fn container_terminated(&self, kind: &'static str, code: i32, reason: &str) {
         let code = if (0..=255).contains(&code) { code.to_string() } else { OTHER.to_owned() };
         let reason = EXIT_REASONS.into_iter().find(|known| *known == reason).unwrap_or(OTHER);
         self.starts.terminations.with_label_values(&[kind, code.as_str(), reason]).inc();
     }
 
-    /// Counts an attempt to start a container. `kind`: container, `init_container` or `ephemeral_container`. `failure`:
-    /// the reason of the container's status, one of those in this code.
+    /// Counts an attempt to start a container. `kind` is `container`, `init_container` or `ephemeral_container`.
+    /// `failure` is the reason in the container's status. It is a constant of this code.
     pub(crate) fn container_started(&self, kind: &'static str, failure: Option<&str>) {
         self.starts.containers.with_label_values(&[kind]).inc();
         if let Some(reason) = failure {
@@ -415,8 +415,8 @@ impl KubeletMetrics {
         self.starts.pods.observe(after.as_secs_f64());
     }
 
-    /// Observes the time from the creation of a pod until it runs. `excluded`: the part of it for pulls and init
-    /// containers. `None` if the SLI does not include the pod.
+    /// Observes the time from the creation of a pod until it runs. `excluded` is the part of this time for pulls and
+    /// init containers. `None` if the SLI does not include the pod.
     pub(crate) fn created_pod_runs(&self, after: Duration, excluded: Option<Duration>) {
         let [total, sli] = &self.starts.pods_since_creation;
         total.observe(after.as_secs_f64());
@@ -425,7 +425,7 @@ impl KubeletMetrics {
         }
     }
 
-    /// Counts a successful image pull. `size`: bytes of the image, 0 if unknown.
+    /// Counts a successful image pull. `size` is the size of the image in bytes, 0 if unknown.
     pub(crate) fn pulled(&self, size: u64, took: Duration) {
         self.pulls.with_label_values(&[image_size(size)]).observe(took.as_secs_f64());
     }
@@ -472,7 +472,7 @@ impl KubeletMetrics {
         let _ = self.proxy.set(proxy);
     }
 
-    /// All metrics in Prometheus' text format, with those that the caller has read.
+    /// All metrics in Prometheus' text format, with the metrics that the caller has read.
     pub(crate) fn text(&self, current: &Current) -> String {
         let mut families = self.registry.gather();
         families.extend(current.0.iter().cloned());

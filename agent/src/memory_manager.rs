@@ -50,7 +50,7 @@ struct StateFile {
 // === impl MemoryManager ===
 
 impl MemoryManager {
-    /// Opens the state of an earlier start, or creates it. `empty`: the memory of this machine without containers.
+    /// Opens the state of an earlier start, or creates it. `empty` is the memory of this machine without containers.
     ///
     /// # Errors
     /// When the state cannot be read or written, or does not fit the machine or the settings.

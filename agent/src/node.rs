@@ -46,7 +46,7 @@ pub struct NodeAgent {
     recorder: Recorder,
     network: PodNetwork,
     node: watch::Sender<Option<Arc<Node>>>,
-    /// Revision of the last status whose events were recorded; 0: none.
+    /// Revision of the last status whose events were recorded; 0 means none.
     recorded_revision: AtomicU64,
     /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,
@@ -153,7 +153,7 @@ impl NodeAgent {
         self.ips.subscribe()
     }
 
-    /// The address ranges of the node's pods, as they change. Until the API server answers they are those of an earlier
+    /// The address ranges of the node's pods, as they change. Until the API server answers, they come from an earlier
     /// run.
     pub(crate) fn ranges(&self) -> watch::Receiver<Vec<IpNetwork>> {
         self.ranges.subscribe()
@@ -169,7 +169,7 @@ impl NodeAgent {
         self.devices.clone()
     }
 
-    /// Maintains the Node object until `shutdown`, also while the API is not reachable.
+    /// Maintains the Node object until `shutdown`, even while the API is not reachable.
     pub async fn run(mut self, shutdown: CancellationToken) {
         self.set_first_mtu().await;
         drop(self.network_status.send_replace(network::first_status(&self.network).await));

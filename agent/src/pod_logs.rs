@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use coracle_cri::blocking;
 
-/// Works on logs at a path, off the async workers: logs may be on a file system of their own, which may not respond.
+/// Works on logs at a path, off the async workers: logs may be on a file system of their own, which might not respond.
 ///
 /// # Errors
-/// Those of the work; or the work on this path does not end, or an earlier one has not ended.
+/// Errors of the work, or a timeout: the work on this path does not end, or earlier work has not ended.
 pub(crate) async fn change(
     path: PathBuf,
     work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,

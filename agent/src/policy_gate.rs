@@ -122,7 +122,7 @@ impl PolicyGate {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         facts.ips = ips.to_vec();
         let (done, mut answered) = oneshot::channel();
-        // Without a receiver the agent is stopping.
+        // If there is no receiver, the agent is stopping.
         let _ = requests.send(Request::Admit { facts, done });
         let is_restricted = self.restricted.has(&namespace);
         let limit = if is_restricted { RESTRICTED_TIMEOUT } else { TIMEOUT };
@@ -147,7 +147,7 @@ impl PolicyGate {
     }
 
     /// Notes a pod that an earlier agent has started, with the addresses of its sandbox. So its policies stay in force
-    /// until its release, also if its object is deleted before its containers have ended.
+    /// until its release, even if its object is deleted before its containers have ended.
     pub(crate) fn note_running(&self, pod: &Pod, ips: &[IpAddr]) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let facts = PodFacts::of(pod, &self.node_name).filter(|_| node == Some(self.node_name.as_str()));
@@ -206,7 +206,7 @@ impl Restricted {
         }
     }
 
-    /// Sets why policies are not in the kernel. `None`: no operation has failed.
+    /// Sets why policies are not in the kernel. `None` if no operation has failed.
     pub(crate) fn explain(&self, cause: Option<String>) {
         *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = cause;
     }

@@ -115,7 +115,7 @@ pub(crate) fn resize(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<
     }
 }
 
-/// The project id of a volume's directory. `None`: it has no id, or an id of another volume.
+/// The project id of a volume's directory. `None` if it has no id, or an id of another volume.
 pub(crate) fn project(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<u32>> {
     let id = attributes(dir)?.project;
     Ok(ids(name).any(|own| own == id).then_some(id))
@@ -133,11 +133,11 @@ pub(crate) fn release_id(base: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     if usage(base, id)?.inodes == 0 { limit(base, id, 0) } else { Ok(()) }
 }
 
-/// What a project uses and may use.
+/// Usage and limit of a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) inodes: u64,
-    /// Bytes; 0: no limit.
+    /// Bytes; 0 means no limit.
     pub(crate) limit: u64,
 }
 

@@ -61,7 +61,7 @@ impl ProxyState {
         self.metrics.queued(Timestamp::now());
     }
 
-    /// Records that all changes are in the table. `triggers`: the times of the changes that EndpointSlices show.
+    /// Records that all changes are in the table. `triggers` has the times of the changes that EndpointSlices show.
     pub(crate) fn end_change(&self, triggers: &[Timestamp]) {
         let now = Timestamp::now();
         let current = Times { pending: None, started: None, updated: Some(now) };
@@ -83,7 +83,8 @@ impl ProxyState {
     }
 }
 
-/// Serves the health checks at `healthz`, and the mode and the metrics at `status`, until dropped. None: not served.
+/// Serves the health checks at `healthz`, and the mode and the metrics at `status`, until dropped. None disables the
+/// server.
 pub(crate) async fn serve(
     healthz: Option<SocketAddr>,
     status: Option<SocketAddr>,
@@ -117,7 +118,7 @@ fn health(path: &str, state: &ProxyState, node: Option<&Node>) -> Reply {
     };
     let now = Timestamp::now();
     let committed = state.times().updated.unwrap_or(now);
-    // As in kube-proxy, the time of a healthy proxy is recent, also if nothing has changed.
+    // As in kube-proxy, the time of a healthy proxy is recent, even if nothing has changed.
     let updated = if is_healthy { now } else { committed };
     let family = json!({"lastUpdated": committed.to_string(), "healthy": is_current});
     let mut body = json!({"lastUpdated": updated.to_string(), "currentTime": now.to_string(), "healthy": is_current,

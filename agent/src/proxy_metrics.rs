@@ -50,7 +50,7 @@ impl ProxyMetrics {
         self.0.failures.iter().for_each(IntCounter::inc);
     }
 
-    /// Counts changes of endpoints that are in the table now. `triggers`: the times of the changes.
+    /// Counts changes of endpoints that are in the table now. `triggers` has the times of the changes.
     pub(crate) fn programmed(&self, triggers: &[Timestamp], now: Timestamp) {
         for trigger in triggers {
             // The clocks of machines differ: a negative duration counts as 0.

@@ -31,11 +31,11 @@ use crate::topology::{
 /// Settings of the managers.
 #[derive(Clone, Debug, Default)]
 pub struct ResourceManagerConfig {
-    /// Options of the CPU manager's static policy. None: the policy `none`.
+    /// Options of the CPU manager's static policy. None means the policy `none`.
     pub cpu: Option<CpuOptions>,
-    /// CPUs that are reserved for the system. None: the lowest ones, as many as the reserved amount.
+    /// CPUs that are reserved for the system. None means the lowest ones, as many as the reserved amount.
     pub reserved_cpus: Option<CpuSet>,
-    /// Memory that is reserved for the system, for the memory manager's static policy. None: the policy `None`.
+    /// Memory that is reserved for the system, for the memory manager's static policy. None means the policy `None`.
     pub memory: Option<ReservedMemory>,
     /// Settings of the topology manager.
     pub topology: TopologySettings,
@@ -72,7 +72,7 @@ pub enum ResourceManagerError {
     Setting {
         /// The manager.
         manager: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

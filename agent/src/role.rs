@@ -45,7 +45,7 @@ const NOT_JOINED: u8 = 78;
 
 /// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
-    // Boxed: tokio has several functions that run a future, and each would contain a copy of each role.
+    // The future is boxed, because several functions of tokio run a future, and each would contain a copy of each role.
     block_on_boxed(Box::pin(role))
 }
 
@@ -104,7 +104,7 @@ fn hint(text: &str) -> Option<&'static str> {
     is_missing.then_some("`coracle check` lists missing features of the kernel")
 }
 
-/// Advice for a user without the rights of root, who may not read the files of the node.
+/// Advice for a user without the rights of root, who is not permitted to read the files of the node.
 fn hint_for_user(text: &str) -> Option<&'static str> {
     text.contains("Permission denied").then_some("run the command as root, for example with sudo")
 }

@@ -231,10 +231,10 @@ impl ServiceCache {
         Ok(environment(&tables, namespace))
     }
 
-    /// Watches services and stores changes, until dropped. `with_slices`: also watches EndpointSlices, which only the
-    /// service proxy and DNS read. The kubelet's role upstream has no right to read them.
+    /// Watches services and stores changes, until dropped. With `with_slices`, it also watches EndpointSlices, which
+    /// only the service proxy and DNS read. The kubelet's role upstream has no right to read them.
     pub(crate) async fn run(self, with_slices: bool) {
-        // A task of its own, so that the two lists are parsed in parallel. It ends with the set.
+        // A separate task, so that the two lists are parsed in parallel. It ends with the set.
         let mut watch_of_slices = JoinSet::new();
         if with_slices {
             let (cache, mut slices) = (self.clone(), Vec::new());

@@ -106,7 +106,7 @@ impl ServiceHealth {
         }
     }
 
-    /// Starts, changes or ends the server of a service. If it has ended, one that waits is started.
+    /// Starts, changes or ends the server of a service. If it has ended, a waiting server is started.
     fn update(&mut self, key: Key) {
         let none_waited = self.slots.first_waiting().is_none();
         self.update_one(key);
@@ -166,7 +166,8 @@ impl LocalEndpoints {
         Self { ipv4: count(true), ipv6: count(false) }
     }
 
-    /// The number for a client: that of its family, as in kube-proxy. Of the other family, if the service has only that.
+    /// The number for a client: the number of its address family, as in kube-proxy. If the service does not have this
+    /// family, the number of the other family.
     fn for_client(self, client: IpAddr) -> usize {
         let is_ipv4 = client.to_canonical().is_ipv4();
         let (own, other) = if is_ipv4 { (self.ipv4, self.ipv6) } else { (self.ipv6, self.ipv4) };

@@ -68,8 +68,8 @@ enum Replace {
 // === impl ServiceProxy ===
 
 impl ServiceProxy {
-    /// A proxy for this node. `served_here`: addresses that the node serves itself. `overlay_port`: UDP port of the
-    /// overlay.
+    /// A proxy for this node. `served_here` has the addresses that the node serves itself. `overlay_port` is the UDP
+    /// port of the overlay.
     pub(crate) fn new(
         config: ServiceProxyConfig,
         node_name: &str,
@@ -338,7 +338,7 @@ async fn blocking(
     }
 }
 
-/// Sets the properties of the view that are those of the Node object.
+/// Sets the properties of the view that come from the Node object.
 pub(crate) fn update_node(view: &mut NodeView, node: Option<&Node>) {
     let Some(node) = node else { return };
     view.zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned();

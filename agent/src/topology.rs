@@ -70,7 +70,7 @@ pub(crate) trait HintProvider: Send + Sync {
     /// Releases all resources of a pod. Succeeds if it has none.
     fn release(&self, uid: &str);
 
-    /// Releases the resources of pods that are not on this node any more. `keep`: whether the pod with this uid is on
+    /// Releases the resources of pods that are not on this node any more. `keep` says whether the pod with a uid is on
     /// the node.
     fn retain(&self, keep: &dyn Fn(&str) -> bool);
 }
@@ -201,7 +201,7 @@ impl TopologyManager {
     /// a record of the pod allocate, because they may have been enabled since.
     ///
     /// # Errors
-    /// As [`Self::admit`], but resources that were allocated before the error stay allocated.
+    /// Like [`Self::admit`], but resources that were allocated before the error stay allocated.
     pub(crate) fn adopt(&self, pod: &Pod) -> Result<(), AllocationError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let ignores_hints = self.settings.policy == TopologyPolicy::None;

@@ -86,7 +86,8 @@ struct Shared {
 /// Paths of one pod's volumes on the host.
 #[derive(Clone, Debug, Default)]
 pub struct Volumes {
-    /// By the volume's name. A list, because each running pod keeps one, with few volumes.
+    /// The volumes with their names. This is a list and not a map, because each running pod keeps one, with few
+    /// volumes.
     mounted: Vec<(String, Mounted)>,
 }
 
@@ -186,12 +187,12 @@ impl Volumes {
         self.find(volume).is_some_and(|mounted| mounted.read_only)
     }
 
-    /// Options of the volume for its mounts in containers. Read-only volumes are not among them.
+    /// Options of the volume for its mounts in containers. They do not say whether the volume is read-only.
     pub fn mount_options(&self, volume: &str) -> &[String] {
         self.find(volume).map_or(&[][..], |mounted| mounted.options.as_slice())
     }
 
-    /// What to mount in place of a part that the volume does not have.
+    /// Returns what is mounted in place of a part that the volume does not have.
     pub fn missing_part(&self, volume: &str) -> MissingPart {
         match self.find(volume) {
             Some(Mounted { by_node: true, .. }) => MissingPart::EmptyDirectory,
@@ -200,7 +201,7 @@ impl Volumes {
         }
     }
 
-    /// Whether the volume's files belong to the pod and may get its SELinux label. Upstream's rule.
+    /// Whether the volume's files belong to the pod and may get its SELinux label. The rule is upstream's.
     pub fn relabel(&self, volume: &str) -> bool {
         self.find(volume).is_some_and(|mounted| mounted.relabel)
     }
@@ -213,7 +214,7 @@ impl Volumes {
 /// Creates or updates all volumes of the pod, and keeps them up to date until [`unmount_all`].
 ///
 /// # Errors
-/// Of the first volume that fails. Volumes created before it stay; the next call continues.
+/// The error of the first volume that fails. Volumes created before it stay; the next call continues.
 pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, VolumeError> {
     let target = Target::new(ctx, pod)?;
     let mut volumes = Volumes::default();
@@ -246,8 +247,8 @@ pub(crate) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     refresh::follow(ctx, pod);
 }
 
-/// Stops refreshing and removes the pod's mounts and directories, also those of an earlier agent. Succeeds if there
-/// are none.
+/// Stops refreshing and removes the pod's mounts and directories, including the ones that an earlier agent made.
+/// Succeeds if there are none.
 ///
 /// # Errors
 /// When something cannot be removed. Another call continues.
@@ -306,7 +307,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Mounts a volume whose file system may not respond: a claim, an NFS export or a path of the host. None for other
+/// Mounts a volume whose file system might not respond: a claim, an NFS export or a path of the host. None for other
 /// volumes.
 async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
     if let Some(host) = &volume.host_path {
@@ -327,7 +328,7 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }
 
-/// Works on a path whose file system may not respond, off the async workers. `place` is the kubelet's path of the volume.
+/// Works on a path whose file system might not respond, off the async workers. `place` is the kubelet's path of the volume.
 async fn run_blocking<T: Send + 'static>(
     place: &Path,
     path: &Path,

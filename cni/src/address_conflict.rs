@@ -365,7 +365,7 @@ mod tests {
     fn torn_packets_announce_nothing() {
         let arp = frame(OTHER, "192.0.2.77".parse().unwrap());
         let advertisement = frame(OTHER, "fd99::77".parse().unwrap());
-        // Without the Ethernet and IPv6 headers.
+        // The bytes do not include the Ethernet and IPv6 headers.
         let (arp, advertisement) = (&arp[14..], &advertisement[54..]);
         assert_eq!(sender(arp), Some(("192.0.2.77".parse().unwrap(), OTHER)));
         assert_eq!(advertised(advertisement), Some(("fd99::77".parse().unwrap(), OTHER)));

@@ -80,7 +80,7 @@ impl Store {
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// As [`open`](Self::open). `None` if the directory does not exist: then no address is allocated.
+    /// Like [`open`](Self::open). `None` if the directory does not exist: then no address is allocated.
     pub(crate) fn existing(dir: &Path) -> Result<Option<Self>, Error> {
         if dir.is_dir() { Self::open(dir).map(Some) } else { Ok(None) }
     }
@@ -167,7 +167,7 @@ impl Store {
         Ok(held.map(|(address, _)| address).collect())
     }
 
-    /// Frees all addresses except those of the owners that `stays` selects.
+    /// Frees all addresses except the addresses of the owners that `stays` selects.
     pub(crate) fn retain(&mut self, stays: impl Fn(&Owner) -> bool) -> Result<(), Error> {
         for (address, owner) in self.held()? {
             if !stays(&owner) {

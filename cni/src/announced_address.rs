@@ -17,12 +17,12 @@ use nix::net::if_::InterfaceFlags;
 use crate::announce::announce;
 use crate::error::Error;
 use crate::link::Links;
-use crate::link::address::Present;
+use crate::link::address::AssignedAddress;
 use crate::netns::Netns;
 
 /// Adds the address to the interface of its network and announces it to neighbours, or extends the lifetime of an
-/// existing address. `node`: an address of the node. Its interface gets addresses that are in no network of the
-/// machine.
+/// existing address. `node` is an address of the node. The interface with this address also gets addresses that are in
+/// no network of the machine.
 ///
 /// # Errors
 /// When no interface fits, or netlink fails.
@@ -39,7 +39,7 @@ pub async fn announce_address(
     let links = Links::in_own_namespace()?;
     let link = links.get(&name).await?;
     let present = links.addresses(&link).await?;
-    let same = |present: &&Present| present.network.ip() == address;
+    let same = |present: &&AssignedAddress| present.network.ip() == address;
     let is_new = !present.iter().any(|present| same(&present));
     // With a lifetime the kernel would remove the node's own address.
     if present.iter().filter(same).any(is_node_address) {
@@ -89,7 +89,7 @@ pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
 }
 
 /// Whether an address is the node's own. Announced addresses have a lifetime and no network.
-fn is_node_address(present: &Present) -> bool {
+fn is_node_address(present: &AssignedAddress) -> bool {
     let alone = IpNetwork::from(present.network.ip()).prefix();
     present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != alone
 }
@@ -109,7 +109,7 @@ fn interfaces(fits: impl Fn(IpAddr, IpAddr) -> bool) -> Option<String> {
     found.map(|own| own.interface)
 }
 
-/// Those of the addresses that interfaces have, by the name of the interface.
+/// The addresses that interfaces have, by the name of the interface. Other addresses are left out.
 pub(crate) fn by_interface(addresses: &BTreeSet<IpAddr>) -> BTreeMap<String, BTreeSet<IpAddr>> {
     let mut found: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
     for own in own_addresses().filter(|own| addresses.contains(&own.address)) {
@@ -209,9 +209,15 @@ mod tests {
             for own in ["192.0.2.1", "fd99::1"] {
                 assert!(announced(own).is_err(), "an address of the node");
                 runtime.block_on(withdraw_address(own.parse().unwrap())).unwrap();
-                assert!(ip("addr show dev uplink0").contains(&format!("{own}/")), "it stays");
+                assert!(
+                    ip("addr show dev uplink0").contains(&format!("{own}/")),
+                    "the node's own address stays"
+                );
             }
-            assert!(ip("route get 192.0.2.50").contains("src 192.0.2.1"), "it is not a source");
+            assert!(
+                ip("route get 192.0.2.50").contains("src 192.0.2.1"),
+                "the announced address is not the source of packets"
+            );
             for address in ["192.0.2.77", "fd99::77"] {
                 runtime.block_on(withdraw_address(address.parse().unwrap())).unwrap();
                 assert!(!ip("addr show dev uplink0").contains(address));

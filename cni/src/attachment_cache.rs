@@ -1,4 +1,4 @@
-//! Records of attachments, one file each. DEL, CHECK and GC work from them, also after a crash.
+//! Records of attachments, one file each. DEL, CHECK and GC work from them, even after a crash.
 //!
 //! A record is written before the first plugin runs, and again with the result. Records are on a tmpfs (`/run`) and
 //! end with the boot, like the objects that they describe. Records of lists with executables are kept across boots,

@@ -13,7 +13,7 @@ use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::{Answer, Interface};
 
-/// Rates in bits per second, bursts in bits. 0: no limit.
+/// Rates in bits per second, bursts in bits. 0 means no limit.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct Conf {

@@ -203,7 +203,7 @@ impl Bridge<'_> {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
         // A pod that may send only from its own hardware address has no other address, and the bridge knows this one.
-        // So frames to unknown addresses need not be flooded to its port.
+        // So it is not necessary to flood frames to unknown addresses to its port.
         let is_checked = conf.ours && self.host.guard.is_some();
         if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
             let port = Port {

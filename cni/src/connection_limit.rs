@@ -1,18 +1,19 @@
 //! A limit on the connections of each pod of the default network. Without it one pod can fill the node's connection
 //! tracking table, which stops new connections of all others.
 //!
-//! One table of the family `inet`. The kernel counts the tracked connections that each address behind the bridge began
-//! (`ct count`), and drops the first packet of one more. Packets of existing connections cost two comparisons. When the
-//! table is made again, counting begins again. `nft list table` shows the numbers of dropped packets.
+//! The limit is a table of the family `inet`. The kernel counts the tracked connections that each address behind the
+//! bridge began (`ct count`), and drops the first packet of a connection above the limit. Packets of existing
+//! connections cost two comparisons. When the table is made again, counting begins again. `nft list table` shows the
+//! numbers of dropped packets.
 //!
-//! Closed TCP connections do not count, but they stay in the connection tracking table for [`EXPIRY`]. So a limit that the
-//! user sets also limits the rate of new connections: to the rate at which `max` closed connections expire. The default
-//! limit has no rate, because busy clients without keep-alive exceed it.
+//! Closed TCP connections are not counted, but they stay in the connection tracking table for [`EXPIRY`]. So a limit
+//! that the user sets also limits the rate of new connections. The maximum rate is the rate at which `max` closed
+//! connections expire. The default limit has no rate, because busy clients without keep-alive exceed it.
 //!
 //! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8
-//! ended connections. So with one counter, an address with 8,000 connections began 1,800 new ones a second, and 13,600
-//! without the limit (Linux 6.18, two cores). So each address has several counters, selected by a hash of destination
-//! and ports; docs/measurements.md has the numbers.
+//! ended connections. In a measurement, an address with 8,000 connections began 1,800 new connections a second with one
+//! counter, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a
+//! hash of destination and ports; docs/measurements.md has the numbers.
 //!
 //! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, three
 //! of each if its counter is full, and one more look-up for the rate.
@@ -34,11 +35,11 @@ use tracing::warn;
 use crate::error::Error;
 use crate::nft;
 
-/// After connection tracking, before the destination is translated.
+/// Priority of the chain: after connection tracking, before the destination is translated.
 const PRIORITY: i32 = -150;
 const CHAIN: &str = "begin";
-/// Maximum connections of one of several counters of an address. Each gets about the same number of connections: up to
-/// three quarters of the limit of the address, none of them is full.
+/// Maximum connections of one of several counters of an address. Each counter gets about the same number of
+/// connections. No counter is full while the address has at most three quarters of its limit.
 const PART: u32 = 256;
 /// Maximum counters of an address.
 const PARTS_MAX: u32 = 256;
@@ -54,12 +55,13 @@ const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 
 /// Seconds after which the kernel forgets a closed TCP connection (`nf_conntrack_tcp_timeout_time_wait` as the node sets
 /// it), and a datagram with its answer.
 const EXPIRY: u32 = 30;
-/// Time after which the rate of an address is forgotten: longer than the burst takes to be available again.
+/// Time after which the kernel removes the rate of an idle address. It is longer than the time in which a spent burst
+/// is restored.
 const RATED: Duration = Duration::from_secs(60);
 /// Maximum counters that are paused.
 const PAUSED_MAX: u32 = 8192;
-/// Time in which a full counter takes no connection. Without it each further packet would take memory of the kernel,
-/// which counts the packet before it compares the count.
+/// Time in which a full counter takes no connection. Without this pause each further packet would take memory of the
+/// kernel, which counts a packet before it compares the count with the limit.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Maximum connections that the kernel tracks.
 const TRACKED: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -116,7 +118,7 @@ struct Counted<'a> {
 // === impl State ===
 
 impl State {
-    /// The limits. `None`: no table. The families share the maximum: a pod has an address of each.
+    /// The limits. `None` means no table. The families share the maximum, because a pod has an address of each family.
     fn limits(&self) -> Option<Limits> {
         let (bridge, families) = self.network.clone()?;
         let max = (self.max.number()? / families.max(1)).max(1);
@@ -127,7 +129,7 @@ impl State {
 // === impl Max ===
 
 impl Max {
-    /// The number. `None`: no limit.
+    /// The maximum as a number. `None` means no limit.
     fn number(self) -> Option<u32> {
         match self {
             Self::Unlimited => None,
@@ -156,8 +158,8 @@ impl ConnectionLimit {
         &self.table
     }
 
-    /// Sets the maximum for tables that are made from now on. 0: no limit. `None`: a quarter of the connections that
-    /// the kernel tracks.
+    /// Sets the maximum for tables that are made from now on. 0 means no limit. `None` means a quarter of the maximum
+    /// connections that the kernel tracks.
     pub(crate) fn set(&self, max: Option<u32>) {
         let max = match max {
             Some(0) => Max::Unlimited,
@@ -228,7 +230,7 @@ impl ConnectionLimit {
         }
     }
 
-    /// Replaces the table by one with these limits, or removes it.
+    /// Replaces the table by a table with these limits, or removes it.
     fn write(&self, state: &mut State, limits: Option<&Limits>) -> Result<(), Error> {
         let mut transaction = Transaction::new(&self.table);
         transaction.delete_table();
@@ -279,8 +281,8 @@ fn layout(transaction: &mut Transaction<'_>, limits: &Limits) {
     }
 }
 
-/// Drops new connections of an address above the rate at which `max` closed ones expire. `key`: type and bytes of an
-/// address.
+/// Drops new connections of an address above the rate at which `max` closed connections expire. `key` is the type of an
+/// address and its length in bytes.
 fn limit_rate(transaction: &mut Transaction<'_>, begins: Rule, key: (u32, u32), max: u32) {
     let (_, length) = key;
     let name = format!("rated{length}");
@@ -291,7 +293,7 @@ fn limit_rate(transaction: &mut Transaction<'_>, begins: Rule, key: (u32, u32), 
     transaction.rule(CHAIN, &above.count_packets().drop());
 }
 
-/// Drops the first packet of a connection that is one more than the maximum of its counter.
+/// Drops the first packet of a connection above the maximum of its counter.
 fn count(transaction: &mut Transaction<'_>, counted: Counted<'_>) {
     let Counted { suffix, counter, key, max, size } = counted;
     let [paused, counted, over] = ["paused", "counted", "over"].map(|what| format!("{what}{suffix}"));
@@ -301,12 +303,13 @@ fn count(transaction: &mut Transaction<'_>, counted: Counted<'_>) {
     transaction.make_chain(&over);
     transaction.rule(CHAIN, &counter.clone().in_set(&paused).count_packets().drop());
     transaction.rule(CHAIN, &counter.clone().more_connections_than(&counted, max).goto(&over));
-    // A rule that adds to a full set does not match, so the packet is dropped by a rule of its own.
+    // A rule that adds to a full set does not match, so a separate rule drops the packet.
     transaction.rule(&over, &counter.update(&paused));
     transaction.rule(&over, &Rule::default().count_packets().drop());
 }
 
-/// Loads the counter of a packet, of `count` for each address: source and number. `length`: bytes of an address.
+/// Loads the key of a packet's counter into registers: the source address, and one of `count` numbers. `length` is the
+/// length of an address in bytes.
 fn counter(rule: Rule, length: u32, count: u32) -> Rule {
     let (is_ipv4, to) = (length == 4, R0 + length / 4);
     let rule = rule.source(is_ipv4, R0);
@@ -329,7 +332,8 @@ mod tests {
 
     use super::*;
 
-    /// Two network namespaces with a veth pair: the thread is in that of `v0`, and `peer` is that of `v1`.
+    /// Two network namespaces with a veth pair. The thread is in the namespace of `v0`, and `peer` is the namespace of
+    /// `v1`.
     struct Pair {
         peer: File,
     }
@@ -353,7 +357,7 @@ mod tests {
             }
             run(&["nsenter", &inside, "ip", "link", "set", "v1", "up"]);
             let pair = Self { peer };
-            // The kernel drops what is sent before it has noticed that the link is up.
+            // The kernel drops packets until it has noticed that the link is up.
             for address in ["10.9.0.2", "fd09::2"] {
                 assert!((0..20).any(|_| pair.arrived(address) > 0), "{address}");
             }
@@ -382,7 +386,8 @@ mod tests {
     }
 
     impl Pair {
-        /// Sends datagrams from as many ports of an address of the peer to one socket. Returns the number that arrive.
+        /// Sends one datagram from each of these ports of the peer's address to one socket. Returns the number that
+        /// arrive.
         fn arrived_from_ports(&self, from: &str, ports: std::ops::Range<u16>) -> usize {
             let from: IpAddr = from.parse().unwrap();
             let to = if from.is_ipv4() { "10.9.0.1" } else { "fd09::1" };
@@ -401,7 +406,8 @@ mod tests {
                         assert_eq!(sender.send_to(b"x", to).unwrap(), 1);
                     }
                 });
-                // One after another, so that the socket's buffer suffices. A late datagram counts later.
+                // The datagrams are sent one by one, because the socket's buffer is small. Late datagrams are counted
+                // at the end.
                 let mut count = 0;
                 for port in ports {
                     next.send(port).unwrap();
@@ -416,7 +422,7 @@ mod tests {
         }
     }
 
-    /// An address of the peer as it is for a thread in its namespace: a link-local one needs the interface.
+    /// The socket address of the peer for a thread in the peer's namespace. A link-local address needs the interface.
     fn of_peer(address: IpAddr, port: u16) -> SocketAddr {
         match address {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => {
@@ -432,7 +438,7 @@ mod tests {
         assert!(status.unwrap().success(), "{command:?}");
     }
 
-    /// Packets that the rules of a table dropped.
+    /// Number of packets that the rules of a table have dropped.
     fn dropped(limit: &ConnectionLimit) -> u64 {
         let shown = Command::new("nft").args(["list", "table", "inet", limit.table()]).output().unwrap();
         let shown = String::from_utf8(shown.stdout).unwrap();
@@ -473,7 +479,8 @@ mod tests {
             let limit = ConnectionLimit::beside("test");
             limit.set(Some(512));
             limit.make("v0", &ranges(&["10.9.0.0/24"]));
-            // Each part is full at another time, and the rate stops what remains then.
+            // The counters are not full at the same time. The rate limit drops connections that a counter still
+            // accepts.
             let arrived = pair.arrived_from_ports("10.9.0.2", 20_000..20_700);
             assert!((400..=512).contains(&arrived), "{arrived}");
             assert_eq!(pair.arrived_from_ports("10.9.0.3", 20_000..20_100), 100, "another address");

@@ -175,7 +175,7 @@ pub enum Error {
         /// The bridge's name.
         name: String,
     },
-    /// Another network of the network namespace uses the bridge or the table, and would remove objects of this one.
+    /// Another network of the network namespace uses the bridge or the table, and would remove objects of this network.
     #[error(
         "the {what} {name} is in use by another runtime or agent in this network namespace: stop it, or use another one \
          ({setting})"

@@ -25,7 +25,7 @@ use crate::spec::{Command, Version, is_identifier, is_interface_name};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct OwnOptions {
-    /// The nftables table of the executables. The node has another one.
+    /// The nftables table of the executables. The node has another table.
     table: String,
     /// Directory of claims. It ends with the boot, like the table.
     state_dir: PathBuf,

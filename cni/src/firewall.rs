@@ -86,7 +86,7 @@ impl State {
 // === impl Firewall ===
 
 impl Firewall {
-    /// Opens the claims below `dir`. `shared`: other processes use them, too.
+    /// Opens the claims below `dir`. With `shared`, other processes use the claims, too.
     pub(crate) fn open(table: &str, dir: &Path, shared: bool) -> Result<Self, Error> {
         let dir = dir.join("firewall");
         fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
@@ -220,7 +220,7 @@ impl Firewall {
         self.update_table(state)
     }
 
-    /// Removes the files of removed claims, including those of earlier failures.
+    /// Removes the files of removed claims, including files that an earlier attempt could not remove.
     fn remove_files(&self, state: &mut State) -> Result<(), Error> {
         let claims = &state.claims;
         state.gone.retain(|key| claims.get(key).is_none());

@@ -1,4 +1,5 @@
-//! The `firewall` plugin: isolates the sandboxes of one bridge from those of others, in the table of this crate.
+//! The `firewall` plugin: isolates the sandboxes of one bridge from the sandboxes of other bridges, in the table of
+//! this crate.
 
 use serde::Deserialize;
 

@@ -13,7 +13,7 @@ use crate::source_guard::SourceGuard;
 pub(crate) struct Host {
     pub(crate) links: Links,
     pub(crate) firewall: Firewall,
-    /// Permitted sources of the default network's ports. `None`: pods may send from any address.
+    /// Permitted sources of the default network's ports. `None` if pods may send from any address.
     pub(crate) guard: Option<SourceGuard>,
     /// The limit on the connections of each pod of the default network.
     pub(crate) connections: Option<ConnectionLimit>,

@@ -1,7 +1,7 @@
 //! The `host-local` plugin: addresses from ranges. One file per address, in the layout of the reference plugin, so
 //! that users can migrate and both plugins may share a directory.
 //!
-//! The files are derived state: GC keeps those of valid attachments, and [`restore`] recreates them from the
+//! The files are derived state: GC keeps the files of valid attachments, and [`restore`] recreates them from the
 //! addresses in use.
 
 pub(crate) mod range;

@@ -120,7 +120,8 @@ impl Links {
         Ok(Self { handle, dump_lock, task: tokio::spawn(connection), is_here, bridge_lock })
     }
 
-    /// Makes the bridge or uses the existing one, sets its properties, and sets it up. Returns whether it is new.
+    /// Makes the bridge or uses the existing one, sets its properties, and sets it up. Returns whether the bridge is
+    /// new.
     pub(crate) async fn ensure_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         let Bridge { mtu, promiscuous, .. } = wanted;
         let _guard = self.bridge_lock.lock().await;
@@ -285,7 +286,7 @@ impl Links {
     }
 
     /// Marks an unmarked bridge as ours if an earlier version or an interrupted process made it. Such a bridge has a
-    /// hardware address with our prefix. It has addresses of ours and no others, or is not in use at all.
+    /// hardware address with our prefix. All its addresses are ours, or it is not in use at all.
     pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&mac::OUR_PREFIX) {

@@ -61,7 +61,7 @@ impl Netns {
     }
 
     /// Runs `work` inside like [`run`](Self::run), without blocking the caller's thread. If the caller is dropped, the
-    /// work continues. The thread serves only this function, and each work begins with its own namespace.
+    /// work continues. The thread serves only this function, and all work on it first enters its namespace.
     pub(crate) async fn visit<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -83,8 +83,8 @@ impl Netns {
     }
 }
 
-/// Moves the calling thread to the namespace of the process, so that it does not keep the last one alive while it waits
-/// for work. `Break` if it cannot be moved: then the thread must end.
+/// Moves the calling thread to the namespace of the process, so that the thread does not keep the visited namespace
+/// alive while it waits for work. `Break` if it cannot be moved: then the thread must end.
 fn leave() -> ControlFlow<()> {
     static HOME: OnceLock<File> = OnceLock::new();
     let home = || -> io::Result<()> {
@@ -155,7 +155,7 @@ mod tests {
     fn a_refused_thread_is_an_error() {
         const IS_CHILD: &str = "CORACLE_TEST_REFUSED_THREAD";
         if std::env::var_os(IS_CHILD).is_none() {
-            // A process of its own, because it gives up its rights.
+            // The test runs in a separate process, because it gives up its rights.
             let mut child = Command::new(std::env::current_exe().expect("this program"));
             child.args(["--exact", "netns::tests::a_refused_thread_is_an_error"]).env(IS_CHILD, "1");
             let output = child.output().expect("the child");

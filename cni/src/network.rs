@@ -43,7 +43,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Names and directories of the network.
 #[derive(Debug, Clone)]
 pub struct NetworkConfig {
-    /// Directory of CNI configuration lists (`/etc/cni/net.d`). `None`: only the default network.
+    /// Directory of CNI configuration lists (`/etc/cni/net.d`). `None` means only the default network.
     pub conf_dir: Option<PathBuf>,
     /// Directories of plugins that are not our own (`/opt/cni/bin`), in search order.
     pub bin_dirs: Vec<PathBuf>,
@@ -56,7 +56,7 @@ pub struct NetworkConfig {
     pub bridge: String,
     /// Name of the nftables table, for example `coracle`. Nothing else may use it.
     pub table: String,
-    /// MTU of the default network's bridge and pods. `None`: the kernel's default.
+    /// MTU of the default network's bridge and pods. `None` means the kernel's default.
     pub mtu: Option<u32>,
     /// Addresses that the node serves itself, such as cluster DNS. Host ports do not take them.
     pub served: Vec<IpAddr>,
@@ -206,8 +206,8 @@ impl Network {
         Ok(network)
     }
 
-    /// Limits the connections of each pod of the default network. 0: no limit, which is also the default. `None`: a
-    /// quarter of the connections that the kernel tracks. Must be called before
+    /// Limits the connections of each pod of the default network. 0 means no limit, which is also the default. `None`
+    /// means a quarter of the connections that the kernel tracks. Must be called before
     /// [`set_pod_cidrs`](Self::set_pod_cidrs).
     pub fn set_max_connections(&self, max: Option<u32>) {
         if let Some(connections) = &self.inner.host.connections {
@@ -267,7 +267,7 @@ impl Network {
     pub async fn add(&self, at: &Attachment) -> Result<Attached, Error> {
         self.ready().map_err(|reason| Error::NotReady { reason })?;
         let added = match self.try_add(at).await {
-            // Resources of released sandboxes may not be freed yet.
+            // Resources of released sandboxes are possibly not freed yet.
             Err(error) if error.is_taken() && self.remove_released().await => self.try_add(at).await,
             added => added,
         };

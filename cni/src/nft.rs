@@ -105,7 +105,7 @@ const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 
     None => unreachable!(),
 };
 
-/// The transaction that replaces the table. `served`: addresses that host ports do not take.
+/// The transaction that replaces the table. `served` has the addresses at which the node has no host ports.
 pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.0.delete_table();
@@ -188,7 +188,7 @@ impl Plan {
     /// Whether the other plan has the same rules in the chain `postrouting`, independent of the elements of sets.
     fn masquerades_as(&self, other: &Self) -> bool {
         let rules = |plan: &Self| -> Vec<(IpNetwork, bool)> {
-            // Without exceptions there is no set.
+            // A network without exceptions has no set.
             plan.masquerade.iter().map(|(network, except)| (*network, except.is_empty())).collect()
         };
         rules(self) == rules(other) && self.hairpin == other.hairpin && self.loopback == other.loopback

@@ -1,5 +1,5 @@
 //! The overlay between nodes: pods reach the pods of other nodes. A node is a name, ranges and addresses; the caller
-//! finds other nodes and publishes this one.
+//! finds other nodes and publishes this node.
 //!
 //! ```text
 //! peers ──► plan::Plan ──► plan::difference ──► one batch of netlink messages
@@ -74,7 +74,7 @@ pub struct OverlayConfig {
     pub interface: String,
     /// Name of the node. Hardware addresses are derived from it.
     pub identity: String,
-    /// Maximum packet size between pods in bytes. `None`: derived from the uplink's MTU.
+    /// Maximum packet size between pods in bytes. `None` means that it is derived from the uplink's MTU.
     pub mtu: Option<u32>,
     /// The UDP port of [`Backend::Udp`].
     pub udp_port: u16,
@@ -234,7 +234,7 @@ impl Overlay {
         Ok(plan::pod_mtu(&self.config, &self.kernel.uplinks(addresses)?))
     }
 
-    /// The data that other nodes need to reach this one, for each of these addresses.
+    /// The data that other nodes need to reach this node, for each of these addresses.
     #[must_use]
     pub fn announced(&self, addresses: &[IpAddr]) -> (PeerKind, Vec<End>) {
         let end = |ip: &IpAddr| {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PortMapping {
-    /// The node's address. `None`: all addresses.
+    /// The node's address. `None` means all addresses.
     #[serde(default, rename = "hostIP", with = "lenient", skip_serializing_if = "Option::is_none")]
     pub host_ip: Option<IpAddr>,
     /// The node's port.
@@ -41,7 +41,7 @@ pub enum Protocol {
 #[derive(Debug)]
 pub(crate) struct HostPorts<'a> {
     by_number: HashMap<(u16, Protocol), &'a PortMapping>,
-    /// By number and address. `None`: all addresses.
+    /// By number and address. `None` means all addresses.
     by_address: HashMap<(u16, Protocol, Option<IpAddr>), &'a PortMapping>,
 }
 
@@ -68,7 +68,7 @@ mod lenient {
 // === impl PortMapping ===
 
 impl PortMapping {
-    /// The node's address. `None`: all addresses.
+    /// The node's address. `None` means all addresses.
     fn address(&self) -> Option<IpAddr> {
         self.host_ip.filter(|ip| !ip.is_unspecified())
     }
@@ -83,7 +83,7 @@ impl<'a> HostPorts<'a> {
         Self { by_number: by_number.collect(), by_address: by_address.collect() }
     }
 
-    /// A port that has the number, the protocol and an address of another one.
+    /// A port that has the number, the protocol and an address of another port.
     pub(crate) fn conflicting(&self, other: &PortMapping) -> Option<&'a PortMapping> {
         let (number, protocol) = (other.host_port, other.protocol);
         let found = match other.address() {

@@ -122,7 +122,7 @@ impl SourceGuard {
         })
     }
 
-    /// Replaces the table by one with these ports.
+    /// Replaces the table by a table with these ports.
     pub(crate) fn replace(&self, ports: BTreeMap<String, Source>) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.ports = ports;
@@ -187,7 +187,7 @@ impl SourceGuard {
         Ok(())
     }
 
-    /// Makes the table without the rate limit, which the kernel may not support. Sources are still checked.
+    /// Makes the table without the rate limit, which some kernels do not support. Sources are still checked.
     fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
         state.is_unlimited = true;
         let made = self.make(state);

@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn a_number_that_cannot_be_raised_does_not_hinder_others() {
         let dir = tempfile::tempdir().unwrap();
-        // The kernel refuses a write to this sysctl, also of root.
+        // The kernel refuses a write to this sysctl, even by root.
         std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", dir.path().join("fixed")).unwrap();
         std::fs::write(dir.path().join("low"), "1024\n").unwrap();
         let done = raise(dir.path(), &[("fixed", u32::MAX), ("low", 4096)]);

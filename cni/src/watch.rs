@@ -1,4 +1,4 @@
-//! Notifications of changes in the configuration directory, also when it is created or removed.
+//! Notifications of changes in the configuration directory, even when it is created or removed.
 #![allow(unsafe_code, reason = "tokio requires the promise that a polled descriptor stays open")]
 
 use std::collections::{BTreeSet, HashMap};
@@ -46,8 +46,9 @@ impl Watch {
         Ok(Self { dir: dir.to_owned(), queue, watched, others: HashMap::new() })
     }
 
-    /// Watches these further directories, in place of those of the previous call. Symbolic links and absent directories
-    /// are left out. Returns whether a directory is new. A new directory may have changed before it was watched.
+    /// Watches these additional directories, instead of the ones of the previous call. Symbolic links and absent
+    /// directories are left out. Returns whether a directory is new. A new directory may have changed before it was
+    /// watched.
     pub fn watch_also(&mut self, dirs: &BTreeSet<PathBuf>) -> bool {
         let inotify = &self.queue.get_ref().0;
         for (_, unlisted) in self.others.extract_if(|dir, _| !dirs.contains(dir)) {
@@ -68,7 +69,7 @@ impl Watch {
     /// Waits for a change. The caller reads the directory to find out what changed.
     ///
     /// # Errors
-    /// As [`Watch::on`] and read(2).
+    /// See [`Watch::on`] and read(2).
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.queue.readable().await?;

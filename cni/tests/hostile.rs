@@ -54,7 +54,7 @@ impl Deref for Pod {
     }
 }
 
-/// `check_sources`: whether the filter of sources is on, which hides the other defences.
+/// `check_sources` says whether the filter of sources is on, which hides the other defences.
 fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");

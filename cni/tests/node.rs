@@ -466,7 +466,7 @@ fn an_unmarked_bridge_of_an_earlier_version_is_adopted() {
         node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
         unmark();
         drop(node.network);
-        // Also with other ranges: the bridge has the addresses of the last configuration.
+        // The bridge is marked even if the ranges differ, because it has the addresses of the last configuration.
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.97.0.0/24".parse().unwrap()]).await.unwrap();
         assert!(is_marked() && run("ip", &["addr", "show", "coracle0"]).contains("10.97.0.1/24"));

@@ -302,7 +302,7 @@ fn path_mtus_and_offload_faults_are_found() {
         there("nft add chain inet lossy in { type filter hook input priority 0 ; }");
         there("nft add rule inet lossy in udp dport 9 drop");
         assert_eq!(passing(overlay), [(1450, false), (1430, false)]);
-        // After a restart, an offload that the test disabled differs from one that another program disabled.
+        // After a restart, an offload that the test disabled differs from an offload that another program disabled.
         let offload = || overlay.offload().unwrap();
         assert_eq!(offload(), Offload::On);
         overlay.set_offload(false).unwrap();
@@ -342,7 +342,7 @@ fn tables() -> String {
         return "no device".to_owned();
     }
     let links = ip("-o link");
-    // Without the interface index, which differs after a device is recreated.
+    // The comparison leaves out the interface index, which differs after a device is recreated.
     let name_of = |line: &str| Some(line.split(" qdisc").next()?.split_once(": ")?.1.to_owned());
     let devices: Vec<String> = links.lines().filter(|l| l.contains("coracle")).filter_map(name_of).collect();
     let mut all: Vec<String> = [

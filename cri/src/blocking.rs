@@ -1,5 +1,5 @@
-//! Work on files whose server may never respond, such as those of an NFS volume. The kernel blocks the thread until
-//! the server responds, and no signal interrupts it.
+//! Work on files whose server may never respond, such as files of an NFS volume. The kernel blocks the thread until the
+//! server responds, and no signal interrupts it.
 //!
 //! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a
 //! timeout, and a thread for which no other work waits.

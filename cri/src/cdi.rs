@@ -1,7 +1,8 @@
 //! The Container Device Interface (CDI): devices described by files of their vendors.
 //!
-//! Own code for the public specification (0.3 to 1.x): the existing crate brings a JSON schema validator, a command line
-//! and a file watcher. The files are read when a container requests a device, which is rare. They are not watched or cached.
+//! The code follows the public specification (0.3 to 1.x). It does not use the existing crate, which contains a JSON
+//! schema validator, a command line and a file watcher. The files are read when a container requests a device, which is
+//! rare. They are not watched or cached.
 //!
 //! [`spec`] has the file format, [`find`](Registry::find) selects the file of a device, [`edit`] applies its changes.
 

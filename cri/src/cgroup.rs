@@ -135,8 +135,8 @@ impl Cgroups {
         self.processes_of(group, usize::MAX)
     }
 
-    /// As [`processes`](Self::processes), for statistics: those of a limited number of descendants in each hierarchy. A
-    /// container can make very many cgroups below its own.
+    /// Like [`processes`](Self::processes), for statistics: only processes of a limited number of descendants in each
+    /// hierarchy. A container can make very many cgroups below its own.
     pub(crate) fn processes_for_statistics(&self, group: &str) -> Vec<i32> {
         self.processes_of(group, MAX_COUNTED_GROUPS)
     }

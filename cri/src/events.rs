@@ -48,7 +48,7 @@ struct State {
     early: Option<VecDeque<Item>>,
     /// Maximum length of `early`. `None` during the recovery: there is no limit.
     room: Option<usize>,
-    /// Set when the server ends. `true`: later events are recorded for the next start.
+    /// Set when the server ends. `true` means that later events are recorded for the next start.
     ended: Option<bool>,
 }
 
@@ -85,7 +85,7 @@ impl Events {
         })
     }
 
-    /// The number of the last delivered event, also of earlier starts.
+    /// The number of the last delivered event. Events of earlier starts count, too.
     pub(crate) fn last_delivered(&self) -> u64 {
         self.delivered.last()
     }

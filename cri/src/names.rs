@@ -61,7 +61,7 @@ impl Names {
                     holder.in_progress.clone().filter(|creation| creation.has_changed().is_ok());
                 in_progress.ok_or_else(|| Error::NameTaken { name: name.clone(), id: holder.id.clone() })?
             };
-            // Nothing is sent: the channel closes.
+            // Nothing is ever sent. The wait ends when the channel closes.
             while in_progress.changed().await.is_ok() {}
         }
     }

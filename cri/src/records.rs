@@ -365,7 +365,7 @@ fn make_dir(dir: &Path) -> Result<(), Error> {
 }
 
 /// Directories in different parts of the disk, if ext4 supports it (chattr(1), `T`). A container's files stay in the
-/// part where its layer was created, also after a rename. If all containers shared one part, each new file would cost a
+/// part where its layer was created, even after a rename. If all containers shared one part, each new file would cost a
 /// search past every inode that was freed in the last five minutes. If each container had its own part, each new file
 /// would cost reads of unused areas of the disk.
 fn scattered(parts: PathBuf) -> Option<PathBuf> {
@@ -555,7 +555,7 @@ mod tests {
     fn layers_are_spread_on_supported_file_systems() {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path());
-        // EXT4_SUPER_MAGIC, also of ext2 and ext3.
+        // EXT4_SUPER_MAGIC. ext2 and ext3 have the same number.
         let can = rustix::fs::statfs(&records.layers).unwrap().f_type == 0xEF53;
         assert_eq!(records.parts.is_some(), can);
         for records in [Records { parts: None, ..records.clone() }, records] {

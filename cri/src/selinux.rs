@@ -103,7 +103,7 @@ impl Selinux {
     /// The labels of a new container in a labelled pod. A requested level is used until [`Selinux::release`].
     ///
     /// # Errors
-    /// As [`Selinux::label_pod`].
+    /// See [`Selinux::label_pod`].
     pub(crate) fn label_container(
         &self,
         id: &str,

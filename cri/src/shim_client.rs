@@ -133,7 +133,7 @@ impl Shim {
     /// Connects to the same shim after the connection ended.
     ///
     /// # Errors
-    /// As [`Shim::reach`].
+    /// See [`Shim::reach`].
     pub async fn reconnect(&self) -> Result<ConnectResult, Error> {
         Self::reach(self.dir(), self.timeouts).await
     }
@@ -396,7 +396,7 @@ impl Shim {
     /// answer in time is killed: the pod's mounts end with it. The caller then ends and removes the remaining cgroups.
     ///
     /// # Errors
-    /// As [`Shim::kill_shim`].
+    /// See [`Shim::kill_shim`].
     pub async fn shutdown(&self) -> Result<(), Error> {
         let process = &self.inner.process;
         let mut ended = pin!(async {

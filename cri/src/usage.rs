@@ -12,7 +12,7 @@ use tracing::debug;
 /// any number of interfaces.
 const TABLE_MAX: u64 = 1 << 20;
 
-/// A network interface and what went through it.
+/// A network interface and its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
@@ -37,8 +37,8 @@ fn disk(dir: &Path) -> (u64, u64) {
     })
 }
 
-/// The interfaces in the network namespace of a process, without the loopback interface. Of a table longer
-/// than [`TABLE_MAX`], only the first interfaces.
+/// The interfaces in the network namespace of a process, without the loopback interface. If the table is longer than
+/// [`TABLE_MAX`], only its first interfaces are returned.
 pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     let table = File::open(format!("/proc/{pid}/net/dev")).ok()?;
     whole_lines(table).ok().map(|table| parse(&table))

@@ -225,7 +225,7 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
 /// followed.
 ///
 /// # Errors
-/// As [`find_entry`].
+/// See [`find_entry`].
 pub(crate) fn link_target(layers: &[PathBuf], path: &str) -> Result<Option<String>, Errno> {
     let path: Vec<String> = parts(path).collect();
     let mut lookups = MAX_LOOKUPS;

@@ -61,7 +61,8 @@ DEFINITION = {
                  {"name": "List", "type": "string", "jsonPath": ".spec.list"},
                  {"name": "Keys", "type": "string", "jsonPath": ".spec.map[*].k"},
                  {"name": "None", "type": "boolean", "jsonPath": ".spec.none"}]},
-            # Another schema: upstream moves equal ones to a place where it refuses selectable fields.
+            # The schema differs from the first version's. If all schemas are equal, upstream moves the schema to a
+            # place where selectable fields are invalid.
             {"name": "v2", "served": True, "storage": False, "deprecated": True,
              "schema": {"openAPIV3Schema": {**SCHEMA, "description": "another"}}, "subresources": {"status": {}}}]}}
 POD = {"apiVersion": "v1", "kind": "Pod"}

@@ -30,8 +30,8 @@ impl Cluster {
         Self::up_with(machine, mirrors, &["--image-gc-high-threshold", "100"])
     }
 
-    /// As [`up`](Self::up), with more flags. They include those of image garbage collection, and may include eviction
-    /// thresholds.
+    /// Like [`up`](Self::up), with more flags. The caller must give the flags of image garbage collection, and may give
+    /// eviction thresholds.
     ///
     /// # Panics
     /// When the node is not Ready in time, or the default service account does not exist.

@@ -25,7 +25,7 @@ impl Cri {
         Self::runtime_with(machine, mirrors, &["--cni-conf-dir", ""])
     }
 
-    /// As [`runtime`](Self::runtime), with more flags. They include `--cni-conf-dir`.
+    /// Like [`runtime`](Self::runtime), with more flags. They include `--cni-conf-dir`.
     ///
     /// # Panics
     /// When it does not respond in time.

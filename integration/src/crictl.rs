@@ -11,7 +11,7 @@ use crate::{Host, Machine};
 /// Runs crictl against the socket of one runtime.
 pub struct Crictl {
     endpoint: String,
-    /// A process in the namespaces where crictl runs. None: in those of the calling thread.
+    /// A process in the namespaces where crictl runs. None means the namespaces of the calling thread.
     namespaces_of: Option<u32>,
 }
 
@@ -41,7 +41,8 @@ impl Crictl {
             Some(pid) => enter(pid, program),
             None => Command::new(program),
         };
-        // No configuration file: crictl would warn about a missing one. Its default timeout is two seconds.
+        // crictl gets no configuration file, because it would warn about a missing one. Its default timeout is two
+        // seconds.
         command.args(["--config", "/dev/null"]);
         command.args(["--timeout", "120s"]);
         command.args(["--runtime-endpoint", &self.endpoint, "--image-endpoint", &self.endpoint]);

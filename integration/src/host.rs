@@ -77,7 +77,7 @@ impl Host {
         Self::with(Families::Both, number)
     }
 
-    /// As [`new`](Self::new), with addresses of the given families.
+    /// Like [`new`](Self::new), with addresses of the given families.
     pub(crate) fn with(families: Families, number: u8) -> Self {
         let holder = Command::new("unshare")
             .args(["--net", "--mount", "cat"])
@@ -100,7 +100,7 @@ impl Host {
         host
     }
 
-    /// Replaces the addresses of `eth0` with those of `number`.
+    /// Replaces the addresses of `eth0` with the addresses of host `number`.
     pub fn set_address(&self, number: u8) {
         self.run("ip", &["addr", "flush", "dev", "eth0", "scope", "global"]);
         if self.families == Families::Both {

@@ -1,7 +1,7 @@
 //! Fixtures for tests of the built binary: a machine (network namespace, directories, cgroup), a registry, clusters,
 //! a runtime, and the published kubectl and crictl.
 //!
-//! This crate links no code of the product. Dropping a fixture ends its processes, also after a failed test.
+//! This crate links no code of the product. Dropping a fixture ends its processes, even after a failed test.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

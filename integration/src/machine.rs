@@ -109,7 +109,7 @@ impl Machine {
         self.start_registry_at("127.0.0.1")
     }
 
-    /// As [`start_registry`](Self::start_registry), at an address that other hosts can reach.
+    /// Like [`start_registry`](Self::start_registry), at an address that other hosts can reach.
     ///
     /// # Panics
     /// When it does not start.

@@ -220,7 +220,7 @@ impl Drop for Stock {
         }
         self.kill_kubelet();
         let mut down = self.host.command(Machine::coracle());
-        // Only cgroups below the kubelet's root: other cgroups of the machine are not part of the test.
+        // Only cgroups below the kubelet's root count, because other cgroups of the machine are not part of the test.
         down.args(["down", "--purge", "--cgroup-root", &format!("/{}", self.cgroup)]);
         down.arg("--state-dir").arg(self.path("state"));
         let output = down.arg("--run-dir").arg(self.path("run")).output().unwrap();
@@ -231,7 +231,7 @@ impl Drop for Stock {
         end_cgroup(&self.cgroup);
         // The runtime's own cgroup, which is not below the kubelet's root. Removing it fails while another runtime uses it.
         for hierarchy in hierarchies() {
-            // In hierarchies without controllers, each pod has a cgroup of its own there.
+            // In hierarchies without controllers, each pod has its own cgroup there.
             let pods = fs::read_dir(hierarchy.join("coracle/shims")).into_iter().flatten().flatten();
             pods.for_each(|pod| drop(fs::remove_dir(pod.path())));
             ["coracle/shims", "coracle"].iter().for_each(|group| drop(fs::remove_dir(hierarchy.join(group))));

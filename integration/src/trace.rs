@@ -18,7 +18,7 @@ impl Trace {
         Self::with(machine, &[])
     }
 
-    /// As [`of`](Self::of), with the files in more of the machine's directories.
+    /// Like [`of`](Self::of), with the files in more of the machine's directories.
     #[must_use]
     pub fn with(machine: &Machine, dirs: &[&str]) -> Self {
         let ours =

@@ -427,7 +427,7 @@ fn work(
                     assert_eq!(error["code"], 11, "{error}");
                     full += 1;
                 }
-                // Killed: the caller does not know the result and must call DEL.
+                // The plugin was killed, so the caller does not know the result and must call DEL.
                 None => mine.push((id, None)),
             }
         } else {

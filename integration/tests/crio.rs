@@ -145,7 +145,8 @@ impl Crio {
 
     /// Runs a pod with an HTTP server on port 80 and a host port. Returns its id and addresses.
     fn pod(&self, machine: &Machine, name: &str, port: u16) -> (String, [String; 2]) {
-        // For a shared pid namespace, CRI-O starts a pause process with an OOM score that the test may not set.
+        // For a shared pid namespace, CRI-O starts a pause process with an OOM score that the test is not permitted to
+        // set.
         let linux = json!({"cgroup_parent": format!("/{}", machine.name()),
             "security_context": {"namespace_options": {"pid": 1}}});
         let pod = json!({"metadata": {"name": name, "namespace": "default", "uid": name}, "linux": linux,

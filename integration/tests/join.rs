@@ -521,7 +521,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     for node in ["node-1", "node-2"] {
         eventually("the node to be Unknown", 15, || condition(nodes, node, "Ready") == "Unknown");
     }
-    // The eviction of the marker shows that other pods would have been evicted before.
+    // Other pods would be evicted before the marker, so its eviction shows that they were not evicted.
     nodes.kubectl(&["taint", "node", "node-1", "marker=1:NoExecute"]);
     let deleted = eventually("the eviction of the marker", 30, || {
         let pods = nodes.get(&["pods"]);
@@ -556,7 +556,7 @@ fn kubectl_cordons_drains_taints_and_deletes_nodes() {
         eventually("the pods", 60, || ready_pods(&nodes).len() == 2);
         nodes.kubectl(&["drain", "node-2", "--timeout=300s"]);
         all_on("node-1");
-        eventually("no taint but one", 10, || taints(&nodes, "node-2") == ["unschedulable:NoSchedule"]);
+        eventually("only one taint", 10, || taints(&nodes, "node-2") == ["unschedulable:NoSchedule"]);
         nodes.kubectl(&["uncordon", "node-2"]);
         eventually("no taint", 10, || taints(&nodes, "node-2").is_empty());
         nodes.kubectl(&["taint", "node", "node-1", "gone=1:NoExecute"]);

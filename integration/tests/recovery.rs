@@ -139,11 +139,11 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &KillPoint, clean: &Trac
     node.listen().await;
     let cut = node.whole_life().await;
     let reached = match point.strip_prefix("shim.") {
-        // The start may not reach this point again.
+        // The next start possibly does not reach this point.
         None if starts > 1 && cut.is_ok() => true,
         None => node.has_crashed().await,
         Some(point) if point.starts_with("creator-") => cut.is_err(),
-        Some(_) => node.has_lost_a_shim().await && node.has_sent_all_deletions().await,
+        Some(_) => node.has_logged_a_shim_exit().await && node.has_sent_all_deletions().await,
     };
     assert!(reached, "{point} was not reached: {cut:?}");
     node.stop();

@@ -120,7 +120,7 @@ async fn storm_over(
     node
 }
 
-/// Shims of the machine's pods, except that of the long-running pod.
+/// Shims of the machine's pods, except the shim of the long-running pod.
 fn shims(machine: &Machine, stays: &str) -> Vec<i32> {
     let ours = weight::shims(machine);
     ours.into_iter().filter(|(_, command)| !command.contains(stays)).map(|(pid, _)| pid).collect()

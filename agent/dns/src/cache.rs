@@ -41,7 +41,7 @@ struct Entry {
 
 /// An answer with its remaining times.
 pub(crate) enum Cached {
-    /// The answer has not expired. `is_due`: it is used frequently and expires soon, so it must be renewed.
+    /// The answer has not expired. With `is_due`, it is used frequently and expires soon, so it must be renewed.
     Fresh { message: Message, is_due: bool },
     /// The answer expired, at most an hour ago.
     Stale(Message),

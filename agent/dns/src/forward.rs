@@ -58,8 +58,8 @@ impl CacheSize for Upstream {
 }
 
 impl Upstream {
-    /// Forwards to the servers of the file, which is read again when it changes, and to those of stub domains. `own`:
-    /// addresses of this server; queries are never sent to them.
+    /// Forwards to the servers of the file, which is read again when it changes, and to the servers of stub domains.
+    /// `own` has the addresses of this server. Queries are never sent to them.
     #[must_use]
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);

@@ -147,7 +147,7 @@ impl Pending {
         reply.metadata.authoritative = false;
         let queried = self.query.name.to_lowercase();
         let own = |mut record: hickory_proto::rr::Record| {
-            // The client's spelling of the name.
+            // The reply repeats the client's spelling of the name.
             if record.name == queried {
                 record.name = self.query.name.clone();
             }

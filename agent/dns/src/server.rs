@@ -48,7 +48,7 @@ pub struct ServerError {
     source: io::Error,
 }
 
-/// Whether an address is that of a pod of the node.
+/// Whether an address belongs to a pod of the node.
 pub type IsPod = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 /// A DNS server.
@@ -138,7 +138,7 @@ impl Server {
     }
 
     /// Queues the queries that have arrived. Queries above the limits are dropped here, because otherwise the kernel
-    /// would drop those of other clients.
+    /// would drop queries of other clients.
     fn receive(
         &self,
         socket: &UdpSocket,

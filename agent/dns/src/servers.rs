@@ -1,4 +1,4 @@
-//! Upstream servers: those of the host's `resolv.conf` and of stub domains, their health, and the detection of loops.
+//! Upstream servers of the host's `resolv.conf` and of stub domains, their health, and the detection of loops.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -132,7 +132,7 @@ impl Server {
     }
 
     /// Records a loop if a query that arrived at this node has the name of the server's [`probe`](Self::probe). Returns
-    /// whether it has.
+    /// whether the query was the probe.
     fn received(&self, name: &Name) -> bool {
         self.with(|health| {
             let is_own = health.probe.as_ref() == Some(name);
@@ -172,7 +172,7 @@ impl Servers {
         all
     }
 
-    /// Records a loop if a query is a probe that a server forwarded back. Returns whether it is.
+    /// Records a loop if a query is a probe that a server forwarded back. Returns whether the query was a probe.
     pub(crate) fn detect_loop(&self, name: &Name, kind: RecordType) -> bool {
         if kind != RecordType::HINFO {
             return false;
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_are_those_of_the_file_without_our_own() {
+    fn the_servers_of_the_file_are_used_except_this_node() {
         let text = "# x\nnameserver 10.43.0.10\nnameserver 9.9.9.9\nsearch nameserver\nnameserver fd00::1\n\
             nameserver x\nnameserver 1.1.1.1\nnameserver 8.8.8.8\n";
         let own = ["10.43.0.10".parse().unwrap()];

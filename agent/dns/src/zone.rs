@@ -156,8 +156,8 @@ impl Lookup<'_> {
         }
     }
 
-    /// The answer before the first lists. Services and endpoints may be known, for example from an earlier run. An
-    /// unknown name may exist, so no answer says that a name does not exist.
+    /// The answer while the tables are incomplete. They may already contain services and endpoints, for example from an
+    /// earlier run. A name that they do not contain may exist, so no answer says that a name does not exist.
     fn known(&self, owner: &Owner<'_>) -> Answer {
         match owner {
             Owner::Service { name, namespace } => {
@@ -239,7 +239,8 @@ impl Lookup<'_> {
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<(u16, Name, IpAddr)> = Vec::new();
         if is_headless(service) {
-            // A tenant controls the numbers of ports and endpoints, so their full product is never built.
+            // A tenant controls the numbers of ports and endpoints, so the list of all their combinations is never
+            // built.
             for slice in slices {
                 let ports = slice.ports.iter().filter(|port| fits(port.name(), port.protocol()));
                 let ports: Vec<u16> = ports.filter_map(|port| port.port).take(RECORDS_MAX).collect();
@@ -273,7 +274,7 @@ impl Lookup<'_> {
     }
 
     fn srv(&self, targets: Vec<(u16, Name, IpAddr)>) -> Answer {
-        // Equal weights that add up to 100, as CoreDNS.
+        // The weights are equal and add up to 100, as in CoreDNS.
         let distinct: std::collections::BTreeSet<_> =
             targets.iter().map(|(port, name, _)| (port, name)).collect();
         let weight = u16::try_from(100 / distinct.len().max(1)).unwrap_or(1).max(1);
@@ -313,7 +314,7 @@ impl Lookup<'_> {
         self.answer_with(all.into_iter().map(data_of))
     }
 
-    /// An answer with a record for each of the data.
+    /// An answer with one record for each item of `data`.
     fn answer_with(&self, data: impl IntoIterator<Item = RData>) -> Answer {
         let records = data.into_iter().take(RECORDS_MAX);
         let records = records.map(|data| Record::from_rdata(self.name.clone(), TTL, data)).collect();

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_all_addresses_do_not_overflow() {
+    fn ranges_with_the_first_or_last_address_do_not_overflow() {
         assert_eq!(of(&[("::/0", &["ffff::/16"])], false), [(0, ip("ffff::") - 1)]);
         assert_eq!(of(&[("::/0", &[])], false), [(0, u128::MAX)]);
         assert_eq!(of(&[("::/0", &[])], true), []);

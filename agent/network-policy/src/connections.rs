@@ -34,7 +34,8 @@ pub struct ConnectionCounts {
 }
 
 /// Marks the connections that the policies do not allow, see [`Model::allows`], and removes the mark from the others.
-/// `addresses`: those whose connections are checked; `None` checks all. After an error the channel must be closed.
+/// `addresses` limits the check to connections of these addresses. `None` checks all connections. After an error the
+/// channel must be closed.
 ///
 /// Callers keep the channel: to close a socket of nftables, the kernel waits for the end of all readers (RCU), and no
 /// transaction begins meanwhile.

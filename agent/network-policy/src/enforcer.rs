@@ -84,8 +84,8 @@ impl Enforcer {
         listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
     }
 
-    /// Whether the table in the kernel has the policies of a pod at all of these addresses. The table may be that of an
-    /// earlier agent.
+    /// Whether the table in the kernel has the policies of a pod at all of these addresses. The table may have been
+    /// written by an earlier agent.
     ///
     /// # Errors
     /// When the socket fails.

@@ -28,8 +28,8 @@ pub struct PodFacts {
     /// Time of the pod's creation in seconds since 1970.
     pub(crate) created: i64,
     /// Position in the order in which sandboxes got addresses on this node. If several pods have the same address, it
-    /// belongs to the pod with the greatest position. With 0 the sandbox is unknown, and the addresses are those of
-    /// the pod's status.
+    /// belongs to the pod with the greatest position. With 0 the sandbox is unknown, and the addresses come from the
+    /// pod's status.
     pub sandbox: u64,
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,

@@ -62,8 +62,8 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfebf, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
 );
 
-/// Makes the fixed sets, the base chains and their rules. `is_tiered`: also makes the sets and chains for policies of
-/// administrators.
+/// Makes the fixed sets, the base chains and their rules. With `is_tiered`, it also makes the sets and chains for
+/// policies of administrators.
 pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
     for is_ipv4 in [true, false] {
         make_set(transaction, Set::Enforced(is_ipv4));
@@ -76,7 +76,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
         transaction.make_base_chain(BaseChain { name, hook: Hook::Forward, priority, kind: "filter" });
         add_first_rules(transaction, name);
         if tier == Tier::Admin {
-            // Another program may use the bit.
+            // The bit is cleared first, because another program may use it.
             transaction.rule(name, &Rule::default().clear_mark(ALLOWED));
             add_dispatch(transaction, Tier::Admin, direction);
             continue;

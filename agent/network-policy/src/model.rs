@@ -328,7 +328,7 @@ impl Model {
 
     /// Removes the claims and references of an entry that is replaced or deleted.
     fn remove_claims(&mut self, old: &PodEntry, uid: &str) {
-        // Before groups are released: a selection may end with them.
+        // This comes before groups are released, because a selection may end with its groups.
         let none = BTreeSet::new();
         for number in &old.selections {
             let Some(selection) = self.selections.get(*number) else { continue };

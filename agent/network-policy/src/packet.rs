@@ -36,7 +36,7 @@ impl Program {
             .all(|direction| self.tiers(direction, packet) != Some(RuleAction::Drop))
     }
 
-    /// The verdict of the tiers in order. `None`: no tier decides.
+    /// The verdict of the tiers in order. `None` if no tier decides.
     fn tiers(&self, direction: Direction, packet: &Packet) -> Option<RuleAction> {
         let is_ipv4 = packet.from.is_ipv4();
         let decided = |verdict: &RuleAction| *verdict != RuleAction::Pass;
@@ -56,7 +56,7 @@ impl Program {
         self.element(&isolated).flatten().and_then(|group| self.verdict(Chain::Group(group), packet))
     }
 
-    /// The verdict of a chain. `None`: the chain returns. Chains have no loop: groups jump to policies, policies to
+    /// The verdict of a chain. `None` if the chain returns. Chains have no loop: groups jump to policies, policies to
     /// ports.
     fn verdict(&self, chain: Chain, packet: &Packet) -> Option<RuleAction> {
         let lines = self.chains.get(&chain)?;

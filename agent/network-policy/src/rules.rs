@@ -44,8 +44,8 @@ pub(crate) enum Action {
 pub(crate) struct Rules {
     /// Pods to which the policy applies.
     pub(crate) subject: PodPeer,
-    /// Rules for packets to the pods. `None`: the policy does not restrict the direction. An empty list
-    /// allows nothing.
+    /// Rules for packets to the pods. `None` if the policy does not restrict the direction. An empty list allows
+    /// nothing.
     pub(crate) ingress: Option<Vec<Rule>>,
     pub(crate) egress: Option<Vec<Rule>>,
 }
@@ -54,9 +54,9 @@ pub(crate) struct Rules {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
     pub(crate) action: Action,
-    /// `None`: all peers.
+    /// `None` means all peers.
     pub(crate) peers: Option<Peers>,
-    /// `None`: all ports of all protocols.
+    /// `None` means all ports of all protocols.
     pub(crate) ports: Option<PortList>,
 }
 
@@ -84,7 +84,7 @@ pub(crate) enum Namespaces {
     Nodes,
 }
 
-/// Protocol and name of a container port. Without a protocol: the ports of all protocols that have the name.
+/// Protocol and name of a container port. Without a protocol, the ports of all protocols that have the name.
 pub(crate) type NamedPort = (Option<u8>, String);
 
 /// Ports of a rule.

@@ -49,8 +49,8 @@ pub(crate) struct PortId<'a> {
 pub(crate) fn choose(slices: &[Arc<EndpointSlice>], port: PortId<'_>, node: &NodeView) -> TrafficEndpoints {
     let all = candidates(slices, port, node);
     let mut usable = available(&all, |_| true);
-    if let Some(near) = nearest(&all, &usable, node) {
-        usable = near;
+    if let Some(preferred) = preferred_by_hints(&all, &usable, node) {
+        usable = preferred;
     }
     let serving = all.iter().filter(|(_, of)| of.conditions.is_serving()).map(|(target, _)| *target);
     let mut on_this_node: Vec<IpAddr> =
@@ -97,7 +97,7 @@ fn candidates<'a>(
     all
 }
 
-/// The ready endpoints among the selected ones. If none is ready: those that still serve while they terminate.
+/// The ready endpoints among the selected ones. If none is ready, the terminating endpoints that still serve.
 fn available(
     all: &BTreeMap<Target, Candidate<'_>>,
     is_selected: impl Fn(&Candidate<'_>) -> bool,
@@ -113,24 +113,28 @@ fn available(
 
 /// The endpoints whose hints name this node or its zone. `None` if a usable endpoint has no hints or is not ready, or if
 /// no endpoint has a hint for this node or zone.
-fn nearest(all: &BTreeMap<Target, Candidate<'_>>, usable: &[Target], node: &NodeView) -> Option<Vec<Target>> {
-    let near = |names: &dyn Fn(&Hints) -> Option<bool>| {
-        let mut near = Vec::new();
+fn preferred_by_hints(
+    all: &BTreeMap<Target, Candidate<'_>>,
+    usable: &[Target],
+    node: &NodeView,
+) -> Option<Vec<Target>> {
+    let hinted = |names: &dyn Fn(&Hints) -> Option<bool>| {
+        let mut hinted = Vec::new();
         for target in usable {
             let candidate = all.get(target).filter(|of| of.conditions.is_ready())?;
             if names(candidate.hints?)? {
-                near.push(*target);
+                hinted.push(*target);
             }
         }
-        Some(near).filter(|near| !near.is_empty())
+        Some(hinted).filter(|hinted| !hinted.is_empty())
     };
     let listed = |list: &Option<Vec<_>>, name: &str| {
         let list: &Vec<coracle_services::Named> = list.as_ref()?;
         Some(list.iter().any(|of| &*of.name == name)).filter(|_| !list.is_empty())
     };
-    let same_node = near(&|hints| listed(&hints.for_nodes, &node.name));
+    let same_node = hinted(&|hints| listed(&hints.for_nodes, &node.name));
     same_node.or_else(|| {
         let zone = node.zone.as_deref()?;
-        near(&|hints| listed(&hints.for_zones, zone))
+        hinted(&|hints| listed(&hints.for_zones, zone))
     })
 }

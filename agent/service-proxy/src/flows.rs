@@ -9,11 +9,11 @@ use coracle_nft::{Channel, Flow, delete_flows};
 
 use crate::program::ConnectionlessPort;
 
-/// Ports with flows that may be stale, with their targets now.
+/// Ports with flows that may be stale, with the current targets of each port.
 pub(crate) type Changed = BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>;
 
-/// Adds the ports whose flows may be stale. A port that had targets and only gains more keeps its flows. A port that
-/// has lost all targets also keeps them, as upstream: they are compared with its next targets.
+/// Adds the ports whose flows may be stale. A port that had targets and only gains more keeps its flows. As upstream, a
+/// port that has lost all targets also keeps its flows, which are compared with its next targets.
 pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
     let removed = before.keys().filter(|port| !now.contains_key(port));
     changed.extend(removed.map(|port| (*port, BTreeSet::new())));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn own_addresses_are_those_of_interfaces() {
+    fn the_own_addresses_are_the_addresses_of_the_interfaces() {
         let own = own_addresses();
         assert!(own.contains(&"127.0.0.1".parse().unwrap()));
         assert!(!own.contains(&"192.0.2.1".parse().unwrap()));

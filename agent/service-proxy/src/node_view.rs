@@ -22,8 +22,8 @@ pub struct NodeView {
     pub service_ranges: Vec<IpNetwork>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// Ranges of this node's addresses that have node ports. If no range is of a family, all addresses of this family
-    /// have them.
+    /// Ranges of this node's addresses that have node ports. If no range belongs to an address family, all addresses of
+    /// this family have node ports.
     pub node_port_addresses: Vec<IpNetwork>,
     /// UDP port of the overlay. Packets of pods to this port are dropped. The kernel cannot distinguish them from
     /// packets of other nodes, and would deliver the inner packet with any source address.

@@ -36,7 +36,7 @@ struct Port<'a> {
 /// Destination of a packet to a port: a chain, or a verdict.
 enum Destination {
     Entry(Entry),
-    /// Without endpoints: `reject`, or `drop` if another node has endpoints.
+    /// The action for packets while there are no endpoints: `reject`, or `drop` if another node has endpoints.
     Nowhere(&'static str),
 }
 
@@ -270,7 +270,7 @@ impl<'a> Port<'a> {
     }
 
     /// Records the targets to which open flows of datagrams may lead: all endpoints that serve, as in upstream's
-    /// `CleanStaleEntries`. SCTP has connections, which end as those of TCP.
+    /// `CleanStaleEntries`. SCTP has connections, which end like TCP connections.
     fn record_connectionless(&self, program: &mut Program, address: Option<IpAddr>, port: u16) {
         const UDP: u8 = 17;
         if self.protocol != UDP {

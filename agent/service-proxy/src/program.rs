@@ -11,8 +11,8 @@ use coracle_nft::{Element, Key, Rule, Value, Verdict};
 use crate::endpoints::Target;
 
 /// Maximum targets of a service port in the map that all services share. The kernel compares the name of a new set with
-/// those of all sets of the table, also for sets that belong to a rule. With a set for each service, the time to
-/// program services would grow with the square of their number.
+/// the names of all sets of the table, even if the set belongs to one rule (an anonymous set). With a set for each
+/// service, the time to program services would grow with the square of their number.
 pub(crate) const SHARED_MAX: usize = 32;
 
 /// The maps and sets of the table, each once for IPv4 and once for IPv6.
@@ -71,7 +71,7 @@ pub(crate) struct Affinity {
 pub(crate) struct ConnectionlessPort {
     pub(crate) protocol: u8,
     pub(crate) is_ipv4: bool,
-    /// `None`: any address of this machine.
+    /// `None` means any address of this machine.
     pub(crate) address: Option<IpAddr>,
     pub(crate) port: u16,
 }
@@ -102,7 +102,7 @@ pub(crate) struct AppliedProgram {
 // === impl Entry ===
 
 impl Entry {
-    /// The element of the map with this entry.
+    /// Converts the entry to an element of its map.
     pub(crate) fn element(&self, element_id: &ElementId) -> Element {
         let value = match self {
             Self::Member => None,
@@ -115,7 +115,8 @@ impl Entry {
         Element { key: element_id.key.clone(), value, expires: None }
     }
 
-    /// The elements of the map of targets to remove, and those to add, when the entry of an element changes.
+    /// Returns the elements that must be removed from the map of targets, and the elements that must be added to it,
+    /// when an entry changes.
     pub(crate) fn target_changes(
         element_id: &ElementId,
         before: Option<&Self>,
@@ -159,7 +160,8 @@ impl Program {
     }
 }
 
-/// A hash of rules. A collision would keep outdated rules until the next change: about 2^-64 for each change.
+/// A hash of rules. After a collision the kernel would keep outdated rules until the next change. Its probability is
+/// about 2^-64 for each change.
 pub(crate) fn hash(rules: &[Rule]) -> u64 {
     let mut hasher = DefaultHasher::new();
     rules.hash(&mut hasher);

@@ -179,9 +179,9 @@ impl Proxy {
         commit_once(table, transaction).map(drop)
     }
 
-    /// Replaces the table by one without services, which only drops packets of pods to the overlay's port: for a node
-    /// whose services another program proxies. Without an overlay that has a port, the table is removed. Returns the
-    /// netlink port that identifies this change in notifications.
+    /// Replaces the table by a table without services, which only drops packets of pods to the overlay's port: for a
+    /// node whose services another program proxies. Without an overlay that has a port, the table is removed. Returns
+    /// the netlink port that identifies this change in notifications.
     ///
     /// # Errors
     /// When the kernel rejects it; the table is unchanged then.
@@ -259,7 +259,7 @@ impl Proxy {
         }
     }
 
-    /// The entry of an element: that of the oldest service which claims the element.
+    /// The entry of an element: the entry of the oldest service that claims the element.
     fn element(&self, element_id: &ElementId) -> Option<Entry> {
         self.claims.get(element_id)?.first().map(|(_, entry)| entry.clone())
     }
@@ -327,7 +327,7 @@ impl Proxy {
     }
 }
 
-/// Commits a transaction with a socket of its own. Returns the netlink port of the socket.
+/// Commits a transaction with a new socket. Returns the netlink port of the socket.
 fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<u32, Error> {
     let mut channel = Channel::open().map_err(Error::Socket)?;
     let committed = channel.commit(transaction.finish());

@@ -1,5 +1,5 @@
-//! After random changes and foreign flushes, the kernel's table equals that of a fresh start. Random packets go where
-//! a model of services sends them.
+//! After random changes, and flushes by other programs, the kernel's table equals the table of a fresh start. Random
+//! packets go where a model of services sends them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 #[path = "property/packets.rs"]

@@ -110,7 +110,7 @@ pub struct SlicePort {
     pub name: Option<Box<str>>,
     /// `TCP` if absent.
     pub protocol: Option<Box<str>>,
-    /// The endpoint's port. Absent: all ports.
+    /// The endpoint's port. Absent means all ports.
     pub port: Option<u16>,
 }
 
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn some_endpoints_take_no_traffic() {
+    fn endpoints_with_selected_addresses_take_no_traffic() {
         let slice: EndpointSlice = serde_json::from_value(json!({"metadata": {}, "addressType": "IPv4",
             "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}], "ports": null}))
         .unwrap();

@@ -50,7 +50,7 @@ fn follows_readiness(service: &Service) -> bool {
     })
 }
 
-/// Whether a service has no cluster IP by choice.
+/// Whether a service is headless: its specification says that it has no cluster IP.
 #[must_use]
 pub fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.cluster_ip.as_deref() == Some("None"))

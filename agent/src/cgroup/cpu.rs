@@ -14,7 +14,7 @@ pub(crate) fn shares(millis: i64) -> i64 {
     (millis.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// Microseconds of CPU time in each period. None: no limit.
+/// Microseconds of CPU time in each period. None means no limit.
 pub(crate) fn quota(millis: i64) -> Option<i64> {
     (millis > 0).then(|| (millis.saturating_mul(PERIOD) / 1000).clamp(MIN_QUOTA, MAX_QUOTA))
 }

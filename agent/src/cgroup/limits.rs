@@ -91,7 +91,8 @@ pub(crate) fn status_resources(pod: &Pod) -> ResourceRequirements {
     resources
 }
 
-/// The requests in the status of a pod: those of [`status_resources`] and all other resources of the containers.
+/// The requests in the status of a pod: the requests of [`status_resources`], and of all other resources of the
+/// containers.
 pub(crate) fn status_requests(pod: &Pod) -> Option<ResourceList> {
     let spec = pod.spec.as_ref()?;
     let mut requests = status_resources(pod).requests;

@@ -15,7 +15,7 @@ use super::limits::{Limits, writes};
 /// Controllers that the limits of pods need.
 const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// Maximum cgroups below that of a pod, containers included.
+/// Maximum cgroups below the cgroup of a pod, including the cgroups of its containers.
 const MAX_DESCENDANTS: &str = "4096";
 
 /// The parent cgroup of pods in each hierarchy.
@@ -23,7 +23,7 @@ const MAX_DESCENDANTS: &str = "4096";
 pub(crate) struct Tree {
     driver: CgroupDriver,
     version: Version,
-    /// Path below each mount, without slashes at its ends. Empty: the mount itself.
+    /// Path below each mount, without slashes at its ends. Empty means the mount itself.
     root: String,
     /// Mount point of each controller's hierarchy. On v2 all are equal.
     mounts: BTreeMap<String, PathBuf>,

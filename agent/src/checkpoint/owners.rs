@@ -13,7 +13,7 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// Sets the records of a pod; returns those that no pod needs any more.
+    /// Sets the records of a pod. Returns the records that no pod needs any more.
     pub(super) fn set(&mut self, uid: &str, keys: Vec<Key>) -> Vec<Key> {
         let keys: HashSet<Key> = keys.into_iter().collect();
         for key in &keys {

@@ -67,7 +67,7 @@ impl Default for RestClientMetrics {
 }
 
 impl RestClientMetrics {
-    /// Counts a request. `code`: `None` without a response.
+    /// Counts a request. `code` is `None` without a response.
     fn count(&self, (method, host): (&'static str, &str), code: Option<u16>, took: Option<Duration>) {
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
         self.requests.with_label_values(&[code.as_str(), method, host]).inc();

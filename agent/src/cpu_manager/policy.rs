@@ -166,7 +166,7 @@ impl StaticPolicy {
         self.options.full_cores
     }
 
-    /// Assigns `count` exclusive CPUs, if possible from the NUMA nodes of the affinity. `reusable`: CPUs of init
+    /// Assigns `count` exclusive CPUs, if possible from the NUMA nodes of the affinity. `reusable` has the CPUs of init
     /// containers of the same pod, which end before this container starts.
     pub(crate) fn assign(
         &self,
@@ -177,7 +177,8 @@ impl StaticPolicy {
     ) -> Result<CpuSet, AllocationError> {
         self.check_cores(state, count)?;
         let available = self.available(state).union(reusable);
-        let aligned = affinity.map(|nodes| available.intersection(&self.near(nodes))).unwrap_or_default();
+        let aligned =
+            affinity.map(|nodes| available.intersection(&self.cpus_of_nodes(nodes))).unwrap_or_default();
         let unexpected = |error: AssignError| AllocationError::Unexpected(error.to_string());
         let first = self.take(&aligned, count.min(aligned.len())).map_err(unexpected)?;
         let rest = self.take(&available.difference(&first), count - first.len()).map_err(unexpected)?;
@@ -228,7 +229,7 @@ impl StaticPolicy {
     }
 
     /// The CPUs of these nodes or, with the option align-by-socket, of their sockets.
-    fn near(&self, nodes: NumaMask) -> CpuSet {
+    fn cpus_of_nodes(&self, nodes: NumaMask) -> CpuSet {
         let (level, parts) = if self.options.align_by_socket {
             (Level::Socket, self.sockets(nodes))
         } else {

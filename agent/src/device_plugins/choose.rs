@@ -20,7 +20,7 @@ pub(super) struct DeviceRequest {
     pub(super) count: usize,
     /// Devices of the pod's init containers that have ended when this container starts.
     pub(super) reusable: BTreeSet<String>,
-    /// NUMA nodes to prefer, by the topology manager. Bit n is node n. None: no preference.
+    /// NUMA nodes to prefer, by the topology manager. Bit n is node n. None means no preference.
     pub(super) affinity: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Choice {
     chosen: BTreeSet<String>,
     /// Number of devices that are still to be chosen.
     missing: usize,
-    /// Groups of free devices. All devices of a group are taken before those of the next group.
+    /// Groups of free devices. All devices of a group are taken before the devices of the next group.
     groups: Vec<Vec<String>>,
     /// Devices among which the plugin may express a preference.
     open: BTreeSet<String>,
@@ -76,7 +76,8 @@ impl Choice {
         Ok(Self { chosen, missing, groups: vec![unaligned, unbound], open })
     }
 
-    /// The devices from which the plugin may choose, and those of them that it must include. None if no choice is left.
+    /// The devices from which the plugin may choose, and the devices that its choice must include. None if the plugin
+    /// has no choice.
     pub(super) fn question(&self) -> Option<(Vec<String>, Vec<String>)> {
         let available = self.open.union(&self.chosen).cloned().collect();
         (self.missing > 0).then(|| (available, self.chosen.iter().cloned().collect()))
@@ -128,7 +129,7 @@ pub(super) struct HintInputs<'a> {
     pub(super) reusable: &'a BTreeSet<String>,
 }
 
-/// The topology hints of a request for `count` devices, on a machine with these NUMA nodes. None: the devices have no
+/// The topology hints of a request for `count` devices, on a machine with these NUMA nodes. None if the devices have no
 /// topology, so all nodes are equally good. An empty list: no set of nodes has enough devices.
 pub(super) fn hints(count: usize, machine: &[u32], inputs: HintInputs<'_>) -> Option<Vec<DeviceHint>> {
     let HintInputs { all, free, reusable } = inputs;

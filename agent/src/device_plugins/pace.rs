@@ -20,8 +20,8 @@ impl Pace {
         Self(SHORT)
     }
 
-    /// The pause after a list. `waited`: time from the end of the previous pause to the list. The pause doubles while
-    /// lists arrive without a break, or change something each second.
+    /// The pause after a list. `waited` is the time from the end of the previous pause to the list. The pause doubles
+    /// while lists arrive without a break, or change something each second.
     pub(super) fn pause_after(&mut self, waited: Duration, is_changed: bool) -> Duration {
         let quiet = if is_changed { QUIET } else { SHORT };
         self.0 = if waited < quiet { (self.0 * 2).min(LONG) } else { SHORT };

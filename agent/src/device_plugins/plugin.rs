@@ -108,7 +108,7 @@ impl Plugin {
         let mut client = client.max_decoding_message_size(ANSWER_MAX);
         client.ready().await.map_err(failed)?;
         let path = PathAndQuery::from_static("/v1beta1.DevicePlugin/ListAndWatch");
-        // No timeout: some servers send the response only with the first list, which may be late.
+        // The call has no timeout, because some servers send the response only with the first list, which may be late.
         let begun = client.server_streaming(Request::new(api::Empty {}), path, ListCodec).await;
         begun.map(tonic::Response::into_inner).map_err(|status| rpc(&status))
     }

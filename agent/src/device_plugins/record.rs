@@ -70,7 +70,7 @@ impl Records {
     /// Writes the record of a pod as `current` returns it, or removes it.
     ///
     /// # Errors
-    /// Also if the record is larger than one that can be read.
+    /// Returns an error if the record cannot be written, or is larger than the maximum that can be read.
     pub(super) fn save(&self, uid: &str, current: impl FnOnce() -> Option<PodDevices>) -> io::Result<()> {
         let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(path) = self.path(uid) else {

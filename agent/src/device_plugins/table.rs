@@ -41,7 +41,7 @@ pub(super) struct PodDevices {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Allocation {
     pub(super) devices: Devices,
-    /// The plugin's answer. None: the plugin has not answered yet.
+    /// The plugin's answer. None if the plugin has not answered yet.
     pub(super) edits: Option<Edits>,
     /// The boot in which the plugin answered.
     pub(super) boot: String,
@@ -82,7 +82,7 @@ pub(super) enum Refusal {
 pub(super) struct Table {
     resources: BTreeMap<String, Resource>,
     pods: HashMap<String, PodDevices>,
-    /// By resource and device: the uid of the pod that has the device.
+    /// The uid of the pod that has each device, by resource and device.
     used: BTreeMap<String, HashMap<String, String>>,
     /// Number of the last registration.
     last: u64,
@@ -282,8 +282,8 @@ impl Table {
         reusable
     }
 
-    /// Allocates devices to a container, in place of those that were reserved for it. The plugin must be called for
-    /// them.
+    /// Allocates devices to a container, in place of the devices that were reserved for it. The plugin must be called
+    /// for them.
     ///
     /// # Errors
     /// When other pods have taken the devices meanwhile.
@@ -312,7 +312,7 @@ impl Table {
         Ok(ids)
     }
 
-    /// Frees the devices of a container, except those that another container of its pod has as well.
+    /// Frees the devices of a container, except the devices that another container of its pod also has.
     fn end_reservation(&mut self, owner: Owner<'_>, resource: &str) {
         let Some(pod) = self.pods.get_mut(owner.uid) else { return };
         let container = pod.containers.get_mut(owner.container);
@@ -347,7 +347,7 @@ impl Table {
         }
     }
 
-    /// Frees the devices of a pod. None: the pod has none.
+    /// Frees the devices of a pod. None if the pod has none.
     pub(super) fn remove(&mut self, uid: &str) -> Option<PodDevices> {
         let pod = self.pods.remove(uid)?;
         for (resource, allocation) in pod.containers.values().flatten() {
@@ -406,7 +406,7 @@ impl Table {
         self.resources.iter().map(|(name, resource)| (name.clone(), devices(resource))).collect()
     }
 
-    /// Topology hints for a container's request on a machine with these NUMA nodes. None: no preference.
+    /// Topology hints for a container's request on a machine with these NUMA nodes. None means no preference.
     pub(super) fn hints(
         &self,
         owner: Owner<'_>,
@@ -624,12 +624,16 @@ mod tests {
         let on = |node| Device { is_healthy: true, nodes: vec![node] };
         let list = [("a", 0), ("b", 1), ("c", 1)].map(|(id, node)| (id.to_owned(), on(node)));
         table.list(NAME, number, BTreeMap::from(list)).unwrap();
-        let near = DeviceRequest { affinity: Some(0b10), ..want(1) };
+        let with_affinity = DeviceRequest { affinity: Some(0b10), ..want(1) };
         let reusing = |id: &str| DeviceRequest { reusable: BTreeSet::from([id.to_owned()]), ..want(1) };
         let ids = |id: &str| Ok(vec![id.to_owned()]);
-        assert_eq!(table.reserve(at("p", "init"), &near, &[]), ids("b"));
+        assert_eq!(table.reserve(at("p", "init"), &with_affinity, &[]), ids("b"));
         assert_eq!(
-            table.reserve(at("p", "c"), &DeviceRequest { affinity: near.affinity, ..reusing("b") }, &[]),
+            table.reserve(
+                at("p", "c"),
+                &DeviceRequest { affinity: with_affinity.affinity, ..reusing("b") },
+                &[]
+            ),
             ids("b")
         );
         let available = match table.step(at("p", "init"), &want(1), "boot") {

@@ -151,7 +151,7 @@ struct Agent {
 impl Agent {
     /// An agent after a boot of this name.
     fn start(dir: &Path, boot: &str) -> Self {
-        // Clients wait for the socket of this agent, not for that of an earlier one.
+        // Clients wait for the socket of this agent, not of an earlier agent.
         let _ = std::fs::remove_file(dir.join("device-plugins/kubelet.sock"));
         let config =
             DevicePluginConfig { sockets: dir.join("device-plugins"), records: dir.join("state/devices") };
@@ -315,7 +315,7 @@ async fn pods_keep_their_devices_across_restarts_of_the_agent() {
     let env = agent.env(&first, 0).await;
     drop((agent, serving));
     let mut agent = Agent::start(dir.path(), "boot");
-    // Until the plugin registers again, the node has no devices, and containers restart with those that they had.
+    // Until the plugin registers again, the node has no devices, and containers restart with the devices that they had.
     agent.has(0, 0).await;
     assert_eq!((agent.devices.pods(), agent.env(&first, 0).await), (vec!["p".to_owned()], env.clone()));
     dongles.calls();

@@ -47,7 +47,7 @@ pub(super) fn used(pod: &Pod) -> Result<Vec<Used>, ClaimError> {
     Ok(found)
 }
 
-/// The claim of an entry of `spec.resourceClaims`. None: the entry needs no claim.
+/// The claim of an entry of `spec.resourceClaims`. None if the entry needs no claim.
 pub(super) fn resolve(pod: &Pod, entry: &str) -> Result<Option<Used>, ClaimError> {
     let mut entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
     let Some(claim) = entries.find(|claim| claim.name == entry) else { return Ok(None) };

@@ -47,9 +47,9 @@ struct Plugin {
 /// Slices to delete.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope {
-    /// Of all drivers of this node.
+    /// Slices of all drivers of this node.
     All,
-    /// Of one driver of this node.
+    /// Slices of one driver of this node.
     Driver(String),
 }
 
@@ -89,7 +89,7 @@ impl Drivers {
         self.state().plugins.get(driver)?.last().map(|plugin| plugin.caller.clone())
     }
 
-    /// Registers a connected plugin. None: another plugin of the driver has the endpoint.
+    /// Registers a connected plugin. None if another plugin of the driver has the endpoint.
     pub(super) fn add(self: &Arc<Self>, name: &str, endpoint: &Path, caller: Caller) -> Option<Registered> {
         let mut state = self.state();
         let number = state.last + 1;

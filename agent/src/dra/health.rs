@@ -179,7 +179,7 @@ impl HealthTable {
         }
     }
 
-    /// The number of a new stream. Its reports replace those of earlier streams of the driver.
+    /// The number of a new stream. Its reports replace the reports of earlier streams of the driver.
     fn start(&self) -> u64 {
         let mut state = self.state();
         state.last += 1;
@@ -263,7 +263,7 @@ impl State {
         self.changes.extend(devices.into_iter().take(room).map(|device| (driver.to_owned(), device)));
     }
 
-    /// Whether the reports of a driver are those of this stream.
+    /// Whether the current reports of a driver come from this stream.
     fn has_reported(&self, driver: &str, stream: u64) -> bool {
         self.drivers.get(driver).is_some_and(|reports| reports.stream == stream)
     }

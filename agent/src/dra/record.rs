@@ -43,7 +43,7 @@ pub(super) struct Record {
 /// A prepared device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Device {
-    /// Requests of the claim that got the device. Empty: all.
+    /// Requests of the claim that got the device. Empty means all.
     pub(super) requests: Vec<String>,
     pub(super) pool: String,
     pub(super) device: String,
@@ -125,7 +125,7 @@ impl Records {
         if is_unlisted || state.unread.contains(&path) { state.read(&path) } else { Ok(()) }
     }
 
-    /// As [`Records::reread`] for all claims. Records that still cannot be read are left for a later call.
+    /// Like [`Records::reread`] for all claims. Records that still cannot be read are left for a later call.
     pub(super) fn reread_all(&self) {
         let mut state = self.state();
         if state.is_unlisted
@@ -167,11 +167,11 @@ impl Records {
         self.state().pods.keys().cloned().collect()
     }
 
-    /// Stores a record. In memory first: a pod's claims must be known even if the write fails. Writes of one record must
-    /// not run at the same time.
+    /// Stores a record. It is stored in memory first, because a pod's claims must be known even if the write fails.
+    /// Writes of one record must not run at the same time.
     ///
     /// # Errors
-    /// Also if the record is larger than one that can be read.
+    /// If the record cannot be written, or is larger than the maximum that can be read.
     pub(super) fn put(&self, record: &Record) -> io::Result<()> {
         self.state().insert(record.clone());
         fs::create_dir_all(&self.dir)?;
@@ -294,7 +294,7 @@ mod tests {
     fn without_rights<T: Send>(call: impl FnOnce() -> T + Send) -> T {
         let called = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // Only this thread.
+                // This changes the user of only this thread.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 call()
             });
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(Records::open(dir.path().to_owned()).pods(), ["p"]);
         records.reread("uid-a").unwrap();
         assert_eq!(records.pods(), ["p"]);
-        // Only once: the record in memory is newer.
+        // The record is read only once, because the record in memory is newer.
         assert!(records.is_complete());
         fs::write(&path, "{").unwrap();
         records.reread("uid-a").unwrap();

@@ -105,7 +105,7 @@ struct Found {
     dirs: BTreeSet<PathBuf>,
 }
 
-/// Identity of a socket file. A driver that starts again makes another one.
+/// Identity of a socket file. A driver that starts again makes a new file.
 type Identity = (u64, i64, i64);
 
 // === impl Registry ===
@@ -371,7 +371,7 @@ fn sockets(dir: &Path) -> io::Result<Found> {
 /// Whether a directory exists. An existing directory must be private to the node's user.
 ///
 /// # Errors
-/// Also if another user owns the directory or can write it.
+/// If the directory cannot be examined, or another user owns it or can write it.
 fn is_private(dir: &Path) -> io::Result<bool> {
     let opened =
         match rustix::fs::openat(CWD, dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())

@@ -73,7 +73,7 @@ impl Server {
 struct Plugin {
     calls: Arc<Mutex<Vec<String>>>,
     fails: Arc<Mutex<Option<String>>>,
-    /// Calls wait for a permit. Absent: they do not wait.
+    /// Calls wait for a permit of this semaphore. None if they do not wait.
     gate: Option<Arc<tokio::sync::Semaphore>>,
     info: registration_api::PluginInfo,
     notified: Arc<tokio::sync::watch::Sender<Option<registration_api::RegistrationStatus>>>,

@@ -39,7 +39,8 @@ impl Endpoint {
     pub(super) fn config(&self) -> Config {
         let mut config = Config::new(self.0.clone());
         config.connect_timeout = Some(CONNECT_TIMEOUT);
-        // An empty list: without it the client loads the machine's authorities, which an appliance may not have.
+        // The list is empty, because without a list the client loads the machine's authorities, and an appliance
+        // possibly has none.
         config.root_cert = Some(Vec::new());
         config
     }

@@ -125,8 +125,9 @@ async fn pause(identity: &Identity) {
     tokio::time::sleep(MIN_PAUSE.min(identity.lifetime() / 4)).await;
 }
 
-/// Requests until a certificate is issued; `before` is the one to be replaced. A new request follows only a denied
-/// one, or one that was not answered within the limit. `failures` counts the attempts without a certificate.
+/// Repeats requests until a certificate is issued. `before` is the certificate to replace. A new request follows only a
+/// denied request, or a request that was not answered within the limit. `failures` counts the attempts without a
+/// certificate.
 async fn obtain(
     client: &Client,
     wanted: &RequestedIdentity,

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_is_that_of_the_public_key() {
+    fn certificates_of_one_public_key_have_one_hash() {
         let key = rcgen::KeyPair::generate().unwrap();
         let certificate = rcgen::CertificateParams::default().self_signed(&key).unwrap();
         let hash = CaHash::of(&certificate.pem()).unwrap();

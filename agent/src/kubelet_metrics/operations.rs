@@ -40,7 +40,7 @@ impl Default for VolumeOperations {
 }
 
 impl VolumeOperations {
-    /// Counts the mount of a volume. `plugin`: of [`plugin`].
+    /// Counts the mount of a volume. `plugin` is a result of the function [`plugin`].
     pub(crate) fn mounted(&self, plugin: &'static str, succeeded: bool, took: Duration) {
         let status = if succeeded { "success" } else { "fail-unknown" };
         let labels = [plugin, "volume_mount", status, "false"];

@@ -27,7 +27,7 @@ pub(super) struct ManagerMetrics {
     admission_durations: Histogram,
 }
 
-/// What is aligned.
+/// The unit that is aligned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scope {
     Container,

@@ -120,7 +120,7 @@ impl Reusable {
         self.sizes.get(&(nodes, resource.to_owned())).copied().unwrap_or(0)
     }
 
-    /// Adds the blocks of an init container, or subtracts those of a container that runs beside others.
+    /// Adds the blocks of an init container, or subtracts the blocks of a container that runs beside others.
     fn update(&mut self, blocks: &[Block], is_regular_init: bool) {
         for block in blocks {
             let size = self.sizes.entry((block.numa_affinity, block.resource.clone())).or_default();
@@ -132,7 +132,7 @@ impl Reusable {
 // === impl MemoryState ===
 
 impl MemoryState {
-    /// The state without containers. `reserved`: bytes for the system, by node.
+    /// The state without containers. `reserved` has the bytes for the system, by node.
     pub(crate) fn new(nodes: &BTreeMap<u32, NumaNode>, reserved: &BTreeMap<u32, Amounts>) -> Self {
         let of_node = |(number, node): (&u32, &NumaNode)| {
             let reserved =
@@ -149,7 +149,7 @@ impl MemoryState {
         Self { nodes: nodes.iter().map(of_node).collect(), blocks: BTreeMap::new() }
     }
 
-    /// Checks a state of an earlier start. `empty`: the state of this machine without containers.
+    /// Checks a state of an earlier start. `empty` is the state of this machine without containers.
     pub(crate) fn check(&self, empty: &Self) -> Result<(), String> {
         let mut expected = empty.clone();
         for (pod, containers) in &self.blocks {
@@ -433,8 +433,8 @@ pub(crate) fn requested(container: &Container) -> Result<Amounts, String> {
     amounts.collect()
 }
 
-/// What the containers of a pod request at the same time. Resources that only init containers request are left out, as
-/// upstream.
+/// The resources that the containers of a pod request at the same time. Resources that only init containers request are
+/// left out, as upstream.
 pub(crate) fn requested_of_pod(spec: &PodSpec) -> Result<Amounts, String> {
     let (mut sidecars, mut inits, mut mains) = (Amounts::new(), Amounts::new(), Amounts::new());
     for container in spec.init_containers.iter().flatten() {

@@ -18,7 +18,7 @@ pub(super) struct SharedModel(Arc<Mutex<Model>>);
 /// Connections to check.
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
-    /// Those of these addresses.
+    /// Connections of these addresses.
     Of(BTreeSet<IpAddr>),
     All,
 }
@@ -79,7 +79,7 @@ impl Checks {
         Self { model, due: None, running: None, channel: None, has_forbidden: false, has_failed: false }
     }
 
-    /// Checks connections after a change of the table. `None`: the table was replaced. After a failed check the next
+    /// Checks connections after a change of the table. `None` if the table was replaced. After a failed check the next
     /// change checks all connections.
     pub(super) fn begin(&mut self, effect: Option<Effect>) {
         // The running check may mark a connection that the change allows.

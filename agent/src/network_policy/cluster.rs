@@ -191,10 +191,11 @@ impl Kind {
         }
     }
 
-    /// Known policies are kept while the kind is not served, or may not be read: only its definition ends them.
+    /// Known policies are kept while the kind is not served, or the node is not permitted to read it. Only the removal
+    /// of its definition ends them.
     ///
-    /// After another failure, such as that of a conversion webhook, unknown policies may exist. Then restricted pods wait,
-    /// and their status shows the failure.
+    /// After another failure, for example of a conversion webhook, unknown policies may exist. Then restricted pods
+    /// wait, and their status shows the failure.
     fn record_failure(&mut self, error: &Error) {
         tracing::debug!(error = chain(error), kind = self.kind.name(), "a watch failed");
         let Some(FORBIDDEN | NOT_FOUND) = error.code() else {

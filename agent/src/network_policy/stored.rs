@@ -58,7 +58,7 @@ pub(super) struct PolicyRecord {
     written: Option<[u8; 32]>,
     /// The write in progress. Pods do not wait for the disk.
     writing: Option<JoinHandle<Outcome>>,
-    /// The namespaces with stored policies, while these are in use.
+    /// The namespaces with stored policies, while the stored policies are in use.
     used: BTreeSet<String>,
 }
 
@@ -242,7 +242,7 @@ impl PolicyRecord {
             if !self.policies.contains_key(&key) {
                 model.put_policy(&policy);
             }
-            // Only of these namespaces all policies are known.
+            // All policies are known only for these namespaces.
             self.used.insert(key.namespace);
         }
     }

@@ -14,7 +14,7 @@ use super::eviction::EvictionThresholds;
 pub struct NodeConfig {
     /// Name in the API.
     pub name: String,
-    /// Addresses, the primary one first. Empty: found from the routes.
+    /// Addresses, the primary one first. If empty, the routes determine them.
     pub ips: Vec<IpAddr>,
     /// Labels in addition to those that every node has.
     pub labels: BTreeMap<String, String>,
@@ -36,7 +36,7 @@ pub struct NodeConfig {
     pub state_dir: PathBuf,
     /// Name and version of the runtime: `coracle://0.1.0`.
     pub runtime_version: String,
-    /// Configuration of the overlay. None: no overlay.
+    /// Configuration of the overlay. None means no overlay.
     pub overlay: Option<OverlayConfig>,
     /// Directory of local volumes.
     pub local_volume_dir: PathBuf,

@@ -22,8 +22,8 @@ pub(crate) enum Resource {
     Inodes,
 }
 
-/// The resource that is short on the file system of the state directory. None if both suffice or cannot be
-/// determined. `lasts`: a shortage was found before, and ends only when the minimum is reclaimed.
+/// The resource that is short on the file system of the state directory. None if both suffice or cannot be determined.
+/// `lasts` says that a shortage was found before. It ends only when the minimum is reclaimed.
 pub(crate) fn disk_shortage(
     state_dir: &Path,
     thresholds: &EvictionThresholds,

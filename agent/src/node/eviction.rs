@@ -191,7 +191,7 @@ impl Threshold {
         self.exceeds_with(Self::Amount(0), available, capacity)
     }
 
-    /// As [`exceeds`](Self::exceeds), while a shortage lasts: `reclaim` has to be available in addition.
+    /// Like [`exceeds`](Self::exceeds), while a shortage lasts: `reclaim` has to be available in addition.
     pub(crate) fn exceeds_with(self, reclaim: Self, available: u64, capacity: u64) -> bool {
         let threshold = self.of(capacity);
         capacity > 0 && threshold > 0 && available < threshold.saturating_add(reclaim.of(capacity))

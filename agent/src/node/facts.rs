@@ -28,9 +28,10 @@ pub struct NodeFacts {
     pub capacity: BTreeMap<String, Quantity>,
     /// Resources for pods.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// Maximum bytes of memory of all pods together: that of the node without huge pages and reserved memory.
+    /// Maximum bytes of memory of all pods together: the memory of the node without huge pages and reserved memory.
     pub memory_of_pods: i64,
-    /// Size of the file system with the local volumes, in KiB. None: it does not enforce sizes of volumes.
+    /// Size of the file system with the local volumes, in KiB. None if the file system does not enforce sizes of
+    /// volumes.
     pub local_volume_kib: Option<u64>,
     /// Kernel, system and version.
     pub info: NodeSystemInfo,

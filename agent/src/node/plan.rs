@@ -43,7 +43,7 @@ pub(super) struct CurrentState {
     pub(super) overlay: State,
     /// Conditions of pressure.
     pub(super) pressure: Pressure,
-    /// Images in the store. None: not listed yet.
+    /// Images in the store. None if the images are not listed yet.
     pub(super) images: Option<Vec<ContainerImage>>,
     /// Numbers of the devices of device plugins.
     pub(super) devices: DeviceCounts,
@@ -97,7 +97,7 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
 }
 
 /// The annotations with the directory of local volumes and the size of its file system, by which the control plane
-/// provisions them. None: the node does not have the annotation.
+/// provisions them. None if the node does not have the annotation.
 fn local_volumes(config: &NodeConfig, facts: &NodeFacts) -> [(&'static str, Option<String>); 2] {
     let directory = config.local_volume_dir.to_string_lossy().into_owned();
     let size = facts.local_volume_kib.map(|kib| format!("{kib}Ki"));
@@ -224,7 +224,7 @@ fn status(
     }
 }
 
-/// The resources of `own`, and those of `others` whose names `own` does not have.
+/// The resources of `own`, and the resources of `others` that `own` does not have.
 fn with_others<'a>(
     own: &'a BTreeMap<String, Quantity>,
     others: impl Iterator<Item = (&'a String, &'a Quantity)>,
@@ -232,7 +232,7 @@ fn with_others<'a>(
     others.chain(own).map(|(name, amount)| (name.clone(), amount.clone())).collect()
 }
 
-/// Whether the name is that of an extended resource. Source: upstream's `IsExtendedResourceName`.
+/// Whether the resource is an extended resource. Source: upstream's `IsExtendedResourceName`.
 pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }

@@ -39,12 +39,12 @@ pub(crate) struct MachineShortage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MachineLevels {
     memory: Level,
-    /// Memory that all pods together can take, if it is less than that of the machine.
+    /// Memory that all pods together can take, if it is less than the memory of the machine.
     memory_of_pods: Level,
     pids: Level,
 }
 
-/// An available amount and its maximum. A capacity of 0: unknown.
+/// An available amount and its maximum. A capacity of 0 means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Level {
     available: u64,
@@ -99,7 +99,7 @@ impl MachineLevels {
         Self::parse(&read("/proc/meminfo"), &read("/proc/loadavg"), &most)
     }
 
-    /// `most`: the kernel's limits of process IDs and of threads. The smaller one counts, as upstream.
+    /// `most` has the kernel's limits of process IDs and of threads. As upstream, the smaller limit counts.
     fn parse(meminfo: &str, loadavg: &str, most: &[String]) -> Self {
         let bytes = |name: &str| facts::kib(meminfo, name).saturating_mul(1024);
         // The kernel also reports 0 bytes. Only a missing line is an unknown amount.
@@ -121,8 +121,8 @@ impl MachineLevels {
         Self { memory_of_pods: level.unwrap_or_default(), ..self }
     }
 
-    /// The resource that is short. Memory is first, as upstream. None if nothing is short. `last`: the resource that was
-    /// short before. Its shortage ends only when the minimum is reclaimed.
+    /// The resource that is short. Memory is first, as upstream. None if nothing is short. `last` is the resource that
+    /// was short before. Its shortage ends only when the minimum is reclaimed.
     pub(crate) fn shortage(
         &self,
         thresholds: &EvictionThresholds,
@@ -149,8 +149,8 @@ impl MachineLevels {
         ]
     }
 
-    /// Whether less than one and a half times a threshold is available, and the amount is falling. `before`: the amounts
-    /// of the last measurement. A small machine may have little memory for a long time, and stays idle then.
+    /// Whether less than one and a half times a threshold is available, and the amount is falling. `before` has the
+    /// amounts of the last measurement. A small machine may have little memory for a long time, and stays idle then.
     pub(crate) fn is_near(&self, before: &Self, thresholds: &EvictionThresholds) -> bool {
         let memory = thresholds.memory_available;
         self.memory.is_near(before.memory, memory)
@@ -158,7 +158,7 @@ impl MachineLevels {
             || self.pids.is_near(before.pids, thresholds.pid_available)
     }
 
-    /// The conditions with these amounts. `disk`: whether the disk is short.
+    /// The conditions with these amounts. `disk` says whether the disk is short.
     pub(crate) fn pressure(&self, thresholds: &EvictionThresholds, disk: bool) -> Pressure {
         Pressure {
             memory: self.memory.is_short(thresholds.memory_available)
@@ -199,7 +199,8 @@ impl Level {
 // === impl PressureConditions ===
 
 impl PressureConditions {
-    /// No condition yet. `transition`: time for which a condition stays after its resource was last short.
+    /// Creates the state without a condition. `transition` is the time for which a condition stays after its resource
+    /// was last short.
     pub(crate) fn new(transition: Duration) -> Self {
         Self { last: Arc::default(), transition, current: watch::channel(Pressure::default()).0 }
     }

@@ -111,7 +111,7 @@ async fn node_received(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result
     update(agent, api).await
 }
 
-/// Records events for a written change of the status. `held`: the node before the change.
+/// Records events for a written change of the status. `held` is the node before the change.
 fn record_status(agent: &NodeAgent, held: &Node, written: &Node) {
     let Some(now) = &written.status else { return };
     let recorded = agent.recorded_revision.swap(revision(written).unwrap_or(0), Ordering::Relaxed);

@@ -141,7 +141,7 @@ impl Api {
         until("the change of a label", 10, || label().as_deref() == Some(value)).await;
     }
 
-    /// The writes without those of [`Api::fence`].
+    /// The writes without the writes of [`Api::fence`].
     fn writes(&self) -> Vec<(Method, String, Value)> {
         let all = self.writes.lock().expect("writes").clone();
         let is_fence = |body: &Value| body["metadata"]["labels"].get(FENCE).is_some();
@@ -176,7 +176,7 @@ fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path
     NodeAgent::new(config(ips, dir), client, recorder, PodNetwork::Cni(network)).expect("facts")
 }
 
-/// With a recorder whose events are never sent, so that they do not count as writes.
+/// A client, and a recorder that never sends its events, so that they do not count as writes.
 fn recording(api: &Api) -> (kube::Client, Recorder) {
     (api.client(), crate::event_recorder::channel(api.client(), "n1").0)
 }
@@ -249,7 +249,7 @@ fn a_node_registers_gets_its_range_becomes_ready_and_then_sends_no_requests() {
     apart(story);
 }
 
-/// Runs a test in a network namespace of its own.
+/// Runs a test in a new network namespace.
 fn apart(story: impl Future<Output = ()> + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("root, to have a network apart");

@@ -20,7 +20,7 @@ pub(crate) use file::{EnvFile, FILE_MAX, FileName, FileProblem, wanted_keys};
 /// 6 MiB of both. References can multiply a value, so a small pod could fill the node's memory.
 pub(crate) const BYTES_MAX: usize = 6 << 20;
 
-/// Objects and files that containers refer to. None: the API server reports that the object does not exist.
+/// Objects and files that containers refer to. None if the API server reports that the object does not exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
@@ -140,7 +140,7 @@ pub(crate) fn expand<'a>(
 struct Environment {
     order: Vec<String>,
     values: BTreeMap<String, String>,
-    /// Bytes of all names and values that were set, also of those that were replaced: they took time.
+    /// Bytes of all names and values that were set. Replaced values count too, because they took time.
     bytes: usize,
 }
 

@@ -123,7 +123,7 @@ impl Evictions {
 
     fn request(&self, uid: &str, evicted: Evicted) {
         self.lock().insert(uid.to_owned(), evicted);
-        // Without pod sync the agent ends.
+        // If the receiver is gone, pod sync has ended, and so does the agent.
         let _ = self.woken.send(uid.to_owned());
     }
 
@@ -216,7 +216,8 @@ impl Eviction {
         }
     }
 
-    /// The pods that may use resources, also those that end within a long grace period. Removes the evictions of others.
+    /// The pods that may use resources, including pods that end within a long grace period. Removes the evictions of
+    /// others.
     fn pods(&mut self) -> Vec<Arc<Pod>> {
         let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| !has_ended(pod)).collect();
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();

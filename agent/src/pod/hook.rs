@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 use super::probe::http;
 use crate::runtime::Runtime;
 
-/// Timeout of the CRI call for a hook without a limit, in seconds. 0: no timeout.
+/// Timeout of the CRI call for a hook without a limit, in seconds. 0 means no timeout.
 const NO_LIMIT: i64 = 0;
 
 /// The container whose hook runs.

@@ -25,9 +25,9 @@ pub(crate) enum Action {
     StopPod { grace: i64 },
     /// Remove containers, volumes, cgroup, directories and logs; then report the end to the API.
     Finish,
-    /// Create cgroup and volumes, or adopt those of an earlier agent.
+    /// Create the cgroup and the volumes, or adopt the ones that an earlier agent created.
     Prepare,
-    /// Without a running sandbox: stop the rest of the last one and create the next; prepare as well.
+    /// There is no running sandbox: stop what is left of the last sandbox, prepare, and create the next sandbox.
     MakeSandbox { attempt: u32, first: Vec<String> },
     /// Start these containers, in this order.
     Start(Vec<StartContainer>),
@@ -361,8 +361,8 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     });
 }
 
-/// The end and the length in seconds of a container's back-off. `is_removed`: a restart of all containers removed the
-/// container, so the back-off of the pod applies as well. The later end counts.
+/// The end and the length in seconds of a container's back-off. `is_removed` says that a restart of all containers
+/// removed the container, so the back-off of the pod applies as well. The later end counts.
 fn crash_wait(
     facts: &Facts<'_>,
     name: &str,

@@ -217,7 +217,7 @@ impl Watched {
     /// that exits in time succeeds, even if its child processes hold its outputs open up to the timeout.
     async fn probe(&self, probe: &Probe) -> Outcome {
         let limit = timeout(probe);
-        // Boxed: between attempts a sleeping probe task does not hold its memory.
+        // The future is boxed, so that a probe task does not hold its memory while it sleeps between attempts.
         let asking = Box::pin(self.once(probe, limit));
         if probe.exec.is_some() {
             return asking.await;

@@ -36,7 +36,7 @@ pub(crate) struct Present {
 #[derive(Clone, Debug)]
 pub(crate) struct Missing {
     pub(crate) waiting: Waiting,
-    /// The failed operation: a pull, with a back-off by image, or another one.
+    /// The failed operation: a pull, which has a back-off by image, or another operation.
     pub(crate) failed: Failed,
 }
 
@@ -84,7 +84,7 @@ pub(crate) async fn ensure(
             about.event(Level::Normal, "Pulled", message);
             return Ok(Present::from(found));
         }
-        // An image that the pod may not use counts as absent.
+        // An image that the pod is not permitted to use counts as absent.
         if policy == Policy::Never {
             return Err(about.never_pulled());
         }

@@ -5,8 +5,8 @@
 //!                       pod sync evaluates                   pod sync       the worker's jobs
 //! ```
 //! Pod sync compares the resources of a pod in the API with the allocated ones ([`mod@allocation`]), and informs the
-//! pod's worker through [`Resizes`]. The worker compares the allocated resources with those of the running containers
-//! ([`ResizeState`]).
+//! pod's worker through [`Resizes`]. The worker compares the allocated resources with the resources of the running
+//! containers ([`ResizeState`]).
 
 pub(crate) mod allocation;
 
@@ -55,7 +55,7 @@ pub(crate) fn wanted(pod: &Pod, container: &Container) -> ResourceRequirements {
     effective_resources(pod_level, container.resources.as_ref())
 }
 
-/// The change from the actual resources to those that the container gets. None if CPU and memory are equal.
+/// The change from the actual resources to the resources that the container gets. None if CPU and memory are equal.
 pub(crate) fn change(pod: &Pod, container: &Container, actual: &ResourceRequirements) -> Option<Change> {
     let (new, old) = (amounts(Some(&wanted(pod, container))), amounts(Some(actual)));
     if new == old {
@@ -123,8 +123,8 @@ pub(crate) fn is_unfinished(pod: &Pod) -> bool {
     allocation::is_in_progress(pod) || is_unreported(pod)
 }
 
-/// Whether the resources in the status differ from those of the pod. An agent then accepted a resize, and ended before
-/// it wrote the condition to the API server.
+/// Whether the resources in the status differ from the resources in the pod's specification. An agent then accepted a
+/// resize, and ended before it wrote the condition to the API server.
 fn is_unreported(pod: &Pod) -> bool {
     let (Some(status), Some(spec)) = (&pod.status, &pod.spec) else { return false };
     let whole = status.resources.as_ref();

@@ -20,10 +20,10 @@ pub(crate) struct PendingResize {
 pub(crate) struct ResizeState {
     pub(crate) pending: Option<PendingResize>,
     pub(crate) in_progress: Option<InProgress>,
-    /// Whether the pod's cgroup may not have the limits of an accepted resize yet.
+    /// Whether the limits of an accepted resize are possibly not in the pod's cgroup yet.
     pub(crate) is_cgroup_due: bool,
-    /// The resources that the pod's cgroup has while a resize is in progress. None: the allocated ones. In a box: it is
-    /// None for most of the time.
+    /// The resources that the pod's cgroup has while a resize is in progress. None means the allocated ones. The box
+    /// saves memory, because the value is nearly always None.
     pub(crate) pod_before: Option<Box<ResourceRequirements>>,
     /// The resources that containers have now, by container id, with the limits that they inherit from the pod.
     pub(crate) actuated: HashMap<String, ResourceRequirements>,

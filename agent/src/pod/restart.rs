@@ -115,7 +115,7 @@ pub(crate) fn restarts_after(spec: &PodSpec, container: &Container, code: i32) -
     }
 }
 
-/// The container's own restart policy, or that of the pod.
+/// The container's own restart policy, or the restart policy of the pod.
 fn policy<'a>(spec: &'a PodSpec, container: &'a Container) -> Option<&'a str> {
     container.restart_policy.as_deref().or(spec.restart_policy.as_deref())
 }
@@ -157,7 +157,7 @@ pub(crate) fn removed(observed: &ObservedPod, ids: &[String], triggers: &[String
     removed
 }
 
-/// The containers that an earlier agent removed: those of the record, and those of the pod's status.
+/// The containers that an earlier agent removed, according to the record and the pod's status.
 pub(crate) fn removed_before(pod: &Pod, pod_dir: &Path) -> RemovedContainers {
     let mut removed = removed_in_status(pod.status.as_ref());
     if pod.spec.as_ref().is_some_and(may_restart_all) {

@@ -249,7 +249,7 @@ pub(crate) struct RestartWait {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KillRequest {
     pub(crate) why: String,
-    /// Grace period in seconds. None: that of the pod.
+    /// Grace period in seconds. None means the grace period of the pod.
     pub(crate) grace: Option<i64>,
     /// Whether a probe has failed. The container then starts again after any exit code, unless its policy is Never.
     pub(crate) restarts: bool,

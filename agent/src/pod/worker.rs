@@ -136,7 +136,7 @@ pub(crate) async fn run(start: WorkerStart) {
         let due = {
             let desired = worker.desired.borrow_and_update().clone();
             let begun = Instant::now();
-            // On the heap: each pod has a worker, which waits for most of its life.
+            // The future is on the heap, because each pod has a worker, which waits for most of its life.
             let plan = Box::pin(worker.observe_and_plan(&desired, job.is_some())).await;
             match &mut job {
                 Some(job) => job.shorten_grace(eviction::ending(&desired, &worker.state)),
@@ -499,7 +499,7 @@ mod tests {
         let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, true).await;
         assert!(matches!(event, Event::Woken) && begin.elapsed() >= JOB_PAUSE);
         wake.notify_one();
-        // At once: ready at the first poll.
+        // The next event comes at once: the future is ready at the first poll.
         let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, false);
         assert!(futures::FutureExt::now_or_never(event).is_some());
     }

@@ -62,7 +62,7 @@ struct Row<'a> {
     state: &'static str,
     /// Why it is missing.
     reason: Option<&'a str>,
-    /// What does not work without it.
+    /// The functions that do not work without the feature.
     consequence: Option<&'static str>,
 }
 

@@ -169,7 +169,7 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let process = rustix::process::Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     // The process has ended in the meantime.
     let Some(Ok(process)) = process else { return Ok(()) };
-    // The process still holds the lock, so the descriptor is not that of another process with the same number.
+    // The process still holds the lock, so the descriptor does not belong to another process with the same number.
     if Lock::holder(run_dir) != Some(pid) {
         return Ok(());
     }
@@ -321,7 +321,7 @@ fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
     use std::io::ErrorKind::{ReadOnlyFilesystem, ResourceBusy};
     match coracle_tree::remove(dir) {
-        // A mount point of the user is kept empty. On a read-only root the error is another one.
+        // A mount point of the user is kept empty. On a read-only root the kernel returns another error.
         Err(error) if matches!(error.kind(), ResourceBusy | ReadOnlyFilesystem) && is_empty(dir) => Ok(()),
         removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
     }

@@ -1,5 +1,5 @@
-//! `coracle image`: pulls, imports, exports, lists and removes images, through the running node or, without one, in
-//! its store.
+//! `coracle image`: pulls, imports, exports, lists and removes images. A running node does the work. Without a running
+//! node, this process opens the node's store.
 
 use std::path::{Path, PathBuf};
 
@@ -159,7 +159,7 @@ impl Store {
             Self::Here(images) => {
                 let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
                 let report: ProgressFn = std::sync::Arc::new(|progress| show(&control::progress(progress)));
-                // No context: the error of `pull` already names the operation and the image.
+                // The error of `pull` gets no context, because it already names the operation and the image.
                 control::shown(&images.pull(image, auth.map(Into::into), Some(report)).await?)
             }
         };
@@ -207,7 +207,8 @@ impl Store {
     }
 }
 
-/// The error of a pull by the node. The node's own errors name the operation, those of the connection do not.
+/// Converts the error of a pull by the node. Errors of the pull already name the operation. Errors of the connection do
+/// not, so they get it here.
 fn pull_error(status: tonic::Status, image: &str) -> anyhow::Error {
     let is_of_node = status.code() == tonic::Code::FailedPrecondition;
     let error = status_message(status);
@@ -219,7 +220,7 @@ fn status_message(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }
 
-/// The size of an archive, as an addition to its name. A directory has none.
+/// The size of an archive as text to append to its path. Empty for a directory.
 fn file_size(path: &Path) -> String {
     let is_file = |data: &std::fs::Metadata| data.is_file();
     std::fs::metadata(path)
@@ -242,7 +243,7 @@ fn show(reply: &PullReply) {
     });
 }
 
-/// An image for programs.
+/// An image in the JSON and YAML output.
 #[derive(Serialize)]
 struct Row<'a> {
     id: &'a str,

@@ -32,8 +32,8 @@ pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats
     when_idle(changes, heartbeats, release_pages).await;
 }
 
-/// Heartbeats of a process without a node: one after each burst of changes. Work that the changes caused, such as that of the
-/// store, may end after the first release.
+/// Heartbeats of a process without a node: one after each burst of changes. Work that the changes caused, for example
+/// in the store, may end after the first release.
 #[cfg(feature = "controlplane")]
 pub(super) async fn beat_after_changes<T>(mut changes: watch::Receiver<T>, beats: watch::Sender<()>) {
     while changes.changed().await.is_ok() {

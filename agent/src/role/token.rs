@@ -98,7 +98,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
 
 /// A client with the credentials of a kubeconfig.
 pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
-    // A directory that this user may not search is another error, which the read reports.
+    // If this user is not permitted to search the directory, the read reports another error.
     anyhow::ensure!(
         path.try_exists().unwrap_or(true),
         "there is no kubeconfig {}: run this command where the control plane runs, or use --kubeconfig",
@@ -209,7 +209,7 @@ async fn list(client: &Client, format: Format) -> anyhow::Result<()> {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Row {
     id: String,
-    /// Expiry. `None`: the token does not expire.
+    /// Expiry. `None` if the token does not expire.
     expires: Option<String>,
     usages: Vec<&'static str>,
     reusable: bool,

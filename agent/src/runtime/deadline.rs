@@ -13,7 +13,7 @@ pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A request to another runtime.
 pub(super) trait RemoteCall {
-    /// Timeout of the call. None: no timeout.
+    /// Timeout of the call. None means no timeout.
     fn limit(&self) -> Option<Duration> {
         Some(CALL_TIMEOUT)
     }

@@ -29,7 +29,7 @@ impl Caller {
         let Some(certificate) = certificates.and_then(<[_]>::first) else { return Caller::Anonymous };
         let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Caller::Anonymous };
         let subject = certificate.subject();
-        // A subject with several common names is rejected: another program may read another one.
+        // A subject with several common names is rejected, because another program may read another of the names.
         let mut names = subject.iter_common_name();
         let name = names.next().filter(|_| names.next().is_none());
         let user = name.and_then(|name| name.as_str().ok()).unwrap_or_default();

@@ -98,9 +98,9 @@ pub struct Backend {
     pub state_dir: PathBuf,
     /// The directory of container logs, with a subdirectory for each pod.
     pub log_dir: PathBuf,
-    /// Disk usage of pods. None: not measured.
+    /// Disk usage of pods. None if the disk usage is not measured.
     pub disk_usages: Option<Arc<dyn DiskUsageView>>,
-    /// The cgroups of pods. None: not known.
+    /// The cgroups of pods. None if the cgroups are not known.
     pub cgroups: Option<Cgroups>,
     /// Counters of cluster DNS, if this node serves it.
     pub dns: Option<Arc<coracle_dns::Metrics>>,

@@ -13,7 +13,7 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// The serving certificate.
     pub certificate: Certificate,
-    /// The CA of client certificates. None: no client certificate is accepted.
+    /// The CA of client certificates. None if no client certificate is accepted.
     pub client_ca: Option<PathBuf>,
 }
 

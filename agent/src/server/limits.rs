@@ -49,7 +49,7 @@ struct UnreadResponses(Arc<Mutex<Unread>>);
 struct Unread {
     next: u64,
     total: usize,
-    /// By number: the oldest is first.
+    /// The responses by number. The oldest one is first.
     responses: BTreeMap<u64, Held>,
 }
 

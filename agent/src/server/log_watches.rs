@@ -25,7 +25,7 @@ pub struct LogWatches {
 
 #[derive(Default)]
 struct State {
-    /// None: the kernel refused an instance. The next follower tries again.
+    /// None if the kernel refused an instance. The next follower tries again.
     queue: Option<Queue>,
     /// Delivers the events, from the first follower on.
     task: Option<AbortOnDropHandle<()>>,

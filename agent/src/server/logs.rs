@@ -93,8 +93,9 @@ async fn find(
     status.status.ok_or_else(|| format!("container \"{name}\" in pod \"{pod_name}\" has no status"))
 }
 
-/// The container with the log. `all` has the newest one first. The previous one is that of the last termination: the newest
-/// one while the container waits for its next start, as in a crash loop, else the one before it.
+/// The container with the log. `all` has the newest one first. The previous container is the container of the last
+/// termination: the newest one while the container waits for its next start, as in a crash loop, else the one before
+/// it.
 fn choose(
     all: Vec<cri::Container>,
     previous: bool,

@@ -44,7 +44,7 @@ enum Found {
     File(File, u64),
 }
 
-/// The file or directory at a path below `/var/log`. `is_directory`: the request's path ends with a slash.
+/// The file or directory at a path below `/var/log`. `is_directory` says whether the request's path ends with a slash.
 pub(super) async fn answer(path: String, is_directory: bool) -> Response<Body> {
     answer_below(PathBuf::from(ROOT), path, is_directory).await
 }
@@ -88,7 +88,7 @@ fn find(root: &Path, path: &str, is_directory: bool) -> io::Result<Found> {
     Ok(Found::File(file, metadata.len()))
 }
 
-/// The last part of a path in the form of a URL; that of the root is `logs`.
+/// The last part of a path in the form of a URL. For the root directory it is `logs`.
 fn last_part(path: &str) -> String {
     let name = path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("logs");
     percent_encode(name.as_bytes(), NON_ALPHANUMERIC).to_string()

@@ -20,7 +20,7 @@ pub(super) enum Route {
     /// A path below the directory of the node's logs.
     NodeLogs {
         path: String,
-        /// Whether the path ends with a slash, as that of a directory does.
+        /// Whether the path ends with a slash, which means a directory.
         is_directory: bool,
     },
     Exec(Target),

@@ -16,7 +16,7 @@ use crate::runtime::Body;
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
 const NANOS_PER_MILLI: i64 = 1_000_000;
 
-/// A value, and the time in nanoseconds at which it was read. Time 0: not known.
+/// A value, and the time in nanoseconds at which it was read. Time 0 means unknown.
 type Sample = (f64, i64);
 
 /// A metric: name, type and help text.
@@ -40,7 +40,7 @@ const SCRAPE_ERROR: Metric = (
     "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise",
 );
 
-/// A metric, and its sample from the usage of one pod or container. None: it is unknown.
+/// A metric, and its sample from the usage of one pod or container. None if it is unknown.
 type Sampled<T> = (Metric, fn(&T) -> Option<Sample>);
 
 /// The metrics of containers.

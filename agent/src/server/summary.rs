@@ -26,7 +26,7 @@ use crate::cgroup::usage::CgroupUsage;
 use crate::runtime::Body;
 use crate::volume::{ClaimName, FileSystem};
 
-/// The interface that the kubelet shows as that of the node.
+/// The interface that the kubelet reports as the node's interface.
 const DEFAULT_INTERFACE: &str = "eth0";
 /// Bytes of a block of a file's usage (stat(2)).
 const BLOCK: u64 = 512;
@@ -41,7 +41,7 @@ const OTHER_FIELDS: [&str; 8] =
 struct Read {
     node_name: String,
     state_dir: PathBuf,
-    /// The directory of container logs. None: the logs are not measured.
+    /// The directory of container logs. None if the logs are not measured.
     log_dir: Option<PathBuf>,
     usage: Vec<PodUsage>,
     /// The pods that the node has to run, by their uids.
@@ -51,13 +51,13 @@ struct Read {
     storage: HashMap<String, PodDiskUsage>,
     /// The file systems of images and of writable layers.
     image_fs: [Option<FilesystemUsage>; 2],
-    /// Usage of the agent's cgroup and of that of all pods.
+    /// Usage of the agent's cgroup and of the cgroup of all pods.
     cgroups: [Option<CgroupUsage>; 2],
     node: NodeUsage,
     time: String,
 }
 
-/// Answers a request. `is_brief`: only processor and memory.
+/// Answers a request. With `is_brief`, the answer has only processor and memory.
 pub(super) async fn answer(backend: &Backend, is_brief: bool) -> Response<Body> {
     let usage = match pod_usage::read(&*backend.runtime).await {
         Ok(usage) => usage,
@@ -205,7 +205,7 @@ impl Read {
         Some(fields)
     }
 
-    /// The space that a pod takes on the node's disk. None: not measured.
+    /// The space that a pod takes on the node's disk. None if the space is not measured.
     fn storage(&self, uid: &str, disks: &mut Disks) -> Option<Value> {
         let measured = self.storage.get(uid)?;
         let mut fields = fields_of(&disk_at(&self.state_dir, disks)?, &measured.time.to_string());
@@ -357,7 +357,7 @@ fn node_network(interfaces: &[Interface], time: &str) -> Value {
     fields
 }
 
-/// What images or a writable layer use, with the size of their file system.
+/// The disk usage of images or of a writable layer, with the size of their file system.
 fn file_system(usage: &FilesystemUsage, disks: &mut Disks) -> Value {
     let path = usage.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
     let disk = disk_at(Path::new(path), disks);

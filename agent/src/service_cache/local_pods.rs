@@ -12,8 +12,8 @@ pub(crate) struct LocalPod<'a> {
     /// The pod's own addresses. Those of the node are not among them: other pods have them, too.
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) is_ready: bool,
-    /// Whether the pod has these addresses now. Without a sandbox they are those of its last status, and another pod
-    /// may have them.
+    /// Whether the pod has these addresses now. Without a sandbox they come from its last status, and another pod may
+    /// have them.
     pub(crate) is_attached: bool,
 }
 

@@ -18,7 +18,7 @@ const RANGES_MAX: usize = 64;
 #[derive(Debug, Default)]
 struct Ranges {
     known: BTreeMap<String, Vec<IpNetwork>>,
-    /// Those of a list that is being received.
+    /// The ranges of a list that is being received.
     listed: BTreeMap<String, Vec<IpNetwork>>,
 }
 

@@ -19,9 +19,9 @@ pub(super) struct Slots {
 /// The names of the services of one namespace.
 #[derive(Debug, Default)]
 struct Services {
-    /// With a health check.
+    /// Services with a health check.
     served: BTreeSet<String>,
-    /// Without one, because there are too many.
+    /// Services without a health check, because too many services need one.
     waiting: BTreeSet<String>,
 }
 
@@ -142,7 +142,7 @@ mod tests {
         slots.release(&key("a", 0));
         assert_eq!(slots.take_next(), Some(key("c", 3)));
         assert_eq!(slots.take_next(), None, "one was freed");
-        // Neither the end of a wait nor that of an unknown service frees a slot.
+        // A waiting service and an unknown service hold no slot, so the end of such a service frees none.
         slots.release(&key("a", 150));
         slots.release(&key("d", 0));
         assert_eq!(slots.take_next(), None);

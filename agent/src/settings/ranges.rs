@@ -84,7 +84,7 @@ impl Ranges {
         Ok(pool)
     }
 
-    /// The ranges of services, that of the default family first.
+    /// The ranges of services. The range of the default family is the first.
     fn services(&self) -> impl Iterator<Item = IpNetwork> + use<> {
         [self.service].into_iter().chain(self.secondary_service)
     }

@@ -106,7 +106,7 @@ impl PodCheckpoint {
         self.checkpoint.remove(&Key::pod(uid));
     }
 
-    /// As [`remove`](Self::remove), and waits until the removal is on disk: the pod must not start again after its
+    /// Like [`remove`](Self::remove), and waits until the removal is on disk: the pod must not start again after its
     /// object was deleted.
     pub(crate) async fn remove_durably(&self, uid: &str) {
         self.remove(uid);

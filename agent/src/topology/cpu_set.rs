@@ -53,7 +53,7 @@ impl CpuSet {
         Self(&self.0 & &other.0)
     }
 
-    /// The CPUs of this set that are not in the other one.
+    /// The CPUs of this set that are not in the other set.
     pub(crate) fn difference(&self, other: &Self) -> Self {
         Self(&self.0 - &other.0)
     }

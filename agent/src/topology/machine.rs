@@ -253,7 +253,7 @@ fn text(path: &Path) -> Result<String, MachineError> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A topology of equal parts. `cpus`: number of each CPU's NUMA node, socket, core and cache.
+    /// A topology of equal parts. `cpus` has the numbers of each CPU's NUMA node, socket, core and cache.
     pub(crate) fn topology(cpus: impl IntoIterator<Item = (u32, [u32; 4])>) -> CpuTopology {
         let place = |[numa, socket, core, cache]: [u32; 4]| Cpu { numa, socket, core, cache };
         CpuTopology::new(cpus.into_iter().map(|(number, parts)| (number, place(parts))).collect())

@@ -13,9 +13,9 @@ use super::numa_mask::NumaMask;
 /// NUMA nodes that can satisfy a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Hint {
-    /// None: any nodes.
+    /// None means any nodes.
     pub(crate) nodes: Option<NumaMask>,
-    /// Whether these are as few nodes as possible.
+    /// Whether the number of nodes is the minimum.
     pub(crate) preferred: bool,
 }
 
@@ -52,7 +52,8 @@ struct Combination {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NumaNodes {
     pub(crate) all: NumaMask,
-    /// Distances by node and other node. None: distances do not matter; fewer nodes with lower numbers are preferred.
+    /// Distances by node and other node. None if distances do not matter. Then fewer nodes, and nodes with lower
+    /// numbers, are preferred.
     pub(crate) distances: Option<BTreeMap<u32, BTreeMap<u32, u64>>>,
 }
 
@@ -265,14 +266,14 @@ mod tests {
         assert_eq!(merged(single, 2, &[vec![hint(&[0], false)]]), None);
         assert_eq!(merged(single, 2, &[vec![]]), None);
         assert_eq!(merged(single, 2, &[vec![hint(&[0], true)], vec![hint(&[1], true)]]), None);
-        // On a machine with one node its mask is that of the whole machine, and so the affinity is any.
+        // On a machine with one node, its mask is the mask of the whole machine, so the affinity is any node.
         assert_eq!(merged(single, 1, &[vec![hint(&[0], true)]]), Some(hint(&[], true)));
     }
 
     #[test]
     fn the_nearest_nodes_are_preferred_if_distances_count() {
-        // Nodes 0 and 3 are near to each other, as are 1 and 2.
-        let near = |a: u32, b: u32| {
+        // Nodes 0 and 3 are close to each other, as are nodes 1 and 2.
+        let distance = |a: u32, b: u32| {
             if a == b {
                 10
             } else if a + b == 3 {
@@ -281,7 +282,7 @@ mod tests {
                 20
             }
         };
-        let distances = (0..4).map(|a| (a, (0..4).map(|b| (b, near(a, b))).collect())).collect();
+        let distances = (0..4).map(|a| (a, (0..4).map(|b| (b, distance(a, b))).collect())).collect();
         let numa = NumaNodes { distances: Some(distances), ..machine(4) };
         let hints = [vec![hint(&[0, 1], true), hint(&[0, 3], true), hint(&[1, 2], true)]];
         assert_eq!(TopologyPolicy::Restricted.merge(&numa, &hints), Some(hint(&[1, 2], true)));

@@ -66,7 +66,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, policy: &str) -> Result<Opt
 /// Checks that there is no state of another policy.
 ///
 /// # Errors
-/// As [`read`].
+/// See [`read`].
 pub(crate) fn check_policy(path: &Path, policy: &str) -> Result<(), StateFileError> {
     checked(path, policy).map(drop)
 }

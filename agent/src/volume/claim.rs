@@ -21,7 +21,7 @@ struct Claim {
     is_ephemeral: bool,
 }
 
-/// Mounts a volume that refers to a claim. `None`: the volume has no claim.
+/// Mounts a volume that refers to a claim. `None` if the volume has no claim.
 pub(super) async fn mount(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
     let claim = claim_of(target.pod, volume)?;
     Some(mount_claim(target, &volume.name, &claim).await)

@@ -1,4 +1,4 @@
-//! Errors of volumes. Their texts are those of the kubelet's events.
+//! Errors of volumes. Their texts are the same as in the kubelet's events.
 
 use std::io;
 use std::path::{Path, PathBuf};

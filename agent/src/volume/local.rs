@@ -132,7 +132,7 @@ fn open_volume(base: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(base, name, flags, Mode::empty())?)
 }
 
-/// Changes the size of a volume to that of its object. Does nothing without its directory or without quotas.
+/// Changes the size of a volume to the size in its object. Does nothing without its directory or without quotas.
 pub(crate) fn resize(base: &Path, name: &str, volume: &PersistentVolume) -> io::Result<()> {
     let Some(bytes) = capacity(volume).filter(|_| base.exists()) else { return Ok(()) };
     let base = open_base(base)?;
@@ -206,7 +206,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Mounts a new ext4 file system with project quotas, for this thread only. None: the kernel has no project quotas.
+    /// Mounts a new ext4 file system with project quotas, for this thread only. None if the kernel has no project quotas.
     fn mount_with_quotas(dir: &Path) -> Option<PathBuf> {
         let run = |program: &str, words: &[&str]| {
             let status = std::process::Command::new(program).args(words).status().expect(program);

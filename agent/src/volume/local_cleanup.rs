@@ -92,7 +92,7 @@ fn is_due(volume: &PersistentVolume) -> bool {
         && !has(PROTECTION)
 }
 
-/// Changes the size of the directory to that of the volume.
+/// Changes the size of the directory to the size of the volume.
 async fn resize(
     volume: &PersistentVolume,
     node: &str,

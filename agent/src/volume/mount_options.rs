@@ -1,6 +1,7 @@
 //! `mountOptions` of local volumes. Pure.
 //!
-//! A local volume is a bind mount. So its options are those of a mount point; those of the file system cannot be set.
+//! A local volume is a bind mount. So it has the options of a mount point. The options of the file system cannot be
+//! set.
 
 use std::collections::BTreeSet;
 

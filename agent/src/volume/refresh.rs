@@ -69,7 +69,7 @@ pub(super) struct Written {
 /// Writes the files of new volumes.
 ///
 /// # Errors
-/// Of the first volume that fails.
+/// The error of the first volume that fails.
 pub(super) async fn write(
     ctx: &VolumeContext,
     pod: &Pod,
@@ -129,7 +129,7 @@ async fn write_again(
     let ctx = VolumeContext { shared: ctx.upgrade()? };
     // The task holds no version of the pod while it waits.
     let pod = Arc::clone(&pod.borrow_and_update());
-    // On the heap: requests for tokens take kilobytes, and the task waits for most of its life.
+    // The future is on the heap, because requests for tokens take kilobytes, and the task waits for most of its life.
     let renew_in = Box::pin(refresh(&ctx, &pod, sources)).await;
     Some(RefreshTriggers { renew_in, ..triggers })
 }

@@ -23,7 +23,8 @@ use crate::bounded;
 use crate::checkpoint::{Checkpoint, Key, TOKEN_SECONDS, account, token_key};
 use crate::event_recorder::Level;
 
-/// Maximum age of a token in seconds. It is renewed at four fifths of its lifetime, at most after a day.
+/// Maximum age of a token in seconds. A token is renewed after four fifths of its lifetime, and at the latest after a
+/// day.
 const MAX_AGE: i64 = 24 * 3600;
 /// Pause after a failed renewal.
 const RETRY: Duration = Duration::from_secs(30);
@@ -54,7 +55,7 @@ struct Issued {
     ends: i64,
 }
 
-/// The pod of a token, and the token's record in the checkpoint.
+/// The pod that a token belongs to, and the token's key in the checkpoint.
 struct TokenOf<'a> {
     pod: &'a Pod,
     key: &'a Key,
@@ -73,9 +74,9 @@ impl Tokens {
         Self { checkpoint, health, held: Mutex::default() }
     }
 
-    /// The pod's token for this projection, or a new one if it is due. The current token may be from an earlier
-    /// agent: from the written file, or after a boot from the checkpoint. While the API server is not reachable, an
-    /// expired token is used.
+    /// Returns the pod's token for this projection, and requests a new one if the current token is due for renewal. An
+    /// earlier agent may have requested the current token: then it is read from the volume's file or, after a boot,
+    /// from the checkpoint. While the API server is not reachable, an expired token is used.
     pub(super) async fn get(
         &self,
         ctx: &VolumeContext,
@@ -164,8 +165,8 @@ impl Issued {
         Ok(Issued { token, begins, ends: ends.as_second() })
     }
 
-    /// A written token with its own times. It is returned to the pod whose file it is and used for nothing else, so
-    /// its signature is not checked.
+    /// Reads a token from a volume's file. Its claims contain its times. The token is only returned to the pod that has
+    /// the file, so its signature is not checked.
     fn read(written: &Path) -> Option<Issued> {
         // `..data` is a symlink, so links are followed.
         Issued::parse(&bounded::read_text(written, TOKEN_MAX).ok()?)
@@ -243,7 +244,7 @@ mod tests {
         assert_eq!([9_950, 12_879, 12_880].map(|now| hour.is_due(at(now))), [false, false, true]);
         assert!(hour.is_due(at(0)), "after the clock was set back, the token is requested again");
         assert_eq!(hour.to_token(at(12_000)).renew_in.as_secs(), 880);
-        assert_eq!(hour.to_token(at(0)).renew_in.as_secs(), 2880, "no longer than its life");
+        assert_eq!(hour.to_token(at(0)).renew_in.as_secs(), 2880, "at most four fifths of its lifetime");
         assert_eq!(
             hour.to_token(at(1 << 37)).renew_in,
             RETRY,
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_token_is_renewed_as_if_it_was_not() {
+    fn an_extended_token_is_renewed_by_the_requested_lifetime() {
         let claims = br#"{"iat":1000,"exp":31537000,"kubernetes.io":{"warnafter":4607}}"#;
         let token = format!("head.{}.sign", BASE64_URL_SAFE_NO_PAD.encode(claims));
         assert_eq!(Issued::parse(&token).map(|issued| (issued.begins, issued.ends)), Some((1000, 4607)));

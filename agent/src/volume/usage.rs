@@ -88,7 +88,7 @@ impl ClaimUsage {
     async fn read(&self, path: PathBuf) -> Option<FileSystem> {
         let reader = self.reader(path)?;
         let (sender, receiver) = oneshot::channel();
-        // Not a thread of tokio's pool: the end of the process must not wait for it.
+        // This is not a thread of tokio's pool, because the end of the process must not wait for it.
         let thread = std::thread::Builder::new().name("volume-usage".to_owned()).stack_size(STACK);
         let spawned = thread.spawn(move || {
             // The caller may have stopped waiting.

@@ -15,7 +15,7 @@ const DYNAMIC: u32 = 0x20;
 /// The elements of the table's dynamic sets, by the set's name, with their remaining time.
 ///
 /// # Errors
-/// `NotFound` without the table; else when the socket fails.
+/// `NotFound` if the table does not exist. Other errors if the socket fails.
 pub fn dynamic_elements(channel: &mut Channel, table: &str) -> io::Result<HashMap<String, Vec<Element>>> {
     let named = Attributes::default().text(1, table);
     let (mut sets, mut failure) = (Vec::new(), None);

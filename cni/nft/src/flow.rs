@@ -179,7 +179,7 @@ struct DumpRequest {
     is_probe: bool,
 }
 
-/// A filter by the source of the packets in one direction, which is given by the attributes of its tuple and its flags.
+/// A filter by the source of the packets in one direction. `tuple` and `flags` are the attributes of that direction.
 fn by_source(address: IpAddr, (tuple, flags): (u16, u16)) -> Attributes {
     const BY_SOURCE: u32 = 1;
     let (kind, octets) = match address {
@@ -220,8 +220,8 @@ impl FlowSelector {
         let by = |address, direction| DumpRequest { filter: by_source(address, direction), is_probe: false };
         let both = [by(address, (ORIGINAL, ORIGINAL_FLAGS)), by(address, (REPLY, REPLY_FLAGS))];
         // Linux 6.18 inverts the comparison of IPv6 addresses (`ctnetlink_filter_match_tuple`): it lists all
-        // connections except those of the address. A filter for an address that no connection has then lists all
-        // connections.
+        // connections except the connections of the address. A filter for an address that no connection has then lists
+        // all connections.
         let unused = by_source(Ipv6Addr::UNSPECIFIED.into(), (ORIGINAL, ORIGINAL_FLAGS));
         let probe = address.is_ipv6().then_some(DumpRequest { filter: unused, is_probe: true });
         probe.into_iter().chain(both).collect()
@@ -251,7 +251,7 @@ fn act(channel: &mut Channel, kind: u16, family: u8, named: &Attributes) -> io::
     }
 }
 
-/// The error in a message, also in the end of a list.
+/// The error in a message, including the message that ends a list.
 fn error_of(message: &[u8]) -> Option<io::Error> {
     let errno = errno_of(message);
     let is_error = [NLMSG_ERROR, NLMSG_DONE].contains(&kind_of(message)) && errno > 0;
@@ -289,7 +289,8 @@ fn name_of(message: &[u8]) -> Option<Attributes> {
     Some(exactly.fold(named, |all, (kind, value)| all.bytes(kind, value)))
 }
 
-/// An address of a tuple: 1 is the source and 2 the destination. Those of IPv6 follow.
+/// An address of a tuple. `end` is the attribute for IPv4: 1 is the source and 2 the destination. The attribute for
+/// IPv6 is greater by 2.
 fn address(tuple: &[u8], end: u16) -> Option<IpAddr> {
     let ends = member(tuple, 1)?;
     match (member(ends, end), member(ends, end + 2)) {

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_to_the_end_of_all_addresses_has_no_end() {
+    fn a_range_that_ends_at_the_highest_address_has_no_end_element() {
         let length = |text| of(&[text]).first().unwrap().elements().len();
         assert_eq!((length("255.255.255.0/24"), length("255.255.254.0/24")), (16, 40));
         assert_eq!((length("ffff::/16"), length("fffe::/16")), (28, 64));

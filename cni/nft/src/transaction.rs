@@ -49,7 +49,7 @@ pub struct SetSpec<'a> {
     pub name: &'a str,
     /// Type of the keys for the nft tool, and their length in bytes.
     pub key: (u32, u32),
-    /// Type and length of the values. `None`: a set.
+    /// Type and length of the values. `None` means a set.
     pub value: Option<(u32, u32)>,
     /// Whether the values are verdicts.
     pub verdicts: bool,

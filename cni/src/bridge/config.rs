@@ -148,7 +148,7 @@ impl Default for JsonConf {
             promisc_mode: false,
             vlan: 0,
             vlan_trunk: None,
-            // As in the reference plugin since 1.8.0: only requested VLANs.
+            // As in the reference plugin since 1.8.0, only requested VLANs are set.
             preserve_default_vlan: false,
             macspoofchk: false,
             enabledad: false,

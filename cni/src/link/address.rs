@@ -18,9 +18,9 @@ use crate::netns::Netns;
 use crate::route_socket::RouteSocket;
 use crate::spec::result::{Answer, Route};
 
-/// An address of a link.
+/// An address that a link has.
 #[derive(Debug)]
-pub(crate) struct Present {
+pub(crate) struct AssignedAddress {
     pub(crate) network: IpNetwork,
     pub(crate) flags: AddressFlags,
     message: AddressMessage,
@@ -28,7 +28,7 @@ pub(crate) struct Present {
 
 impl Links {
     /// The link's addresses without link-local ones (fe80::/10).
-    pub(crate) async fn addresses(&self, link: &Link) -> Result<Vec<Present>, Error> {
+    pub(crate) async fn addresses(&self, link: &Link) -> Result<Vec<AssignedAddress>, Error> {
         let all: Vec<_> = if self.is_here {
             // The kernel must filter the list, because each pod has an address on the host's side. The crate rtnetlink
             // would read all addresses and filter them afterwards.
@@ -38,7 +38,7 @@ impl Links {
             let _guard = self.dump_lock.lock().await;
             request.execute().try_collect().await.map_err(failed("list addresses of", &link.name))?
         };
-        let present = all.into_iter().filter_map(Present::of);
+        let present = all.into_iter().filter_map(AssignedAddress::of);
         let is_link_local = |ip| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
         Ok(present.filter(|present| !is_link_local(present.network.ip())).collect())
     }
@@ -87,7 +87,7 @@ impl Links {
         add.execute().await.map_err(failed("add address", &network.to_string()))
     }
 
-    pub(crate) async fn remove_address(&self, present: Present) -> Result<(), Error> {
+    pub(crate) async fn remove_address(&self, present: AssignedAddress) -> Result<(), Error> {
         let what = present.network.to_string();
         match self.handle.address().del(present.message).execute().await {
             Err(error) if !is_errno(&error, libc::EADDRNOTAVAIL) => {
@@ -180,8 +180,8 @@ impl Links {
         let settled = async {
             loop {
                 let present = self.addresses(link).await?;
-                let of_ours = |p: &&Present| addresses.contains(&p.network);
-                let failed = |p: &&Present| p.flags.contains(AddressFlags::Dadfailed);
+                let of_ours = |assigned: &&AssignedAddress| addresses.contains(&assigned.network);
+                let failed = |assigned: &&AssignedAddress| assigned.flags.contains(AddressFlags::Dadfailed);
                 if let Some(taken) = present.iter().filter(of_ours).find(failed) {
                     return Err(Error::DuplicateAddress { address: taken.network.ip() });
                 }
@@ -226,7 +226,7 @@ fn of_link(index: u32) -> io::Result<Vec<AddressMessage>> {
     listed
 }
 
-impl Present {
+impl AssignedAddress {
     fn of(message: AddressMessage) -> Option<Self> {
         let ip = message.attributes.iter().find_map(|a| match a {
             AddressAttribute::Address(ip) => Some(*ip),

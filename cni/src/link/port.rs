@@ -22,7 +22,8 @@ pub(crate) struct Port {
     pub(crate) isolated: bool,
     /// Only packets from the hardware address that the bridge has recorded for the port.
     pub(crate) locked: bool,
-    /// Whether the port gets frames to hardware addresses that the bridge does not know. `None`: not changed.
+    /// Whether the port gets frames to hardware addresses that the bridge does not know. `None` leaves the setting
+    /// unchanged.
     pub(crate) floods: Option<bool>,
 }
 

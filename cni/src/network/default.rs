@@ -31,8 +31,8 @@ impl Network {
         if state.configured { Ok(()) } else { self.install_default(&mut state).await }
     }
 
-    /// Sets the destination ranges without masquerading, such as those of other nodes' pods. Packets of pods to these
-    /// ranges keep their source address. Until the first call, the ranges of the previous process remain.
+    /// Sets the destination ranges without masquerading, such as the ranges of other nodes' pods. Packets of pods to
+    /// these ranges keep their source address. Until the first call, the ranges of the previous process remain.
     ///
     /// # Errors
     /// When the kernel refuses.

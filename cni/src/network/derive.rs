@@ -125,7 +125,7 @@ impl Network {
         if let Some(guard) = &inner.host.guard {
             first = first.and(guard.replace(sources));
         }
-        // In this order: an intermediate device is removed after its port.
+        // The order matters: an intermediate device is removed after its port.
         first = first.and(self.sweep_ports(&valid).await);
         coracle_fault::point("recover.network-swept");
         first = first.and(inner.host.links.sweep_ifbs().await);

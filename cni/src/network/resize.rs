@@ -1,4 +1,4 @@
-//! Changes the MTU of running pods to that of the default network.
+//! Changes the MTU of running pods to the MTU of the default network.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ struct MtuChange {
 }
 
 impl Network {
-    /// Sets this MTU at both ends of the veth pair of each running pod of the default network. An end with a smaller
-    /// MTU than at its creation was changed by an administrator or the pod, and stays unless it is too large.
+    /// Sets this MTU at both ends of the veth pair of each running pod of the default network. If the MTU of an end is
+    /// smaller than at its creation, an administrator or the pod has set it. Such an MTU stays unless it is too large.
     pub(super) async fn resize_pods(&self, mtu: u32) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = Ok(());
@@ -33,7 +33,7 @@ impl Network {
             else {
                 continue;
             };
-            // Recorded last: an incomplete change is repeated.
+            // The new MTU is recorded last, so that an incomplete change is repeated.
             first = first.and(match self.resize(&entry, MtuChange { from: made_with, to: mtu }).await {
                 Ok(()) => {
                     note(&mut entry, mtu);

@@ -1,4 +1,4 @@
-//! Host ports and their conditions in the kernel's form.
+//! Converts host ports and their conditions to elements and expressions of nftables.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ impl Condition {
 // === impl Mapping ===
 
 impl Mapping {
-    /// The element in the map: its key and, if requested, its value.
+    /// The mapping's element in the map of host ports. With `valued` it has a value, otherwise only a key.
     pub(super) fn element(&self, valued: bool) -> Element {
         let key = self.host_ip.map_or_else(Key::default, |ip| Key::default().address(ip));
         let key = key.protocol(self.protocol.number()).port(self.host_port);

@@ -39,7 +39,7 @@ impl AddressMonitor {
     /// When a netlink socket cannot be opened or used.
     pub fn open() -> Result<Self, OverlayError> {
         let mut monitor = Monitor::open()?;
-        // Changes of interfaces are not received: those of pods change all the time.
+        // Changes of interfaces are not received, because interfaces of pods change all the time.
         monitor.listen_to(Vec::new())?;
         Ok(Self { monitor })
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::plan::{Change, OutInterface, Port};
 use crate::link::format_mac;
 
-/// Describes a change. `names`: the interfaces of the overlay.
+/// Describes a change. `names` has the interfaces of the overlay.
 pub(crate) fn describe(change: &Change, names: &BTreeMap<Port, String>) -> String {
     let name = |port: &Port| names.get(port).map_or("the overlay's interface", String::as_str);
     match change {

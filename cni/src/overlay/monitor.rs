@@ -21,7 +21,7 @@ pub(crate) const BURST: Duration = Duration::from_millis(5);
 pub(crate) struct Monitor {
     socket: TokioSocket,
     buffer: Vec<u8>,
-    /// Interfaces of the filter. `None`: no filter yet, all changes are received.
+    /// Interfaces of the filter. `None` while the socket has no filter and receives all changes.
     indexes: Option<Vec<u32>>,
 }
 

@@ -297,7 +297,7 @@ impl Planner<'_> {
         planned
     }
 
-    /// Adds the entries for a peer, unless it announces the hardware address of another one.
+    /// Adds the entries for a peer, unless it announces the hardware address of another peer.
     fn add(&mut self, name: &str, planned: Vec<PlannedRange>, owners: &Owners<'_>) {
         if let Some(owner) = planned.iter().find_map(|range| owners.conflicting_owner(name, range)) {
             self.wanted.apart = false;

@@ -40,7 +40,7 @@ pub struct ProbePath {
 /// Result of the probe of a [`ProbePath`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeResult {
-    /// Size of the longest packet that passes, in bytes. 0: none passes.
+    /// Size of the longest packet that passes, in bytes. 0 if no packet passes.
     pub bytes: u32,
     /// Whether packets pass that the device segments and checksums.
     pub offloaded: bool,

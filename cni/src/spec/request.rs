@@ -82,7 +82,7 @@ impl Request {
         Answer::parse(value.clone(), self.version()?).map(Some)
     }
 
-    /// Like [`previous`](Self::previous), for a plugin that needs another one before it.
+    /// Like [`previous`](Self::previous), for a plugin that must follow another plugin.
     pub(crate) fn chained(&self) -> Result<Answer, Error> {
         let reason = "is missing: this plugin must follow another one in the list";
         self.previous()?.ok_or_else(|| Error::invalid("prevResult", reason))

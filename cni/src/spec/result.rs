@@ -49,7 +49,7 @@ pub(crate) struct Ip {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// A route. Without a gateway, it uses that of the address. Results may contain further fields.
+/// A route. Without a gateway, it uses the gateway of the address. Results may contain further fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Route {
     pub(crate) dst: IpNetwork,
@@ -116,7 +116,7 @@ impl Answer {
         map.into()
     }
 
-    /// Addresses of the interface `ifname` inside the sandbox, or without an interface.
+    /// Addresses that belong to the interface `ifname` inside the sandbox, or to no interface.
     pub(crate) fn addresses_of(&self, ifname: &str) -> impl Iterator<Item = &Ip> {
         self.ips.iter().filter(move |ip| {
             let of = ip.interface.and_then(|index| self.interfaces.get(index));
@@ -124,8 +124,8 @@ impl Answer {
         })
     }
 
-    /// The interface of the host that routes to the sandbox. In a VLAN it is that of the VLAN (`br0.100`), otherwise
-    /// the first one: the bridge or the host's end of the pair.
+    /// The interface of the host that routes to the sandbox. In a VLAN it is the interface of the VLAN (`br0.100`),
+    /// otherwise the first one: the bridge or the host's end of the pair.
     pub(crate) fn routed_by(&self) -> Option<&Interface> {
         let mut of_host = self.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
         let first = of_host.next()?;

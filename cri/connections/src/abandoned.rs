@@ -49,7 +49,7 @@ pub(crate) struct SocketOwner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientState {
     Connected,
-    /// The client has closed its side for writing, or all of it. Earlier data may still be unread.
+    /// The client has closed its side for writing, and possibly also for reading. Earlier data may still be unread.
     Closing,
     /// Both sides are closed, or the connection is broken.
     Closed,

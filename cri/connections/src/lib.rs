@@ -202,8 +202,8 @@ impl Inner {
 // === impl State ===
 
 impl State {
-    /// Closes the oldest unauthenticated connection of a source. Without a source: of the source with the most
-    /// unauthenticated connections.
+    /// Closes the oldest unauthenticated connection of a source. Without `source`, it closes one of the source with the
+    /// most unauthenticated connections.
     fn evict(&mut self, source: Option<Source>) {
         let most =
             || self.sources.iter().max_by_key(|(_, count)| count.unauthenticated).map(|(source, _)| *source);
@@ -261,7 +261,7 @@ impl ConnectionPermit {
         self.evicted.cancel();
     }
 
-    /// Returns when the connection is evicted. After an upgrade, its task has to close it.
+    /// Returns when the connection is evicted. After an upgrade, the connection's task has to close it.
     pub async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
@@ -305,10 +305,10 @@ const KEEPALIVE_IDLE: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
 const PROBES: u32 = 4;
 
-/// Enables keepalive: the kernel ends a connection whose peer has disappeared without closing it, in minutes. There is no
-/// limit for unread data: a user can read a long output page by page for hours.
+/// Enables keepalive: within minutes the kernel ends a connection if its peer has disappeared without closing it. There
+/// is no limit for unread data: a user can read a long output page by page for hours.
 pub fn keep_alive(connection: &TcpStream) {
-    // Without keepalive the connection is served too.
+    // If keepalive cannot be enabled, the connection is served without it.
     let _set = setsockopt(connection, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE);
     let _set = setsockopt(connection, sockopt::TcpKeepInterval, &PROBE_INTERVAL);
     let _set = setsockopt(connection, sockopt::TcpKeepCount, &PROBES);

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Gets the result of each operation of a stream, and returns the result that the caller gets.
 pub trait Observe: Unpin {
-    /// A read. `is_end`: it found the end of the stream.
+    /// Called after a read. `is_end` says whether the read found the end of the stream.
     fn on_read(
         &mut self,
         _cx: &mut Context<'_>,
@@ -18,7 +18,7 @@ pub trait Observe: Unpin {
         read
     }
 
-    /// A write, with the number of written bytes.
+    /// Called after a write, with the number of written bytes.
     fn on_write(
         &mut self,
         _cx: &mut Context<'_>,
@@ -27,7 +27,7 @@ pub trait Observe: Unpin {
         written
     }
 
-    /// A flush or a shutdown. A stream with a buffer waits here for a client that does not read.
+    /// Called after a flush or a shutdown. A stream with a buffer waits in these calls for a client that does not read.
     fn on_flush(&mut self, _cx: &mut Context<'_>, flushed: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
         flushed
     }

@@ -1,9 +1,9 @@
 //! Slots for layers that are fetched at the same time. They limit the memory of a node that pulls many images.
 //!
-//! A registry that sends slowly would keep its slots for hours. So one owner, for example the namespace of the pods, gets
-//! only a part of them, and a fetch has a slot for a turn. After the turn it gives the slot to an owner that has fewer
-//! slots and waits. A free slot goes to the waiting owner with the fewest slots. So hostile owners, however many, delay
-//! the pulls of another owner and do not stop them.
+//! A registry that sends slowly would keep its slots for hours. So one owner, for example the namespace of the pods,
+//! gets only a part of them, and a fetch holds a slot for a limited time, its turn. After the turn it gives the slot to
+//! a waiting owner that has fewer slots. A free slot goes to the waiting owner with the fewest slots. So hostile owners
+//! can delay the pulls of another owner and cannot stop them, even if they are many.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 
 /// Maximum layers that all pulls together fetch at a time.
 const MAX_FETCHES: usize = 8;
-/// Maximum layers that the pulls of one owner fetch at a time. The others suffice for one more image.
+/// Maximum layers that the pulls of one owner fetch at a time. The remaining slots suffice for one more image.
 const MAX_FETCHES_OF_OWNER: usize = 5;
 
 /// All slots.
@@ -66,7 +66,7 @@ pub(crate) struct FetchSlot {
 // === impl FetchSlots ===
 
 impl FetchSlots {
-    /// The slots of all layers. A fetch gives its slot to an owner that has fewer after a turn of this duration.
+    /// The slots of all layers. After a turn of this duration, a fetch gives its slot to an owner with fewer slots.
     pub(crate) fn all(turn: Duration) -> Self {
         Self::new(MAX_FETCHES, MAX_FETCHES_OF_OWNER, turn)
     }
@@ -223,7 +223,7 @@ mod tests {
             (0..MAX_FETCHES_OF_OWNER).map(|_| acquire_now(&slots, "slow").expect("a slot")).collect();
         assert!(acquire_now(&slots, "slow").is_none());
         held.extend((held.len()..MAX_FETCHES).map(|_| acquire_now(&slots, "other").expect("a slot")));
-        assert!(acquire_now(&slots, "third").is_none(), "all together have a limit");
+        assert!(acquire_now(&slots, "third").is_none(), "all owners together have a limit");
         held.remove(0);
         assert!(acquire_now(&slots, "third").is_some());
         assert!(acquire_now(&slots, "slow").is_some());

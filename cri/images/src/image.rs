@@ -161,7 +161,7 @@ impl From<Auth> for Login {
 // === impl Auth ===
 
 impl fmt::Debug for Auth {
-    /// Without the secrets.
+    /// The output leaves out the secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Auth::Basic { username, .. } => write!(f, "Basic({username})"),

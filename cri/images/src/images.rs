@@ -180,7 +180,7 @@ impl Images {
     pub async fn remove(&self, name_or_id: &str) -> Result<(), Error> {
         let images = self.clone();
         let name = name_or_id.to_owned();
-        // In a task of its own: a cancelled caller must not leave disk and table inconsistent.
+        // The work is done in a task, because a cancelled caller must not leave disk and table inconsistent.
         let removed = self.inner.runtime.spawn(async move { images.remove_now(&name).await }).await;
         removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))
     }
@@ -308,7 +308,7 @@ impl Images {
         let found = self.table().find(name_or_id).map(|entry| entry.record.clone());
         let Some(record) = found else { return Ok(()) };
         if !self.remove_record(&record.id).await? {
-            // Containers still use its layers. The record stays until they end, also over a restart.
+            // Containers still use its layers. The record stays until the containers end, even across a restart.
             let record = Record { removed: true, tags: Vec::new(), digests: Vec::new(), ..record };
             self.write(vec![record.clone()]).await?;
             if let Some(entry) = self.table_mut().entry_mut(&record.id) {

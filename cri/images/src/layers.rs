@@ -68,7 +68,7 @@ pub(crate) struct Meta {
     pub(crate) diff_id: Digest,
     pub(crate) bytes: u64,
     pub(crate) inodes: u64,
-    /// Directories that the layer uses but does not describe. Their attributes are those of lower layers.
+    /// Directories that the layer uses but does not describe. They have the attributes of lower layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) implied: Vec<String>,
     /// Hard links to files of lower layers. The layer itself has empty files at their paths.

@@ -266,7 +266,7 @@ mod tests {
         write(directory.path(), &Record { generation: 4, ..good.clone() }).unwrap();
         assert_eq!(load(directory.path()).unwrap()[0].generation, 4);
         assert!(!path.with_extension("new").exists());
-        // The time of the last use is kept, also when another record is written.
+        // The time of the last use is kept, even when another record is written.
         record_use(directory.path(), &good.id, 1_700_003_600).unwrap();
         let noted = load(directory.path()).unwrap().remove(0);
         assert_eq!((noted.pulled, noted.used, noted.generation), (1_700_000_000, 1_700_003_600, 4));

@@ -46,7 +46,7 @@ impl Table {
         self.generation
     }
 
-    /// Inserts an image, or replaces the one with the same id and keeps its reference count.
+    /// Inserts an image. Replaces an image with the same id, and keeps its reference count.
     pub(crate) fn insert(&mut self, record: Record, image: Image) {
         self.generation = self.generation.max(record.generation);
         let held = self.entries.get(&record.id).map_or(0, |old| old.held);
@@ -71,7 +71,7 @@ impl Table {
         self.entries.get_mut(id)
     }
 
-    /// All images, also those that were removed while held.
+    /// All images, including those that were removed while held.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
@@ -143,8 +143,8 @@ impl Table {
 // === impl Entry ===
 
 impl Entry {
-    /// Sets the time of use. Returns whether it is to be written to disk, which is rate-limited to spare
-    /// flash memory.
+    /// Sets the time of use. Returns whether the time must be written to disk. Writes are rate-limited to spare flash
+    /// memory.
     pub(crate) fn mark_used(&mut self, now: u64) -> bool {
         self.record.used = now;
         let late = now.abs_diff(self.use_on_disk) >= USE_LAG;

@@ -1,8 +1,8 @@
 //! Unpacks one layer into a directory that overlayfs can use as a lower one.
 //!
-//! The stream is decompressed, hashed and written in one pass. Whiteouts become those of overlayfs (a 0/0
-//! character device, the opaque attribute). A layer may not name paths outside its directory (see `root.rs`),
-//! set overlayfs' attributes, or exceed the limits.
+//! The stream is decompressed, hashed and written in one pass. Whiteouts become those of overlayfs (a 0/0 character
+//! device, the opaque attribute). A layer must not name paths outside its directory (see `root.rs`), set overlayfs'
+//! attributes, or exceed the limits.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -208,7 +208,7 @@ impl Writer {
                 self.file(entry, &path, &content, archive)
             }
             Kind::HardLink(target) => self.hard_link(&path, target),
-            // Such a device is a whiteout of overlayfs, so a layer may not contain it as a device.
+            // Such a device is a whiteout of overlayfs, so a layer must not contain it as a device.
             Kind::Char(0, 0) => Err(UnpackError::WhiteoutDevice { path: path.display() }),
             Kind::Char(major, minor) | Kind::Block(major, minor)
                 if *major > MAJOR_MAX || *minor > MINOR_MAX =>

@@ -1,5 +1,5 @@
-//! Merges the adjustments of several plugins for one container. Plugins are called in the order of their
-//! indices, each with the container as adjusted so far. Two plugins may not set the same field. Pure.
+//! Merges the adjustments of several plugins for one container. Plugins are called in the order of their indices, each
+//! with the container as adjusted so far. Two plugins must not set the same field. Pure.
 
 mod fields;
 mod resources;

@@ -304,7 +304,7 @@ impl Nri {
             return Ok(None);
         }
         let (pod, container) = about();
-        // Boxed: the future is large and rarely needed, so it must not enlarge the caller's future.
+        // The future is boxed: it is large and rarely needed, so it must not enlarge the caller's future.
         let creation = Box::pin(chain.create(&pod, container)).await?;
         // The chain is released first, because an eviction sends events too.
         drop(chain);

@@ -27,7 +27,7 @@ struct Program {
     config: String,
 }
 
-/// Starts all programs. One that fails to start is skipped with a warning.
+/// Starts all programs. A program that does not start is skipped with a warning.
 pub(crate) fn launch_all(settings: &Settings) -> Vec<Candidate<UnixStream>> {
     let Some(dir) = &settings.plugins else { return Vec::new() };
     let mut started = Vec::new();
@@ -76,7 +76,7 @@ fn program(path: PathBuf, configs: &Path) -> Option<Program> {
     }
 }
 
-/// Maximum bytes of a plugin's configuration. Smaller than a message.
+/// Maximum bytes of a plugin's configuration. It is smaller than the maximum of a message.
 const CONFIG_MAX: u64 = 1 << 20;
 
 fn read(path: &Path) -> io::Result<String> {
@@ -145,7 +145,7 @@ fn launch(program: &Program) -> io::Result<Candidate<UnixStream>> {
 #[allow(unsafe_code, reason = "plain system calls")]
 fn pass_socket(given: i32) -> io::Result<()> {
     let result = if given == SOCKET {
-        // SAFETY: clears the flags of a descriptor; touches no memory.
+        // SAFETY: the call clears the flags of a descriptor, and touches no memory.
         unsafe { libc::fcntl(given, libc::F_SETFD, 0) }
     } else {
         // SAFETY: a descriptor that had this number belongs to the parent and is not needed after exec.

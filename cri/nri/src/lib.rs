@@ -1,5 +1,5 @@
-//! NRI, the node resource interface: plugins that receive events of pods and containers, and adjust
-//! containers before they are created. The protocol is that of github.com/containerd/nri, version 0.13.
+//! NRI, the node resource interface: plugins that receive events of pods and containers, and adjust containers before
+//! they are created. The protocol is defined by github.com/containerd/nri, version 0.13.
 //!
 //! ```text
 //!   the runtime ──hooks──► Nri ──in the order of their indices──► plugins   (ttrpc over mux over a
@@ -11,7 +11,7 @@
 //! - Without a subscriber an event costs one atomic load; no description is made.
 //! - A plugin that does not respond in time is dropped, and the runtime continues without it.
 //! - Requests reach plugins one at a time, as in upstream's package `adaptation`; plugins rely on it.
-//! - A plugin that joins gets every pod and container, also those that are being created ([`Nri::block_joins`]).
+//! - A plugin that joins gets every pod and container, including those that are being created ([`Nri::block_joins`]).
 //! - `adjust`, `apply` and `describe` are pure.
 //! - The crate uses types of NRI and the OCI, and none of the CRI.
 

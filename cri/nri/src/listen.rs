@@ -13,7 +13,7 @@ use tracing::warn;
 /// Maximum plugins that register at the same time.
 const MAX_REGISTERING: usize = 16;
 
-/// Binds the socket. A stale socket is replaced; that of another running runtime is not.
+/// Binds the socket. A stale socket is replaced. The socket of another running runtime is not replaced.
 pub(crate) async fn bind(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
@@ -50,7 +50,7 @@ where
                 }
                 Err(error) => {
                     warn!(%error, "cannot accept NRI plugins");
-                    // Probably out of descriptors: wait before the next attempt.
+                    // The process probably has no free descriptors, so the next attempt is delayed.
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }
             }

@@ -11,10 +11,10 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Settings of NRI.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The socket at which plugins connect, such as `/var/run/nri/nri.sock`. `None`: external plugins are
+    /// The socket at which plugins connect, such as `/var/run/nri/nri.sock`. `None` means that external plugins are
     /// disabled.
     pub socket: Option<PathBuf>,
-    /// Directory of pre-installed plugins, such as `/opt/nri/plugins`. `None`: none are started.
+    /// Directory of pre-installed plugins, such as `/opt/nri/plugins`. `None` if no plugins are started.
     pub plugins: Option<PathBuf>,
     /// Directory of their configurations; default `/etc/nri/conf.d`.
     pub configs: PathBuf,

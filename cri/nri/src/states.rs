@@ -27,7 +27,7 @@ impl States {
         self.sent.insert(id.to_owned(), sent);
     }
 
-    /// Marks the stop as sent. Returns whether it was still to be sent.
+    /// Marks the stop as sent. Returns false if it was sent before, or the object is unknown.
     pub(crate) fn stop(&mut self, id: &str) -> bool {
         match self.sent.get_mut(id) {
             Some(sent @ SentState::Alive) => {
@@ -38,7 +38,7 @@ impl States {
         }
     }
 
-    /// Marks the removal as sent. Returns whether it was still to be sent.
+    /// Marks the removal as sent. Returns false if it was sent before, or the object is unknown.
     pub(crate) fn remove(&mut self, id: &str) -> bool {
         self.sent.remove(id).is_some()
     }

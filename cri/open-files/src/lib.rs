@@ -33,7 +33,7 @@ pub fn raise() -> std::io::Result<()> {
 /// The error of close_range(2).
 pub fn mark_inherited_close_on_exec() -> std::io::Result<()> {
     const FIRST: libc::c_uint = 3;
-    // SAFETY: three integers; the call closes nothing.
+    // SAFETY: the arguments are integers, and the call closes no descriptor.
     let marked =
         unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if marked == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }

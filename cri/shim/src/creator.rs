@@ -143,7 +143,7 @@ enum CreateError {
 
 /// Runs the creator process to its end.
 pub(crate) fn run(request: &CreateRequest<'_>, reporter: Reporter) -> ! {
-    // Cleanup after the shim's death must find all processes, so the creator may not outlive the shim.
+    // Cleanup after the shim's death must find all processes, so the creator must not outlive the shim.
     kernel::die_with(request.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-create");

@@ -27,7 +27,7 @@ pub(crate) enum Output {
 /// When to rotate, and how many files to keep.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
-    /// Maximum bytes per file; 0: unlimited.
+    /// Maximum bytes per file; 0 means unlimited.
     pub(crate) size: u64,
     /// Number of files including the current one; with 0 and 1 only the current one is kept.
     pub(crate) files: u32,

@@ -6,11 +6,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Bytes per second that a container may write for a long time.
+/// Bytes per second that a container may write on average.
 const PER_SECOND: u64 = 16 << 20;
-/// Bytes that it may write at once.
+/// Bytes that a container may write at once.
 const BURST: u64 = 64 << 20;
-/// Length of a pause: that of 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
+/// Length of a pause: the time for 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
 const PAUSE: Duration = Duration::from_micros(62_500);
 
 /// The rate limit of a container's output: a token bucket of [`BURST`] bytes.
@@ -37,7 +37,7 @@ impl OutputRate {
         self.resumes = (self.used >= BURST).then(|| now + PAUSE);
     }
 
-    /// The end of the current pause. `None`: the output may be read.
+    /// The end of the current pause. `None` if the output may be read.
     pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.resumes.filter(|end| *end > now)
     }

@@ -22,7 +22,7 @@ pub(crate) fn become_program(args: &[String], env: &[CString]) -> (Kind, String)
         let Ok(path) = CString::new(path) else { continue };
         let Err(errno) = nix::unistd::execve(&path, &argv, env);
         match errno {
-            // As in a shell: another directory may have it.
+            // As in a shell, another directory may have the program.
             Errno::ENOENT | Errno::ENOTDIR => {}
             Errno::EACCES => worst = errno,
             _ => {

@@ -224,8 +224,9 @@ pub(crate) fn note(text: &str) {
     }
 }
 
-/// Fuzz target for messages of any processes. A message of a process that may not send it is ignored, and no message
-/// counts twice. The input is a list of messages, each a byte for the sender, a byte for the length, and the text.
+/// Fuzz target for messages of any processes. A message from a process that is not permitted to send it is ignored, and
+/// no message counts twice. The input is a list of messages, each a byte for the sender, a byte for the length, and the
+/// text.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     const CHILD: i32 = 1;

@@ -81,7 +81,7 @@ pub(crate) struct Pod {
 pub(crate) struct OwnCgroups {
     v1: Vec<PathBuf>,
     unified: Vec<PathBuf>,
-    /// Whether the shim need not enter a v2 cgroup: it was forked in it, or the sandbox has no v2 cgroup.
+    /// Whether the shim has no v2 cgroup to enter: it was forked in its cgroup, or the sandbox has no v2 cgroup.
     entered_unified: bool,
 }
 
@@ -106,8 +106,8 @@ impl OwnCgroups {
         Ok(Self { entered_unified: unified.is_empty(), v1, unified })
     }
 
-    /// The cgroups besides a systemd scope: those of v1 hierarchies that systemd does not manage. All shims
-    /// of a slice share the slice's cgroup there, so none is removed when a shim ends.
+    /// The cgroups in addition to a systemd scope: cgroups of v1 hierarchies that systemd does not manage. All shims of
+    /// a slice share the slice's cgroup there, so none is removed when a shim ends.
     fn outside_scope(hierarchies: &[Hierarchy], scope: &Scope) -> Result<Self, CgroupError> {
         let others: Vec<Hierarchy> = hierarchies.iter().filter(|h| !h.is_systemds()).cloned().collect();
         Ok(Self {

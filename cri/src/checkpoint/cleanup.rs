@@ -33,7 +33,8 @@ pub(super) fn remove_output(output: &Path, ids: &[&str]) -> Result<(), Checkpoin
     let text = coracle_tree::read(&manifest, manifest::MAX).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     if ids.iter().any(|id| !id.is_empty() && text.contains(id)) {
-        // All archives of the manifest are removed, also those of other containers: a partial checkpoint is useless.
+        // All archives of the manifest are removed, including the archives of other containers, because a partial
+        // checkpoint is useless.
         let named = restore::read(output).map(|manifest| manifest.containers).unwrap_or_default();
         named.iter().try_for_each(|saved| remove(&output.join(manifest::archive(&saved.id))))?;
         remove(&manifest)?;

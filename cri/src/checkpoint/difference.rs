@@ -24,8 +24,8 @@ use super::attributes;
 
 /// Maximum length of a path (`PATH_MAX`).
 const MAX_PATH: usize = 4095;
-/// Maximum bytes of the paths that are kept while an archive is written: those of deleted files, and of files with several
-/// names. A container determines their number and lengths. A restore refuses longer lists of deleted files.
+/// Maximum bytes of the paths that are kept while an archive is written: the paths of deleted files, and of files with
+/// several names. A container determines their number and lengths. A restore refuses longer lists of deleted files.
 const NAMES_MAX: usize = 64 << 20;
 /// Bytes that count for each kept path in addition to its length.
 const NAME_OVERHEAD: usize = 64;
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(deleted.contains(Path::new("/gone")), whiteout);
     }
 
-    /// An empty archive. `names_left`: bytes that are left for paths.
+    /// An empty archive. `names_left` is the number of bytes that are left for paths.
     fn writing(lower: &[PathBuf], names_left: usize) -> Writing<'_> {
         Writing {
             lower,

@@ -207,7 +207,7 @@ profile {OWN_PROFILE} flags=(attach_disconnected,mediate_deleted) {{
     )
 }
 
-/// Kernel files that containers may not write.
+/// Kernel files that containers are not permitted to write.
 const RULES: &str = "
     # /proc: all except the directories of processes and the limits of shared memory.
   deny @{PROC}/* w,

@@ -1,9 +1,9 @@
 //! The memory of large configurations of containers: environments, commands, arguments, mounts and supplemental groups.
 //!
 //! References to config maps can make the environment of each container of a pod megabytes long, and so can an image.
-//! The runtime keeps the configuration in memory, and its files have it three times in the run directory, which often is
-//! in memory too. Nearly all configurations are small and do not count. The others share a limit, and those of one
-//! namespace leave a quarter of it to others.
+//! The runtime keeps the configuration in memory, and its files have it three times in the run directory, which often
+//! is in memory too. Nearly all configurations are small and do not count. Larger configurations share a limit, and the
+//! configurations of one namespace leave a quarter of it to others.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -51,7 +51,7 @@ impl ConfigMemory {
         Some(Self::of(config, of_image))
     }
 
-    /// As [`take`](Self::take) for a container that exists, even if it exceeds the limit.
+    /// Like [`take`](Self::take) for a container that exists, even if it exceeds the limit.
     pub(crate) fn of(config: &cri::ContainerConfig, of_image: usize) -> Self {
         let (namespace, bytes) = (namespace(config), counted(config, of_image));
         if bytes > 0 {

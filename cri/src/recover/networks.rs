@@ -1,4 +1,4 @@
-//! The networks of pods after a restart: those of dead pods are released, those of live pods are checked.
+//! The networks of pods after a restart. Networks of dead pods are released, and networks of live pods are checked.
 
 use std::path::PathBuf;
 use std::sync::Arc;

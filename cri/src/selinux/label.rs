@@ -148,7 +148,7 @@ pub(super) fn of_pod(defaults: &Defaults, requested: &RequestedLabel, own: Optio
     )
 }
 
-/// The labels of a container: those of its pod, changed by its own request.
+/// The labels of a container: the labels of its pod, changed by its own request.
 pub(super) fn of_container(
     pod: &Labels,
     requested: &RequestedLabel,

@@ -163,7 +163,7 @@ mod tests {
         }
         let relabelled = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // Only this thread. Root could read the directory.
+                // This changes the user of only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 relabel(dir.path(), "system_u:object_r:container_file_t:s0:c1,c2")
             });

@@ -100,7 +100,7 @@ where
     U: Future<Output = Result<(), Error>> + Send + 'static,
 {
     let mut claim = claim;
-    // Boxed: the future has several kilobytes and is moved with its callers.
+    // The future is boxed, because it has several kilobytes and is moved with its callers.
     let creation = Box::pin(call(claim.id().to_owned()));
     let call = async move {
         let created = creation.await?;
@@ -137,7 +137,7 @@ where
     F: Future<Output = Result<T, Error>> + Send + 'static,
 {
     let (_caller, gone) = oneshot::channel::<()>();
-    // Nothing is sent: the channel closes when this call is dropped.
+    // Nothing is ever sent. The channel closes when this call is dropped.
     let gone = Box::pin(async move { drop(gone.await) });
     match tokio::spawn(call(gone)).await {
         Ok(result) => answer(result),

@@ -51,7 +51,7 @@ impl Process {
         let reaping = Arc::clone(&pid_is_own);
         tokio::spawn(async move {
             tokio::select! {
-                // Only observed: a pidfd stays readable after the death.
+                // The pidfd is only polled, so it stays readable after the process has ended.
                 _ = watched.readable() => {}
                 // No handle is left. A dead child stays a zombie until this process ends.
                 () = sender.closed() => return,
@@ -256,7 +256,7 @@ fn is_of_directory(pid: i32, dir: &Path) -> bool {
     is_shim_of(&pidfd::command_line(pid), dir)
 }
 
-/// Whether a command line (of /proc), or its beginning, is that of the shim of this directory.
+/// Whether a command line (of /proc), or its beginning, belongs to the shim of this directory.
 fn is_shim_of(line: &[u8], dir: &Path) -> bool {
     shim_directory(line).is_some_and(|of| of == dir)
 }

@@ -86,8 +86,8 @@ pub struct AttachTo {
     pub stdout: bool,
     /// Read its standard error. A container with a terminal has none.
     pub stderr: bool,
-    /// Capacity of the pipe of each output in bytes; 0: the maximum of 1 MiB. The shim drops a client that falls behind by
-    /// more. Shims of earlier versions always use the maximum.
+    /// Capacity of the pipe of each output in bytes; 0 means the maximum, 1 MiB. The shim drops a client that falls
+    /// behind by more. Shims of earlier versions always use the maximum.
     pub output_capacity: u32,
 }
 

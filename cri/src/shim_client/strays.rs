@@ -52,7 +52,8 @@ fn find(parent: &Path, known: &HashSet<String>) -> Vec<(i32, PathBuf)> {
 fn is_of_node(pid: i32) -> bool {
     let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
-    // The first number is the real user: that of a program with the set-user-id bit is the user who has started it.
+    // The first number is the real user. For a program with the set-user-id bit, it is the user who has started the
+    // program.
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     let user = users.split_whitespace().next().and_then(|user| user.parse::<u32>().ok());
     let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();

@@ -124,7 +124,7 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
             tokio::select! {
                 // Cancel safe: `answers` lives outside of the select; `requests` is not needed after it.
                 answered = &mut answers => answered,
-                // Also after a failed write: the pod may have answered before.
+                // The answer is read even after a failed write, because the pod may have answered before.
                 _sent = requests => answers.await,
             }
         };

@@ -57,7 +57,7 @@ pub(super) fn watch<I>(io: I) -> (Watched<I>, Idle) {
 
 impl Idle {
     /// Returns when there was no traffic for `limit`, or when `is_abandoned` returns. All operations of the connection fail
-    /// from then on, also those that wait.
+    /// from then on, including those that wait.
     pub(super) async fn expired(self, limit: Option<Duration>, is_abandoned: impl Future<Output = ()>) {
         tokio::select! {
             // The other arm is dropped: the connection is over.

@@ -39,7 +39,7 @@ enum Opened {
     Half,
     /// The second stream of a connection, with the port.
     Whole { pair: Pair, port: u16, permit: OwnedSemaphorePermit },
-    /// Above a limit, or invalid.
+    /// The stream is invalid or exceeds a limit.
     Refused,
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn command(connection: Connection, codec: Codec, run: impl Asyn
     let (reader, writer) = split(connection);
     let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
-    // Both tasks end with this call, also if it is dropped: they hold the connection.
+    // Both tasks end with this call, even if it is dropped: they hold the connection.
     let receiving = AbortOnDropHandle::new(tokio::spawn(receive(reader, codec, input_sender)));
     let sending = AbortOnDropHandle::new(tokio::spawn(send(writer, codec, output_receiver)));
     run(Client { input, output }).await;

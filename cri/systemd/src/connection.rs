@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::message::{self, FIXED, Incoming, Value, Writer};
 use crate::property::Property;
 
-/// systemd's private socket: for root only, without a message bus.
+/// systemd's private socket. Only root can use it, and it needs no message bus.
 const SOCKET: &str = "/run/systemd/private";
 /// Timeout of a call. A stop may take that long, because systemd waits for processes.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -72,8 +72,8 @@ impl Systemd {
         Ok(systemd)
     }
 
-    /// Makes a scope of these processes in a slice. It is delegated: the tree below it and its limits belong
-    /// to the caller. The properties in `others` apply before the processes enter.
+    /// Makes a scope of these processes in a slice. The scope is delegated: the tree below it and its limits belong to
+    /// the caller. The properties in `others` apply before the processes enter.
     ///
     /// # Errors
     /// See [`Error`].

@@ -179,7 +179,7 @@ impl Writer {
     }
 }
 
-/// Encodes a call of systemd's manager. `signature` is that of the body.
+/// Encodes a call of systemd's manager. `signature` is the signature of the body.
 pub(crate) fn call(serial: u32, member: &str, signature: &str, body: &Writer) -> Vec<u8> {
     // Little endian, a method call, no flags, version 1.
     let mut out = Writer(vec![b'l', 1, 0, 1]);

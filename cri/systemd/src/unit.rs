@@ -30,7 +30,7 @@ impl Scope {
         (whole && is_slice(&scope.slice)).then_some(scope)
     }
 
-    /// The scope of a cgroup path. `None` if the path is not that of a scope.
+    /// The scope of a cgroup path. `None` if the path does not belong to a scope.
     pub fn of_path(path: &str) -> Option<Self> {
         let (slice, unit) = path.trim_end_matches('/').rsplit_once('/')?;
         let (prefix, name) = unit.strip_suffix(SCOPE)?.rsplit_once('-')?;
@@ -64,8 +64,8 @@ pub fn is_slice(name: &str) -> bool {
     stem.is_some_and(|stem| stem == "-" || stem.split('-').all(fits))
 }
 
-/// The slice with these nested names. Dashes separate components, so dashes in a name become underscores, as
-/// in the kubelet. Without names: the root `-.slice`.
+/// The slice with these nested names. Dashes separate components, so dashes in a name become underscores, as in the
+/// kubelet. Without names, it is the root `-.slice`.
 pub fn slice_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| name.replace('-', "_")).collect();
     if names.is_empty() { format!("-{SLICE}") } else { names.join("-") + SLICE }

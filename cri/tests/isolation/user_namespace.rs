@@ -83,7 +83,7 @@ pub(super) async fn root_of_a_user_namespace_has_no_rights_outside(machine: &mut
     );
     // Root of the container may change what its namespaces own.
     sh(machine, &id, "ip link set lo down && hostname changed && test $(hostname) = changed").await;
-    // Root of the container may not do what requires root of the node.
+    // Root of the container is refused operations that require root of the node.
     for forbidden in ["mknod /tmp/x c 1 3", "echo 1 > /proc/sys/kernel/sysrq"] {
         let answer = machine.exec(&id, &["sh", "-c", forbidden], 0).await.expect("exec");
         assert_ne!(answer.exit_code, 0, "{forbidden}");

@@ -70,7 +70,7 @@ impl Session {
             .with_ansi(false)
             .with_writer(std::io::stderr)
             .init();
-        // Before any thread starts: a thread that runs already stays in the old namespaces.
+        // This comes before any thread starts, because a running thread stays in the old namespaces.
         unshare(namespaces).expect("new namespaces");
         if namespaces.contains(CloneFlags::CLONE_NEWNS) {
             let none = None::<&str>;
@@ -142,7 +142,7 @@ impl Machine {
         assert!(up.success());
     }
 
-    /// Closes the runtime, and replaces it by one without state.
+    /// Closes the runtime, and replaces it by a runtime without state.
     pub(crate) async fn close_runtime(&mut self) {
         let network = self.other_network().await;
         self.close_runtime_for(&network).await;
@@ -499,8 +499,8 @@ fn number(info: &str, name: &str) -> i32 {
     info[name].as_i64().and_then(|value| i32::try_from(value).ok()).expect("a pid")
 }
 
-/// The host ends of the pods' veth pairs. `/sys/class/net` would show those of the namespace in which sysfs was
-/// mounted.
+/// The host ends of the pods' veth pairs. `/sys/class/net` would show the interfaces of the namespace in which sysfs
+/// was mounted.
 fn interfaces() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/net/dev").expect("interfaces");
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());

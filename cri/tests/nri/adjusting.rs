@@ -323,7 +323,7 @@ pub(crate) async fn limits_of_existing_containers_change(machine: &mut Machine) 
             let update = vec![update(&of_first, 32 << 20)];
             PluginReply::Answer(CreateContainerResponse { update, ..Default::default() }.encode_to_vec())
         }
-        // The plugin changes the updated container and another one.
+        // The plugin changes the updated container and another container.
         "UpdateContainer" => {
             let update = vec![update(&of_first, 48 << 20), update(&of_second, 24 << 20)];
             PluginReply::Answer(UpdateContainerResponse { update, evict: Vec::new() }.encode_to_vec())

@@ -107,7 +107,7 @@ const OF_CONTAINER: [&str; 6] = [
     "checkpoint.written",
     "checkpoint.named",
 ];
-/// Fault points of the checkpoint of a pod. `NAME:2` is the second hit: that of the second container.
+/// Fault points of the checkpoint of a pod. `NAME:2` is the second pass, which belongs to the second container.
 const OF_POD: [&str; 10] = [
     "checkpoint-pod.noted",
     "checkpoint-pod.noted:2",

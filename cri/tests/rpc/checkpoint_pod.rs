@@ -253,7 +253,7 @@ async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, lat
     assert_eq!(names, ["counter", "talker"]);
     let ids: Vec<String> =
         restored.restored_containers.iter().map(|made| made.container_id.clone()).collect();
-    // Restored containers wait to be started, also across a restart of the runtime.
+    // Restored containers wait to be started, even across a restart of the runtime.
     machine.restart(Duration::from_millis(100)).await;
     let began = Instant::now();
     for id in &ids {

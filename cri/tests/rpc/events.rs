@@ -110,7 +110,7 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
     }
     assert_eq!(seen, [(ends.clone(), stopped), (hog, stopped)], "each once, in order");
     assert_eq!(reason, "OOMKilled");
-    // Each event is delivered once, also across runtimes.
+    // Each event is delivered once, even across runtimes.
     assert_eq!(until_quiet(&mut events).await, []);
     let mut second = listen(machine).await;
     assert_eq!(until_quiet(&mut second).await, []);

@@ -106,7 +106,7 @@ pub(crate) async fn a_pod_is_ready_again_when_its_shim_responds(machine: &mut Ma
     eventually_async("the pod of the shim is ready again", 20, async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
     assert_eq!(machine.exec(&stays, &["true"], 0).await.expect("exec").exit_code, 0);
-    // Its end is noticed like that of any other shim.
+    // The runtime notices its end like the end of any other shim.
     send(shim, Signal::SIGKILL);
     assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
     eventually_async("the pod of the shim is not ready", 20, async || !is_ready(machine, &pod).await).await;
@@ -219,7 +219,7 @@ pub(crate) async fn a_command_that_starts_after_its_timeout_is_killed(machine: &
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let shim = machine.shim_pid(&pod).await;
     send(shim, Signal::SIGSTOP);
-    // Without a timeout of the exec: the caller gets an error about the shim, and no later result.
+    // The exec has no timeout: the caller gets an error about the shim, and no later result.
     let command = long(8);
     let script = format!("sleep {command} & sleep {command}; true");
     let script = ["sh", "-c", &script];

@@ -40,7 +40,7 @@ pub struct Threads {
 struct State {
     /// Threads that wait, including those that are woken up for work that is handed over.
     waiting: usize,
-    /// Work that is handed over and not taken yet. It is never more than the threads that wait.
+    /// Work that is handed over and not taken yet. Its number is at most `waiting`.
     handed_over: VecDeque<Work>,
 }
 

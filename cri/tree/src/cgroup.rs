@@ -85,7 +85,7 @@ pub fn remove(top: &Path) -> io::Result<()> {
     match unlinkat(CWD, top, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(error) if is_in_use(error) => {}
-        // On a read-only mount the kernel returns this before it looks for the directory.
+        // On a read-only mount the kernel returns this error before it looks for the directory.
         Err(Errno::ROFS) if matches!(top.try_exists(), Ok(false)) => return Ok(()),
         Err(error) => return Err(error.into()),
     }
@@ -132,7 +132,7 @@ fn remove_below(top: OwnedFd) -> Result<(), Errno> {
             continue;
         }
         if left != before {
-            // Scanned again: a file system may skip entries of a directory that changes.
+            // The directory is scanned again, because a file system may skip entries of a directory that changes.
             is_first_scan = false;
             continue;
         }
@@ -152,8 +152,8 @@ fn remove_below(top: OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Removes the cgroups directly below one. Returns the first one that cannot be removed: it has processes, or cgroups
-/// below it. `left` is the number of cgroups that may still be removed.
+/// Removes the cgroups directly below a cgroup. Returns the first one that cannot be removed: it has processes, or
+/// cgroups below it. `left` is the number of cgroups that may still be removed.
 fn remove_children(at: &OwnedFd, left: &mut u32) -> Result<Option<OwnedFd>, Errno> {
     let mut children = Dir::read_from(at)?;
     while let Some(entry) = children.read() {
@@ -254,7 +254,7 @@ mod tests {
             fs::create_dir_all(&dir).expect("make");
             fs::write(dir.join("cgroup.procs"), format!("{}\n", number + 1)).expect("write");
         }
-        assert_eq!(processes_of(&top, 3).len(), 4, "those of the group itself do not count");
+        assert_eq!(processes_of(&top, 3).len(), 4, "three groups below the top, and the top itself");
         assert_eq!(processes_of(&top, 5).len(), 6);
         assert_eq!(processes(&top).len(), 6);
     }
@@ -280,7 +280,7 @@ mod tests {
         fs::create_dir(place.path().join("made")).expect("make");
         let (absent, made) = std::thread::scope(|scope| {
             let apart = scope.spawn(|| {
-                // The mounts are those of this thread only.
+                // The mounts exist only in the namespace of this thread.
                 nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
                 let (none, at) = (None::<&str>, place.path());
                 mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");

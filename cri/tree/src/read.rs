@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_descriptors_or_rights_says_nothing_about_the_file() {
+    fn a_lack_of_descriptors_or_rights_does_not_mean_a_damaged_file() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::ACCESS, Errno::PERM] {
             assert!(is_refusal(&errno.into()), "{errno}");
         }

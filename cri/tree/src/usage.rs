@@ -15,7 +15,7 @@ const PARTS_PER_FILE: u128 = 1 << 60;
 /// directory, their parts are not counted.
 ///
 /// # Errors
-/// As [`walk`].
+/// See [`walk`].
 pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
     let (mut bytes, mut inodes) = (0, 0);
     walk(dir, |found| {

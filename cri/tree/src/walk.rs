@@ -79,7 +79,7 @@ pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<
 /// walk are skipped.
 ///
 /// # Errors
-/// Those of [`walk`], and the error of the first entry that cannot be read.
+/// The errors of [`walk`], and the error of the first entry that cannot be read.
 pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Fail, Scope::EVERYTHING, found)
 }

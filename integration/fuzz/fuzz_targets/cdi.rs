@@ -1,4 +1,4 @@
-//! CDI files: device descriptions of vendors.
+//! Fuzz target: CDI files, the device descriptions of vendors.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_cri::fuzz::cdi(data));

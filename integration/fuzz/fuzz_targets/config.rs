@@ -1,4 +1,4 @@
-//! Configurations of containers and their pods, from clients.
+//! Fuzz target: configurations of containers and their pods, from clients.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_cri::fuzz::config(data));

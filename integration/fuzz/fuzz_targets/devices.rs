@@ -1,4 +1,4 @@
-//! Lists of devices of device plugins.
+//! Fuzz target: lists of devices of device plugins.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_agent::fuzz::devices(data));

@@ -1,4 +1,4 @@
-//! Field sets of server-side apply.
+//! Fuzz target: field sets of server-side apply.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_kinds::fuzz::fields(data));

@@ -1,4 +1,4 @@
-//! Request bodies of the API in JSON.
+//! Fuzz target: request bodies of the API in JSON.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_kinds::fuzz::json(data));

@@ -1,4 +1,4 @@
-//! Paths of printer columns.
+//! Fuzz target: paths of printer columns.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_kinds::fuzz::json_path(data));

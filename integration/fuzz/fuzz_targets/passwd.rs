@@ -1,4 +1,4 @@
-//! Account files of an image: the user of a container and its home directory.
+//! Fuzz target: account files of an image: the user of a container and its home directory.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! Frames from an NRI plugin.
+//! Fuzz target: frames from an NRI plugin.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_nri::ttrpc::fuzz(data));

@@ -1,4 +1,4 @@
-//! Request bodies of the API in protobuf.
+//! Fuzz target: request bodies of the API in protobuf.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_kinds::fuzz::protobuf(data));

@@ -1,4 +1,4 @@
-//! Seccomp profiles in files of the machine.
+//! Fuzz target: seccomp profiles in files of the machine.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_cri::fuzz::seccomp(data));

@@ -1,4 +1,4 @@
-//! Label and field selectors of query strings.
+//! Fuzz target: label and field selectors of query strings.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_kinds::fuzz::selector(data));

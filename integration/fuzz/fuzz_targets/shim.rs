@@ -1,4 +1,4 @@
-//! Packets from the runtime, as a shim reads them.
+//! Fuzz target: packets from the runtime, as a shim reads them.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_shim::fuzz_wire(data));

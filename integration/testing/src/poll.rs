@@ -11,7 +11,7 @@ const LAST_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Result of a condition: `true` and `Some` end the polling.
 pub trait Outcome {
-    /// What the caller of [`eventually`] receives.
+    /// The result that the caller of [`eventually`] receives.
     type Value;
 
     /// The value, if the condition holds.
@@ -49,7 +49,7 @@ pub fn eventually<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnMu
     }
 }
 
-/// As [`eventually`], for asynchronous conditions.
+/// Like [`eventually`], for asynchronous conditions.
 ///
 /// # Panics
 /// When the condition does not hold within six times `seconds`. The message contains `what`.
@@ -67,7 +67,7 @@ pub async fn eventually_async<O: Outcome>(
     }
 }
 
-/// As [`eventually_async`], for a synchronous condition.
+/// Like [`eventually_async`], for a synchronous condition.
 ///
 /// # Panics
 /// When the condition does not hold within six times `seconds`. The message contains `what`.
@@ -81,7 +81,7 @@ pub async fn until<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnM
     }
 }
 
-/// As [`eventually`], but returns `None` if the condition does not hold within six times `seconds`.
+/// Like [`eventually`], but returns `None` if the condition does not hold within six times `seconds`.
 pub fn within<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
     let mut poll = Poll::until(seconds);
     loop {
@@ -93,7 +93,7 @@ pub fn within<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Opt
     }
 }
 
-/// As [`within`], for a synchronous condition in asynchronous code.
+/// Like [`within`], for a synchronous condition in asynchronous code.
 pub async fn within_async<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
     let mut poll = Poll::until(seconds);
     loop {

@@ -82,7 +82,7 @@ fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
 fn image_errors_end_in_back_off_with_their_reason() {
     with_cluster(|machine, cluster| {
         cluster.kubectl(&["run", "absent", "--image=nosuchimage:1"]);
-        // Not `kubectl run`: it rejects the reference before the API server sees it.
+        // The test does not use `kubectl run`, which rejects the reference before the API server sees it.
         cluster.apply(
             r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"badname"},"spec":{"containers":[{"name":"c","image":"UPPER//case"}]}}"#,
         );
@@ -338,7 +338,7 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
         ip(&["link", "add", "theirs0", "address", "0a:00:00:00:00:01", "type", "bridge"]);
         ip(&["addr", "add", "192.0.2.1/24", "dev", "theirs0"]);
         ip(&["link", "set", "theirs0", "up"]);
-        // Without the uplink: the kernel may report its carrier later.
+        // The uplink is left out, because the kernel may report its carrier later.
         let state = || {
             let links = ip(&["-o", "link", "show"]);
             let names: Vec<String> =

@@ -147,7 +147,7 @@ fn pod(name: &str, node: Option<&str>, resource: &str) -> Value {
         "terminationGracePeriodSeconds": 1, "containers": [container], "nodeName": node}})
 }
 
-/// A pod gets the device of a plugin, another one is rejected, and the health of the device is reported.
+/// A pod gets the device of a plugin, another pod is rejected, and the health of the device is reported.
 pub(crate) fn a_pod_gets_the_device_of_a_plugin(machine: &Machine, cluster: &Cluster) {
     let resource = format!("{}.example.com/dongle", machine.name());
     let (is_healthy, hangs) = (watch::channel(true).0, watch::channel(false).0);

@@ -24,7 +24,8 @@ fn deployment(replicas: usize) -> String {
     .to_string()
 }
 
-/// Node and name of each pod without deletionTimestamp. The node is empty before scheduling. `ready`: only Ready pods.
+/// Node and name of each pod without deletionTimestamp. The node is empty before scheduling. With `ready`, only Ready
+/// pods.
 fn pods(nodes: &Nodes, ready: bool) -> Vec<(String, String)> {
     let list = nodes.get(&["pods"]);
     let is_ready = |pod: &Value| has_condition(pod, "Ready", "True");

@@ -12,7 +12,7 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("examples")
 }
 
-/// Names of all manifests: those that others need, then the rest.
+/// Names of all manifests. Manifests that others need come first.
 fn manifests() -> Vec<String> {
     let names = fs::read_dir(directory()).unwrap().map(|entry| entry.unwrap().file_name());
     let names = names.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".yaml"));

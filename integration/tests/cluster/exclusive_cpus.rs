@@ -1,4 +1,4 @@
-//! Exclusive CPUs and memory of NUMA nodes: what the kernel lets containers use, also after a restart of the node.
+//! Exclusive CPUs and memory of NUMA nodes: what the kernel lets containers use, even after a restart of the node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -69,7 +69,7 @@ fn allowed_list(status: &str, what: &str) -> BTreeSet<u32> {
     numbers(status.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap())
 }
 
-/// Whether the container has no CPU quota. The names of the file are those of v2 and v1.
+/// Whether the container has no CPU quota. The file has one name on v2 and another one on v1.
 fn has_no_quota(cluster: &Cluster, name: &str) -> bool {
     let command = "cat /sys/fs/cgroup/cpu.max 2>/dev/null || cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us";
     let text = cluster.kubectl(&["exec", name, "--", "sh", "-c", command]);

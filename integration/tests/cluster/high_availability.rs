@@ -155,7 +155,7 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
     });
 }
 
-/// Objects, revisions and allocated addresses that one server has acknowledged are visible at the other one.
+/// Objects, revisions and allocated addresses that one server has acknowledged are visible at the other server.
 fn objects_are_shared(one: &Plane, two: &Plane) {
     for round in 0..5 {
         let name = format!("m{round}");

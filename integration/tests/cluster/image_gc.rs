@@ -104,7 +104,7 @@ fn test(machine: &mut Machine, mirrors: &Path) {
         [("older", false), ("oldest", false), ("pinned", true), ("used", false)].map(own)
     );
 
-    // Above the threshold: only as many images are removed as necessary.
+    // Usage is above the threshold. Only as many images are removed as necessary.
     start(&cluster, "fresh");
     eventually("the least recently used image to be removed", 20, || {
         names(machine) == ["fresh", "older", "pinned", "used"]

@@ -35,7 +35,7 @@ fn address(cluster: &Cluster, (namespace, name): (&str, &str)) -> String {
     pod["status"]["podIP"].as_str().unwrap().to_owned()
 }
 
-/// Whether a pod gets an answer from a port of another one.
+/// Whether a pod gets an answer from a port of another pod.
 fn reaches(cluster: &Cluster, (namespace, name): (&str, &str), ip: &str, port: u16) -> bool {
     let script = format!(r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 1 {ip} {port} 2>&1; true");
     let answer = cluster.kubectl(&["exec", "-n", namespace, name, "--", "sh", "-c", &script]);

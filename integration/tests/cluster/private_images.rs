@@ -1,4 +1,4 @@
-//! Images of a private registry: only pods with credentials use them, also after the node has them (KEP-2535).
+//! Images of a private registry: only pods with credentials use them, even after the node has them (KEP-2535).
 
 use std::fs;
 use std::net::TcpStream;

@@ -119,7 +119,7 @@ fn a_concurrent_gc_does_not_disturb_del_or_other_attachments() {
                         hand.iter().for_each(|(number, one)| chain.each("DEL", *number, one));
                     })
                 });
-                // The runtime may or may not list attachments that are being removed.
+                // The runtime can list attachments that are being removed, or leave them out.
                 let collecting = scope.spawn(move || {
                     let leaving = || leave.iter().map(|(_, one)| one).filter(|_| round % 2 == 0);
                     let mut times = 0;

@@ -20,7 +20,7 @@ struct Chain {
     confs: Vec<Value>,
 }
 
-/// Fault points of the plugins. `recovery.rs` covers those of the runtime.
+/// Fault points of the plugins. `recovery.rs` covers the fault points of the runtime.
 fn points(dir: &Path, found: &mut BTreeSet<String>) {
     for path in fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()) {
         if path.is_dir() {

@@ -50,7 +50,7 @@ impl Plugins {
         self.call_or_kill(what, (sandbox, conf), None).unwrap()
     }
 
-    /// As [`call`](Self::call), but kills the plugin after `after`. None if it was killed.
+    /// Like [`call`](Self::call), but kills the plugin after `after`. None if it was killed.
     pub(crate) fn call_or_kill(
         &self,
         what: (&str, &str, &str),
@@ -65,7 +65,7 @@ impl Plugins {
         answer(what, child)
     }
 
-    /// As [`call`](Self::call) with an armed fault point. None if the plugin reached it.
+    /// Like [`call`](Self::call) with an armed fault point. None if the plugin reached it.
     pub(crate) fn call_armed(
         &self,
         what: (&str, &str, &str),
@@ -123,7 +123,7 @@ impl Sandbox {
         Self(Some(child))
     }
 
-    /// For commands without a network namespace.
+    /// The value for commands without a network namespace.
     pub(crate) fn none() -> Self {
         Self(None)
     }

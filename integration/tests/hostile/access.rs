@@ -101,7 +101,7 @@ fn a_restricted_namespace_rejects_privileged_pods() {
         assert!(
             said(&cluster.try_kubectl(&wrong)).contains("must be one of privileged, baseline, restricted")
         );
-        // A tenant that may not change the namespace cannot relax it.
+        // A tenant who is not permitted to change the namespace cannot relax the policy.
         assert!(!as_token(cluster, machine, &token, &wrong, "").status.success());
     });
 }

@@ -100,7 +100,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
             let listed = sh(cluster, "tracer", &format!("ls -A /proc/1/{place}/"));
             assert_eq!(listed.trim(), "coracle-init", "{place}");
         }
-        // Read-only, also for root.
+        // The file is read-only, even for root.
         let made = sh(cluster, "tracer", "touch /proc/1/root/x 2>&1; true");
         assert!(made.contains("Read-only file system"), "{made}");
         let open = sh(cluster, "tracer", "cd /proc/1/fd; for fd in *; do readlink $fd; done");
@@ -215,7 +215,7 @@ fn shims_and_containers_inherit_no_descriptor_of_the_nodes_parent() {
         let secret = machine.path("inherited");
         fs::write(&secret, "secret").unwrap();
         let file = fs::File::open(&secret).unwrap();
-        // Without the close-on-exec flag, like descriptors inherited from a shell.
+        // The descriptor has no close-on-exec flag, like descriptors inherited from a shell.
         let inherited = fcntl(&file, FcntlArg::F_DUPFD(200)).unwrap();
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);

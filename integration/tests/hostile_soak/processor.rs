@@ -1,7 +1,7 @@
 //! Shares of the processor: what a machine with systemd gives its services, its pods, and its users.
 //!
 //! ```text
-//! <machine>            weight above that of other programs on this machine, so that they do not fail probes
+//! <machine>            weight above the weight of other programs, so that they do not fail probes
 //! <machine>/node       the node's own processes: the default weight, like system.slice
 //! <machine>/clients    this test: the default weight, because clients of a real node run elsewhere
 //! <machine>/kubepods   the pods: the agent sets its weight
@@ -11,8 +11,8 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// For v1 and v2: mount point of the hierarchy with the cpu controller below `/sys/fs/cgroup`, and file of the weight.
-/// Last: a weight four times as large as the default.
+/// The hierarchies with the cpu controller, on v1 and on v2: the mount point below `/sys/fs/cgroup`, the file of the
+/// weight, and four times the default weight.
 const HIERARCHIES: [(&str, &str, &str); 2] = [("cpu", "cpu.shares", "4096"), ("", "cpu.weight", "400")];
 
 /// The cgroups of the node and of this test. Dropping it moves this process back, because a machine kills all processes

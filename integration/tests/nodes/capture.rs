@@ -78,7 +78,7 @@ impl Capture {
                 }
             });
             let worked = catch_unwind(AssertUnwindSafe(work));
-            // Also if `work` panicked, because the scope waits for the reader.
+            // The capture must end even if `work` panicked, because the scope waits for the reader.
             done.store(true, Ordering::Relaxed);
             worked.unwrap_or_else(|panic| resume_unwind(panic));
             reader.join().unwrap()

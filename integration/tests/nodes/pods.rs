@@ -87,7 +87,7 @@ pub(crate) fn reaches(nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool
     reaches_within(LONG, nodes, from, to, bytes)
 }
 
-/// As [`reaches`], with a time limit.
+/// Like [`reaches`], with a time limit.
 pub(crate) fn reaches_within(patience: Duration, nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
     let pods = ready_pods(nodes);
     let there = pods.iter().find(|pod| pod.ips.iter().any(|ip| ip == to)).unwrap();
@@ -147,7 +147,7 @@ pub(crate) fn all_reach_all(nodes: &Nodes, pods: &[Pod], mtu: usize) {
     hosts_and_pods_reach_pods(&hosts, pods, mtu);
 }
 
-/// As [`all_reach_all`], for any hosts; each has a process in its network namespace.
+/// Like [`all_reach_all`], for any hosts. Each host is a name and a process in the host's network namespace.
 pub(crate) fn hosts_and_pods_reach_pods(hosts: &[(String, u32)], pods: &[Pod], mtu: usize) {
     let answering = EchoThreads::start(pods);
     let from_pods = pods.iter().map(|pod| (format!("the pod of {}", pod.node), pod.process));
@@ -158,7 +158,7 @@ pub(crate) fn hosts_and_pods_reach_pods(hosts: &[(String, u32)], pods: &[Pod], m
                 while !echoes(from, ip, bytes) {
                     assert!(
                         Instant::now() < end,
-                        "{name} does not reach {ip} on {} by {bytes} bytes",
+                        "{name} does not reach {ip} on {} with {bytes} bytes",
                         to.node
                     );
                 }

@@ -32,7 +32,7 @@ impl CapturedTraffic {
         let pods = with_nginx(&nodes, 2);
         let mtu = mtu(&nodes);
         for agent in nodes.agents() {
-            // Without segmentation offload, captured frames have the size of those on the wire.
+            // Without segmentation offload, captured frames have the same size as on the wire.
             agent.host().run("ip", &["link", "set", "eth0", "gso_max_segs", "1"]);
         }
         let capture = Capture::on(&nodes.agents()[0].host().port());

@@ -56,7 +56,7 @@ impl Node {
         Self::try_start(machine, mirrors, armed).await.expect("it ended before it served")
     }
 
-    /// As [`start`](Self::start). None if the runtime exits before it responds.
+    /// Like [`start`](Self::start). None if the runtime exits before it responds.
     pub(crate) async fn try_start(machine: &Machine, mirrors: &Path, armed: Option<&str>) -> Option<Self> {
         let socket = machine.path("cri.sock");
         let words = machine.path("runtime.log");
@@ -153,7 +153,7 @@ impl Node {
     }
 
     /// Whether the log reports a shim that exited unexpectedly.
-    pub(crate) async fn has_lost_a_shim(&self) -> bool {
+    pub(crate) async fn has_logged_a_shim_exit(&self) -> bool {
         soon(|| std::fs::read_to_string(&self.log).unwrap().contains("a shim ended unexpectedly")).await
     }
 
@@ -321,7 +321,7 @@ impl Node {
         let pod_sandbox_id = id.to_owned();
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
         self.runtime.stop_pod_sandbox(stop).await?;
-        // Not if the container stopped under an earlier runtime.
+        // There is no event if the container stopped under an earlier runtime.
         if self.received.lock().unwrap().contains(&(pod_sandbox_id.clone(), 1)) {
             self.wait_for_event(&pod_sandbox_id, 2).await;
         }

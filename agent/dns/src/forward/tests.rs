@@ -96,7 +96,7 @@ async fn a_server_that_hangs_is_queried_last() {
     };
     assert_eq!(order(), [hanging.address, other.address]);
     let resolve = |name: &str| upstream.resolve(question(name));
-    // At the same time: each of them waits for the server that hangs.
+    // The queries run at the same time, because each of them waits for the server that hangs.
     let names = ["a.example.", "b.example.", "c.example.", "d.example."];
     let [a, b, c, d] = names.map(resolve);
     let answers: [Message; 4] = tokio::join!(a, b, c, d).into();

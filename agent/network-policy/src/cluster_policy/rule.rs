@@ -13,7 +13,7 @@ use crate::rules::{Action, Direction, Namespaces, Peers, PodPeer, PortList, Rule
 
 /// A parsed rule. `problems` describes the parts that have no effect, or an effect other than the intended one.
 pub(super) struct Parsed {
-    /// `None`: the rule matches nothing.
+    /// `None` if the rule matches nothing.
     pub(super) rule: Option<Rule>,
     pub(super) problems: Vec<String>,
 }

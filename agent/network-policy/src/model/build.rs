@@ -92,7 +92,7 @@ impl Model {
         lines
     }
 
-    /// Conditions on the rule's peers. `None` in the list: all peers.
+    /// Conditions on the rule's peers. `None` in the list means all peers.
     fn peers(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Option<Peer>> {
         let Some(peers) = &rule.peers else { return vec![None] };
         let mut conditions = Vec::new();

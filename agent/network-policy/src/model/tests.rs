@@ -1,4 +1,4 @@
-//! The table, evaluated packet by packet, against the meaning of the policies.
+//! Compares the table's verdict on each packet with the meaning of the policies.
 
 mod kernel;
 
@@ -21,7 +21,7 @@ use crate::program::{Changes, Element, Peer, Ports};
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// The table as a kernel has it: changed by the recorded differences alone.
+/// A model of the kernel's table. Only the recorded differences change it.
 #[derive(Default)]
 struct Kernel {
     chains: HashMap<Chain, Lines>,
@@ -106,7 +106,7 @@ impl Kernel {
         })
     }
 
-    /// The verdict of a chain. `None`: it returns.
+    /// The verdict of a chain. `None` if the chain returns.
     fn chain(&self, chain: Chain, packet: Packet) -> Option<RuleAction> {
         let Lines { direction, lines, .. } = &self.chains[&chain];
         lines.iter().filter(|line| self.matches(line, *direction, packet)).find_map(|line| match line.then {
@@ -145,7 +145,7 @@ struct Cluster {
     pods: BTreeMap<String, Pod>,
     policies: BTreeMap<Key, NetworkPolicy>,
     nodes: BTreeMap<String, Node>,
-    /// Kinds, names and specifications.
+    /// Specifications by kind and name.
     cluster_policies: BTreeMap<(ClusterKind, String), Value>,
 }
 
@@ -212,7 +212,7 @@ impl Cluster {
             })
     }
 
-    /// The decision of the policies of the whole cluster in a tier. `None`: they leave it to the next tier.
+    /// The decision of the policies of the whole cluster in a tier. `None` if they leave it to the next tier.
     fn tier(&self, tier: &str, direction: Direction, pod: &Pod, packet: Packet) -> Option<bool> {
         let of = |kind: &ClusterKind, specification: &Value| match kind {
             ClusterKind::ClusterNetworkPolicy => specification["tier"] == tier,
@@ -662,7 +662,7 @@ fn a_change_of_one_pod_changes_its_elements_only() {
     let count = changes.new_elements.values().map(Vec::len).sum::<usize>();
     assert_eq!((count, changes.new_chains.len(), changes.new_sets.len()), (6, 0, 0));
     let own = PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap().ips;
-    assert_eq!(changes.addresses(), own.into_iter().collect(), "only connections of the new pod are checked");
+    assert_eq!(changes.addresses(), own.into_iter().collect(), "only the new pod's connections are checked");
     model.put_pod(PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap());
     assert!(model.program.changes().is_empty());
 }

@@ -77,8 +77,8 @@ fn without_endpoints_packets_are_rejected_and_with_endpoints_elsewhere_dropped()
     assert_eq!(verdict(&none, Map::Rejected, at("10.43.1.1", 80)).unwrap(), "reject");
     assert_eq!(verdict(&none, Map::RejectedPorts, port()).unwrap(), "reject");
     assert!(verdict(&none, Map::NodePorts, port()).is_none());
-    let far = json!([{"addresses": ["10.42.1.2"], "nodeName": "there"}]);
-    let local = planned(json!({"clusterIP": "10.43.1.1", "internalTrafficPolicy": "Local"}), far);
+    let on_other_node = json!([{"addresses": ["10.42.1.2"], "nodeName": "there"}]);
+    let local = planned(json!({"clusterIP": "10.43.1.1", "internalTrafficPolicy": "Local"}), on_other_node);
     assert_eq!(verdict(&local, Map::Rejected, at("10.43.1.1", 80)).unwrap(), "drop");
 }
 
@@ -97,7 +97,7 @@ fn terminating_endpoints_count_only_without_ready_ones() {
     assert!(targets(json!([{"addresses": b, "conditions": {"ready": false}}])).is_empty());
     let zone = |name: &str, ip: &Value| json!({"addresses": ip, "hints": {"forZones": [{"name": name}]}});
     assert_eq!(targets(json!([zone("z1", &a), zone("z2", &b)])), ["10.0.0.1"]);
-    assert_eq!(targets(json!([zone("z3", &a), zone("z2", &b)])).len(), 2, "no endpoint is near");
+    assert_eq!(targets(json!([zone("z3", &a), zone("z2", &b)])).len(), 2, "no endpoint is in the zone");
     assert_eq!(targets(json!([zone("z1", &a), {"addresses": b}])).len(), 2, "an endpoint has no hint");
     let mut all = json!([zone("z1", &a), zone("z2", &b)]);
     for endpoint in all.as_array_mut().unwrap() {

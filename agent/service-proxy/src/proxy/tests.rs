@@ -67,7 +67,7 @@ enum Outcome {
     To(BTreeSet<Target>),
     Reject,
     Drop,
-    /// Not to a port of a service.
+    /// The packet is not for a port of a service.
     None,
 }
 
@@ -212,7 +212,7 @@ fn actual(
     is_ipv4: bool,
 ) -> Outcome {
     let at = |map| kernel.elements.get(&ElementId { map, is_ipv4, key: key.clone() });
-    // The translation comes first.
+    // The kernel looks up services before rejected ports.
     match (at(Map::Services), at(Map::Rejected)) {
         (Some(Entry::OneOf(targets)), _) => Outcome::To(targets.iter().copied().collect()),
         (Some(Entry::Verdict(Verdict::Goto(chain))), _) => Outcome::To(targets[chain].clone()),

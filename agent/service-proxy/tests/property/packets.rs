@@ -229,7 +229,7 @@ fn tracked(from: u16, to: SocketAddr) -> Option<SocketAddr> {
         let values = |name: &'static str| {
             line.split_whitespace().filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
         };
-        // The first direction is the client's, the second one that of the answers.
+        // The first direction is the direction of the client's packets, the second one the direction of the answers.
         let ends: Vec<SocketAddr> = values("dst")
             .zip(values("dport"))
             .chain(values("src").zip(values("sport")))

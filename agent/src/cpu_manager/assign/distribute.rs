@@ -13,7 +13,7 @@ use crate::topology::machine::{CpuTopology, Level};
 pub(crate) struct Distribution {
     /// Number of CPUs.
     pub(crate) count: usize,
-    /// CPUs are taken in groups of this size: those of a core, or 1.
+    /// CPUs are taken in groups of this size: all CPUs of a core, or one CPU.
     pub(crate) group: usize,
     pub(crate) order: Order,
 }
@@ -64,7 +64,7 @@ fn node_counts(accumulator: &Accumulator<'_>, group: usize) -> (usize, usize) {
     (needed.div_ceil(groups_per_node), needed.min(accumulator.sorted(Level::Numa, None).len()))
 }
 
-/// The nodes with the best balance. `candidates`: all nodes with free CPUs, and how many of them to choose.
+/// The nodes with the best balance. `candidates` has all nodes with free CPUs, and the number of nodes to choose.
 fn best_choice(
     accumulator: &Accumulator<'_>,
     candidates: (&[u32], usize),

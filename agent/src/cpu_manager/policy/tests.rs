@@ -105,7 +105,7 @@ fn cpus_are_assigned_on_the_nodes_of_the_affinity_and_reused() {
     let mut shared = state("0-11", &[]);
     let affinity = Some(NumaMask::of([1]));
     assert_eq!(dual.assign(&mut shared, 2, affinity, &CpuSet::default()).unwrap(), set("1,7"));
-    // One node does not suffice: the rest comes from the other one.
+    // One node does not suffice, so the other CPUs come from the other node.
     assert_eq!(dual.assign(&mut shared, 5, affinity, &CpuSet::default()).unwrap(), set("3,5-6,9,11"));
     let mut full = state("0,6", &[("u", "i", "1-5,7-11")]);
     assert_eq!(dual.assign(&mut full, 2, affinity, &set("1-5,7-11")).unwrap(), set("1,7"));

@@ -116,7 +116,7 @@ pub(crate) fn overlay_port(config: &AgentConfig) -> Option<u16> {
     }
 }
 
-/// Ports of this agent, also while it does not listen.
+/// Ports of this agent, even while it does not listen.
 pub(crate) fn own_ports(config: &AgentConfig) -> Vec<OwnPort> {
     let overlay = overlay_port(config).map(|port| (Protocol::Udp, port, "the overlay network"));
     let kubelet = (Protocol::Tcp, config.kubelet_listen.port(), "the kubelet API");

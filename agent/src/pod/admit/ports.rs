@@ -1,4 +1,4 @@
-//! Check of host ports against those of other pods.
+//! Checks that no other pod of the node has the host ports of a pod.
 
 use std::collections::HashSet;
 

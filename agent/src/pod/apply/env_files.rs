@@ -45,7 +45,7 @@ impl Job {
     }
 }
 
-/// Reads files until their total size reaches that of the largest environment.
+/// Reads files until their total size reaches the maximum size of an environment.
 fn read_all(files: Vec<RequestedFile>, abandoned: &Abandoned) -> BTreeMap<FileName, EnvFile> {
     let mut left = BYTES_MAX as u64;
     let mut found = BTreeMap::new();
@@ -83,7 +83,7 @@ mod tests {
         FileName { volume: "v".to_owned(), path }
     }
 
-    /// What reading the key `K` of these files finds.
+    /// The result of reading the key `K` of these files.
     fn read(volume: &Path, paths: impl Iterator<Item = String>) -> BTreeMap<FileName, EnvFile> {
         let wanted = |path| RequestedFile {
             volume: volume.to_owned(),

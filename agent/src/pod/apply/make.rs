@@ -19,7 +19,7 @@ use crate::pod_logs;
 use crate::volume;
 
 impl Job {
-    /// Creates cgroup and volumes, or adopts those of an earlier agent.
+    /// Creates the cgroup and the volumes, or adopts the ones that an earlier agent created.
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
         // A resize that an earlier agent began continues after the preparation. It checks the memory usage, and changes
         // the cgroups of pod and containers in an order that the kernel accepts.

@@ -59,7 +59,7 @@ impl Job {
         }
     }
 
-    /// Removes the logs of the removed containers, except those of the last attempts.
+    /// Removes the logs of the removed containers, except the logs of the last attempts.
     async fn remove_older_logs(&self, removed: &RemovedContainers) {
         let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
         for (name, removed) in removed {

@@ -57,7 +57,7 @@ fn kind_of(shape: &Shape<'_>, name: &str) -> &'static str {
 
 impl Job {
     /// Starts each container when its image is available. Those with available images start in the order of the spec,
-    /// because postStart hooks may rely on it. A failure does not delay the others.
+    /// because postStart hooks may rely on it. A failure does not delay the other containers.
     pub(super) async fn start_all(&mut self, starts: Vec<StartContainer>) -> Result<(), Vec<ApplyError>> {
         let spec = self.spec();
         let shape = Shape::of(&spec);

@@ -62,7 +62,7 @@ pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -
     if let Some(own) = &spec.dns_config {
         add(&mut config.servers, own.nameservers.iter().flatten());
         add(&mut config.searches, own.searches.iter().flatten());
-        // In linear time: the number of options is not limited. The last one of a name counts.
+        // This takes linear time, because the number of options is not limited. The last option with a name counts.
         let named =
             own.options.iter().flatten().filter_map(|o| Some((o.name.as_deref()?, o.value.as_deref())));
         let last: BTreeMap<&str, usize> =

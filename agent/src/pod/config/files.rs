@@ -52,7 +52,7 @@ fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
 
 /// Writes a pod's hosts file, if it differs. It is bind-mounted, so it is written in place.
 pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
-    // Containers can write to it: at most the expected size is read.
+    // Containers can write to the file, so at most the expected size is read.
     if bounded::read(path, text.len() as u64).is_ok_and(|now| now == text.as_bytes()) {
         return Ok(());
     }
@@ -73,7 +73,7 @@ fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let mut options = fs::OpenOptions::new();
         let mut file = bounded::checked(options.write(true).create(true).truncate(false).mode(mode), path)?;
         let found = file.metadata()?;
-        // After a truncation ext4 writes the file to the disk when it is closed. A new file needs none.
+        // After a truncation ext4 writes the file to the disk when it is closed. A new file needs no truncation.
         if found.len() > 0 {
             file.set_len(0)?;
         }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gets_its_whole_content_and_its_mode_whatever_it_was() {
+    fn an_existing_file_is_overwritten_with_content_and_mode() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(log_tail(&path), "one two\nthree\n");
         let parts = "2026-01-01T00:00:00Z stdout P on\n2026-01-01T00:00:00Z stdout F e\n";
         fs::write(&path, format!("{parts}torn\n2026-01-01T00:00:00Z stdout P DONE\n")).unwrap();
-        assert_eq!(log_tail(&path), "one\nDONE", "a line without its end has none here either");
+        assert_eq!(log_tail(&path), "one\nDONE", "a partial line gets no line end");
         fs::remove_file(path).unwrap();
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A file has the format of upstream's `pkg/kubelet/util/env`: lines `NAME='value'`. A value may have several lines and
 //! cannot contain a single quote; nothing in it is expanded. Empty lines, and what follows `#` outside of a value, are
-//! ignored. The first value of a name counts, also if a later line is invalid.
+//! ignored. The first value of a name counts, even if a later line is invalid.
 
 use std::collections::{BTreeMap, BTreeSet};
 

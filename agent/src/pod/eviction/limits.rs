@@ -16,7 +16,7 @@ use super::{Evicted, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, usage};
 use crate::pod::NodeContext;
 use crate::pod::state::has_ended;
 
-/// The task that measures the pods with limits and evicts those that exceed them.
+/// The task that measures the pods with limits, and evicts pods that exceed their limits.
 pub(crate) struct LimitEviction {
     node: Arc<NodeContext>,
     /// The number of pods with limits.

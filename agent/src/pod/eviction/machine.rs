@@ -18,7 +18,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Interval of the rounds while little more than a threshold is available, and the amount is falling.
 const NEAR: Duration = Duration::from_secs(2);
 
-/// What the last round has found.
+/// The result of the last round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Urgency {
     /// Memory or process IDs are short, or an evicted pod is ending.
@@ -32,8 +32,8 @@ pub(super) struct Urgency {
 // === impl Urgency ===
 
 impl Urgency {
-    /// The time until the next round. `other`: the interval of other measurements. None if the node's heartbeat starts
-    /// the next round. If no pod can be evicted, faster rounds would only take time from the node.
+    /// The time until the next round. `other` is the interval of other measurements. None if the node's heartbeat
+    /// starts the next round. If no pod can be evicted, faster rounds would only take time from the node.
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {
             Self { is_unrelieved: true, .. } => None,
@@ -44,7 +44,8 @@ impl Urgency {
         own.or(other)
     }
 
-    /// Whether a round starts when tasks wait for memory. Rounds that are frequent already, or that evict no pod, do not.
+    /// Whether a round starts as soon as tasks wait for memory. This has no use if rounds are already frequent, or if
+    /// no pod can be evicted.
     pub(super) fn follows_stalls(self) -> bool {
         !self.is_short && !self.is_unrelieved
     }
@@ -73,7 +74,7 @@ pub(super) fn first<P: AsRef<Pod>>(
     })
 }
 
-/// The message of an eviction. `containers`: the memory of the pod's containers by name, in bytes.
+/// The message of an eviction. `containers` has the memory of the pod's containers by name, in bytes.
 pub(super) fn message(pod: &Pod, containers: &[(String, u64)], shortage: MachineShortage) -> String {
     let name = name_of(shortage.resource);
     let amount = |amount: u64| match shortage.resource {

@@ -27,9 +27,9 @@ pub(crate) struct Disk {
 /// Disk usage of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// By container name: writable layer and logs.
+    /// Usage of writable layer and logs, by container name.
     pub(crate) containers: Vec<(String, Disk)>,
-    /// By volume name: `emptyDir` volumes on disk.
+    /// Usage of `emptyDir` volumes on disk, by volume name.
     pub(crate) empty_dirs: Vec<(String, Disk)>,
     /// `/etc/hosts` and termination messages, which containers write.
     pub(crate) own_files: Disk,
@@ -186,7 +186,7 @@ pub(super) fn grace_period(soft: &SoftThresholds, resource: Resource) -> Duratio
     }
 }
 
-/// Grace period of an evicted pod in seconds: its own one, but at most `max`.
+/// Grace period of an evicted pod in seconds: its own grace period, but at most `max`.
 pub(super) fn grace(pod: &Pod, max: u32) -> u32 {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
     u32::try_from(own.max(0)).unwrap_or(u32::MAX).min(max).max(MIN_GRACE)

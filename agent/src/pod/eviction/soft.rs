@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The thresholds that one kind of resources has crossed in the last round: those of the machine, or those of its disk.
+/// The thresholds that were crossed in the last round, for one kind of resources: the machine's resources, or its disk.
 #[derive(Debug)]
 pub(super) struct Crossed<R> {
     /// The resource below its hard threshold.

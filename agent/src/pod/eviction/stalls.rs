@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The notifications.
 pub(super) struct MemoryStalls {
-    /// None: the kernel has no notifications, or the node needs none.
+    /// None if the kernel has no notifications, or the node needs none.
     descriptor: Option<AsyncFd<OwnedFd>>,
     /// No notification is delivered before this time.
     not_before: Instant,

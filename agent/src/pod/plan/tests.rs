@@ -333,7 +333,7 @@ fn a_running_container_gets_other_resources_and_a_failed_resize_waits() {
     state.pod_retries.fail(RESIZE, at(0), at(0));
     let later = decide(&wanted, &seen, &state, 0);
     assert_eq!((later.actions, later.wake), (vec![], Some(at(1))));
-    // After the update the recorded resources count, not those of the creation.
+    // After the update the recorded resources count, not the resources at the creation.
     let after = serde_json::from_value(json!({"requests": {"cpu": "2"}})).unwrap();
     state.resize.actuated.insert("a0".into(), after);
     assert_eq!(decide(&wanted, &seen, &state, 5), Plan::default());
@@ -492,7 +492,7 @@ fn a_pod_that_restarts_all_containers_again_waits_before_it_starts_any() {
         state.count_restart_of_all(at(now));
         state.clone()
     };
-    // The triggers differ, so no container has a back-off of its own.
+    // The triggers differ, so no single container has a back-off.
     let first = restart(0, "a", "b", 5);
     assert_eq!(started(&decide(&desired, &gone, &first, 5)), [("a", 1), ("b", 1)]);
     let second = restart(1, "b", "a", 6);

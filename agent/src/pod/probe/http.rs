@@ -179,7 +179,7 @@ impl Answer {
     }
 
     /// The outcome of a probe. As upstream, it shows the body, but only if the pod sent it. The author of the spec
-    /// chooses other hosts, and may not be allowed to read from them.
+    /// chooses other hosts, and possibly is not allowed to read from them.
     pub(super) fn outcome(&self) -> Outcome {
         if let (Ok(()), 300.., Some(body)) = (self.success(), self.status.as_u16(), &self.body) {
             return Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"));

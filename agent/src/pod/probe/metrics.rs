@@ -41,7 +41,7 @@ pub(crate) struct CountedContainer {
     counts: Arc<ContainerCounts>,
 }
 
-/// The counts of one container, by kind of probe. None: the container has no such probe.
+/// The counts of one container, by kind of probe. None if the container has no such probe.
 #[derive(Debug)]
 pub(crate) struct ContainerCounts {
     namespace: String,
@@ -55,7 +55,8 @@ pub(crate) struct ContainerCounts {
 #[derive(Debug, Default)]
 struct Counts {
     results: [AtomicU64; RESULTS.len()],
-    /// Durations by the first bound that is not below them. The kubelet leaves out those of failures.
+    /// Number of durations per bucket, which is the first bound that is not below the duration. As in the kubelet,
+    /// failures are not counted here.
     durations: [AtomicU64; BOUNDS.len() + 1],
     micros: AtomicU64,
 }

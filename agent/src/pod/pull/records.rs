@@ -97,7 +97,7 @@ struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Access {
-    /// Whether all pods may use the image: it was pulled without credentials, or with those of the node.
+    /// Whether all pods may use the image: it was pulled without credentials, or with the node's credentials.
     every_pod: bool,
     secrets: Vec<UsedSecret>,
 }
@@ -147,7 +147,7 @@ impl PullRecords {
         Self { verification, dir, state: Mutex::new(state), writing: tokio::sync::Mutex::default() }
     }
 
-    /// Resolves interrupted pulls, including those of earlier agents. To be called before the other functions. If the
+    /// Resolves interrupted pulls, including pulls of earlier agents. Must be called before the other functions. If the
     /// runtime does not respond about a pull, a later call resolves it.
     pub(super) async fn settle(&self, runtime: &dyn Runtime) {
         for image in self.open_intents() {
@@ -235,7 +235,8 @@ impl PullRecords {
         Ok(RunningPull { records, runtime, image: reference.to_owned(), end: End::Unknown })
     }
 
-    /// Records a successful pull with the secret that gave access. None: without credentials, or with those of the node.
+    /// Records a successful pull with the secret that gave access. None if the pull had no credentials, or the
+    /// credentials of the node.
     pub(super) async fn pulled(
         &self,
         pull: RunningPull,
@@ -303,8 +304,8 @@ impl PullRecords {
         may_exist(&path) || may_exist(&path.with_extension("bad"))
     }
 
-    /// Whether a pull of this name has begun and has no result. The file may be one that could not be read, or that a
-    /// power failure has emptied.
+    /// Whether a pull of this name has begun and has no result. The record may be a file that could not be read, or
+    /// that a power failure has emptied.
     fn has_begun(&self, state: &State, name: &str) -> bool {
         state.intents.contains_key(name) || may_exist(&self.intent_path(name))
     }

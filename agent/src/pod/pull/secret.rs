@@ -36,7 +36,7 @@ pub(super) struct Entry {
 /// Credentials for a pull.
 pub(super) struct Credential {
     pub(super) auth: AuthConfig,
-    /// The pod's secret that has them. None: the node has them.
+    /// The pod's secret that has them. None if the node has them.
     pub(super) secret: Option<UsedSecret>,
 }
 
@@ -106,7 +106,7 @@ fn matching(secret: &Secret, reference: &Reference) -> Vec<(usize, AuthConfig)> 
         return Vec::new();
     };
     let entries = entries.unwrap_or_else(|error| {
-        // Without the parser's message: it may quote a password.
+        // The error leaves out the parser's message, because it may quote a password.
         let (secret, line, column) = (&secret.metadata.name, error.line(), error.column());
         tracing::warn!(secret, line, column, "ignoring an invalid pull secret");
         BTreeMap::new()

@@ -36,7 +36,7 @@ pub(crate) fn write(pod_dir: &Path, stops: &Stops) -> io::Result<()> {
     json_file::write(&path(pod_dir), stops)
 }
 
-/// The recorded containers. Some of them may not exist any more.
+/// The recorded containers. Some of these containers may be gone.
 pub(crate) fn read(pod_dir: &Path) -> Stops {
     json_file::read(&path(pod_dir)).unwrap_or_default()
 }

@@ -242,7 +242,7 @@ fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     container.volume_mounts.as_ref().map(|mounts| mounts.iter().map(one).collect())
 }
 
-/// The status of a container that a restart of all containers removed. Its restart count is that of its next run.
+/// The status of a container that a restart of all containers removed. Its restart count is the count of its next run.
 fn removed_status(
     container: &Container,
     removed: &Removed,

@@ -90,7 +90,7 @@ fn a_running_pod_is_ready_and_has_its_addresses() {
 }
 
 #[test]
-fn an_ephemeral_container_is_not_awaited_even_after_it_is_lost() {
+fn a_pod_is_ready_without_its_ephemeral_container_and_a_lost_one_has_ended() {
     let mut spec = one();
     spec["ephemeralContainers"] = json!([{"name": "look", "image": "busybox"}]);
     let reported = |status: PodStatus| status.ephemeral_container_statuses.unwrap()[0].clone();
@@ -135,7 +135,7 @@ fn main_containers_wait_for_initialization() {
 }
 
 #[test]
-fn a_crash_loop_shows_the_wait_and_the_last_end() {
+fn a_crash_loop_shows_the_back_off_and_the_last_termination() {
     let mut case = Case::new(one(), observed(vec![container("a", 2, exited(1))]));
     let why = Waiting { reason: "CrashLoopBackOff".into(), message: "back-off".into() };
     case.state.waiting.insert("a".into(), why);
@@ -203,12 +203,12 @@ fn a_verdict_fails_a_running_pod_after_its_containers_have_ended() {
     let stopping = case.status(6);
     assert_eq!((stopping.phase.as_deref(), stopping.reason.as_deref()), (Some("Running"), None));
     assert_eq!(stopping.message, None);
-    assert_eq!(condition(&stopping, "Ready").status, "False", "it gets no more requests");
+    assert_eq!(condition(&stopping, "Ready").status, "False", "the pod gets no more requests");
     case.last = Some(stopping);
     case.observed = observed(vec![container("a", 0, exited(137))]);
     case.observed.sandboxes[0].ready = false;
     case.holds_resources = true;
-    assert_eq!(case.phase(), "Running", "another pod may not have its devices yet");
+    assert_eq!(case.phase(), "Running", "its devices are not free for another pod yet");
     case.holds_resources = false;
     let ended = case.status(7);
     assert_eq!((ended.phase.as_deref(), ended.reason.as_deref()), (Some("Failed"), Some("Evicted")));
@@ -248,7 +248,7 @@ fn readiness_and_startup_follow_their_probes() {
 }
 
 #[test]
-fn a_condition_keeps_its_time_until_it_changes() {
+fn a_condition_keeps_its_transition_time_until_its_status_changes() {
     let mut case = Case::new(one(), ObservedPod::default());
     case.last = Some(case.status(5));
     case.observed = observed(vec![container("a", 0, running())]);
@@ -290,7 +290,7 @@ fn a_container_status_has_user_resources_and_volume_mounts() {
     let status = Case::new(spec, observed(vec![ended])).status(5);
     let reported = json!(status.container_statuses.unwrap()[0]);
     assert_eq!(reported["user"], json!({"linux": {"uid": 1000, "gid": 0, "supplementalGroups": [0, 5]}}));
-    assert_eq!(reported["resources"]["limits"]["cpu"], "2", "also of one that does not run");
+    assert_eq!(reported["resources"]["limits"]["cpu"], "2", "a container that does not run has limits, too");
     assert_eq!(reported["allocatedResources"], json!({"cpu": "1"}));
     let mounts = json!([
         {"name": "rw", "mountPath": "/rw"},
@@ -331,7 +331,7 @@ fn a_container_that_is_made_waits_for_the_pod_to_be_initialized() {
 }
 
 #[test]
-fn messages_share_the_room_of_a_status() {
+fn termination_messages_share_the_size_limit_of_a_status() {
     let loud = |name: &str| {
         let mut ended = container(name, 0, exited(1));
         if let ContainerRun::Exited(exit) = &mut ended.run {
@@ -374,7 +374,7 @@ fn pod_level_resources_are_reported_with_the_former_ones_during_a_resize() {
     assert_eq!(
         json!(status.container_statuses.unwrap()[0].resources),
         json!({}),
-        "inherited limits are not its own"
+        "limits that the container inherits from the pod are not in its status"
     );
     case.state.resize.pod_before = serde_json::from_value(whole("1")).unwrap();
     let status = case.status(6);
@@ -408,7 +408,7 @@ fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
     let expect = json!({"requests": {"cpu": "1", "x.io/y": "1"}, "limits": {"memory": "4Mi"}});
     assert_eq!(serde_json::to_value(&first.resources).unwrap(), expect);
     assert_eq!(serde_json::to_value(&first.allocated_resources).unwrap(), wanted["requests"]);
-    // The conditions end with the resize, also those of an earlier report.
+    // The conditions end with the resize, including conditions of an earlier report.
     case.pod.status = Some(status);
     case.state.resize = crate::pod::resize_state::ResizeState::default();
     let kinds = case.status(6).conditions.unwrap();
@@ -416,7 +416,7 @@ fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
 }
 
 #[test]
-fn own_policies_and_rules_decide_the_phase() {
+fn restart_policies_and_rules_of_containers_decide_the_phase() {
     let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
     for (pod, own, code, expected) in [
         ("Never", "OnFailure", 1, "Running"),
@@ -439,7 +439,7 @@ fn own_policies_and_rules_decide_the_phase() {
 }
 
 #[test]
-fn a_restart_of_all_containers_has_a_condition_and_keeps_counts_and_ends() {
+fn a_restart_of_all_containers_has_a_condition_and_keeps_restart_counts_and_last_states() {
     let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
     let trigger = json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": rules});
     let spec = json!({"restartPolicy": "Never", "initContainers": [{"name": "i"}],
@@ -472,7 +472,7 @@ fn a_restart_of_all_containers_has_a_condition_and_keeps_counts_and_ends() {
         assert_eq!(waiting_reason(status.state.as_ref()).as_deref(), Some("RestartingAllContainers"));
         assert_eq!((status.restart_count, last_code(status)), (1, Some(code)));
     }
-    // They run again: their last ends are those before the restart.
+    // The containers run again. Their last states are the terminations before the restart.
     case.last = Some(status);
     case.state.removed.clear();
     case.observed.containers =
@@ -502,7 +502,7 @@ fn all_containers_of_a_pod_without_init_containers_restart_while_it_is_running()
 }
 
 #[test]
-fn a_container_that_starts_against_its_policy_has_not_ended() {
+fn a_container_that_is_restarted_against_its_policy_is_not_shown_as_terminated() {
     let spec = json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}]});
     let mut case = Case::new(spec, observed(vec![container("a", 0, exited(0))]));
     let request = KillRequest { why: "failed liveness probe".into(), grace: None, restarts: true };
@@ -512,7 +512,7 @@ fn a_container_that_starts_against_its_policy_has_not_ended() {
     let status = &status.container_statuses.unwrap()[0];
     assert_eq!(waiting_reason(status.state.as_ref()).as_deref(), Some("ContainerCreating"));
     assert!(status.last_state.as_ref().is_some_and(|last| last.terminated.is_some()));
-    // The policy allows a start after another exit code, so the end is shown.
+    // After this exit code the policy allows a restart, so the termination is shown.
     case.observed.containers[0].run = exited(1);
     let status = &case.status(5).container_statuses.unwrap()[0];
     assert!(status.state.as_ref().is_some_and(|state| state.terminated.is_some()));

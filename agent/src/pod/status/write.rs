@@ -133,7 +133,7 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
     update.uid
 }
 
-/// The newest pending status of the pod, or the given one, which was not sent. `known` is that of the given one,
+/// The newest pending status of the pod, or the given status, which was not sent. `known` belongs to the given status,
 /// because the API still has that status.
 fn newest(shared: &Shared, update: Update) -> Update {
     match shared.pending().remove(&update.uid) {

@@ -56,7 +56,8 @@ impl Sync {
         }
     }
 
-    /// Records a pending resize. `allocated`: the pod with the resources that it has. Returns whether it must be evaluated.
+    /// Records a pending resize. `allocated` is the pod with the resources that it has now. Returns whether it must be
+    /// evaluated.
     fn note_pending(&mut self, uid: &str, pod: &Arc<Pod>, allocated: &Pod) -> bool {
         let metrics = &self.node.metrics.resizes;
         if let Some(known) = self.pending.get_mut(uid) {

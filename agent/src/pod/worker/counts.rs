@@ -25,7 +25,7 @@ impl Worker {
     }
 
     /// Counts the containers that have terminated since the previous status, as `updateStatusInternal` of
-    /// pkg/kubelet/status. After a start of the agent, the previous status is that of the API.
+    /// pkg/kubelet/status. After a start of the agent, the previous status is the status in the API.
     pub(super) fn count_terminations(&self, api: &PodStatus, status: &PodStatus) {
         let before = self.reported.as_deref().unwrap_or(api);
         for (kind, end) in terminations(before, status) {

@@ -22,7 +22,7 @@ impl Worker {
         self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, stored.message.clone());
         self.state.eviction_grace = evicted.grace;
         apply(&mut self.state, stored);
-        // The back-off of an earlier failure must not delay the end of the pod: the node would evict another one.
+        // The back-off of an earlier failure must not delay the end of the pod: the node would evict another pod.
         self.not_before = None;
     }
 }

@@ -32,8 +32,8 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Starts missing probe tasks and ends those of containers that do not run. While the pod ends, only readiness is
-    /// probed.
+    /// Starts missing probe tasks, and ends the tasks of containers that do not run. While the pod ends, only readiness
+    /// is probed.
     pub(super) fn reconcile(
         &mut self,
         node: &Arc<NodeContext>,

@@ -17,8 +17,8 @@ use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape,
 use crate::volume;
 
 impl Worker {
-    /// After the first observation: tells the network policies the addresses of a sandbox that an earlier agent has
-    /// made.
+    /// Reports the addresses of a sandbox that an earlier agent has made to the network policies. Called after the
+    /// first observation.
     pub(super) fn note_earlier_sandbox(&mut self, desired: &DesiredPod) {
         if std::mem::replace(&mut self.was_observed, true) {
             return;
@@ -166,7 +166,7 @@ impl Worker {
         }
     }
 
-    /// Drops the state of containers that the runtime has removed, and reasons to wait of containers that run.
+    /// Drops the state of containers that the runtime has removed, and the waiting reasons of containers that run.
     pub(super) fn forget_removed_containers(&mut self) {
         let here: HashSet<&str> = self.observed.containers.iter().map(|c| c.id.as_str()).collect();
         self.state.probed.retain(|id, _| here.contains(id.as_str()));

@@ -1,4 +1,4 @@
-//! Creating a cluster, or completing and starting one that exists.
+//! Creates a cluster, or completes and starts an existing cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -98,7 +98,7 @@ fn settings(arguments: &Arguments) -> anyhow::Result<Settings> {
     Ok(Settings { nodes: arguments.nodes.unwrap_or(1), ipv6: arguments.ipv6, registry_config_dir })
 }
 
-/// Refuses settings that differ from those of the existing cluster.
+/// Refuses settings that differ from the settings of the existing cluster.
 fn check(cluster: &Cluster, arguments: &Arguments) -> anyhow::Result<()> {
     let Cluster { name, record, .. } = cluster;
     let same = arguments.nodes.is_none_or(|nodes| nodes == record.nodes) && (!arguments.ipv6 || record.ipv6);

@@ -1,4 +1,4 @@
-//! Removing clusters, also incomplete ones.
+//! Removing clusters, including incomplete ones.
 
 use super::kubeconfig;
 use super::record::{Cluster, Name, Roots};

@@ -91,7 +91,7 @@ fn parse(text: &str) -> anyhow::Result<Value> {
     Ok(if value.is_null() { empty() } else { value })
 }
 
-/// A kubeconfig with the first cluster and user of another one, under this name and with this server.
+/// A kubeconfig with the first cluster and user of another kubeconfig, under this name and with this server.
 fn renamed(written: &Value, name: &str, server: &str) -> anyhow::Result<Value> {
     let first = |list: &str, field: &str| written[list][0][field].as_object().cloned();
     let mut cluster = first("clusters", "cluster").context("it has no cluster")?;

@@ -157,7 +157,7 @@ impl Node<'_> {
         put("pod-log-dir", json!(self.dir().join("logs")));
         // The nodes share no parent directory: the removal of one node could remove it while another node starts.
         put("cgroup-root", json!(format!("/coracle-cluster-{}-{number}", cluster.name)));
-        // Plugins and networks of this machine are not those of the node.
+        // The node does not have the plugins and networks of this machine.
         put("cni-conf-dir", json!(""));
         put("nri-socket", json!(""));
         put("nri-plugin-dir", json!(""));
@@ -192,7 +192,7 @@ impl Node<'_> {
             self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
         }
         self.down()?;
-        // If `create` was killed right after it started the process, the process may not hold its lock yet.
+        // If `create` was killed right after it started the process, the process possibly does not hold its lock yet.
         if self.kill_others()? { self.down() } else { Ok(()) }
     }
 

@@ -23,7 +23,7 @@ pub(super) fn all(log: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The file that follows the one with this inode; the oldest file if the one with the inode was removed.
+/// The file that follows the file with this inode. If the file with the inode was removed, the oldest file.
 pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
     let files = all(log);
     let at = files.iter().position(|file| fs::metadata(file).is_ok_and(|found| found.ino() == inode));
@@ -32,7 +32,7 @@ pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
 
 /// Start of the last `count` lines: index of the file, and offset in it.
 ///
-/// A line in several parts counts as one line, also if its last part is not written yet.
+/// A line in several parts counts as one line, even if its last part is not written yet.
 pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> {
     let mut search = TailSearch { wanted: count, lines: 0, is_open: false };
     for (index, file) in files.iter().enumerate().rev() {

@@ -42,7 +42,7 @@ impl Images {
     pub(super) fn record_use(&self, noted: Option<(Digest, u64)>) {
         let Some((id, used)) = noted else { return };
         let records = self.inner.records.clone();
-        // Not awaited: it may wait for the journal of a busy file system.
+        // The task is not awaited, because it may wait for the journal of a busy file system.
         drop(self.inner.runtime.spawn_blocking(move || {
             if let Err(error) = records::record_use(&records, &id, used) {
                 tracing::debug!(error = crate::error::report(&error), "cannot record the use of an image");

@@ -163,7 +163,8 @@ fn unless_absent<T>(found: io::Result<T>, directory: &Path, name: &str) -> Resul
     }
 }
 
-/// Writes the archive uncompressed to a scratch file. `most`: maximum bytes, against decompression bombs.
+/// Writes the archive uncompressed to a scratch file. `most` is the maximum number of bytes, which stops decompression
+/// bombs.
 fn uncompressed(
     input: impl Read,
     layers: &Layers,

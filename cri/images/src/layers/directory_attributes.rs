@@ -1,9 +1,9 @@
 //! Attributes of directories that a layer uses but does not describe.
 //!
-//! A layer may contain `tmp/x` without an entry for `tmp`. Unpacked alone it gets a plain directory `tmp`,
-//! which overlayfs would show instead of the lower layer's `tmp` with its sticky bit. If the attributes
-//! differ, an additional top layer of directories repeats those of the lower layer. It is a layer like any
-//! other, named by the digest of its archive, so images share it too.
+//! A layer may contain `tmp/x` without an entry for `tmp`. Unpacked alone it gets a plain directory `tmp`, which
+//! overlayfs would show instead of the lower layer's `tmp` with its sticky bit. If the attributes differ, an additional
+//! top layer of directories repeats the attributes of the lower layer. It is a layer like any other, named by the
+//! digest of its archive, so images share it too.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -101,7 +101,7 @@ fn archive(lowers: &[LowerLayer]) -> Result<Option<Vec<u8>>, LayerError> {
     builder.into_inner().map(Some).map_err(LayerError::Archive)
 }
 
-/// The attributes that overlayfs shows: those of the topmost layer with the directory.
+/// The attributes that overlayfs shows: the attributes in the topmost layer that has the directory.
 fn shown(lowers: &[LowerLayer], path: &str) -> Option<Attributes> {
     lowers.iter().rev().find_map(|lower| match inspect_path(&lower.files, path) {
         LayerEntry::Directory(attributes) => Some(Some(attributes)),

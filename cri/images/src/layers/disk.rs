@@ -54,7 +54,7 @@ pub(super) fn read_meta(layer: &Path) -> Option<Meta> {
     read_meta_anywhere(layer).filter(|meta| is_of(layer, meta))
 }
 
-/// As [`read_meta`], for a layer that is removed if it is incomplete.
+/// Like [`read_meta`], for a layer that is removed if it is incomplete.
 ///
 /// # Errors
 /// If the kernel refuses to read the metadata or the state of the layer: running containers may use it.

@@ -71,9 +71,13 @@ impl Layers {
         for path in [&work, &view] {
             disk::make_private(path)?;
         }
-        let near = Path::new("..").join("partial").join(unpack_dir.path.file_name().unwrap_or_default());
-        let composed =
-            ComposedMount { layers: &self.layers, options: options(&near, ids), at: near.join("view") };
+        let unpack_path =
+            Path::new("..").join("partial").join(unpack_dir.path.file_name().unwrap_or_default());
+        let composed = ComposedMount {
+            layers: &self.layers,
+            options: options(&unpack_path, ids),
+            at: unpack_path.join("view"),
+        };
         if composed.options.len() >= OPTIONS_MAX {
             return Err(LayerError::Deep { layer, count: ids.len() });
         }
@@ -148,7 +152,7 @@ impl LayerFacts {
         Ok(made)
     }
 
-    /// All its directories count as implied: their attributes are those of lower layers.
+    /// All its directories count as implied: they have the attributes of lower layers.
     fn unpacked(self, diff_id: Digest) -> Unpacked {
         let inodes = self.inodes.len() as u64;
         Unpacked { diff_id, bytes: self.bytes, inodes, implied: self.directories, links: Vec::new() }
@@ -162,10 +166,10 @@ fn name(ids: &[Digest]) -> Digest {
 }
 
 /// Mount options with relative paths, which keeps them short.
-fn options(near: &Path, ids: &[Digest]) -> String {
+fn options(unpack_path: &Path, ids: &[Digest]) -> String {
     let lower: Vec<String> = ids.iter().rev().map(|id| format!("{}/{}", id.short(), disk::FILES)).collect();
-    let (upper, work) = (near.join(disk::FILES), near.join("work"));
-    // Complete copies, without attributes that are meaningful for this mount only.
+    let (upper, work) = (unpack_path.join(disk::FILES), unpack_path.join("work"));
+    // Copied files are complete, and have no attributes that are meaningful only for this mount.
     format!(
         "lowerdir={},upperdir={},workdir={},index=off,metacopy=off,redirect_dir=off",
         lower.join(":"),
@@ -209,7 +213,7 @@ mod tests {
         }
         let made = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // Only this thread. Root could read the directory.
+                // This changes the user of only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
                 LayerFacts::of(layer.path()).map(|made| made.directories)
             });

@@ -91,7 +91,7 @@ impl Source {
         Source { waits_until: OnceLock::from(Instant::now()), ..self }
     }
 
-    /// Until when the caller waits for these unpackings. `None`: until they end.
+    /// Until when the caller waits for these unpackings. `None` means until they end.
     fn waits_for(&self, others: &InProgress) -> Option<Instant> {
         // A layer that is being moved into place needs no source any more.
         let is_safe = others.is_committing || others.callers.iter().any(|(_, other)| *other == self.origin);
@@ -134,7 +134,7 @@ impl Layers {
                 }
             }
         };
-        // Cancel-safe: an interrupted unpacking leaves nothing, as that of a cancelled caller.
+        // Cancel-safe: an interrupted unpacking leaves nothing, like the unpacking of a cancelled caller.
         let (unpack_dir, unpacked) = tokio::select! {
             unpacked = unpack() => unpacked?,
             lease = self.completed(diff_id, changed) => return Ok(lease),
@@ -180,8 +180,8 @@ impl Layers {
         }
     }
 
-    /// Commits a layer in a task of its own, so that a cancelled caller does not interrupt the disk
-    /// operations. If the caller is gone, the layer is swept.
+    /// Commits a layer in a separate task, so that a cancelled caller does not interrupt the disk operations. If the
+    /// caller is gone, the layer is swept.
     async fn commit_in_task(
         self: &Arc<Layers>,
         unpacking: Unpacking,

@@ -320,7 +320,7 @@ impl<'a> Blob<'a> {
         if count >= max_failures || !(pause.is_some() || other_host) {
             let mut failures = std::mem::take(&mut self.failures);
             if self.left.is_some() {
-                // Only the last error: those of the other hosts are kept in `refused`.
+                // Only the last error is returned here. `refused` has the errors of the other hosts.
                 failures.drain(..failures.len() - 1);
             }
             return Err(self.registry.joined(failures));

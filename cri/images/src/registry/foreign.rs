@@ -1,4 +1,4 @@
-//! The `urls` of a descriptor: other sources of layers that registries may not distribute.
+//! The `urls` of a descriptor: other sources of layers that registries are not permitted to distribute.
 //!
 //! The author of the manifest selects these hosts; no administrator does. So they are tried last, if no host
 //! of the registry has the content. They get no credentials, headers or certificates, and no reply to a

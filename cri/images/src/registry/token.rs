@@ -36,7 +36,7 @@ pub(super) fn basic(username: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))
 }
 
-/// Fetches a token; an anonymous one without credentials.
+/// Fetches a token. Without `auth` the token is anonymous.
 pub(super) async fn fetch(
     client: &reqwest::Client,
     grant: &Grant<'_>,

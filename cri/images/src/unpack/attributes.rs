@@ -37,9 +37,10 @@ pub(super) fn set_attributes(file: &File, entry: &Entry) -> Result<(), MakeError
     set_extended(file.as_fd(), entry, |name, value| file.set_xattr(name, value))
 }
 
-/// Sets an entry's extended attributes by the function `set`. `near` is a descriptor on the same file system.
+/// Sets an entry's extended attributes by the function `set`. `on_file_system` is a descriptor of any file of the same
+/// file system.
 pub(super) fn set_extended(
-    near: BorrowedFd<'_>,
+    on_file_system: BorrowedFd<'_>,
     entry: &Entry,
     set: impl Fn(&OsStr, &[u8]) -> io::Result<()>,
 ) -> Result<(), MakeError> {
@@ -52,7 +53,7 @@ pub(super) fn set_extended(
             // `user.` attributes are for files and directories only; on other types they cannot be
             // meaningful.
             Err(Errno::EPERM) if name.starts_with(b"user.") => {}
-            Err(error) if is_too_large(error, || has_room(near)) => {
+            Err(error) if is_too_large(error, || has_room(on_file_system)) => {
                 let name = String::from_utf8_lossy(name).into_owned();
                 return Err(MakeError::Attribute { name, bytes: value.len() });
             }
@@ -77,8 +78,8 @@ fn is_too_large(error: Errno, has_room: impl FnOnce() -> bool) -> bool {
     }
 }
 
-fn has_room(near: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatvfs(near).is_ok_and(|disk| disk.f_bavail > BLOCKS)
+fn has_room(on_file_system: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatvfs(on_file_system).is_ok_and(|disk| disk.f_bavail > BLOCKS)
 }
 
 // === impl MakeError ===

@@ -31,7 +31,8 @@ struct Counted<R> {
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// Part of zstd's message for `ZSTD_error_frameParameter_windowTooLarge`. The crate passes only the message on.
+/// Part of zstd's message for `ZSTD_error_frameParameter_windowTooLarge`. The crate returns only the message, not the
+/// error code.
 const WINDOW_TOO_LARGE: &str = "requires too much memory";
 
 // === impl Decompressed ===

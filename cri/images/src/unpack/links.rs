@@ -172,7 +172,7 @@ impl LinkMaker {
     }
 }
 
-/// Makes the deferred links, in order, in a mount of an image's layers up to the one that has the links.
+/// Makes the deferred links, in order, in a mount of an image's layers, up to the layer with the links.
 pub(crate) fn place(view: &Path, links: &[Link], limits: &Limits) -> Result<(), LinkError> {
     let root = Root::open(view).map_err(LinkError::Open)?;
     let max_bytes = limits.layer_bytes;

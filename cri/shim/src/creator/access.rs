@@ -1,4 +1,4 @@
-//! Device access rules of a container: those of its spec, then those of every container, in order. Pure.
+//! Device access rules of a container, in order: the rules of its spec, then the rules that every container has. Pure.
 //!
 //! For each access the last rule that matches the device decides. An access that no rule matches is denied.
 
@@ -29,9 +29,9 @@ pub(super) struct Rule {
     pub(super) access: Access,
 }
 
-/// Rules of every container, besides those of its spec: mknod of any device, and use of the devices in its
-/// /dev. The tun device (10:200) is not among them, although upstream allows it to every container: it
-/// creates interfaces. The numbers are from the kernel's `Documentation/admin-guide/devices.txt`.
+/// Rules that every container has in addition to its spec: mknod of any device, and use of the devices in its /dev.
+/// They do not include the tun device (10:200), because it creates interfaces. Upstream allows it to every container.
+/// The numbers are from the kernel's `Documentation/admin-guide/devices.txt`.
 const COMMON: [Rule; 11] = [
     Rule { access: Access::MAKE, ..all_of(Kind::Character) },
     Rule { access: Access::MAKE, ..all_of(Kind::Block) },
@@ -162,7 +162,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn rules_of_the_spec_come_before_those_of_every_container() {
+    fn rules_of_the_spec_come_before_the_common_rules() {
         let found = of(serde_json::json!([
             { "allow": false, "access": "rwm" },
             { "allow": true, "type": "b", "major": 8, "minor": 1, "access": "mr" },

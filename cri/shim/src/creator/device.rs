@@ -1,4 +1,4 @@
-//! Device nodes for a pod with a user namespace. Root of that namespace may not make them, so the shim makes them and
+//! Device nodes for a pod with a user namespace. Root of that namespace cannot make them, so the shim makes them and
 //! binds them into the container.
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The contents of a container's /dev: default device nodes, those of its spec, and links.
+//! The contents of a container's /dev: default device nodes, the device nodes of its spec, and links.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -37,7 +37,7 @@ pub(super) enum DeviceError {
 pub(super) enum Nodes {
     /// By mknod(2).
     Made,
-    /// By bind mounts of the host's nodes: root of a user namespace may not make device nodes.
+    /// Bind mounts of the host's nodes, because root of a user namespace cannot make device nodes.
     Bound,
 }
 
@@ -53,7 +53,8 @@ pub(super) fn own_file_system(
     file_system(root, dev).map_err(DeviceError::Open)
 }
 
-/// Fills /dev, unless a bind mount or a volume covers it. `own`: the container's own file system at /dev, if any.
+/// Fills /dev, unless a bind mount or a volume covers it. `own` is the container's own file system at /dev, if it has
+/// one.
 pub(super) fn fill(
     root: BorrowedFd<'_>,
     spec: &Spec,
@@ -89,7 +90,7 @@ fn is_volume(root: BorrowedFd<'_>, dev: &Path, own: Option<libc::dev_t>) -> io::
     Ok(found.is_some() && found != own && found != Some(fstat(root)?.st_dev))
 }
 
-/// The number of the file system of a directory. `None`: the directory is absent.
+/// The number of the file system of a directory. `None` if the directory is absent.
 fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev_t>> {
     match kernel::open_plain_in_root(root, path, libc::O_PATH | libc::O_DIRECTORY) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -97,8 +98,8 @@ fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev
     }
 }
 
-/// The default devices that the spec does not override, then those of the spec. A mount replaces the device at its
-/// path: pods mount /dev/urandom at /dev/random. Of several devices at one path the last one is used.
+/// The default devices that the spec does not override, then the devices of the spec. A mount replaces the device at
+/// its path: pods mount /dev/urandom at /dev/random. Of several devices at one path the last one is used.
 fn merged(requested: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
     let mut all: Vec<LinuxDevice> = Vec::new();
     for device in default_devices().iter().chain(requested) {

@@ -107,7 +107,7 @@ impl<'a> Cgroups<'a> {
         self.pids_limit(resources)
     }
 
-    /// On pure v2: attaches the program with the container's device rules to its cgroup.
+    /// Attaches the program with the container's device rules to its cgroup, on pure v2.
     fn restrict_devices(&self, spec: &Spec) -> Result<(), LimitError> {
         let Some(directory) = self.unified_directory() else { return Ok(()) };
         let Some(program) = program(&access::rules(resources(spec))) else { return Ok(()) };
@@ -119,7 +119,7 @@ impl<'a> Cgroups<'a> {
         }
     }
 
-    /// On pure v2: the container's cgroup directory, in which its process is to be forked.
+    /// The container's cgroup directory, in which its process is to be forked, on pure v2.
     pub(super) fn unified_directory(&self) -> Option<&Path> {
         self.unified().and(self.directories.first()).map(PathBuf::as_path)
     }
@@ -319,7 +319,7 @@ fn plan_cpu(cpu: &LinuxCpu, writes: &mut Vec<Write>) {
     add(values, writes);
 }
 
-/// In this order: the limit of memory plus swap may never be below that of memory, and both start unlimited.
+/// The order matters: the limit of memory plus swap can never be below the limit of memory, and both start unlimited.
 fn plan_memory(memory: &LinuxMemory, writes: &mut Vec<Write>) {
     let value = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
     let swappiness = memory.swappiness().map(|value| value.to_string());

@@ -1,7 +1,7 @@
 //! Mount propagation of each volume, which the container library does not support.
 //!
-//! The library sets one propagation for the whole root, and every bind mount inherits that of its source. So each
-//! volume is put on the [stage](super::stage) with the propagation that it requests, and is bound from there:
+//! The library sets one propagation for the whole root, and every bind mount inherits the propagation of its source. So
+//! each volume is put on the [stage](super::stage) with the propagation that it requests, and is bound from there:
 //!
 //! | a mount with | is staged as | the root becomes |
 //! |---|---|---|

@@ -20,7 +20,7 @@ use crate::user_namespace::UserNamespace;
 /// The rights of this process and the features of this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// The lowest out-of-memory score that may be set without CAP_SYS_RESOURCE. `None`: any.
+    /// The lowest out-of-memory score that may be set without CAP_SYS_RESOURCE. `None` means any.
     pub(crate) least_oom_score: Option<i32>,
     pub(crate) may_raise_limits: bool,
     /// Capabilities of this process, which it can pass on.
@@ -45,8 +45,8 @@ impl Host {
     }
 }
 
-/// Clamps what this process may not grant, as containerd's `restrict_oom_score_adj` does. Removes fields that
-/// the library handles wrongly.
+/// Clamps values that this process is not permitted to grant, as containerd's `restrict_oom_score_adj` does. Removes
+/// fields that the library handles wrongly.
 pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     if joins_uts(spec) {
         // The host name is the pod's. The library does not set it in a namespace that it joins.
@@ -60,7 +60,7 @@ pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
 
 /// Replaces each namespace path of the form `/proc/PID/ns/NAME`. That process may have ended since the spec was
 /// written, and its pid be reused. Paths of pid namespaces become the descriptors that the shim holds. Paths of the
-/// shim's own namespaces become those of this process.
+/// shim's own namespaces become the namespaces of this process.
 pub(super) fn hold_namespaces(spec: &mut Spec, shim: i32, held: &[&PidNamespace]) -> Result<(), CreateError> {
     let namespaces = spec.linux_mut().as_mut().and_then(|linux| linux.namespaces_mut().as_mut());
     for namespace in namespaces.into_iter().flatten() {

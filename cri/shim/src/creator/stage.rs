@@ -6,9 +6,8 @@
 //!   [`propagation`];
 //! - volumes and layers with id mappings, which the library refuses;
 //! - image volumes;
-//! - for a pod with a user namespace: all mounts and the device nodes. Root of that namespace cannot reach
-//!   the node's directories and may not make device nodes. So the stage is finally moved to a
-//!   world-accessible directory.
+//! - for a pod with a user namespace: all mounts and the device nodes. Root of that namespace cannot reach the node's
+//!   directories and cannot make device nodes. So the stage is finally moved to a world-accessible directory.
 //!
 //! Most other pods need none of this and have no stage.
 
@@ -258,8 +257,8 @@ impl Stage {
         layers.iter().enumerate().map(map).collect()
     }
 
-    /// Makes the device nodes of the spec on the stage, because root of a user namespace may not make them. Bind
-    /// mounts replace them in the spec. A device at the destination of a mount of the spec is omitted.
+    /// Makes the device nodes of the spec on the stage, because root of a user namespace cannot make them. Bind mounts
+    /// replace them in the spec. A device at the destination of a mount of the spec is omitted.
     pub(super) fn make_devices(&self, spec: &mut Spec, mapping: &Mapping) -> Result<(), StageError> {
         let Some(mut devices) = spec.linux_mut().as_mut().and_then(|linux| linux.devices().clone()) else {
             return Ok(());

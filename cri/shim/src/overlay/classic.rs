@@ -31,7 +31,7 @@ fn mount_from(base: &Path, overlay: &Overlay, target: &Path, label: Option<&str>
     let flags = if overlay.upper.is_empty() { MsFlags::MS_RDONLY } else { MsFlags::empty() };
     let overlayfs = Some("overlay");
     let options = selinux::with_context(&options(base, overlay), label);
-    // The kernel would silently use the first page only: a root file system with fewer layers.
+    // The kernel would silently use only the first page, and the root file system would lack layers.
     if options.len() + VOLATILE.len() >= PAGE {
         return Err(io::Error::from_raw_os_error(libc::E2BIG));
     }
@@ -60,7 +60,7 @@ fn options(base: &Path, overlay: &Overlay) -> String {
     options
 }
 
-/// A comma separates options; a backslash escapes.
+/// Escapes a path for the options, which commas separate.
 fn escape(path: &str) -> String {
     path.replace('\\', "\\\\").replace(',', "\\,")
 }

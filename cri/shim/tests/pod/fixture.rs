@@ -172,7 +172,7 @@ pub(crate) async fn clean(name: &str) {
 fn places() -> (PathBuf, String) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (pid, number) = (run_name(), NEXT.fetch_add(1, Ordering::Relaxed));
-    // Long, like real paths: socket addresses have room for 108 bytes only.
+    // The path is long, like real paths. A socket address has room for only 108 bytes.
     let dir = format!("/tmp/coracle-shim-test-{pid}/{number}-{}", "0123456789abcdef".repeat(4));
     (PathBuf::from(dir), format!("/coracle-test-{pid}-{number}"))
 }

@@ -139,7 +139,7 @@ pub(crate) async fn a_shared_pid_namespace_has_an_init_that_reaps(pod: Pod) {
     pod.end().await;
 }
 
-/// A container gains no rights through process 1, whether or not it may trace it.
+/// A container gains no rights through process 1, even if it is permitted to trace process 1.
 pub(crate) async fn process_1_gives_no_access_to_the_node(pod: Pod) {
     pod.end().await;
     for may_trace in [false, true] {
@@ -157,7 +157,7 @@ pub(crate) async fn process_1_gives_no_access_to_the_node(pod: Pod) {
         let shown = pod.output("c", "stdout");
         let only_tracing = ["CapPrm:\t0000000000080000", "CapEff:\t0000000000080000", "NoNewPrivs:\t1"];
         assert_eq!(shown[..3], only_tracing);
-        // The executable of process 1, if the container may trace it.
+        // The last line names the executable of process 1, if the container is permitted to trace it.
         assert_eq!(shown[3..], if may_trace { vec!["coracle-init"] } else { vec![] });
         let refused = pod.output("c", "stderr").join(" ");
         let why = if may_trace { "No such file" } else { "Permission denied" };

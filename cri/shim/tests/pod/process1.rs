@@ -132,7 +132,7 @@ pub(crate) async fn inherited_descriptors_stay_outside(pod: Pod) {
     pod.end().await;
     let file = fs::File::open("/etc/hostname").or_else(|_absent| fs::File::open("/etc/passwd")).unwrap();
     let inode = file.metadata().unwrap().ino();
-    // Without the close-on-exec flag, like descriptors inherited from a shell.
+    // The descriptor has no close-on-exec flag, like descriptors inherited from a shell.
     let inherited = nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_DUPFD(60)).unwrap();
     let pod = Pod::start_with(|config| config.share_pid = true).await;
     let init = pod.shim.hello().await.unwrap().init_pid;

@@ -1,4 +1,4 @@
-//! Deaths of the client, of the shim, and of a creation in progress.
+//! Tests in which the client, the shim, or a creator at work is killed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -30,7 +30,7 @@ pub(crate) async fn exits_wait_for_the_next_agent_and_are_repeated_until_acknowl
     pod.end().await;
 }
 
-/// The role of this binary that is killed: starts a pod and a container in `dir`, then hangs.
+/// The client that is killed, as a role of this test binary. It starts a pod and a container in `dir`, then hangs.
 pub(crate) async fn client(dir: PathBuf) -> ExitCode {
     let cgroup = format!("/{}", dir.file_name().unwrap().to_string_lossy());
     fixture::make_lower(&dir);
@@ -68,7 +68,7 @@ pub(crate) async fn a_client_killed_in_the_middle_leaves_the_pod_running(mut pod
     assert!(log.contains("up") && log.contains("still"), "{log}");
     shim.shutdown().await.unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
-    // Its cgroups are removed with those of the fixture.
+    // The cgroups of the killed client's pod are removed together with the cgroups of the fixture.
     let own = std::mem::replace(&mut pod.cgroup, format!("/{name}"));
     fixture::remove_cgroup(&pod.cgroup).await;
     pod.cgroup = own;
@@ -105,7 +105,7 @@ pub(crate) async fn a_creator_ends_when_its_shim_is_killed(pod: Pod) {
 /// Whether a creator runs in this pid namespace.
 fn has_creator() -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    // An ended process has no directory.
+    // A zombie has no working directory.
     let alive = processes.filter(|process| process.path().join("cwd").exists());
     let mut names = alive.filter_map(|process| std::fs::read_to_string(process.path().join("comm")).ok());
     names.any(|name| name.trim_end() == "coracle-create")

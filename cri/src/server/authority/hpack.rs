@@ -41,7 +41,7 @@ enum IntegerKind {
 /// A string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    /// A name. `matches` is true as long as its bytes equal those of `:authority`.
+    /// A name. `matches` is true as long as its bytes are a prefix of `:authority`.
     Name {
         matches: bool,
     },
@@ -116,7 +116,7 @@ fn integer(byte: u8, prefix: u8, of: IntegerKind) -> State {
 
 fn add_integer_byte(byte: u8, value: usize, shift: u32, of: IntegerKind) -> State {
     let part = usize::from(byte & 0x7f);
-    // Checked first: the sum must also fit in 32 bits.
+    // This is checked first, because the sum must also fit in 32 bits.
     if shift > 28 || part > MAX_INTEGER >> shift {
         return State::Lost;
     }

@@ -31,7 +31,7 @@ impl CheckpointService {
         is_replaceable(&location)?;
         // Checked before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        // Before the lock: the removal of the container does not wait for checkpoints of others.
+        // This comes before the lock, so that the removal of the container does not wait for checkpoints of others.
         let permit = checkpoint_permit().await;
         let locks = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
         // The container can have ended during another checkpoint.

@@ -29,7 +29,7 @@ impl CheckpointService {
         let failed = |source| Error::Checkpoint { what: "pod sandbox", id: sandbox.id.clone(), source };
         // Checked before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        // Before the locks: the removal of a container does not wait for checkpoints of others.
+        // This comes before the locks, so that the removal of a container does not wait for checkpoints of others.
         let permit = checkpoint_permit().await;
         let mut locks = Vec::new();
         // Locked in the order of ids, in every call.

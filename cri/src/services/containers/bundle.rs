@@ -100,7 +100,7 @@ impl ContainerService {
     }
 }
 
-/// Creates the directory of a container's log. Logs may be on a file system of their own, which may not respond.
+/// Creates the directory of a container's log. Logs may be on a file system of their own, which might not respond.
 pub(super) async fn make_log_dir(log_path: &Path) -> Result<(), Error> {
     let Some(dir) = log_path.parent().filter(|dir| *dir != Path::new("")) else { return Ok(()) };
     let dir = dir.to_owned();

@@ -56,8 +56,8 @@ impl ContainerService {
         Ok(())
     }
 
-    /// Removes the writable layer of a removed container in a task, one layer at a time. A layer can be large: no call
-    /// waits for the disk.
+    /// Removes the writable layer of a removed container in a task, one layer at a time. A layer can be large, so no
+    /// call waits for its removal.
     pub(crate) fn remove_layer(&self, id: &str) {
         let (removal, records, id) =
             (Arc::clone(&self.layer_removal), Arc::clone(&self.objects.records), id.to_owned());

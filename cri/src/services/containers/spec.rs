@@ -21,7 +21,7 @@ use crate::security_profile;
 use crate::user::User;
 
 impl ContainerService {
-    /// Builds the spec, with the requested CDI devices. `config`: with the sources of volumes
+    /// Builds the spec, with the requested CDI devices. `config` has the sources of volumes
     /// ([`ContainerService::find_volumes`]).
     pub(super) fn make_spec(
         &self,

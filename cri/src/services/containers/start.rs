@@ -27,7 +27,7 @@ impl ContainerService {
         startable(&container)?;
         let shim = self.objects.tables.shim_of(&container)?;
         self.transitions.hooks.start_container(&container).await?;
-        // Taken before the start: a short command can end before the shim's answer is read.
+        // The time is taken before the start, because a short command can end before the shim's answer is read.
         let started_at = now();
         self.start_processes(&container, &shim).await?;
         coracle_fault::point("start.runs");

@@ -30,7 +30,7 @@ pub(super) enum CallError {
     Late,
     #[error("the program ended with {status}: {complaint}")]
     Status { status: std::process::ExitStatus, complaint: String },
-    /// Without the parser's message: it may quote a password.
+    /// The error leaves out the parser's message, because it may quote a password.
     #[error("the response is invalid: {0:?} error at line {1} column {2}")]
     Json(serde_json::error::Category, usize, usize),
     #[error("the response is a {kind:?} of {api_version:?}")]
@@ -49,7 +49,7 @@ pub(super) enum KeyType {
 
 pub(super) struct Answer {
     pub(super) key: KeyType,
-    /// Time in the cache. None: the configured default.
+    /// Time in the cache. None means the configured default.
     pub(super) cache: Option<Duration>,
     pub(super) entries: Entries,
 }
@@ -114,7 +114,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let give = async {
         if let Some(mut stdin) = stdin {
-            // The program may not read the request.
+            // The program possibly does not read the request.
             let _not_read = stdin.write_all(request.as_bytes()).await;
         }
     };

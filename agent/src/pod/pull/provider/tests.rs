@@ -64,7 +64,7 @@ async fn users(providers: &Providers, image: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn a_provider_is_called_for_its_images_and_its_response_is_cached() {
-    // For each key type: the number of calls for four pulls.
+    // The number of calls for four pulls, with each key type.
     for (key, lasts, expected) in [
         ("Image", "", 3),
         ("Registry", "", 2),

@@ -13,7 +13,7 @@ const FORBIDDEN_MAX: u32 = 20;
 /// Why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The object is deleted, or replaced by another one of the same name.
+    /// The object is deleted, or replaced by a new object with the same name.
     Gone,
     /// The API server rejects the status.
     Invalid,

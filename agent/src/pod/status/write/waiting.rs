@@ -49,7 +49,7 @@ impl Waiting {
         self.entries.insert(uid, Entry { update: Update { known, ..update }, is_due });
     }
 
-    /// Removes the statuses that are due, except those of pods with a write in flight.
+    /// Removes the statuses that are due, except for pods with a write in flight.
     pub(super) fn take_due(&mut self, in_flight: &HashSet<String>, now: Instant) -> Vec<Update> {
         while let Some((_, uid)) = self.later.pop_front_if(|(due, _)| *due <= now) {
             // An entry of `later` whose status was sent in the meantime may end the delay of a later status early.

@@ -26,7 +26,7 @@ pub(super) struct Rights {
 // === impl Rights ===
 
 impl Rights {
-    /// Takes the rights of the user who owns the directory or a directory above it. `None`: only root can change the
+    /// Takes the rights of the user who owns the directory or a directory above it. `None` if only root can change the
     /// path, or this process is not root.
     pub(super) fn of_owner(dir: &Path) -> io::Result<Option<Self>> {
         if !geteuid().is_root() {

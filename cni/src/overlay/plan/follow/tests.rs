@@ -44,7 +44,7 @@ fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
     ];
     let cidrs = prop_oneof![6 => Just(own), 1 => vec(select(ranges).prop_map(net), 0..3)];
     let kind = prop_oneof![6 => Just(PeerKind::Vxlan), 1 => Just(PeerKind::HostGw), 1 => Just(PeerKind::Udp)];
-    // The peer's own addresses and hardware addresses, partly those of another peer, and a node with two names.
+    // The peer's own addresses and hardware addresses, sometimes addresses of another peer, and a node with two names.
     let v4 = select(vec![format!("192.0.2.{number}"), "198.51.100.9".to_owned()]);
     let v6 = select(vec![format!("2001:db8::{number}"), "2001:db8:9::9".to_owned()]);
     let vtep =

@@ -23,7 +23,7 @@ fn image() -> (TestImage, Vec<(String, Vec<u8>)>) {
     (TestImage::new(vec![tar(first), tar(second)]), files)
 }
 
-/// This test in a process of its own.
+/// Runs this test in a separate process.
 fn myself(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command

@@ -1,4 +1,4 @@
-//! Layers with `urls`: layers that a registry may not distribute.
+//! Layers with `urls`: layers that a registry is not permitted to distribute.
 
 use super::{nothing_left, store};
 use crate::digest::Digest;

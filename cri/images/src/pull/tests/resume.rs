@@ -1,4 +1,4 @@
-//! Data that is not requested twice: the received parts of layers, also after a restart, and images in the store.
+//! Data that is not requested twice: the received parts of layers, even after a restart, and images in the store.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
