@@ -27,8 +27,8 @@ pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
 const READ: usize = 0;
 /// Index of the mutating requests.
 const WRITE: usize = 1;
-/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 10 kB, and each event of
-/// its collection some bytes more until the client reads it.
+/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 25 kB over HTTP/2, and each
+/// event of its collection some bytes more until the client reads it.
 const MAX_WATCHES: usize = 10_000;
 /// Maximum watches of such an owner for each node, if that is more: the pods of a DaemonSet use one service account.
 const MAX_WATCHES_PER_NODE: u64 = 20;

@@ -9,16 +9,19 @@ mod stream_tasks;
 
 use std::{
     convert::Infallible,
+    fmt::Display,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
     time::Duration,
 };
 
+use bytes::Bytes;
 use coracle_connections::{
     ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER,
     handshake,
 };
-use http::Request;
+use futures::FutureExt as _;
+use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -28,8 +31,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::{io::InspectReader, task::TaskTracker};
 
-use crate::server::{Apiserver, PeerAddress};
-use activity::Activity;
+use crate::{
+    error::ApiError,
+    reply,
+    server::{Apiserver, PeerAddress},
+};
+use activity::{Activity, Running};
 use client::Client;
 use stream_tasks::StreamTasks;
 
@@ -149,14 +156,8 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let (of_requests, client) = (activity.clone(), Client { certificate, address, permit });
     let service = service_fn(move |mut request: Request<Incoming>| {
         let attached = client.attach(&mut request, &server.state.in_flight);
-        let (server, running) = (server.clone(), of_requests.begin());
-        async move {
-            let response = match attached {
-                Ok(()) => server.handle(request, None).await,
-                Err(error) => client::refusal(&error),
-            };
-            Ok::<_, Infallible>(running.until_sent(response))
-        }
+        let request = attached.map(|()| request);
+        respond(server.clone(), request, of_requests.begin()).map(Ok::<_, Infallible>)
     });
     let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
@@ -178,6 +179,25 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     if let Err(error) = ended {
         tracing::debug!(error, "a connection failed");
     }
+}
+
+/// The response to a request that has memory, or to one that was refused. The task of an HTTP/2 stream has the size of
+/// this future until the response is sent, so that of a watch has it for as long as the watch. The large future of the
+/// handler is therefore boxed: its memory is released when the response begins.
+async fn respond<B>(
+    server: Apiserver,
+    request: Result<Request<B>, ApiError>,
+    running: Running,
+) -> Response<reply::Body>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Display,
+{
+    let response = match request {
+        Ok(request) => Box::pin(server.handle(request, None)).await,
+        Err(error) => client::refusal(&error),
+    };
+    running.until_sent(response)
 }
 
 /// The settings of HTTP for a connection. `is_certified`: the client has a certificate.
@@ -204,8 +224,6 @@ fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use bytes::Bytes;
-    use http::Response;
     use http_body::Frame;
     use http_body_util::{BodyExt as _, Full, StreamBody};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -285,6 +303,16 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let taken = taken.load(Ordering::Relaxed);
         assert!((1..48 << 10).contains(&taken), "{taken}");
+    }
+
+    fn size_of_future<A, B, C, F: Future>(_function: impl Fn(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_task_of_a_stream_is_small() {
+        let size = size_of_future(respond::<Incoming>);
+        assert!(size < 2 << 10, "{size}");
     }
 
     #[tokio::test]
