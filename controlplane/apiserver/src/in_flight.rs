@@ -49,7 +49,7 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
 /// Bytes of requests of both kinds that each source always gets, also if other sources have the memory: they need no
 /// credentials to take it. The number of sources is at most that of the connections.
-const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
+pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
