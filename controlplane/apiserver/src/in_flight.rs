@@ -27,8 +27,8 @@ pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
 const READ: usize = 0;
 /// Index of the mutating requests.
 const WRITE: usize = 1;
-/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 10 kB, and each event of
-/// its collection some bytes more until the client reads it.
+/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 25 kB over HTTP/2, and each
+/// event of its collection some bytes more until the client reads it.
 const MAX_WATCHES: usize = 10_000;
 /// Maximum watches of such an owner for each node, if that is more: the pods of a DaemonSet use one service account.
 const MAX_WATCHES_PER_NODE: u64 = 20;
@@ -49,7 +49,7 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
 /// Bytes of requests of both kinds that each source always gets, also if other sources have the memory: they need no
 /// credentials to take it. The number of sources is at most that of the connections.
-const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
+pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.

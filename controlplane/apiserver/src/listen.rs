@@ -9,16 +9,19 @@ mod stream_tasks;
 
 use std::{
     convert::Infallible,
+    fmt::Display,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
     time::Duration,
 };
 
+use bytes::Bytes;
 use coracle_connections::{
     ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER,
     handshake,
 };
-use http::Request;
+use futures::FutureExt as _;
+use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -28,8 +31,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::{io::InspectReader, task::TaskTracker};
 
-use crate::server::{Apiserver, PeerAddress};
-use activity::Activity;
+use crate::{
+    error::ApiError,
+    reply,
+    server::{Apiserver, PeerAddress},
+};
+use activity::{Activity, Running};
 use client::Client;
 use stream_tasks::StreamTasks;
 
@@ -51,6 +58,10 @@ const MAX_STREAMS: u32 = 250;
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// Maximum bytes of request bodies that an HTTP/2 client sends before they are read, on one connection and one stream.
 const RECEIVE_WINDOW: u32 = 1 << 20;
+/// Maximum bytes of a request body that an HTTP/2 client without a certificate sends before they are read. Until the
+/// request is authenticated, they take memory that any client can use. An HTTP/1.1 body takes no more: the connection
+/// reads at most [`UNCERTIFIED_HEADER`] at once.
+const UNCERTIFIED_WINDOW: u32 = 64 << 10;
 /// Bytes that wait for the client on one HTTP/2 stream from which on the stream takes no further piece of the response.
 /// Small events of watches wait here, and a user may have thousands of watches.
 const MAX_SEND_BUFFER: usize = 16 << 10;
@@ -149,14 +160,8 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let (of_requests, client) = (activity.clone(), Client { certificate, address, permit });
     let service = service_fn(move |mut request: Request<Incoming>| {
         let attached = client.attach(&mut request, &server.state.in_flight);
-        let (server, running) = (server.clone(), of_requests.begin());
-        async move {
-            let response = match attached {
-                Ok(()) => server.handle(request, None).await,
-                Err(error) => client::refusal(&error),
-            };
-            Ok::<_, Infallible>(running.until_sent(response))
-        }
+        let request = attached.map(|()| request);
+        respond(server.clone(), request, of_requests.begin()).map(Ok::<_, Infallible>)
     });
     let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
@@ -180,6 +185,25 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     }
 }
 
+/// The response to a request that has memory, or to one that was refused. The task of an HTTP/2 stream has the size of
+/// this future until the response is sent, so that of a watch has it for as long as the watch. The large future of the
+/// handler is therefore boxed: its memory is released when the response begins.
+async fn respond<B>(
+    server: Apiserver,
+    request: Result<Request<B>, ApiError>,
+    running: Running,
+) -> Response<reply::Body>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Display,
+{
+    let response = match request {
+        Ok(request) => Box::pin(server.handle(request, None)).await,
+        Err(error) => client::refusal(&error),
+    };
+    running.until_sent(response)
+}
+
 /// The settings of HTTP for a connection. `is_certified`: the client has a certificate.
 fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
     let mut builder = auto::Builder::new(StreamTasks);
@@ -194,7 +218,7 @@ fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_send_buf_size(MAX_SEND_BUFFER)
         .initial_connection_window_size(RECEIVE_WINDOW)
-        .initial_stream_window_size(RECEIVE_WINDOW)
+        .initial_stream_window_size(if is_certified { RECEIVE_WINDOW } else { UNCERTIFIED_WINDOW })
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder
@@ -204,23 +228,27 @@ fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use bytes::Bytes;
-    use http::Response;
     use http_body::Frame;
     use http_body_util::{BodyExt as _, Full, StreamBody};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
     use super::*;
 
-    /// The begin of the response to a request with a header field of this length.
-    async fn status(is_certified: bool, field: usize) -> String {
-        let (mut client, connection) = tokio::io::duplex(1 << 20);
+    /// The result of a client of a connection, on which each request gets a response.
+    async fn connected<T>(is_certified: bool, client: impl AsyncFnOnce(DuplexStream) -> T) -> T {
+        let (stream, connection) = tokio::io::duplex(1 << 20);
         let service = service_fn(|_request: Request<Incoming>| async {
             Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
         });
         let builder = builder(is_certified);
         let served = builder.serve_connection_with_upgrades(TokioIo::new(connection), service);
-        let exchange = async {
+        // The connection ends after the client.
+        tokio::join!(served, client(stream)).1
+    }
+
+    /// The begin of the response to a request with a header field of this length.
+    async fn status(is_certified: bool, field: usize) -> String {
+        let exchange = async move |mut client: DuplexStream| {
             let field = "x".repeat(field);
             let head = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nA: {field}\r\n\r\n");
             client.write_all(head.as_bytes()).await.unwrap();
@@ -228,7 +256,7 @@ mod tests {
             client.read_exact(&mut status).await.unwrap();
             String::from_utf8_lossy(&status).into_owned()
         };
-        tokio::join!(served, exchange).1
+        connected(is_certified, exchange).await
     }
 
     /// Whether the server can read a body with these chunks.
@@ -285,6 +313,37 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let taken = taken.load(Ordering::Relaxed);
         assert!((1..48 << 10).contains(&taken), "{taken}");
+    }
+
+    /// The window of a stream in the settings of a connection.
+    async fn stream_window(is_certified: bool) -> u32 {
+        let exchange = async |mut client: DuplexStream| {
+            client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+            // The settings are the first frame: 3 bytes of length, type, flags and stream, then 6 bytes a setting.
+            let mut header = [0_u8; 9];
+            client.read_exact(&mut header).await.unwrap();
+            let mut settings = vec![0_u8; usize::from(header[2])];
+            client.read_exact(&mut settings).await.unwrap();
+            let window = settings.chunks(6).find(|setting| setting[..2] == [0, 4]).unwrap();
+            u32::from_be_bytes(window[2..].try_into().unwrap())
+        };
+        connected(is_certified, exchange).await
+    }
+
+    #[tokio::test]
+    async fn a_client_without_a_certificate_sends_little_of_a_body_that_is_not_read() {
+        assert_eq!(stream_window(true).await, RECEIVE_WINDOW);
+        assert_eq!(stream_window(false).await, UNCERTIFIED_WINDOW);
+    }
+
+    fn size_of_future<A, B, C, F: Future>(_function: impl Fn(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_task_of_a_stream_is_small() {
+        let size = size_of_future(respond::<Incoming>);
+        assert!(size < 2 << 10, "{size}");
     }
 
     #[tokio::test]

@@ -28,8 +28,21 @@ const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
 /// Minimum bytes of a piece that counts while it is being sent.
 pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 
+/// Bytes of a queued event that watches do not share: its slot in the queue, which is not larger. Small events that many
+/// watches share would otherwise take this memory without a limit.
+pub(crate) const SLOT_BYTES: usize = 32;
+
 /// Address and length. Only bytes in memory at the same time can be compared.
 type Identity = (usize, usize);
+
+/// Bytes that count for a reader.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// Bytes that others may share.
+    shared: Identity,
+    /// Number of bytes that only this reader has.
+    own: usize,
+}
 
 /// The unread bytes of all owners. An owner is a user, or all service accounts of a namespace.
 #[derive(Default)]
@@ -55,6 +68,8 @@ pub(crate) struct Reader {
 struct Unread {
     /// Number of bytes. Shared bytes count once.
     bytes: usize,
+    /// Number of bytes of slots of events, which `bytes` contains.
+    slot_bytes: usize,
     /// Number of classes with references to bytes.
     classes_of: HashMap<Identity, usize>,
     /// In the order of [`Class::ALL`].
@@ -135,6 +150,26 @@ fn dereference(references: &mut HashMap<Identity, usize>, of: Identity) -> bool 
     is_last
 }
 
+// === impl Piece ===
+
+impl Piece {
+    /// An event in a queue, and the object that it keeps in memory.
+    fn event(object: Option<&Bytes>) -> Self {
+        Self { shared: object.map_or((0, 0), identity), own: SLOT_BYTES }
+    }
+
+    /// Number of bytes, including those that others may share.
+    fn bytes(self) -> usize {
+        counted(self.shared) + self.own
+    }
+}
+
+impl From<Identity> for Piece {
+    fn from(shared: Identity) -> Self {
+        Self { shared, own: 0 }
+    }
+}
+
 // === impl Class ===
 
 impl Class {
@@ -195,23 +230,28 @@ impl Reader {
     /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, owners with the most bytes
     /// lose readers. Returns false if this one is among them, or has lost before; the bytes do not count then.
     pub(crate) fn add(&self, bytes: &Bytes) -> bool {
-        self.count(identity(bytes))
+        self.count(identity(bytes).into())
     }
 
-    fn count(&self, identity: Identity) -> bool {
+    /// As [`Self::add`], for an event in a queue and the object that it keeps in memory.
+    pub(crate) fn add_event(&self, object: Option<&Bytes>) -> bool {
+        self.count(Piece::event(object))
+    }
+
+    fn count(&self, piece: Piece) -> bool {
         if self.is_of_masters {
-            self.all.of_masters.fetch_add(counted(identity), Ordering::Relaxed);
+            self.all.of_masters.fetch_add(counted(piece.shared), Ordering::Relaxed);
             return true;
         }
         let mut unread = self.all.lock();
-        if self.lost.is_cancelled() || !unread.add(self, identity) {
+        if self.lost.is_cancelled() || !unread.add(self, piece) {
             return false;
         }
         let (mut lost, mut is_kept) = (Vec::new(), true);
         // A large piece needs the memory of many small ones.
         while let Some((owner, number)) = unread.next_to_end() {
             if number == self.number {
-                unread.remove(self, identity);
+                unread.remove(self, piece);
                 is_kept = false;
                 break;
             }
@@ -225,14 +265,19 @@ impl Reader {
 
     /// Ends the count of bytes that were added.
     pub(crate) fn remove(&self, bytes: &Bytes) {
-        self.uncount(identity(bytes));
+        self.uncount(identity(bytes).into());
     }
 
-    fn uncount(&self, identity: Identity) {
+    /// Ends the count of an event that was added.
+    pub(crate) fn remove_event(&self, object: Option<&Bytes>) {
+        self.uncount(Piece::event(object));
+    }
+
+    fn uncount(&self, piece: Piece) {
         if self.is_of_masters {
-            self.all.of_masters.fetch_sub(counted(identity), Ordering::Relaxed);
+            self.all.of_masters.fetch_sub(counted(piece.shared), Ordering::Relaxed);
         } else {
-            self.all.lock().remove(self, identity);
+            self.all.lock().remove(self, piece);
         }
     }
 
@@ -243,7 +288,7 @@ impl Reader {
         if identity.1 < MIN_HELD_BYTES {
             return Some(HeldList(None));
         }
-        self.count(identity).then(|| HeldList(Some((identity, self.clone()))))
+        self.count(identity.into()).then(|| HeldList(Some((identity, self.clone()))))
     }
 
     /// Counts large bytes until they are dropped. Returns `None` where [`Self::add`] returns false.
@@ -280,9 +325,11 @@ impl Reader {
         self.is_of_masters || self.class == Class::Components
     }
 
-    /// Number of unread bytes of all owners, with those that have no limit.
+    /// Number of unread bytes of all owners, with those that have no limit, and without the slots of events.
     pub(crate) fn bytes_of_all(&self) -> usize {
-        self.all.lock().bytes + self.all.of_masters.load(Ordering::Relaxed)
+        let of_masters = self.all.of_masters.load(Ordering::Relaxed);
+        let unread = self.all.lock();
+        unread.bytes - unread.slot_bytes + of_masters
     }
 
     /// Number of bytes that count for the owner now.
@@ -296,8 +343,8 @@ impl Reader {
 
 impl Unread {
     /// Counts bytes of a reader. Returns false if it has lost.
-    fn add(&mut self, reader: &Reader, identity: Identity) -> bool {
-        let counted = counted(identity);
+    fn add(&mut self, reader: &Reader, piece: Piece) -> bool {
+        let (identity, counted) = (piece.shared, counted(piece.shared));
         let owner = self.owners.entry(reader.owner.clone()).or_default();
         let new = || Holding { bytes: 0, references: 0, lost: reader.lost.clone(), has_lost: false };
         let holding = owner.readers.entry(reader.number).or_insert_with(new);
@@ -305,14 +352,18 @@ impl Unread {
             return false;
         }
         owner.remaining.remove(&(holding.bytes, reader.number));
-        holding.bytes += counted;
+        holding.bytes += piece.bytes();
         holding.references += 1;
         owner.remaining.insert((holding.bytes, reader.number));
+        owner.bytes += piece.own;
+        let class = &mut self.classes[reader.class as usize];
+        class.bytes += piece.own;
+        self.bytes += piece.own;
+        self.slot_bytes += piece.own;
         let references = owner.references.entry(identity).or_default();
         *references += 1;
         if *references == 1 {
             owner.bytes += counted;
-            let class = &mut self.classes[reader.class as usize];
             let owners = class.owners_of.entry(identity).or_default();
             *owners += 1;
             if *owners == 1 {
@@ -325,18 +376,19 @@ impl Unread {
         true
     }
 
-    fn remove(&mut self, reader: &Reader, identity: Identity) {
-        let counted = counted(identity);
+    fn remove(&mut self, reader: &Reader, piece: Piece) {
+        let (identity, counted) = (piece.shared, counted(piece.shared));
         let Some(owner) = self.owners.get_mut(&reader.owner) else { return };
         let Some(holding) = owner.readers.get_mut(&reader.number) else { return };
+        let class = &mut self.classes[reader.class as usize];
         let before = holding.bytes;
-        holding.bytes -= counted;
+        holding.bytes -= piece.bytes();
         holding.references -= 1;
         let (after, is_last) = (holding.bytes, holding.references == 0);
         if holding.has_lost {
-            owner.ending -= counted;
-            self.classes[reader.class as usize].ending -= counted;
-            self.ending -= counted;
+            owner.ending -= piece.bytes();
+            class.ending -= piece.bytes();
+            self.ending -= piece.bytes();
         } else {
             owner.remaining.remove(&(before, reader.number));
             if !is_last {
@@ -346,9 +398,12 @@ impl Unread {
         if is_last {
             owner.readers.remove(&reader.number);
         }
+        owner.bytes -= piece.own;
+        class.bytes -= piece.own;
+        self.bytes -= piece.own;
+        self.slot_bytes -= piece.own;
         if dereference(&mut owner.references, identity) {
             owner.bytes -= counted;
-            let class = &mut self.classes[reader.class as usize];
             if dereference(&mut class.owners_of, identity) {
                 class.bytes -= counted;
                 if dereference(&mut self.classes_of, identity) {
@@ -401,7 +456,7 @@ impl Unread {
 impl Drop for HeldList {
     fn drop(&mut self) {
         if let Some((identity, reader)) = &self.0 {
-            reader.uncount(*identity);
+            reader.uncount((*identity).into());
         }
     }
 }

@@ -305,6 +305,33 @@ mod tests {
     }
 
     #[test]
+    fn devices_of_claims_are_counted_as_extended_resources_of_their_class() {
+        let limited =
+            ["gpu.deviceclass.resource.k8s.io/devices", "requests.deviceclass.resource.kubernetes.io/gpu"];
+        let hard: Map<String, Value> =
+            limited.map(|name| (name.to_owned(), json!("9"))).into_iter().collect();
+        let (quota, kind) =
+            (quota(json!({"hard": hard})), by_kind("resource.k8s.io/v1", "ResourceClaim").unwrap());
+        let requests = json!([
+            {"name": "a", "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 2}},
+            {"name": "b", "firstAvailable": [
+                {"name": "c", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1},
+                {"name": "d", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 3}]},
+        ]);
+        let mut claim = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": requests}}});
+        let used = |claim: &Value| {
+            let usage = quota.usage(kind, claim);
+            limited.map(|name| usage.get(name).copied().unwrap_or(0))
+        };
+        assert_eq!(used(&claim), [5000, 5000]);
+        claim["metadata"]["annotations"] = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+        assert_eq!(used(&claim), [5000, 5000], "without a pod");
+        claim["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true}]);
+        assert_eq!(used(&claim), [5000, 0], "the pod has used them");
+    }
+
+    #[test]
     fn quotas_of_cpu_require_requests() {
         let (quota, pod) =
             (quota(json!({"hard": {"cpu": "1", "limits.memory": "1", "pods": "1"}})), pod(json!({})));

@@ -319,14 +319,32 @@ impl<V: Versions> Updater<'_, V> {
         let mut versions: Vec<&str> = managers.0.values().map(|owned| owned.api_version.as_str()).collect();
         versions.sort_by_key(|version| (*version != last.api_version, *version));
         versions.dedup();
+        let mut not_converted = Vec::new();
         for version in versions {
-            pruned = self.with_owned(merged, &pruned, version, managers).unwrap_or(pruned);
+            match self.with_owned(merged, &pruned, version, managers) {
+                Some(restored) => pruned = restored,
+                None => not_converted.push(version),
+            }
         }
         // Restores the fields that the applier did not own.
         let pruned = self.versions.convert(&pruned, &last.api_version)?.into_owned();
         let lost = lost_fields(schema, of, &before, &pruned).intersection(&last_fields);
-        let pruned = remove(schema, of, &before, &lost);
+        let others = self.owned_in(&not_converted, managers).with_declared_fields(schema, of);
+        let pruned = remove(schema, of, &before, &lost.difference(&others));
         self.versions.convert(&pruned, self.api_version).map(Cow::into_owned)
+    }
+
+    /// The fields of the managers of these API versions, to which objects cannot be converted. Most fields have the same
+    /// path in all versions, so pruning does not remove them. Versions that are not served have no managers any more.
+    fn owned_in(&self, versions: &[&str], managers: &Managers) -> FieldSet {
+        let mut owned = FieldSet::default();
+        for manager in managers.0.values() {
+            let version = manager.api_version.as_str();
+            if versions.contains(&version) && self.versions.schema(version).is_some() {
+                owned.add(&manager.fields);
+            }
+        }
+        owned
     }
 
     /// The merged object in an API version, without the fields that pruning removed and that no manager of this version

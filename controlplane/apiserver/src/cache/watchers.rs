@@ -9,12 +9,13 @@ use std::{
     },
 };
 
+use bytes::Bytes;
 use coracle_kinds::Resource;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Object, Scope, Shared};
-use crate::unread_bytes::Reader;
+use crate::unread_bytes::{Reader, SLOT_BYTES};
 
 /// Maximum number of queued events of a watcher. A slower watcher is disconnected and can resume.
 const MAX_QUEUED_EVENTS: usize = 4096;
@@ -58,11 +59,14 @@ pub(crate) struct Events {
     pub(crate) cut: CancellationToken,
 }
 
-/// An event in the queue of a watch. Its bytes count as unread until it is dropped.
+/// An event in the queue of a watch. Its bytes and its slot in the queue count as unread until it is dropped.
 struct Queued {
     event: Event,
     reader: Option<Arc<Reader>>,
 }
+
+/// A slot is an event and its part of a block of the queue.
+const _: () = assert!(size_of::<Queued>() < SLOT_BYTES);
 
 /// State that both halves share.
 #[derive(Default)]
@@ -179,16 +183,15 @@ impl Drop for Events {
 impl Queued {
     /// Counts the event as unread. `None` if its reader has lost to other owners of unread bytes.
     fn new(event: Event, reader: Option<&Arc<Reader>>) -> Option<Self> {
-        let counted = reader.zip(event.object());
-        let is_within = counted.is_none_or(|(reader, object)| reader.add(object.stored()));
+        let is_within = reader.is_none_or(|reader| reader.add_event(event.stored()));
         is_within.then(|| Self { event, reader: reader.cloned() })
     }
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        if let Some((reader, object)) = self.reader.as_ref().zip(self.event.object()) {
-            reader.remove(object.stored());
+        if let Some(reader) = &self.reader {
+            reader.remove_event(self.event.stored());
         }
     }
 }
@@ -201,6 +204,10 @@ impl Event {
             Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => Some(object),
             Event::Bookmark(_) | Event::InitialEnd(_) => None,
         }
+    }
+
+    fn stored(&self) -> Option<&Bytes> {
+        self.object().map(|object| object.stored())
     }
 
     /// Bytes of the event, which it may keep in memory.
@@ -507,9 +514,38 @@ mod tests {
             assert!(watcher.send(Event::Modified(object.clone()), 1));
             assert!(watcher.send(Event::Deleted(Arc::new(object.with_revision(2))), 2));
         }
-        assert_eq!(unread.bytes(), object.stored_bytes());
+        assert_eq!(unread.bytes(), object.stored_bytes() + 2 * watches.len() * SLOT_BYTES);
         drop(watches);
         assert_eq!(unread.bytes(), 0);
+    }
+
+    /// The events themselves are small, and all watches share them.
+    #[test]
+    fn the_slots_of_small_events_of_many_watches_are_limited() {
+        let unread = Arc::<UnreadBytes>::default();
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let object =
+            Arc::new(Object::of(kind, "k".into(), 1, &serde_json::json!({"metadata": {"name": "n"}})));
+        let of_others = [("system:kube-scheduler", 32), ("system:node:a", 16), ("bob", 7)];
+        let others = of_others.map(|(name, mebibytes)| {
+            let reader = unread.reader(name);
+            let held = reader.hold(Bytes::from(vec![0_u8; mebibytes << 20])).unwrap();
+            (reader, held)
+        });
+        let readers: Vec<_> = (0..100).map(|_| unread.reader("eve")).collect();
+        let watches =
+            readers.iter().map(|reader| Watcher::counted(Scope::default(), true, Some(reader.clone())));
+        let mut watches: Vec<_> = watches.collect();
+        for revision in (1..=3200).step_by(2) {
+            for (watcher, _) in &mut watches {
+                watcher.send(Event::Modified(object.clone()), revision);
+                watcher.send(Event::Bookmark(revision), revision + 1);
+            }
+        }
+        assert!(readers.iter().any(|reader| reader.lost().is_cancelled()), "watches of the user end");
+        assert!(!others.iter().any(|(reader, _)| reader.lost().is_cancelled()), "those of others do not");
+        drop((watches, others, readers));
+        assert_eq!((unread.bytes(), Arc::strong_count(&unread)), (0, 1));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use coracle_connections::ConnectionPermit;
 use http::Request;
 use http_body::Body;
 
-use super::RECEIVE_WINDOW;
+use super::UNCERTIFIED_WINDOW;
 use crate::{
     authn::PeerCertificate,
     error::{ApiError, Result},
@@ -34,7 +34,7 @@ fn unread_size<B: Body>(request: &Request<B>) -> usize {
     let fields = request.headers().iter();
     let header: usize = fields.map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum();
     let length = request.body().size_hint().upper().and_then(|length| usize::try_from(length).ok());
-    let body = length.unwrap_or(usize::MAX).min(RECEIVE_WINDOW as usize);
+    let body = length.unwrap_or(usize::MAX).min(UNCERTIFIED_WINDOW as usize);
     TASK_BYTES + target + header + body
 }
 
@@ -81,7 +81,7 @@ mod tests {
     use http_body_util::{Empty, Full, StreamBody};
 
     use super::*;
-    use crate::in_flight::{BodyMemory, MAX_IN_FLIGHT};
+    use crate::in_flight::{BodyMemory, GRANTED_WITHOUT_CREDENTIALS, MAX_IN_FLIGHT};
 
     fn client(port: &Connections, last: u8) -> Client {
         let permit = Arc::new(port.admit(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))).unwrap());
@@ -110,13 +110,15 @@ mod tests {
 
     #[test]
     fn a_body_counts_as_far_as_the_client_may_send_it() {
-        let window = RECEIVE_WINDOW as usize;
-        assert!(unread_size(&Request::new(Empty::<Bytes>::new())) < window / 8);
+        let window = UNCERTIFIED_WINDOW as usize;
+        assert!(unread_size(&Request::new(Empty::<Bytes>::new())) < window / 4);
         assert!(
             (20_000..40_000)
                 .contains(&unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 20_000])))))
         );
-        assert!(unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 3 << 20])))) < window * 2);
+        let large = unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 3 << 20]))));
+        assert!(large < window * 2);
+        assert!(large < GRANTED_WITHOUT_CREDENTIALS, "each source may send a body of any size");
         let unknown = futures::stream::pending::<std::io::Result<Frame<Bytes>>>();
         assert!(unread_size(&Request::new(StreamBody::new(unknown))) > window);
     }

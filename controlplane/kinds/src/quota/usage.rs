@@ -27,7 +27,7 @@ pub(super) fn of(kind: &Resource, object: &Value) -> Usage {
         ("", "pods") => pod(&mut usage, object),
         ("", "services") => service(&mut usage, &object["spec"]),
         ("", "persistentvolumeclaims") => claim(&mut usage, object),
-        ("resource.k8s.io", "resourceclaims") => devices(&mut usage, &object["spec"]["devices"]),
+        ("resource.k8s.io", "resourceclaims") => devices(&mut usage, object),
         ("", plural) if PLAIN_COUNTS.contains(&plural) => {
             usage.insert(plural.to_owned(), 1000);
         }
@@ -111,8 +111,11 @@ fn claim(usage: &mut Usage, claim: &Value) {
     }
 }
 
-fn devices(usage: &mut Usage, devices: &Value) {
-    for request in devices["requests"].as_array().into_iter().flatten() {
+/// The devices of a claim count by their class, and as the extended resource that the class provides implicitly. The pod
+/// of a claim for extended resources has used these already.
+fn devices(usage: &mut Usage, claim: &Value) {
+    let is_of_pod = is_for_extended_resources(claim);
+    for request in claim["spec"]["devices"]["requests"].as_array().into_iter().flatten() {
         let exact = &request["exactly"];
         let list = request["firstAvailable"].as_array().into_iter().flatten();
         // Of alternatives, each class counts with the largest amount.
@@ -127,10 +130,25 @@ fn devices(usage: &mut Usage, devices: &Value) {
             *known = (*known).max(count);
         }
         for (class, count) in largest {
-            let amount = usage.entry(format!("{class}.deviceclass.resource.k8s.io/devices")).or_default();
-            *amount = amount.saturating_add(count.saturating_mul(1000));
+            let mut add = |name: String| {
+                let amount = usage.entry(name).or_default();
+                *amount = amount.saturating_add(count.saturating_mul(1000));
+            };
+            add(format!("{class}.deviceclass.resource.k8s.io/devices"));
+            if !is_of_pod {
+                add(format!("requests.deviceclass.resource.kubernetes.io/{class}"));
+            }
         }
     }
+}
+
+/// Whether the scheduler has made a claim for the extended resources of a pod.
+fn is_for_extended_resources(claim: &Value) -> bool {
+    let metadata = &claim["metadata"];
+    let is_pod =
+        |owner: &Value| owner["controller"] == true && owner["kind"] == "Pod" && owner["apiVersion"] == "v1";
+    metadata["annotations"]["resource.kubernetes.io/extended-resource-claim"] == "true"
+        && metadata["ownerReferences"].as_array().into_iter().flatten().any(is_pod)
 }
 
 fn thousand(count: usize) -> i128 {

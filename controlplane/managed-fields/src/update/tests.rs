@@ -404,6 +404,32 @@ fn managers_of_a_version_without_conversion_keep_their_fields() {
 }
 
 #[test]
+fn an_omitted_field_that_a_manager_of_a_version_without_conversion_owns_is_not_removed() {
+    let (schema, ignored) = (schema(), FieldSet::default());
+    let versions = Served(&schema);
+    let updater =
+        Updater { versions: &versions, api_version: VERSION, subresource: "", ignored: &ignored, now: EARLY };
+    let entry = |manager: &str, operation: &str, version: &str, spec: Value| {
+        json!({"manager": manager, "operation": operation, "apiVersion": version, "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:spec": spec}})
+    };
+    let entries = json!([
+        entry("a", "Apply", VERSION, json!({"f:replicas": {}, "f:image": {}, "f:args": {}})),
+        entry("b", "Update", "apps/v3", json!({"f:image": {}})),
+        entry("c", "Update", "apps/v4", json!({"f:args": {}})),
+    ]);
+    let object =
+        |spec: Value| json!({"apiVersion": VERSION, "kind": "Web", "metadata": {"name": "w"}, "spec": spec});
+    let mut live = object(json!({"replicas": 1, "image": "i", "args": ["x"]}));
+    live["metadata"]["uid"] = "1".into();
+    let config = object(json!({"replicas": 1}));
+    let request = ApplyRequest { live: &live, config: &config, manager: "a", force: false };
+    let applied = updater.apply(request, Managers::from_json(&entries).unwrap()).unwrap();
+    assert_eq!(applied.object["spec"], json!({"replicas": 1, "image": "i"}), "v4 is not served");
+    assert_eq!(entry_of(&applied.managers, "b")["fieldsV1"], json!({"f:spec": {"f:image": {}}}));
+}
+
+#[test]
 fn fields_that_a_version_without_conversion_removed_do_not_stay_owned() {
     let (schema, ignored) = (schema(), FieldSet::default());
     let versions = Served(&schema);
