@@ -62,6 +62,8 @@ pub(crate) struct Link {
     pub(crate) vlan_filtering: Option<bool>,
     /// Default VLAN of the bridge's new ports.
     pub(crate) default_vlan: Option<u16>,
+    /// Whether the bridge records which ports listen to which multicast groups. `None` if the kernel has no snooping.
+    multicast_snooping: Option<bool>,
     alias: String,
     kind: Option<InfoKind>,
 }
@@ -135,6 +137,13 @@ impl Links {
         if wanted.ours && !is_new {
             link.require_own_mark()?;
         }
+        if wanted.ours && link.multicast_snooping == Some(true) {
+            // An earlier version made the bridge.
+            let message =
+                LinkBridge::new(name).append_info_data(InfoBridge::MulticastSnooping(false)).build();
+            let changed = self.handle.link().change(message).execute().await;
+            changed.map_err(failed("disable the multicast snooping of", name))?;
+        }
         sysctl::no_router_advertisements(name)?;
         let mut change = LinkUnspec::new_with_index(link.index);
         if wanted.ours && is_new {
@@ -178,6 +187,11 @@ impl Links {
         }
         if wanted.vlan_filtering {
             message = message.append_info_data(InfoBridge::VlanFiltering(true));
+        }
+        if wanted.ours {
+            // Without a querier the bridge sends multicast to all ports, with snooping or without it. With snooping, each
+            // port that is set up makes the kernel set the query timers of all ports again.
+            message = message.append_info_data(InfoBridge::MulticastSnooping(false));
         }
         let is_new = match self.handle.link().add(message.build()).execute().await {
             Ok(()) => true,
@@ -418,6 +432,7 @@ impl Link {
                     match property {
                         InfoBridge::VlanFiltering(filters) => self.vlan_filtering = Some(*filters),
                         InfoBridge::VlanDefaultPvid(vlan) => self.default_vlan = Some(*vlan),
+                        InfoBridge::MulticastSnooping(snoops) => self.multicast_snooping = Some(*snoops),
                         _ => {}
                     }
                 }
