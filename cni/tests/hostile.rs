@@ -442,6 +442,31 @@ fn ports() -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
+/// For a static entry the kernel visits all ports, and for a new port all static entries.
+#[test]
+fn a_pod_adds_no_static_entry_to_the_table_of_the_bridge() {
+    on_a_node(true, async |network, pod| {
+        let entries = || {
+            let shown = Command::new("bridge").args(["fdb", "show", "br", BRIDGE]).output().unwrap();
+            let shown = String::from_utf8(shown.stdout).unwrap();
+            let of_table = shown.lines().filter(|line| line.contains("master"));
+            of_table.filter(|line| line.contains("dev veth")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        add(&network, &pod, Vec::new()).await;
+        let own = pod.mac().map(|byte| format!("{byte:02x}")).join(":");
+        let check = |found: Vec<String>| {
+            let entry = found.iter().find(|entry| entry.starts_with(&own)).unwrap();
+            assert!(entry.contains("extern_learn") && !entry.contains("static"), "{entry}");
+        };
+        check(entries());
+        let port = ports().remove(0);
+        ip(&format!("link set {port} down"));
+        ip(&format!("link set {port} up"));
+        check(entries());
+        network.remove().await.unwrap();
+    });
+}
+
 #[test]
 fn a_pod_does_not_flood_the_bridge_with_unknown_destinations() {
     const FRAMES: u64 = 100;
