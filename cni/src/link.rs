@@ -86,6 +86,9 @@ pub(crate) struct Pair<'a> {
     pub(crate) bridge: u32,
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
+    /// Hardware address of the end on the host. `None`: a random one. With the bridge's own address the bridge needs no
+    /// entry for the port, and visits no such entries for each new port.
+    pub(crate) host_mac: Option<[u8; 6]>,
     /// Whether the end on the host is set up at once. Otherwise [`inside::Setup`] does it.
     pub(crate) is_up: bool,
 }
@@ -208,7 +211,7 @@ impl Links {
     /// host. Returns name, index and hardware address of the host's end only. If a link is up while its peer is down,
     /// a query makes the kernel stop the link's queues. This takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
-        let host_mac = random_mac();
+        let host_mac = pair.host_mac.unwrap_or_else(random_mac);
         if let Err(error) = self.try_pair(pair, host_mac, netns).await {
             if !is_errno(&error, libc::EEXIST) {
                 return Err(failed("create veth", pair.host)(error));

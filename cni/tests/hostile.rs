@@ -444,7 +444,7 @@ fn ports() -> Vec<String> {
 
 /// For a static entry the kernel visits all ports, and for a new port all static entries.
 #[test]
-fn a_pod_adds_no_static_entry_to_the_table_of_the_bridge() {
+fn a_pod_adds_one_entry_to_the_table_of_the_bridge_and_no_static_one() {
     on_a_node(true, async |network, pod| {
         let entries = || {
             let shown = Command::new("bridge").args(["fdb", "show", "br", BRIDGE]).output().unwrap();
@@ -455,11 +455,13 @@ fn a_pod_adds_no_static_entry_to_the_table_of_the_bridge() {
         add(&network, &pod, Vec::new()).await;
         let own = pod.mac().map(|byte| format!("{byte:02x}")).join(":");
         let check = |found: Vec<String>| {
-            let entry = found.iter().find(|entry| entry.starts_with(&own)).unwrap();
-            assert!(entry.contains("extern_learn") && !entry.contains("static"), "{entry}");
+            let [entry] = &found[..] else { panic!("{found:?}") };
+            assert!(entry.starts_with(&own) && entry.contains("extern_learn"), "{entry}");
+            assert!(!entry.contains("static") && !entry.contains("permanent"), "{entry}");
         };
         check(entries());
         let port = ports().remove(0);
+        assert_eq!(mac_of(&port), mac_of(BRIDGE));
         ip(&format!("link set {port} down"));
         ip(&format!("link set {port} up"));
         check(entries());
