@@ -194,6 +194,8 @@ impl Bridge<'_> {
             bridge: bridge.index,
             mtu: conf.mtu,
             mac,
+            // The address of another bridge may change with its ports.
+            host_mac: <[u8; 6]>::try_from(&bridge.mac[..]).ok().filter(|_| conf.ours),
             is_up: false,
         };
         let host_end = links.add_pair(&pair, netns).await?;
@@ -303,9 +305,10 @@ impl Bridge<'_> {
             Some(gateway) => gateway,
             None => {
                 let port = host_interface(&self.conf.bridge, &name);
-                let mac = link::random_mac();
+                let (mac, host_mac) = (link::random_mac(), None);
                 let (mtu, inside) = (Some(bridge.mtu), name.as_str());
-                let pair = Pair { host: &port, inside, bridge: bridge.index, mtu, mac, is_up: true };
+                let pair =
+                    Pair { host: &port, inside, bridge: bridge.index, mtu, mac, host_mac, is_up: true };
                 links.add_pair(&pair, &Netns::open("/proc/thread-self/ns/net".as_ref())?).await?;
                 links.get(&name).await?
             }

@@ -62,6 +62,8 @@ pub(crate) struct Link {
     pub(crate) vlan_filtering: Option<bool>,
     /// Default VLAN of the bridge's new ports.
     pub(crate) default_vlan: Option<u16>,
+    /// Whether the bridge records which ports listen to which multicast groups. `None` if the kernel has no snooping.
+    multicast_snooping: Option<bool>,
     alias: String,
     kind: Option<InfoKind>,
 }
@@ -84,6 +86,9 @@ pub(crate) struct Pair<'a> {
     pub(crate) bridge: u32,
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
+    /// Hardware address of the end on the host. `None`: a random one. With the bridge's own address the bridge needs no
+    /// entry for the port, and visits no such entries for each new port.
+    pub(crate) host_mac: Option<[u8; 6]>,
     /// Whether the end on the host is set up at once. Otherwise [`inside::Setup`] does it.
     pub(crate) is_up: bool,
 }
@@ -136,6 +141,13 @@ impl Links {
         if wanted.ours && !is_new {
             link.require_own_mark()?;
         }
+        if wanted.ours && link.multicast_snooping == Some(true) {
+            // An earlier version made the bridge.
+            let message =
+                LinkBridge::new(name).append_info_data(InfoBridge::MulticastSnooping(false)).build();
+            let changed = self.handle.link().change(message).execute().await;
+            changed.map_err(failed("disable the multicast snooping of", name))?;
+        }
         sysctl::no_router_advertisements(name)?;
         let mut change = LinkUnspec::new_with_index(link.index);
         if wanted.ours && is_new {
@@ -180,6 +192,11 @@ impl Links {
         if wanted.vlan_filtering {
             message = message.append_info_data(InfoBridge::VlanFiltering(true));
         }
+        if wanted.ours {
+            // Without a querier the bridge sends multicast to all ports, with snooping or without it. With snooping, each
+            // port that is set up makes the kernel set the query timers of all ports again.
+            message = message.append_info_data(InfoBridge::MulticastSnooping(false));
+        }
         let is_new = match self.handle.link().add(message.build()).execute().await {
             Ok(()) => true,
             Err(error) if is_errno(&error, libc::EEXIST) => false,
@@ -195,7 +212,7 @@ impl Links {
     /// host. Returns name, index and hardware address of the host's end only. If a link is up while its peer is down,
     /// a query makes the kernel stop the link's queues. This takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
-        let host_mac = random_mac();
+        let host_mac = pair.host_mac.unwrap_or_else(random_mac);
         if let Err(error) = self.try_pair(pair, host_mac, netns).await {
             if !is_errno(&error, libc::EEXIST) {
                 return Err(failed("create veth", pair.host)(error));
@@ -419,6 +436,7 @@ impl Link {
                     match property {
                         InfoBridge::VlanFiltering(filters) => self.vlan_filtering = Some(*filters),
                         InfoBridge::VlanDefaultPvid(vlan) => self.default_vlan = Some(*vlan),
+                        InfoBridge::MulticastSnooping(snoops) => self.multicast_snooping = Some(*snoops),
                         _ => {}
                     }
                 }

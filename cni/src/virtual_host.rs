@@ -95,6 +95,7 @@ impl HostNetwork {
             bridge: bridge.index,
             mtu: None,
             mac: random_mac(),
+            host_mac: None,
             is_up: true,
         };
         links.add_pair(&pair, &netns).await?;

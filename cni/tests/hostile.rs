@@ -442,6 +442,33 @@ fn ports() -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
+/// For a static entry the kernel visits all ports, and for a new port all static entries.
+#[test]
+fn a_pod_adds_one_entry_to_the_table_of_the_bridge_and_no_static_one() {
+    on_a_node(true, async |network, pod| {
+        let entries = || {
+            let shown = Command::new("bridge").args(["fdb", "show", "br", BRIDGE]).output().unwrap();
+            let shown = String::from_utf8(shown.stdout).unwrap();
+            let of_table = shown.lines().filter(|line| line.contains("master"));
+            of_table.filter(|line| line.contains("dev veth")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        add(&network, &pod, Vec::new()).await;
+        let own = pod.mac().map(|byte| format!("{byte:02x}")).join(":");
+        let check = |found: Vec<String>| {
+            let [entry] = &found[..] else { panic!("{found:?}") };
+            assert!(entry.starts_with(&own) && entry.contains("extern_learn"), "{entry}");
+            assert!(!entry.contains("static") && !entry.contains("permanent"), "{entry}");
+        };
+        check(entries());
+        let port = ports().remove(0);
+        assert_eq!(mac_of(&port), mac_of(BRIDGE));
+        ip(&format!("link set {port} down"));
+        ip(&format!("link set {port} up"));
+        check(entries());
+        network.remove().await.unwrap();
+    });
+}
+
 #[test]
 fn a_pod_does_not_flood_the_bridge_with_unknown_destinations() {
     const FRAMES: u64 = 100;

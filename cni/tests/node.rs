@@ -456,6 +456,22 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
     });
 }
 
+/// With snooping, each new port makes the kernel set the timers of all ports.
+#[test]
+fn the_bridge_does_not_snoop_on_multicast() {
+    on_a_node(async |node| {
+        let snoops = || run("ip", &["-d", "link", "show", "coracle0"]).contains("mcast_snooping 1");
+        assert!(!snoops());
+        run("ip", &["link", "set", "coracle0", "type", "bridge", "mcast_snooping", "1"]);
+        assert!(snoops(), "as an earlier version made it");
+        let sandbox = Sandbox::new();
+        node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
+        assert!(!snoops());
+        node.network.remove().await.unwrap();
+        drop(sandbox.stop);
+    });
+}
+
 #[test]
 fn an_unmarked_bridge_of_an_earlier_version_is_adopted() {
     on_a_node(async |node| {

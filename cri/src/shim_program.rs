@@ -8,7 +8,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,8 @@ use nix::sys::stat::Mode;
 
 /// The executable of this process, which is also the shim's, except in tests.
 pub(crate) const OWN_EXECUTABLE: &str = "/proc/self/exe";
+/// Directory of the descriptors of the process that uses it.
+const DESCRIPTORS: &str = "/proc/self/fd";
 
 /// The executable of shims.
 #[derive(Debug)]
@@ -55,7 +57,12 @@ fn read_only(program: &Path) -> io::Result<OwnedFd> {
 }
 
 fn by_descriptor(file: &OwnedFd) -> PathBuf {
-    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+    format!("{DESCRIPTORS}/{}", file.as_raw_fd()).into()
+}
+
+/// The descriptor by which a program's path names it, if it does. A process needs the descriptor to execute the program.
+pub(crate) fn descriptor_of(program: &Path) -> Option<RawFd> {
+    program.strip_prefix(DESCRIPTORS).ok()?.to_str()?.parse().ok()
 }
 
 fn copy_mount(program: &Path) -> io::Result<OwnedFd> {

@@ -50,11 +50,13 @@ impl Links {
         set.map_err(failed("set bridge port", &link.name))
     }
 
-    /// Records a hardware address for a port of a bridge.
+    /// Records a hardware address for a port of a bridge. The entry does not age, and stays while the port is down.
     pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
         let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
-        // In the table of the bridge, not of the port.
-        add.flags(NeighbourFlags::Controller)
+        // In the table of the bridge, not of the port. The kernel tells the hardware filters of ports about static
+        // entries: it visits all ports for each new entry, and all entries for each new port. It does not do this for
+        // external entries.
+        add.flags(NeighbourFlags::Controller | NeighbourFlags::ExtLearned)
             .state(NeighbourState::Noarp)
             .execute()
             .await

@@ -6,6 +6,8 @@
     reason = "a child sets its limit between its fork and its exec; close_range has no safe wrapper"
 )]
 
+use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -19,24 +21,49 @@ static ORIGINAL_LIMIT: OnceLock<rlim_t> = OnceLock::new();
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn raise() -> std::io::Result<()> {
+pub fn raise() -> io::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     ORIGINAL_LIMIT.get_or_init(|| soft);
     Ok(())
 }
 
+/// First descriptor that is not a standard stream.
+const FIRST: RawFd = 3;
+
 /// Marks all inherited descriptors close-on-exec, so that no started program gets them: shims, hooks,
 /// plugins. Descriptors that the process opens itself are close-on-exec anyway. Needs Linux 5.11.
 ///
 /// # Errors
 /// The error of close_range(2).
-pub fn mark_inherited_close_on_exec() -> std::io::Result<()> {
-    const FIRST: libc::c_uint = 3;
-    // SAFETY: the arguments are integers, and the call closes no descriptor.
-    let marked =
-        unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    if marked == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+pub fn mark_inherited_close_on_exec() -> io::Result<()> {
+    close_range(FIRST, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC)
+}
+
+/// Gives the calling thread a descriptor table of its own, which has the standard streams and `keep` only. A program that
+/// is started from this thread then copies and closes no other descriptors of the process. A node has several thousand.
+///
+/// The thread must not use descriptors that it did not open itself. This includes the wake-up of async tasks. It must end
+/// after its work, so that it does no other work.
+///
+/// # Errors
+/// The error of close_range(2). The thread may then still share the table of the process.
+pub fn detach_thread(keep: Option<RawFd>) -> io::Result<()> {
+    let keep = keep.filter(|fd| *fd >= FIRST);
+    // The copy ends below the first closed descriptor, so the others are not visited.
+    close_range(keep.map_or(FIRST, |fd| fd.saturating_add(1)), RawFd::MAX, libc::CLOSE_RANGE_UNSHARE)?;
+    match keep {
+        Some(keep) if keep > FIRST => close_range(FIRST, keep - 1, 0),
+        _ => Ok(()),
+    }
+}
+
+fn close_range(first: RawFd, last: RawFd, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: three integers. The callers close descriptors only in a table that the thread does not share.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// The soft limit for children. `None` if this process did not raise its own.
@@ -71,6 +98,34 @@ mod tests {
         assert!(has(), "a duplicate is inherited");
         mark_inherited_close_on_exec().expect("marked");
         assert!(!has());
+    }
+
+    #[test]
+    fn a_detached_thread_has_the_standard_streams_and_the_kept_descriptor_only() {
+        let files: Vec<_> = (0..4)
+            .map(|_| std::fs::File::open("/dev/null").expect("open"))
+            .map(std::os::fd::OwnedFd::from)
+            .collect();
+        let numbers: Vec<RawFd> = files.iter().map(std::os::fd::AsRawFd::as_raw_fd).collect();
+        let last = *numbers.last().expect("four files");
+        let open = |directory: &str| -> Vec<RawFd> {
+            let is_open = |fd: &RawFd| std::fs::symlink_metadata(format!("{directory}/{fd}")).is_ok();
+            [0, 1, 2].into_iter().chain(numbers.iter().copied()).filter(is_open).collect()
+        };
+        let before = open("/proc/self/fd");
+        for keep in [None, Some(1), Some(numbers[0]), Some(last)] {
+            let mut expected = before.clone();
+            expected.retain(|fd| *fd < FIRST || Some(*fd) == keep);
+            let found = std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    detach_thread(keep).expect("detached");
+                    open("/proc/thread-self/fd")
+                });
+                thread.join().expect("the thread ends")
+            });
+            assert_eq!(found, expected, "{keep:?}");
+        }
+        assert_eq!(open("/proc/self/fd"), before, "the other threads keep theirs");
     }
 
     #[test]

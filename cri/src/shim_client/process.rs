@@ -4,15 +4,17 @@
 use std::ffi::OsStr;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::Read as _;
+use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use coracle_proto::shim::SandboxConfig;
+use coracle_threads::Threads;
 use prost::Message as _;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock, oneshot, watch};
 use tokio::time::timeout;
@@ -20,9 +22,13 @@ use tokio::time::timeout;
 use super::error::{Error, ErrorKind};
 use super::timeouts::Timeouts;
 use crate::pidfd;
+use crate::shim_program::descriptor_of;
 
 /// File name of the configuration in a shim's directory.
 const CONFIG: &str = "shim.pb";
+
+/// Threads that start shims. Each ends after its work, because its descriptors are not those of the process.
+static STARTERS: Threads = Threads::new("shim-start");
 
 /// A process for whose end any number of tasks can wait.
 #[derive(Clone, Debug)]
@@ -122,7 +128,7 @@ pub(super) async fn spawn(
 ) -> Result<Process, Error> {
     let (begun, begins) = oneshot::channel();
     let (binary, of, config) = (binary.to_owned(), dir.to_owned(), config.encode_to_vec());
-    let mut starting = tokio::task::spawn_blocking(move || spawn_blocking(&binary, &of, &config, begun));
+    let mut starting = tokio::task::spawn_blocking(move || start_detached(binary, of, config, begun));
     if let Ok(pid) = timeout(timeouts.work, &mut starting).await {
         let pid =
             pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("cannot start a shim: {error}")))??;
@@ -168,12 +174,33 @@ pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) -> bool 
     true
 }
 
-fn spawn_blocking(
-    binary: &Path,
-    dir: &Path,
-    config: &[u8],
+/// Starts the shim from a thread without the descriptors of the process: the child would copy and close them all.
+/// That thread cannot wake tasks, for which it would need a descriptor, so this one waits for it.
+fn start_detached(
+    binary: PathBuf,
+    dir: PathBuf,
+    config: Vec<u8>,
     begun: oneshot::Sender<i32>,
 ) -> Result<i32, Error> {
+    let (child, children) = mpsc::channel();
+    let (done, results) = mpsc::channel();
+    let started = STARTERS.run(move || {
+        if let Err(error) = coracle_open_files::detach_thread(descriptor_of(&binary)) {
+            // Then the child copies all descriptors of the process.
+            tracing::debug!(error = %error, "cannot detach the descriptors of a thread");
+        }
+        let _abandoned = done.send(start(&binary, &dir, &config, &child));
+        ControlFlow::Break(())
+    });
+    started.map_err(|error| Error::new(ErrorKind::Spawn, format!("cannot start a thread: {error}")))?;
+    if let Ok(pid) = children.recv() {
+        let _timed_out = begun.send(pid);
+    }
+    let ended = |_| Err(Error::new(ErrorKind::Spawn, "the thread that starts the shim ended"));
+    results.recv().unwrap_or_else(ended)
+}
+
+fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) -> Result<i32, Error> {
     let failed = |doing: &str, path: &Path, error: &std::io::Error| {
         Error::new(ErrorKind::Spawn, format!("cannot {doing} {}: {error}", path.display()))
     };
@@ -274,6 +301,22 @@ mod tests {
     #[test]
     fn a_missing_process_is_reported_as_gone() {
         assert_eq!(super::Process::open(i32::MAX).unwrap_err().kind, super::ErrorKind::Gone);
+    }
+
+    /// The program is no shim: its first line is not "ready".
+    #[test]
+    fn the_pid_and_the_report_of_a_shim_come_from_the_thread_that_starts_it() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("s");
+        let start = |program: &str| {
+            let (begun, mut begins) = super::oneshot::channel();
+            let error = super::start_detached(program.into(), dir.clone(), Vec::new(), begun).unwrap_err();
+            (error.to_string(), begins.try_recv().is_ok_and(|pid| pid > 0))
+        };
+        let report = format!("cannot start the shim: shim --dir {}", dir.display());
+        assert_eq!(start("/bin/echo"), (report, true));
+        let (error, has_begun) = start("/no/such/program");
+        assert!(error.starts_with("cannot start /no/such/program: ") && !has_begun, "{error}");
     }
 
     #[test]
