@@ -28,9 +28,10 @@ const COMMAND_LINE: usize = 4096;
 /// jemalloc's options, read at its first use. Two arenas for two workers. Free pages are returned to the kernel after
 /// a second, during another allocation or deallocation: there is no background thread. No huge pages, which Debian's
 /// kernel makes by default: it would also join pages that were returned into huge ones again, and memory would stay.
+/// Threads cache no blocks above 4 KiB: threads that sleep would keep theirs.
 #[cfg(target_env = "musl")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
-static MALLOC_CONF: &[u8; 57] = b"narenas:2,dirty_decay_ms:1000,muzzy_decay_ms:0,thp:never\0";
+static MALLOC_CONF: &[u8; 73] = b"narenas:2,dirty_decay_ms:1000,muzzy_decay_ms:0,thp:never,tcache_max:4096\0";
 
 const UNDECIDED: u8 = 0;
 const COMPACT: u8 = 1;

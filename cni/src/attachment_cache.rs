@@ -59,13 +59,21 @@ struct File {
 /// Value of `kind` in our records.
 const KIND: &str = "coracleCacheV1";
 
+/// An entry in memory. Trees of JSON with few members would take ten times the memory of their text.
+struct Known {
+    /// Without capabilities.
+    entry: Entry,
+    /// The capabilities as JSON.
+    capabilities: Box<[u8]>,
+}
+
 /// All attachments, in memory and on disk.
 pub(crate) struct Cache {
     /// Directories of records that end with the boot, and of records that are kept.
     volatile: PathBuf,
     lasting: PathBuf,
     boot: String,
-    known: Mutex<BTreeMap<String, Entry>>,
+    known: Mutex<BTreeMap<String, Known>>,
     /// Versions of host-local's directories that have a file for each address of an attachment.
     complete: Mutex<BTreeMap<PathBuf, DirVersion>>,
 }
@@ -78,7 +86,7 @@ impl Cache {
         let boot = fs::read_to_string(path).map_err(failed("read", path))?.trim().to_owned();
         let [volatile, lasting] = [state_dir, root_dir].map(|dir| dir.join("results"));
         fs::create_dir_all(&volatile).map_err(failed("create", &volatile))?;
-        let mut known: BTreeMap<String, Entry> = BTreeMap::new();
+        let mut known: BTreeMap<String, Known> = BTreeMap::new();
         let mut lists: Vec<Arc<List>> = Vec::new();
         for dir in [&volatile, &lasting].into_iter().filter(|dir| dir.is_dir()) {
             for entry in fs::read_dir(dir).map_err(failed("read", dir))? {
@@ -89,7 +97,7 @@ impl Cache {
                             Some(list) => entry.list = Arc::clone(list),
                             None => lists.push(Arc::clone(&entry.list)),
                         }
-                        known.insert(entry.at.container_id.clone(), entry);
+                        known.insert(entry.at.container_id.clone(), Known::of(entry));
                     }
                     None => remove_damaged(&path)?,
                 }
@@ -99,17 +107,17 @@ impl Cache {
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<Entry> {
-        self.lock().get(id).cloned()
+        self.lock().get(id).map(Known::entry)
     }
 
     pub(crate) fn all(&self) -> Vec<Entry> {
-        self.lock().values().cloned().collect()
+        self.lock().values().map(Known::entry).collect()
     }
 
     /// Marks an attachment whose DEL begins.
     pub(crate) fn mark_releasing(&self, id: &str) {
-        if let Some(entry) = self.lock().get_mut(id) {
-            entry.releasing = true;
+        if let Some(known) = self.lock().get_mut(id) {
+            known.entry.releasing = true;
         }
     }
 
@@ -131,7 +139,8 @@ impl Cache {
     /// Addresses of the network's attachments that are not in `present`, with their owners.
     pub(crate) fn missing(&self, network: &str, present: &HashSet<IpAddr>) -> Vec<(IpAddr, Owner)> {
         let known = self.lock();
-        let of_network = known.values().filter(|entry| entry.list.name == network && !entry.releasing);
+        let entries = known.values().map(|known| &known.entry);
+        let of_network = entries.filter(|entry| entry.list.name == network && !entry.releasing);
         let addresses = of_network.flat_map(|Entry { at, result, .. }| {
             let ips = result.iter().flat_map(|result| result.addresses_of(&at.ifname));
             ips.map(move |ip| (ip.address.ip(), at))
@@ -143,14 +152,16 @@ impl Cache {
     /// The attachment of the network that has or requests this hardware address.
     pub(crate) fn owner_of_mac(&self, network: &str, mac: [u8; 6]) -> Option<String> {
         let known = self.lock();
-        let mut of_network = known.values().filter(|entry| entry.list.name == network);
-        let has = |Entry { at, result, .. }: &&Entry| {
+        let mut of_network = known.values().filter(|known| known.entry.list.name == network);
+        let has = |known: &&Known| {
+            let Entry { at, result, .. } = &known.entry;
             let inside = result.iter().find_map(|result| result.inside(&at.ifname));
-            let requested = at.capabilities.get("mac").and_then(Value::as_str);
+            let capabilities = known.capabilities();
+            let requested = capabilities.get("mac").and_then(Value::as_str);
             let mut texts = inside.map(|inside| inside.mac.as_str()).into_iter().chain(requested);
             texts.any(|text| parse_mac(text) == Some(mac))
         };
-        of_network.find(has).map(|entry| entry.at.container_id.clone())
+        of_network.find(has).map(|known| known.entry.at.container_id.clone())
     }
 
     /// Records an entry. A record that is kept across boots is synced to disk, in a blocking thread.
@@ -170,7 +181,7 @@ impl Cache {
         let text = serde_json::to_vec(&entry.to_file(&self.boot)).map_err(std::io::Error::from);
         let written = text.and_then(|text| write(dir, &path, &text, lasts));
         written.map_err(failed("write", &path))?;
-        self.lock().insert(entry.at.container_id.clone(), entry);
+        self.lock().insert(entry.at.container_id.clone(), Known::of(entry));
         Ok(())
     }
 
@@ -182,10 +193,37 @@ impl Cache {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+// === impl Known ===
+
+impl Known {
+    fn of(mut entry: Entry) -> Self {
+        let capabilities = std::mem::take(&mut entry.at.capabilities);
+        // A map of trees always has a text.
+        let capabilities = serde_json::to_vec(&capabilities).unwrap_or_default().into();
+        if let Some(result) = &mut entry.result {
+            result.shrink_to_fit();
+        }
+        Self { entry, capabilities }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        serde_json::from_slice(&self.capabilities).unwrap_or_default()
+    }
+
+    /// The whole entry.
+    fn entry(&self) -> Entry {
+        let mut entry = self.entry.clone();
+        entry.at.capabilities = self.capabilities();
+        entry
+    }
+}
+
+// === impl Entry ===
 
 impl Entry {
     /// Record of an attachment before its ADD.
@@ -343,5 +381,23 @@ mod tests {
         cache.remove("a").unwrap();
         cache.remove("a").unwrap();
         assert_eq!(fs::read_dir(dir.path().join("results")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn capabilities_are_kept_as_text_and_lists_without_free_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = open(dir.path());
+        let mut whole = entry("a");
+        whole.at.capabilities.insert("mac".to_owned(), json!("02:00:00:00:00:07"));
+        whole.at.capabilities.insert("dns".to_owned(), json!({"servers": ["10.0.0.10"], "options": []}));
+        whole.result.as_mut().unwrap().ips.reserve_exact(3);
+        cache.put(whole.clone()).unwrap();
+        assert_eq!(cache.get("a").unwrap().at.capabilities, whole.at.capabilities);
+        assert_eq!(cache.owner_of_mac("n", [2, 0, 0, 0, 0, 7]).as_deref(), Some("a"));
+        assert_eq!(cache.owner_of_mac("n", [2, 0, 0, 0, 0, 8]), None);
+        let known = cache.lock();
+        let Entry { at, result, .. } = &known["a"].entry;
+        assert!(at.capabilities.is_empty());
+        assert_eq!(result.as_ref().unwrap().ips.capacity(), 1);
     }
 }

@@ -97,8 +97,12 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut holders = locked(&self.names.holders);
-        let ours = |holder: &Holder| holder.id == self.id && holder.in_progress.is_some();
-        if !self.kept && holders.get(&self.name).is_some_and(ours) {
+        let ours = |holder: &&mut Holder| holder.id == self.id && holder.in_progress.is_some();
+        let Some(holder) = holders.get_mut(&self.name).filter(ours) else { return };
+        if self.kept {
+            // Otherwise each object would keep the memory of a channel.
+            holder.in_progress = None;
+        } else {
             holders.remove(&self.name);
         }
     }
@@ -154,6 +158,8 @@ mod tests {
         drop(first);
         assert!(second.await.is_err());
         assert_eq!(taken_by(&names), Some("first".into()));
+        let has_ended = |holder: &Holder| holder.in_progress.is_none();
+        assert!(locked(&names.holders).values().all(has_ended), "a kept name needs no channel");
         names.release("name", "other");
         assert_eq!(taken_by(&names), Some("first".into()));
         names.release("name", "first");

@@ -142,7 +142,7 @@ pub(crate) struct ContainerRecord {
     pub(crate) pid: i32,
     /// Data to restore the processes at the start; none for a container that starts its command.
     #[serde(default)]
-    pub(crate) restore: Option<RestoreRecord>,
+    pub(crate) restore: Option<Box<RestoreRecord>>,
     /// Transitions whose events a current or a later listener receives.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,

@@ -60,8 +60,8 @@ pub(crate) struct Sandbox {
 /// The limits of the pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct PodSize {
-    /// Overhead of the pod in addition to its containers.
-    pub(crate) overhead: Option<cri::LinuxContainerResources>,
+    /// Overhead of the pod in addition to its containers. In a box: most pods have none.
+    pub(crate) overhead: Option<Box<cri::LinuxContainerResources>>,
     /// Limits of all containers together.
     pub(crate) resources: Option<cri::LinuxContainerResources>,
 }
@@ -97,7 +97,7 @@ impl Sandbox {
             process1_watched: AtomicBool::new(false),
             record,
             state: Mutex::new(state),
-            size: Mutex::new(PodSize { overhead: linux.overhead, resources: linux.resources }),
+            size: Mutex::new(PodSize { overhead: linux.overhead.map(Box::new), resources: linux.resources }),
             ending: tokio::sync::Mutex::default(),
             meter: Meter::default(),
             execs: Mutex::default(),
@@ -185,7 +185,7 @@ impl Sandbox {
         let size = self.size();
         if size != PodSize::default() {
             let linux = record.config.linux.get_or_insert_default();
-            (linux.overhead, linux.resources) = (size.overhead, size.resources);
+            (linux.overhead, linux.resources) = (size.overhead.map(|overhead| *overhead), size.resources);
         }
         record
     }

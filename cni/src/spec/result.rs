@@ -99,6 +99,13 @@ impl Answer {
         serde_json::from_value(value).map_err(|error| wrong(error.to_string()))
     }
 
+    /// Removes the unused capacity of the lists: a decoded list of one item has room for four.
+    pub(crate) fn shrink_to_fit(&mut self) {
+        self.interfaces.shrink_to_fit();
+        self.ips.shrink_to_fit();
+        self.routes.shrink_to_fit();
+    }
+
     /// The result in the format of `version`.
     pub(crate) fn to_value(&self, version: Version) -> Value {
         let mut map = Map::new();

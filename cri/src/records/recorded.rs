@@ -114,7 +114,7 @@ fn container(phase: ContainerPhase) -> ContainerRecord {
         late_hooks: true,
         selinux: labels(),
         pid: 4242,
-        restore: Some(restore),
+        restore: Some(Box::new(restore)),
         transitions: transitions(),
     }
 }

@@ -19,7 +19,8 @@ const REUSE_FACTOR: u32 = 50;
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     rate: Mutex<Rate>,
-    counted: Mutex<Option<Counted>>,
+    /// In a box: most objects are never counted.
+    counted: Mutex<Option<Box<Counted>>>,
 }
 
 /// The last two readings of a counter.
@@ -66,13 +67,13 @@ impl Meter {
     pub(crate) fn disk(&self, dir: &Path, ended: bool) -> Disk {
         // Held during the count: a concurrent caller waits for this count.
         let mut counted = locked(&self.counted);
-        if let Some(known) = counted.filter(|known| known.serves(ended)) {
+        if let Some(known) = counted.as_deref().filter(|known| known.serves(ended)) {
             return known.disk;
         }
         let since = Instant::now();
         let (bytes, inodes) = disk(dir);
         let disk = Disk { at: now(), bytes, inodes };
-        *counted = Some(Counted { disk, since, took: since.elapsed(), last: ended });
+        *counted = Some(Box::new(Counted { disk, since, took: since.elapsed(), last: ended }));
         disk
     }
 }

@@ -44,7 +44,8 @@ impl Engine {
             .max_cached_files(Some(64))
             .open()?;
         let options_of = |size| move || KeyspaceCreateOptions::default().max_memtable_size(size);
-        let entries = database.keyspace("entries", options_of(2 << 20))?;
+        // The memory of two memtables: the engine keeps one that it has written to disk until it writes the next one.
+        let entries = database.keyspace("entries", options_of(1 << 20))?;
         let meta = database.keyspace("meta", options_of(64 << 10))?;
         Ok(Self { database, entries, meta, codec })
     }

@@ -127,7 +127,7 @@ impl ContainerService {
         let mut held = self.hold_images(&mut config)?;
         held.push(self.images.hold(&image.id).map_err(|source| image_error(&image.id, source))?);
         let mut record = self.new_record(sandbox, id.clone(), config, &image)?;
-        record.restore = origin.as_ref().map(|origin| origin.restore.clone());
+        record.restore = origin.as_ref().map(|origin| Box::new(origin.restore.clone()));
         self.record_new(sandbox, &mut record, undo)?;
         steps.done("record");
         self.machine.profiles.load_default_apparmor(&security(&record.config)).await?;

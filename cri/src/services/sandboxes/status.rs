@@ -54,7 +54,7 @@ impl SandboxService {
         let limits = |limits: &cri::LinuxContainerResources| json!({"linux": message(limits)});
         json!({
             "resources": size.resources.as_ref().map(limits),
-            "overhead": size.overhead.as_ref().map(limits),
+            "overhead": size.overhead.as_deref().map(limits),
             "pid": live.as_ref().map(|live| live.shim.pid()),
             "initPid": live.as_ref().map(|live| live.init_pid),
             "netNamespaceClosed": live.is_none() && own_network(config),

@@ -18,7 +18,7 @@ impl SandboxService {
         self.transitions.hooks.update_pod_sandbox(&sandbox, &request).await?;
         let old = sandbox.size();
         let new = PodSize {
-            overhead: request.overhead.or_else(|| old.overhead.clone()),
+            overhead: request.overhead.map(Box::new).or_else(|| old.overhead.clone()),
             resources: request.resources.or_else(|| old.resources.clone()),
         };
         if new != old {
