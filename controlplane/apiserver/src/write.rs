@@ -462,7 +462,7 @@ pub(crate) async fn commit(
         let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
         cached
             .filter(|cached| cached.revision == revision)
-            .unwrap_or_else(|| Arc::new(Object::stamped(key, revision, bytes)))
+            .unwrap_or_else(|| Arc::new(Object::from_stored(key, revision, bytes)))
     }))
 }
 

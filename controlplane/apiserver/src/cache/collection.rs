@@ -171,7 +171,7 @@ impl Collection {
     }
 
     pub(super) fn load(&mut self, entry: Entry) {
-        let mut object = Object::stamped(entry.key.clone(), entry.modified, entry.value);
+        let mut object = Object::from_stored(entry.key.clone(), entry.modified, entry.value);
         if self.kind.strategy().completes_stored()
             && let Some(complete) = object.completed(&self.kind)
         {
@@ -225,7 +225,7 @@ impl Collection {
         let key = commit.key.clone();
         let (old, new) = match &commit.value {
             Some(value) => {
-                let new = Arc::new(Object::stamped(key.clone(), commit.revision, value.clone()));
+                let new = Arc::new(Object::from_stored(key.clone(), commit.revision, value.clone()));
                 (self.objects.insert(key, new.clone()), new)
             }
             None => {
