@@ -84,7 +84,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let hash = labels.and_then(|labels| labels.get(POD_REVISION)).cloned().unwrap_or_default();
     let nodes = context.caches.nodes.all();
     let pods = own_pods(context, &*set, &selector);
-    let again = change(&control, (&nodes, &pods, &hash)).await;
+    let again = change(&control, &nodes, &pods, &hash).await;
     let pods = own_pods(context, &*set, &selector);
     let (status, next) = {
         let now = Timestamp::now();
@@ -110,7 +110,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 /// Creates and deletes pods.
 async fn change(
     control: &PodControl<'_, DaemonSet>,
-    (nodes, pods, hash): (&[Arc<Node>], &[Arc<Pod>], &str),
+    nodes: &[Arc<Node>],
+    pods: &[Arc<Pod>],
+    hash: &str,
 ) -> Result<Option<std::time::Duration>, Error> {
     let (context, set, now) = (control.context, control.owner, Timestamp::now());
     let plan = {
