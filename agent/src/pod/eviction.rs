@@ -27,7 +27,8 @@ use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{
-    EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage,
+    DiskShortage, EvictionThresholds, MachineLevels, MachineResource, MachineShortage, Resource,
+    disk_shortage,
 };
 pub(crate) use limits::LimitEviction;
 use machine::Urgency;
@@ -217,7 +218,7 @@ impl Eviction {
     }
 
     /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its disk.
-    fn find_shortages(&mut self, now: Instant) -> (Option<Due<MachineShortage>>, Option<Due<Shortage>>) {
+    fn find_shortages(&mut self, now: Instant) -> (Option<Due<MachineShortage>>, Option<Due<DiskShortage>>) {
         let config = &self.node.config;
         let (hard, soft) = (config.eviction, config.eviction.as_soft());
         let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
@@ -263,7 +264,7 @@ impl Eviction {
     }
 
     /// Frees space on the node's disk: removes unused images first, and evicts one pod in each later round.
-    async fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
+    async fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>) {
         let shortage = due.shortage;
         self.node.image_gc.no_room();
         if !self.was_short {
