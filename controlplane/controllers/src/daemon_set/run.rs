@@ -61,8 +61,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         context.daemon_backoff.lock().unwrap_or_else(PoisonError::into_inner).forget(&key);
         return Ok(Next::Wait);
     };
-    let selector = LabelSelector::try_from(&set.spec.selector)
-        .map_err(|source| Error::Selector { object: format!("DaemonSet {key}"), source })?;
+    let selector = pod_control::selector_of(&*set, &set.spec.selector)?;
     if selector.is_empty() {
         return Ok(Next::Wait);
     }
