@@ -9,14 +9,14 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_nft::{Attributes, Channel, NLMSG_ERROR, delete_flows, errno_of, kind_of, messages};
 use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
+use coracle_testing::{is_to_be_killed, run_until_killed};
 use coracle_values::object::Key;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
@@ -460,25 +460,13 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
     });
 }
 
-/// Environment variable of a process that plays the agent of a test.
-const AGENT: &str = "CORACLE_TEST_AGENT";
-
-/// Runs a test of this program again as an agent, in the network namespace of the caller. The fault point kills the
-/// agent.
-fn run_until_killed(test: &str, point: &str) {
-    let mut agent = Command::new(std::env::current_exe().unwrap());
-    agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());
-    let status = agent.stderr(Stdio::null()).status().unwrap();
-    assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} was not reached: {status}");
-}
-
 #[test]
 fn the_next_agent_completes_the_changes_of_a_killed_one() {
     let udp = || json!({"clusterIP": "10.43.0.5", "ports": [{"port": 53, "protocol": "UDP"}]});
     let with = move |endpoint: &str| {
         [state("u", udp(), &[endpoint], 53), state("t", tcp("10.43.0.6"), &[endpoint], 8080)]
     };
-    if std::env::var_os(AGENT).is_some() {
+    if is_to_be_killed() {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         proxy.replace(node(), with("10.42.0.2")).unwrap();
         proxy.change(with("10.42.0.3")).unwrap();
