@@ -492,12 +492,43 @@ mod tests {
     const TABLE: &str = "test-policies";
     const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
 
+    /// Runs a test in a network namespace of its own.
+    fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            test();
+        });
+        thread.join().unwrap();
+    }
+
+    /// A runtime whose threads are in the network namespace of this thread. Its time is paused. Functions that block run
+    /// one after the other.
+    fn paused_runtime() -> tokio::runtime::Runtime {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap()
+    }
+
+    /// A policy that selects all pods of the namespace `n`.
+    fn policy() -> serde_json::Value {
+        json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}})
+    }
+
+    /// The record of the policies of an earlier run, which had only [`policy`].
+    fn stored() -> serde_json::Value {
+        json!({"namespaces": {"n": {}}, "policies": [policy()]})
+    }
+
+    /// Writes the records of an earlier run. Returns the path of that of the namespaces with policies.
+    fn records_of_earlier_run(dir: &std::path::Path) -> PathBuf {
+        let namespaces = record(dir);
+        std::fs::write(&namespaces, r#"["n"]"#).unwrap();
+        std::fs::write(PolicyRecord::beside(&namespaces).path(), stored().to_string()).unwrap();
+        namespaces
+    }
+
     /// Which pods start while the API server does not answer. The file is the record of the namespaces with policies.
     fn admitted(namespaces: &std::path::Path, pods: &[(Pod, IpAddr)]) -> Vec<bool> {
-        // Its threads are in the network namespace of this thread. Functions that block run one after the other.
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
-        runtime.block_on(async {
+        paused_runtime().block_on(async {
             let client = silent_client();
             let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
             let (gate, end) = policy_gate::gate("here", Some(namespaces));
@@ -525,44 +556,35 @@ mod tests {
 
     #[test]
     fn stored_policies_are_enforced_while_the_api_server_does_not_answer() {
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             let dir = tempfile::tempdir().unwrap();
-            let namespaces = record(dir.path());
-            std::fs::write(&namespaces, r#"["n"]"#).unwrap();
-            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-            let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
-            std::fs::write(PolicyRecord::beside(&namespaces).path(), stored.to_string()).unwrap();
+            let namespaces = records_of_earlier_run(dir.path());
             assert_eq!(admitted(&namespaces, &[(pod("u"), IpAddr::from([10, 42, 0, 2]))]), [true]);
             assert!(Enforcer::open(TABLE).unwrap().is_intact().unwrap());
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
-    /// The task while it uses one stored policy, the policy, and what the task needs.
-    fn with_stored_policy() -> (NetworkPolicies, serde_json::Value, impl Sized) {
+    /// The task while it uses the stored [`policy`], and what the task needs.
+    fn with_stored_policy() -> (NetworkPolicies, impl Sized) {
         let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
         let (recorder, events) = crate::event_recorder::channel(client.clone(), "here");
         let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
         let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
-        let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-        let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
-        policies.use_stored(serde_json::from_value(stored).unwrap());
-        (policies, policy, (dir, events, gate))
+        policies.use_stored(serde_json::from_value(stored()).unwrap());
+        (policies, (dir, events, gate))
     }
 
     #[test]
     fn the_table_of_stored_policies_is_replaced_or_removed_after_the_first_lists() {
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             // Its threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let (mut policies, policy, _held) = with_stored_policy();
+                let (mut policies, _held) = with_stored_policy();
                 let mut table = None;
                 policies.commit(&mut table).await.unwrap();
                 assert!(table.is_some());
-                let policy: NetworkPolicy = serde_json::from_value(policy).unwrap();
+                let policy: NetworkPolicy = serde_json::from_value(policy()).unwrap();
                 let listed = [Event::Init, Event::InitApply(policy.clone()), Event::InitDone];
                 policies.apply_policy_events(listed.into_iter().map(Ok).collect());
                 for kind in coracle_network_policy::ClusterKind::ALL {
@@ -577,22 +599,19 @@ mod tests {
                 policies.commit(&mut table).await.unwrap();
                 assert!(!Enforcer::open(TABLE).unwrap().is_intact().unwrap());
             });
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
     #[test]
     fn pods_of_the_previous_table_start_while_the_api_server_does_not_answer() {
         const NEW: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             let dir = tempfile::tempdir().unwrap();
             let namespaces = record(dir.path());
             std::fs::write(&namespaces, r#"["n"]"#).unwrap();
             let [first, second] = [2_u8, 3].map(|last| IpAddr::from([10, 42, 0, last]));
             let mut model = Model::default();
-            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-            model.put_policy(&serde_json::from_value(policy).unwrap());
+            model.put_policy(&serde_json::from_value(policy()).unwrap());
             let mut facts = PodFacts::of(&pod(UID), "here").unwrap();
             facts.ips = vec![first];
             model.put_pod(facts);
@@ -603,32 +622,23 @@ mod tests {
             assert!(enforcer.enforces(UID, &[first]).unwrap(), "the table stays as it is");
             std::fs::write(&namespaces, r#"["n", "*"]"#).unwrap();
             assert_eq!(admitted(&namespaces, &[(pod(UID), first)]), [false], "policies of the whole cluster");
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
     #[test]
     fn stored_policies_follow_when_another_process_removes_the_previous_table() {
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             let dir = tempfile::tempdir().unwrap();
-            let namespaces = record(dir.path());
-            std::fs::write(&namespaces, r#"["n"]"#).unwrap();
-            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-            let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
-            std::fs::write(PolicyRecord::beside(&namespaces).path(), stored.to_string()).unwrap();
+            let namespaces = records_of_earlier_run(dir.path());
             let ips = [IpAddr::from([10, 42, 0, 2])];
             let mut model = Model::default();
-            model.put_policy(&serde_json::from_value(policy).unwrap());
+            model.put_policy(&serde_json::from_value(policy()).unwrap());
             let mut facts = PodFacts::of(&pod(UID), "here").unwrap();
             facts.ips = ips.to_vec();
             model.put_pod(facts);
             let mut other = Enforcer::open(TABLE).unwrap();
             other.replace(&mut model).unwrap();
-            // Its threads are in the network namespace of this thread.
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
-            runtime.block_on(async {
+            paused_runtime().block_on(async {
                 let client = silent_client();
                 let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
                 let (gate, end) = policy_gate::gate("here", Some(&namespaces));
@@ -648,24 +658,15 @@ mod tests {
                     () = remove => {}
                 }
             });
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
     #[test]
     fn events_are_received_while_the_kernel_refuses_the_table() {
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             let dir = tempfile::tempdir().unwrap();
-            let namespaces = record(dir.path());
-            std::fs::write(&namespaces, r#"["n"]"#).unwrap();
-            let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-            let stored = json!({"namespaces": {"n": {}}, "policies": [policy]});
-            std::fs::write(PolicyRecord::beside(&namespaces).path(), stored.to_string()).unwrap();
-            // Its threads are in the network namespace of this thread.
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
-            runtime.block_on(async {
+            let namespaces = records_of_earlier_run(dir.path());
+            paused_runtime().block_on(async {
                 let client = silent_client();
                 let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
                 let (gate, end) = policy_gate::gate("here", Some(&namespaces));
@@ -685,18 +686,16 @@ mod tests {
                 assert!(!is_admitted);
                 assert_eq!(model.lock().pods().count(), 1, "received after the first failure");
             });
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
     #[test]
     fn stored_policies_admit_no_pod_while_there_are_policies_of_the_whole_cluster() {
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             // Its threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let (mut policies, _policy, _held) = with_stored_policy();
+                let (mut policies, _held) = with_stored_policy();
                 // The first policy of a list.
                 let kind = ClusterKind::AdminNetworkPolicy;
                 let specification = json!({"priority": 1, "subject": {"namespaces": {}}});
@@ -716,8 +715,7 @@ mod tests {
                 policies.commit(&mut table).await.unwrap();
                 assert!(answered.try_recv().is_ok() && next.enforces(UID, &ips).unwrap());
             });
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
     #[tokio::test(start_paused = true)]
@@ -728,8 +726,7 @@ mod tests {
         let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
         let path = policies.record.path().to_owned();
         std::fs::write(&path, "of an earlier run").unwrap();
-        let policy = json!({"metadata": {"namespace": "n", "name": "p"}, "spec": {"podSelector": {}}});
-        let policy: NetworkPolicy = serde_json::from_value(policy).unwrap();
+        let policy: NetworkPolicy = serde_json::from_value(policy()).unwrap();
         let listed = [Event::Init, Event::InitApply(policy), Event::InitDone];
         policies.apply_policy_events(listed.into_iter().map(Ok).collect());
         policies.record.is_due().await;

@@ -242,7 +242,8 @@ pub use facts::NodeFacts;
 pub use network::PodNetwork;
 
 pub(crate) use devices::{DeviceCount, DeviceCounts};
-pub(crate) use disk::{Resource, Shortage, disk_shortage, disk_shortages};
+pub(crate) use disk::{DiskShortage, Resource, disk_shortage, disk_shortages};
+pub(crate) use eviction::Shortage;
 pub(crate) use facts::{binary, kib};
 pub(crate) use images::keep as keep_images;
 pub(crate) use plan::is_extended;

@@ -22,7 +22,7 @@ use coracle_testing::eventually;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use namespace::{NamespaceThread, ip};
+use namespace::{NamespaceThread, ip, network_config};
 
 const BRIDGE: &str = "coracle0";
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
@@ -62,17 +62,7 @@ fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let dir = tempfile::tempdir().unwrap();
-            let config = NetworkConfig {
-                conf_dir: None,
-                bin_dirs: Vec::new(),
-                state_dir: dir.path().to_owned(),
-                root_dir: dir.path().join("root"),
-                bridge: BRIDGE.into(),
-                table: "coracle".into(),
-                mtu: None,
-                served: Vec::new(),
-                check_sources,
-            };
+            let config = NetworkConfig { check_sources, ..network_config(dir.path(), BRIDGE) };
             let network = Network::open(config).await.unwrap();
             network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
             test(network, Pod::new()).await;

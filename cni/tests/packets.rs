@@ -17,7 +17,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use coracle_cni::{Attachment, Network, PortMapping, Protocol};
 use coracle_testing::eventually;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{
@@ -25,7 +25,7 @@ use nix::sys::socket::{
     sockopt,
 };
 
-use namespace::{NamespaceThread, ip};
+use namespace::{NamespaceThread, ip, network_config};
 
 /// A network namespace with sockets of the test.
 struct Space(NamespaceThread);
@@ -105,18 +105,7 @@ fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(TestNetwork)
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let dir = tempfile::tempdir().unwrap();
-            let config = NetworkConfig {
-                conf_dir: None,
-                bin_dirs: Vec::new(),
-                state_dir: dir.path().to_owned(),
-                root_dir: dir.path().join("root"),
-                bridge: "coracle0".into(),
-                table: "coracle".into(),
-                mtu: None,
-                served: Vec::new(),
-                check_sources: true,
-            };
-            let network = Network::open(config).await.unwrap();
+            let network = Network::open(network_config(dir.path(), "coracle0")).await.unwrap();
             network.set_pod_cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect()).await.unwrap();
             test(TestNetwork { network, beyond, dir }).await;
         });

@@ -8,8 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use coracle_network_policy::{
     ClusterKind, ClusterPolicy, ConnectionCounts, Effect, Enforcer, Model, PodFacts, mark_connections,
 };
 use coracle_nft::{Attributes, Channel, Verb, kind_of};
+use coracle_testing::{is_to_be_killed, run_until_killed};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
@@ -340,18 +340,6 @@ fn open_connections_end_when_they_are_no_longer_allowed_and_others_stay() {
     });
 }
 
-/// Environment variable of a process that plays the agent of a test.
-const AGENT: &str = "CORACLE_TEST_AGENT";
-
-/// Runs a test of this program again as an agent, in the network namespace of the caller. The fault point kills the
-/// agent.
-fn run_until_killed(test: &str, point: &str) {
-    let mut agent = Command::new(std::env::current_exe().unwrap());
-    agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());
-    let status = agent.stderr(Stdio::null()).status().unwrap();
-    assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} was not reached: {status}");
-}
-
 /// Plays an agent. It starts with a policy that selects no pod, and adds one that allows only connections of friends to
 /// `web`.
 fn restrict_web() {
@@ -384,7 +372,7 @@ fn start(policy: &NetworkPolicy) -> (Model, Enforcer) {
 
 #[test]
 fn the_next_agent_completes_the_changes_of_a_killed_one() {
-    if std::env::var_os(AGENT).is_some() {
+    if is_to_be_killed() {
         return restrict_web();
     }
     in_new_namespace(|| {

@@ -9,14 +9,14 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_nft::{Attributes, Channel, NLMSG_ERROR, delete_flows, errno_of, kind_of, messages};
 use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
+use coracle_testing::{is_to_be_killed, run_until_killed};
 use coracle_values::object::Key;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
@@ -181,13 +181,20 @@ fn packets_to_unused_addresses_of_service_ranges_are_dropped() {
 
 #[test]
 fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
+    const MARKER: u16 = 8474;
     in_new_namespace(|| {
         ip("addr replace 10.42.0.2/32 dev lo");
         let receives = |port: u16| {
-            let server = UdpSocket::bind(("10.42.0.2", port)).unwrap();
-            server.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            let [server, marker] = [port, MARKER].map(|port| UdpSocket::bind(("10.42.0.2", port)).unwrap());
             let client = UdpSocket::bind("10.42.0.1:0").unwrap();
-            client.send_to(b"?", ("10.42.0.2", port)).unwrap();
+            for port in [port, MARKER] {
+                client.send_to(b"?", ("10.42.0.2", port)).unwrap();
+            }
+            // The loopback device delivers in order: when the second datagram has arrived, the first has arrived or
+            // was dropped.
+            marker.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            marker.recv(&mut [0; 8]).expect("no rule drops datagrams to the port of the marker");
+            server.set_nonblocking(true).unwrap();
             server.recv(&mut [0; 8]).is_ok()
         };
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -425,8 +432,9 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
         let max = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max").unwrap();
         let max: u32 = max.trim().parse().unwrap();
         if max == 0 || max > MOST {
-            eprintln!("skipped: the kernel tracks {max} connections, which takes too much memory to fill");
-            return;
+            coracle_testing::skip!(
+                "the kernel tracks so many connections that its table takes too much memory to fill"
+            );
         }
         let mut channel = Channel::open().unwrap();
         let room = |number| if number < ROOM { 5000 } else { 4000 };
@@ -452,25 +460,13 @@ fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
     });
 }
 
-/// Environment variable of a process that plays the agent of a test.
-const AGENT: &str = "CORACLE_TEST_AGENT";
-
-/// Runs a test of this program again as an agent, in the network namespace of the caller. The fault point kills the
-/// agent.
-fn run_until_killed(test: &str, point: &str) {
-    let mut agent = Command::new(std::env::current_exe().unwrap());
-    agent.args(["--exact", test]).env(AGENT, "1").env("CORACLE_FAULT", point).stdout(Stdio::null());
-    let status = agent.stderr(Stdio::null()).status().unwrap();
-    assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} was not reached: {status}");
-}
-
 #[test]
 fn the_next_agent_completes_the_changes_of_a_killed_one() {
     let udp = || json!({"clusterIP": "10.43.0.5", "ports": [{"port": 53, "protocol": "UDP"}]});
     let with = move |endpoint: &str| {
         [state("u", udp(), &[endpoint], 53), state("t", tcp("10.43.0.6"), &[endpoint], 8080)]
     };
-    if std::env::var_os(AGENT).is_some() {
+    if is_to_be_killed() {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         proxy.replace(node(), with("10.42.0.2")).unwrap();
         proxy.change(with("10.42.0.3")).unwrap();

@@ -167,8 +167,8 @@ fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
                 let all: Vec<State> = states.values().cloned().collect();
                 if packets::are_entries_visible() {
                     packets::check(&mut random, &all, PACKETS);
-                } else {
-                    eprintln!("skipped: packets: the kernel has no CONFIG_NF_CONNTRACK_PROCFS");
+                } else if step == CHECK_EVERY {
+                    coracle_testing::skip_part!("packets: the kernel has no CONFIG_NF_CONNTRACK_PROCFS");
                 }
             }
         }

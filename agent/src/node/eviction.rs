@@ -71,6 +71,15 @@ pub enum Threshold {
 /// Default of [`EvictionThresholds::pressure_transition`], as the kubelet's.
 const TRANSITION: Duration = Duration::from_secs(5 * 60);
 
+/// A shortage of a resource of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage<R> {
+    pub(crate) resource: R,
+    /// The minimum that must be available.
+    pub(crate) threshold: u64,
+    pub(crate) available: u64,
+}
+
 // === impl EvictionThresholds ===
 
 impl EvictionThresholds {
@@ -195,6 +204,22 @@ impl Threshold {
     pub(crate) fn exceeds_with(self, reclaim: Self, available: u64, capacity: u64) -> bool {
         let threshold = self.of(capacity);
         capacity > 0 && threshold > 0 && available < threshold.saturating_add(reclaim.of(capacity))
+    }
+}
+
+// === impl Shortage ===
+
+impl<R> Shortage<R> {
+    /// The shortage of a resource with this capacity. None if enough is available: the threshold and, while a shortage
+    /// lasts, also `reclaim`.
+    pub(super) fn find(
+        resource: R,
+        [threshold, reclaim]: [Threshold; 2],
+        available: u64,
+        capacity: u64,
+    ) -> Option<Self> {
+        let is_short = threshold.exceeds_with(reclaim, available, capacity);
+        is_short.then(|| Self { resource, threshold: threshold.of(capacity), available })
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use super::eviction::Shortage;
 use super::{EvictionThresholds, Threshold, facts};
 
 /// An amount falls if the difference of two measurements is larger than the threshold divided by this number.
@@ -27,13 +28,7 @@ pub(crate) enum MachineResource {
 }
 
 /// A shortage of a resource of the machine, in bytes or process IDs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MachineShortage {
-    pub(crate) resource: MachineResource,
-    /// The minimum that must be available.
-    pub(crate) threshold: u64,
-    pub(crate) available: u64,
-}
+pub(crate) type MachineShortage = Shortage<MachineResource>;
 
 /// Available amounts of the machine's resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -183,16 +178,9 @@ impl Level {
         self.capacity > 0 && is_falling && self.available < threshold.saturating_add(threshold / 2)
     }
 
-    fn shortage(
-        self,
-        resource: MachineResource,
-        [threshold, reclaim]: [Threshold; 2],
-    ) -> Option<MachineShortage> {
-        threshold.exceeds_with(reclaim, self.available, self.capacity).then(|| MachineShortage {
-            resource,
-            threshold: threshold.of(self.capacity),
-            available: self.available,
-        })
+    /// `amounts`: the threshold, and what has to be available in addition while a shortage lasts.
+    fn shortage(self, resource: MachineResource, amounts: [Threshold; 2]) -> Option<MachineShortage> {
+        Shortage::find(resource, amounts, self.available, self.capacity)
     }
 }
 

@@ -28,7 +28,7 @@ use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{
-    MachineLevels, MachineResource, MachineShortage, Resource, Shortage, disk_shortage, disk_shortages,
+    DiskShortage, MachineLevels, MachineResource, MachineShortage, Resource, disk_shortage, disk_shortages,
 };
 pub(crate) use limits::LimitEviction;
 use machine::Urgency;
@@ -227,7 +227,7 @@ impl Eviction {
     }
 
     /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its disk.
-    fn find_shortages(&mut self, now: Instant) -> (Option<Due<MachineShortage>>, Option<Due<Shortage>>) {
+    fn find_shortages(&mut self, now: Instant) -> (Option<Due<MachineShortage>>, Option<Due<DiskShortage>>) {
         let config = &self.node.config;
         let (hard, soft) = (config.eviction, config.eviction.as_soft());
         let of_pods = self.node.cgroups.memory_left(self.node.machine.memory);
@@ -278,7 +278,7 @@ impl Eviction {
 
     /// Frees space on the node's disk: removes unused images first. In each later round it begins to measure the pods, of
     /// which one is evicted then.
-    fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<Shortage>) {
+    fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>) {
         self.node.image_gc.no_room();
         if !self.was_short {
             self.was_short = true;

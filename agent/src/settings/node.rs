@@ -353,7 +353,7 @@ impl NodeSettings {
             pinned_images: self.pinned_image,
             registry_config_dir: self.registry_config_dir,
             credential_providers: credential_providers?,
-            nri: nri::decide((self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir), &dirs.run),
+            nri: nri::decide(self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir, &dirs.run),
             log_max_size: self.container_log_max_size.0,
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,

@@ -6,15 +6,18 @@ use coracle_cri::NriSettings;
 
 use super::value::PathOrOff;
 
-/// Socket, directory of plugins, directory of their configurations.
-pub(super) type Paths = (Option<PathOrOff>, Option<PathOrOff>, PathBuf);
-
 /// Run directory of the node's own runtime. A second runtime has another one, and must not start the node's plugins.
 const OWN_RUN_DIR: &str = "/run/coracle";
 
 /// The runtime with the default run directory uses the default paths of NRI. Another runtime has its socket in its own
 /// run directory, and starts no plugins unless a setting names them.
-pub(super) fn decide((socket, plugins, configs): Paths, run_dir: &Path) -> NriSettings {
+/// `plugins` is the directory of the plugins, and `configs` that of their configurations.
+pub(super) fn decide(
+    socket: Option<PathOrOff>,
+    plugins: Option<PathOrOff>,
+    configs: PathBuf,
+    run_dir: &Path,
+) -> NriSettings {
     let own = run_dir == Path::new(OWN_RUN_DIR);
     let socket = socket.unwrap_or_else(|| {
         PathOrOff(Some(if own { "/var/run/nri/nri.sock".into() } else { run_dir.join("nri.sock") }))
@@ -30,7 +33,7 @@ mod tests {
     #[test]
     fn only_the_nodes_own_runtime_uses_the_default_paths() {
         let of = |socket, plugins, run_dir| {
-            let settings = decide((socket, plugins, "/etc/nri/conf.d".into()), Path::new(run_dir));
+            let settings = decide(socket, plugins, "/etc/nri/conf.d".into(), Path::new(run_dir));
             (settings.socket, settings.plugins)
         };
         let own = of(None, None, "/run/coracle");

@@ -101,12 +101,11 @@ impl RuntimeSettings {
         if self.pod_cidr.is_empty() {
             sources.problems.push("pod-cidr is empty: name at least one range".to_owned());
         }
-        let nri = (self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir);
         let state = state?;
         Some(Runtime {
             socket: socket?,
             root: root?,
-            nri: nri::decide(nri, &state),
+            nri: nri::decide(self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir, &state),
             state,
             cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, (true, Some(0))),
             registry_config_dir: self.registry_config_dir,

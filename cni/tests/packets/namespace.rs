@@ -1,9 +1,10 @@
-//! Threads in network namespaces, and a command that changes these.
+//! Threads in network namespaces, a command that changes these, and the configuration of a network.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 
+use coracle_cni::NetworkConfig;
 use nix::sched::{CloneFlags, unshare};
 
 /// A thread in a network namespace that executes jobs. The namespace ends with the thread.
@@ -38,4 +39,19 @@ pub(crate) fn ip(line: &str) -> String {
     let output = Command::new("ip").args(line.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// The configuration of a network without lists and plugins of others, with its directories below `dir`.
+pub(crate) fn network_config(dir: &Path, bridge: &str) -> NetworkConfig {
+    NetworkConfig {
+        conf_dir: None,
+        bin_dirs: Vec::new(),
+        state_dir: dir.to_owned(),
+        root_dir: dir.join("root"),
+        bridge: bridge.to_owned(),
+        table: "coracle".to_owned(),
+        mtu: None,
+        served: Vec::new(),
+        check_sources: true,
+    }
 }

@@ -393,15 +393,19 @@ mod tests {
         encode(by_kind("v1", "ConfigMap").unwrap(), &json!({"metadata": {"name": name, "namespace": "ns"}}))
     }
 
+    /// Commits a ConfigMap with a megabyte of data.
+    pub(super) fn commit_large(cache: &Cache, name: &str, revision: u64, created: u64) {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let object =
+            json!({"metadata": {"name": name, "namespace": "ns"}, "data": {"k": "x".repeat(1 << 20)}});
+        let (key, value) = (key_of(kind, "ns", name).into(), Some(encode(kind, &object)));
+        cache.apply(&Commit { key, revision, value, created, guard_follows: false });
+    }
+
     #[test]
     fn a_superseded_object_counts_while_only_a_response_refers_to_it() {
         let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
-        let update = |revision: u64| {
-            let object =
-                json!({"metadata": {"name": "a", "namespace": "ns"}, "data": {"k": "x".repeat(1 << 20)}});
-            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &object)));
-            cache.apply(&Commit { key, revision, value, created: 2, guard_follows: false });
-        };
+        let update = |revision: u64| commit_large(&cache, "a", revision, 2);
         let is_one = || (1 << 20..2 << 20).contains(&cache.superseded.bytes());
         update(2);
         let listed = cache.list(kind, "ns");

@@ -18,6 +18,7 @@ use crate::{
     audit::Record,
     authn::User,
     body::{self, Expected},
+    cache::Object,
     error::{ApiError, Result},
     media::{self, Form},
     object_meta::text,
@@ -208,5 +209,11 @@ impl Call {
     /// The namespace in the keys of this kind's objects.
     pub(crate) fn namespace(&self) -> &str {
         if self.kind.namespaced { &self.resource.namespace } else { "" }
+    }
+
+    /// The current object of this name, of the call's kind and namespace. The error is that it does not exist.
+    pub(crate) fn current(&self, name: &str) -> Result<Arc<Object>> {
+        let object = self.state.cache.get(&self.kind, self.namespace(), name);
+        object.ok_or_else(|| ApiError::not_found(&self.kind, name))
     }
 }

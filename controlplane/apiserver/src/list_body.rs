@@ -185,7 +185,7 @@ mod tests {
     fn config_map(name: &str, size: usize) -> Arc<Object> {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}});
-        Arc::new(Object::stamped(name.into(), 7, encode(kind, &object)))
+        Arc::new(Object::from_stored(name.into(), 7, encode(kind, &object)))
     }
 
     #[tokio::test]

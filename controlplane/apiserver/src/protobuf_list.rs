@@ -155,7 +155,7 @@ mod tests {
                 let object = |at| {
                     let object =
                         json!({"metadata": {"name": format!("c{at}")}, "data": {"a": "x".repeat(200)}});
-                    Arc::new(Object::stamped(format!("c{at}").into(), 7, encode(kind, &object)))
+                    Arc::new(Object::from_stored(format!("c{at}").into(), 7, encode(kind, &object)))
                 };
                 let objects = (0..count).map(object).collect();
                 let body = ProtobufList::new(form, kind, objects, &json!({"resourceVersion": "9"})).await;

@@ -11,7 +11,6 @@ pub(crate) mod scale;
 pub(crate) mod stream;
 pub(crate) mod token;
 
-use coracle_kinds::Resource;
 use serde_json::Value;
 
 use crate::{
@@ -36,8 +35,6 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
 
 /// The object whose subresource is called.
 pub(crate) async fn parent(call: &Call) -> Result<Value> {
-    let (kind, name): (&Resource, &str) = (&call.kind, &call.resource.name);
-    let object = call.state.cache.get(kind, call.namespace(), name);
-    let object = object.ok_or_else(|| ApiError::not_found(kind, name))?;
-    convert::value(kind, object.value()).await
+    let object = call.current(&call.resource.name)?;
+    convert::value(&call.kind, object.value()).await
 }

@@ -192,11 +192,7 @@ pub(crate) async fn update(
 ) -> Result<Stored> {
     let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
     for _ in 0..RETRIES {
-        let current = call
-            .state
-            .cache
-            .get(kind, call.namespace(), name)
-            .ok_or_else(|| ApiError::not_found(kind, name))?;
+        let current = call.current(name)?;
         let is_large = current.is_large() || call.has_large_body();
         let stored = offload::run(is_large, || current.value());
         let mut old = convert::value(kind, stored).await?;
@@ -462,7 +458,7 @@ pub(crate) async fn commit(
         let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
         cached
             .filter(|cached| cached.revision == revision)
-            .unwrap_or_else(|| Arc::new(Object::stamped(key, revision, bytes)))
+            .unwrap_or_else(|| Arc::new(Object::from_stored(key, revision, bytes)))
     }))
 }
 

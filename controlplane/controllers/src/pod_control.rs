@@ -6,6 +6,7 @@ use coracle_events::Event;
 use coracle_values::label_selector::LabelSelector;
 use futures::future::join_all;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector as ApiLabelSelector;
 use kube::Resource;
 use kube::api::DeleteParams;
 use kube::core::NamespaceResourceScope;
@@ -58,6 +59,14 @@ impl Claim {
         }
         claim
     }
+}
+
+/// The label selector of a workload.
+pub(crate) fn selector_of<K: Object>(owner: &K, selector: &ApiLabelSelector) -> Result<LabelSelector, Error> {
+    LabelSelector::try_from(selector).map_err(|source| {
+        let object = format!("{} {}", K::kind(&()), owner.key());
+        Error::Selector { object, source }
+    })
 }
 
 /// The pods that this workload controls, and the orphaned pods of its namespace.

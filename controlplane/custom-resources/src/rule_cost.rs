@@ -25,7 +25,7 @@ pub(crate) struct TotalCost {
 
 impl TotalCost {
     /// Adds the cost of an expression. `name` describes it in messages.
-    pub(crate) fn add(&mut self, path: &Path, (name, cost): (&str, u64), violations: &mut Violations) {
+    pub(crate) fn add(&mut self, path: &Path, name: &str, cost: u64, violations: &mut Violations) {
         if cost > MAX_RULE {
             violations.forbidden(path, &exceeded(name, cost, MAX_RULE));
         }
@@ -77,7 +77,7 @@ mod tests {
         for (index, cost) in
             [30_000_000, 999_999, 20_000_000, 50_000_000, 1_000_000, 2_000_000].into_iter().enumerate()
         {
-            total.add(&path.index(index), ("estimated rule cost", cost), &mut violations);
+            total.add(&path.index(index), "estimated rule cost", cost, &mut violations);
         }
         violations.truncate(0);
         total.report(&path, &mut violations);

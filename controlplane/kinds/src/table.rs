@@ -224,7 +224,8 @@ fn name(object: &Value) -> Value {
     object["metadata"]["name"].clone()
 }
 
-fn created(object: &Value, now: Timestamp) -> Value {
+/// The cell of the column `Age`: the time since the object was created.
+fn age_cell(object: &Value, now: Timestamp) -> Value {
     age(&object["metadata"]["creationTimestamp"], now).into()
 }
 

@@ -147,7 +147,7 @@ pub(crate) fn first_fitting(
     let prepared = prepare(pod, profile, snapshot).ok()?;
     let fits = |name: &String| {
         let node = snapshot.candidate(name).filter(|_| !refused_by_nominated.contains_key(name));
-        node.is_some_and(|node| refuse(pod, profile, &prepared, (node, snapshot)).is_none())
+        node.is_some_and(|node| refuse(pod, profile, &prepared, node, snapshot).is_none())
     };
     nodes.into_iter().find(fits)
 }
@@ -266,10 +266,11 @@ pub(crate) fn refuse(
     pod: &Pod,
     profile: &Profile,
     prepared: &Prepared,
-    (node, snapshot): (Candidate<'_>, &Snapshot),
+    node: Candidate<'_>,
+    snapshot: &Snapshot,
 ) -> Option<Refused> {
     filter::refuse(pod, &prepared.needs, profile, node).or_else(|| {
-        let refused = refuse_by_others(profile, prepared, (node, snapshot));
+        let refused = refuse_by_others(profile, prepared, node, snapshot);
         refused.unwrap_or_else(|why| Some(devices::refused(&why)))
     })
 }
@@ -279,7 +280,8 @@ pub(crate) fn refuse(
 fn refuse_by_others(
     profile: &Profile,
     prepared: &Prepared,
-    (node, snapshot): (Candidate<'_>, &Snapshot),
+    node: Candidate<'_>,
+    snapshot: &Snapshot,
 ) -> Result<Option<Refused>, String> {
     let claims = &prepared.claims;
     let refused = claims
@@ -326,7 +328,7 @@ pub(crate) fn refused_beside_nominated(
         users: claims.is_ok_and(|claims| !claims.are_in_use(&snapshot.claim_users)),
     };
     for node in nodes {
-        if let Some(refused) = refuse_beside_nominated(pod, profile, (snapshot, skipped), &node) {
+        if let Some(refused) = refuse_beside_nominated(pod, profile, snapshot, skipped, &node) {
             found.insert(node, refused);
         }
     }
@@ -346,7 +348,8 @@ struct Skipped {
 fn refuse_beside_nominated(
     pod: &Pod,
     profile: &Profile,
-    (snapshot, skipped): (&mut Snapshot, Skipped),
+    snapshot: &mut Snapshot,
+    skipped: Skipped,
     node: &str,
 ) -> Option<Refused> {
     let added = snapshot.assume_nominated(pod, node);
@@ -358,7 +361,7 @@ fn refuse_beside_nominated(
             prepared.claims.skip_users();
         }
         let candidate = snapshot.candidate(node)?;
-        refuse(pod, profile, &prepared, (candidate, snapshot))
+        refuse(pod, profile, &prepared, candidate, snapshot)
     });
     for uid in added {
         snapshot.remove(&uid);

@@ -111,9 +111,9 @@ impl SchedulerMetrics {
         self.0.algorithm.observe(took.as_secs_f64());
     }
 
-    /// Records the result of an extension point's plugins, and their duration until now.
-    pub(crate) fn ran(&self, point: ExtensionPoint, result: AttemptResult, since: (&str, Instant)) {
-        let (profile, start) = since;
+    /// Records the result of an extension point's plugins for a pod of a profile, and their duration from `start`
+    /// until now.
+    pub(crate) fn ran(&self, point: ExtensionPoint, result: AttemptResult, profile: &str, start: Instant) {
         let status = match (point, result) {
             // A pre-filter refuses a pod for reasons that preemption does not resolve.
             (ExtensionPoint::PreFilter, AttemptResult::Unschedulable) => "UnschedulableAndUnresolvable",
@@ -126,12 +126,13 @@ impl SchedulerMetrics {
     /// Runs the plugins of an extension point for a pod of a profile, and counts them.
     pub(crate) async fn measure<T, E>(
         &self,
-        (point, profile): (ExtensionPoint, &str),
+        point: ExtensionPoint,
+        profile: &str,
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         let start = Instant::now();
         let result = work.await;
-        self.ran(point, AttemptResult::of(&result), (profile, start));
+        self.ran(point, AttemptResult::of(&result), profile, start);
         result
     }
 
@@ -199,28 +200,39 @@ impl Default for Families {
                 &attempt_labels,
             ),
             attempt_durations: all.histograms(
-                ("scheduling_attempt_duration_seconds", (0.001, 15)),
+                "scheduling_attempt_duration_seconds",
+                Buckets { first: 0.001, count: 15 },
                 "Duration of an attempt in seconds, with the binding.",
                 &attempt_labels,
             ),
             algorithm: all.histogram(
-                ("scheduling_algorithm_duration_seconds", (0.001, 15)),
+                "scheduling_algorithm_duration_seconds",
+                Buckets { first: 0.001, count: 15 },
                 "Duration of the search for a node in seconds.",
             ),
             extension_points: all.histograms(
-                ("framework_extension_point_duration_seconds", (0.0001, 12)),
+                "framework_extension_point_duration_seconds",
+                Buckets { first: 0.0001, count: 12 },
                 "Duration of all plugins of an extension point in seconds.",
                 &["extension_point", "status", "profile"],
             ),
-            pod_attempts: all
-                .histogram(("pod_scheduling_attempts", (1.0, 5)), "Number of attempts until a pod is bound."),
+            pod_attempts: all.histogram(
+                "pod_scheduling_attempts",
+                Buckets { first: 1.0, count: 5 },
+                "Number of attempts until a pod is bound.",
+            ),
             pod_durations: all.histograms(
-                ("pod_scheduling_sli_duration_seconds", (0.01, 20)),
+                "pod_scheduling_sli_duration_seconds",
+                Buckets { first: 0.01, count: 20 },
                 "Seconds from the first attempt for a pod until it is bound.",
                 &["attempts"],
             ),
             preemptions: all.counter("preemption_attempts_total", "Number of searches for pods to preempt."),
-            victims: all.histogram(("preemption_victims", (1.0, 7)), "Number of preempted pods."),
+            victims: all.histogram(
+                "preemption_victims",
+                Buckets { first: 1.0, count: 7 },
+                "Number of preempted pods.",
+            ),
             incoming: all.counters(
                 "queue_incoming_pods_total",
                 "Number of pods that were added to a queue, by the queue and the event.",
@@ -235,8 +247,11 @@ impl Default for Families {
 /// Creates metrics in a registry.
 struct Registrar<'a>(&'a Registry);
 
-/// The name of a histogram without the prefix; its first bound, and the number of bounds, each twice the one before.
-type Bounds<'a> = (&'a str, (f64, usize));
+/// The bounds of a histogram's buckets. Each bound is twice the one before.
+struct Buckets {
+    first: f64,
+    count: usize,
+}
 
 impl Registrar<'_> {
     fn add<T: Collector + Clone + 'static>(&self, made: prometheus::Result<T>) -> T {
@@ -257,12 +272,12 @@ impl Registrar<'_> {
         self.add(IntGaugeVec::new(Opts::new(full(name), help), labels))
     }
 
-    fn histogram(&self, bounds: Bounds<'_>, help: &str) -> Histogram {
-        self.add(Histogram::with_opts(options(bounds, help)))
+    fn histogram(&self, name: &str, buckets: Buckets, help: &str) -> Histogram {
+        self.add(Histogram::with_opts(options(name, buckets, help)))
     }
 
-    fn histograms(&self, bounds: Bounds<'_>, help: &str, labels: &[&str]) -> HistogramVec {
-        self.add(HistogramVec::new(options(bounds, help), labels))
+    fn histograms(&self, name: &str, buckets: Buckets, help: &str, labels: &[&str]) -> HistogramVec {
+        self.add(HistogramVec::new(options(name, buckets, help), labels))
     }
 }
 
@@ -270,7 +285,7 @@ fn full(name: &str) -> String {
     format!("scheduler_{name}")
 }
 
-fn options((name, (first, count)): Bounds<'_>, help: &str) -> HistogramOpts {
+fn options(name: &str, Buckets { first, count }: Buckets, help: &str) -> HistogramOpts {
     HistogramOpts::new(full(name), help).buckets(valid(exponential_buckets(first, 2.0, count)))
 }
 
@@ -346,7 +361,7 @@ mod tests {
         metrics.pod_scheduled(&Attempt { started: Instant::now(), first_started, number: 2 });
         metrics.pod_scheduled(&Attempt { started: Instant::now(), first_started, number: 99 });
         metrics.searched(Duration::from_millis(2));
-        metrics.ran(ExtensionPoint::Bind, AttemptResult::Error, ("p", first_started));
+        metrics.ran(ExtensionPoint::Bind, AttemptResult::Error, "p", first_started);
         metrics.preemption_attempted();
         metrics.preempted(3);
         metrics.pod_queued(QueueName::Backoff, "ScheduleAttemptFailure");

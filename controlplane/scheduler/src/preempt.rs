@@ -229,7 +229,7 @@ impl Simulation<'_> {
             Err(why) => return Some(vec![why.clone()]),
         };
         let candidate = self.snapshot.candidate(node)?;
-        let refused = decide::refuse(self.pod, self.profile, prepared, (candidate, self.snapshot));
+        let refused = decide::refuse(self.pod, self.profile, prepared, candidate, self.snapshot);
         refused.map(|refused| refused.reasons)
     }
 }

@@ -404,7 +404,7 @@ impl Scheduler {
         let start = Instant::now();
         let reserved = reserve(&pod, profile, &self.snapshot, &node);
         let (metrics, result) = (&self.config.metrics, AttemptResult::of(&reserved));
-        metrics.ran(ExtensionPoint::Reserve, result, (pod.scheduler(), start));
+        metrics.ran(ExtensionPoint::Reserve, result, pod.scheduler(), start);
         match reserved {
             Ok(reserved) => self.assume(pod, node, reserved),
             Err(message) => {

@@ -104,7 +104,7 @@ pub(crate) enum RegistryError {
     #[error("{url} has the digest {actual}, not {expected}")]
     Digest { url: String, expected: Box<Digest>, actual: Box<Digest> },
     #[error("the spooled data of {digest} is damaged")]
-    Kept {
+    DamagedSpool {
         digest: Box<Digest>,
         #[source]
         source: io::Error,
@@ -326,9 +326,9 @@ impl RegistryError {
             | RegistryError::Realm { .. }
             | RegistryError::PlainRealm { .. }
             | RegistryError::Token { .. } => ErrorKind::Unavailable,
-            RegistryError::Digest { .. } | RegistryError::Kept { .. } | RegistryError::Length { .. } => {
-                ErrorKind::Corrupt
-            }
+            RegistryError::Digest { .. }
+            | RegistryError::DamagedSpool { .. }
+            | RegistryError::Length { .. } => ErrorKind::Corrupt,
             RegistryError::TooLarge { .. } => ErrorKind::Rejected,
             RegistryError::Hosts(_)
             | RegistryError::Tls(_)

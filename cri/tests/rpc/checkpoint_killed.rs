@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use coracle_testing::{eventually_async, until};
+use coracle_testing::{CRIU_STAND_IN, eventually_async, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prost::Message;
@@ -123,28 +123,13 @@ const OF_POD: [&str; 10] = [
 const OF_RESTORE: [&str; 4] =
     ["run.recorded", "restore-pod.container", "create.bundle:2", "restore-pod.container:2"];
 
-/// Replacement for a CRIU that does not work. Its images cannot be restored. Like CRIU it thaws and freezes the
-/// container.
-const STAND_IN: &str = r#"#!/bin/sh
-[ "$1" = dump ] || exit 1
-while [ $# -gt 0 ]; do
-    case $1 in --images-dir) images=$2 ;; --work-dir) work=$2 ;; --freeze-cgroup) group=$2 ;; esac
-    shift
-done
-state() { if [ -e "$group/cgroup.freeze" ]; then echo "$1" >"$group/cgroup.freeze"; else echo "$2" >"$group/freezer.state"; fi; }
-state 0 THAWED
-echo images >"$images/inventory.img"
-echo log >"$work/dump.log"
-state 1 FROZEN
-"#;
-
 /// Makes the call in another process, which aborts at the point if one is given. Returns whether the call completed.
 async fn in_another_process(machine: &mut Machine, call: &Call, point: Option<&str>) -> bool {
     let mut command = call.command(machine);
     if works() != Some(true) {
         let dir = empty_directory(machine, "stand-in");
         let criu = dir.join("criu");
-        std::fs::write(&criu, STAND_IN).expect("write");
+        std::fs::write(&criu, CRIU_STAND_IN).expect("write");
         let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&criu, executable).expect("mode");
         let path = std::env::var("PATH").unwrap_or_default();

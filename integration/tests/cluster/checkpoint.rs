@@ -6,28 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use coracle_integration::{Cluster, Machine, on_a_machine, skip};
+use coracle_testing::CRIU_STAND_IN;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
-/// Replacement for CRIU, which does not support every kernel. As CRIU, it thaws the container, and freezes it at the end.
-const STAND_IN: &str = r#"#!/bin/sh
-[ "$1" = dump ] || exit 1
-while [ $# -gt 0 ]; do
-    case $1 in --images-dir) images=$2 ;; --work-dir) work=$2 ;; --freeze-cgroup) group=$2 ;; esac
-    shift
-done
-state() { if [ -e "$group/cgroup.freeze" ]; then echo "$1" >"$group/cgroup.freeze"; else echo "$2" >"$group/freezer.state"; fi; }
-state 0 THAWED
-echo images >"$images/inventory.img"
-echo log >"$work/dump.log"
-state 1 FROZEN
-"#;
-
 /// Puts the replacement over the CRIU of the machine, in a mount namespace of this thread and its children.
 fn replace_criu(machine: &Machine, criu: &Path) {
     let stand_in = machine.path("criu");
-    fs::write(&stand_in, STAND_IN).unwrap();
+    fs::write(&stand_in, CRIU_STAND_IN).unwrap();
     fs::set_permissions(&stand_in, Permissions::from_mode(0o755)).unwrap();
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).unwrap();
     let none = None::<&str>;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::plan::{exceeds, is_critical, priority, quantity};
+use super::plan::{ContainerUsage, is_critical, priority, quantity, shortage_message};
 use crate::cgroup::PodUsage;
 use crate::cgroup::resources::pod_requests;
 use crate::node::{MachineResource, MachineShortage, SoftThresholds};
@@ -77,28 +77,18 @@ pub(super) fn first<P: AsRef<Pod>>(
 /// The message of an eviction. `containers` has the memory of the pod's containers by name, in bytes.
 pub(super) fn message(pod: &Pod, containers: &[(String, u64)], shortage: MachineShortage) -> String {
     let name = name_of(shortage.resource);
-    let amount = |amount: u64| match shortage.resource {
-        MachineResource::Memory => quantity(amount),
-        MachineResource::Pids => amount.to_string(),
-    };
-    let mut message = format!(
-        "The node was low on resource: {name}. Threshold quantity: {}, available: {}. ",
-        amount(shortage.threshold),
-        amount(shortage.available)
-    );
-    if shortage.resource == MachineResource::Memory {
-        for (container, used) in containers {
-            let requested = memory_request(pod, container);
-            if exceeds(*used, requested) {
-                message.push_str(&format!(
-                    "Container {container} was using {}, request is {}, has larger consumption of {name}. ",
-                    quantity(*used),
-                    quantity(requested.unsigned_abs())
-                ));
-            }
+    match shortage.resource {
+        MachineResource::Memory => {
+            let containers = containers.iter().map(|(container, used)| {
+                let requested = memory_request(pod, container);
+                ContainerUsage { container, used: *used, requested }
+            });
+            shortage_message(name, &shortage, quantity, containers)
+        }
+        MachineResource::Pids => {
+            shortage_message(name, &shortage, |pids| pids.to_string(), std::iter::empty())
         }
     }
-    message
 }
 
 /// Name of the resource in messages.

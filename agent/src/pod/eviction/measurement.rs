@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::plan::Usage;
 use super::soft::Due;
 use super::usage;
-use crate::node::Shortage;
+use crate::node::DiskShortage;
 use crate::pod::NodeContext;
 
 /// A measurement. Dropping it ends the measurement.
@@ -19,7 +19,7 @@ pub(super) struct Measurement<T>(JoinSet<T>);
 
 /// The disk usage of the pods that may be evicted for a shortage.
 pub(super) struct MeasuredPods {
-    pub(super) due: Due<Shortage>,
+    pub(super) due: Due<DiskShortage>,
     pub(super) pods: Vec<(Arc<Pod>, Usage)>,
 }
 
@@ -55,7 +55,7 @@ impl<T: Send + 'static> Measurement<T> {
 pub(super) async fn measure(
     node: Arc<NodeContext>,
     candidates: Vec<Arc<Pod>>,
-    due: Due<Shortage>,
+    due: Due<DiskShortage>,
 ) -> MeasuredPods {
     let mut pods = Vec::with_capacity(candidates.len());
     // One list for all pods: the runtime searches all containers for each list.

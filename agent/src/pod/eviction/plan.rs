@@ -10,7 +10,7 @@ use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
 use super::MIN_GRACE;
-use crate::node::{Resource, Shortage, SoftThresholds};
+use crate::node::{DiskShortage, Resource, Shortage, SoftThresholds};
 
 /// Name of the resource that limits and requests of disk space have.
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -135,29 +135,49 @@ pub(crate) fn first<P: AsRef<Pod>>(pods: &[(P, Usage)], resource: Resource) -> O
     })
 }
 
-/// The message of an eviction for a shortage on the node.
-pub(crate) fn message(pod: &Pod, usage: &Usage, shortage: Shortage) -> String {
+/// The message of an eviction for a shortage on the node's disk.
+pub(crate) fn message(pod: &Pod, usage: &Usage, shortage: DiskShortage) -> String {
     let name = name_of(shortage.resource);
-    let amount = |amount: u64| match shortage.resource {
-        Resource::Bytes => quantity(amount),
-        Resource::Inodes => amount.to_string(),
-    };
+    match shortage.resource {
+        Resource::Bytes => {
+            let containers = usage.containers.iter().map(|(container, used)| {
+                let requested = request_of(pod, container);
+                ContainerUsage { container, used: used.bytes, requested }
+            });
+            shortage_message(name, &shortage, quantity, containers)
+        }
+        Resource::Inodes => {
+            shortage_message(name, &shortage, |inodes| inodes.to_string(), std::iter::empty())
+        }
+    }
+}
+
+/// Usage and request of a container, in bytes.
+pub(super) struct ContainerUsage<'a> {
+    pub(super) container: &'a str,
+    pub(super) used: u64,
+    pub(super) requested: i64,
+}
+
+/// The message of an eviction for a shortage. `name` is that of the resource, and `text` writes an amount of it.
+/// `containers`: those of the pod, if the resource can be requested.
+pub(super) fn shortage_message<'a, R>(
+    name: &str,
+    shortage: &Shortage<R>,
+    text: impl Fn(u64) -> String,
+    containers: impl Iterator<Item = ContainerUsage<'a>>,
+) -> String {
     let mut message = format!(
         "The node was low on resource: {name}. Threshold quantity: {}, available: {}. ",
-        amount(shortage.threshold),
-        amount(shortage.available)
+        text(shortage.threshold),
+        text(shortage.available)
     );
-    if shortage.resource == Resource::Bytes {
-        for (container, used) in &usage.containers {
-            let requested = request_of(pod, container);
-            if exceeds(used.bytes, requested) {
-                message.push_str(&format!(
-                    "Container {container} was using {}, request is {}, has larger consumption of {name}. ",
-                    quantity(used.bytes),
-                    quantity(requested.unsigned_abs())
-                ));
-            }
-        }
+    for ContainerUsage { container, used, requested } in containers.filter(|c| exceeds(c.used, c.requested)) {
+        message.push_str(&format!(
+            "Container {container} was using {}, request is {}, has larger consumption of {name}. ",
+            text(used),
+            text(requested.unsigned_abs())
+        ));
     }
     message
 }
@@ -192,7 +212,7 @@ pub(super) fn grace(pod: &Pod, max: u32) -> u32 {
     u32::try_from(own.max(0)).unwrap_or(u32::MAX).min(max).max(MIN_GRACE)
 }
 
-pub(super) fn exceeds(used: u64, limit: i64) -> bool {
+fn exceeds(used: u64, limit: i64) -> bool {
     u64::try_from(limit).is_ok_and(|limit| used > limit)
 }
 
@@ -339,14 +359,14 @@ mod tests {
 
     #[test]
     fn the_message_names_the_threshold_and_the_containers_above_their_request() {
-        let shortage = Shortage { resource: Resource::Bytes, threshold: 3 << 30, available: 123 << 10 };
+        let shortage = DiskShortage { resource: Resource::Bytes, threshold: 3 << 30, available: 123 << 10 };
         let pod = pod(json!({"containers": [{"name": "a"}]}));
         assert_eq!(
             message(&pod, &usage(&[("a", 7)], &[]), shortage),
             "The node was low on resource: ephemeral-storage. Threshold quantity: 3Gi, available: 123Ki. Container a was \
              using 7Mi, request is 0, has larger consumption of ephemeral-storage. "
         );
-        let inodes = Shortage { resource: Resource::Inodes, threshold: 1024, available: 5 };
+        let inodes = DiskShortage { resource: Resource::Inodes, threshold: 1024, available: 5 };
         assert_eq!(
             message(&pod, &usage(&[("a", 7)], &[]), inodes),
             "The node was low on resource: inodes. Threshold quantity: 1024, available: 5. "

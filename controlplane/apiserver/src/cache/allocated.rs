@@ -161,7 +161,7 @@ mod tests {
     fn object(kind: &Resource, name: &str, mut value: Value) -> Object {
         value["metadata"]["name"] = name.into();
         let namespace = if kind.namespaced { "n" } else { "" };
-        Object::stamped(key_of(kind, namespace, name).into(), 1, encode(kind, &value))
+        Object::from_stored(key_of(kind, namespace, name).into(), 1, encode(kind, &value))
     }
 
     fn service(name: &str, ip: &str, ports: &[u16]) -> Object {

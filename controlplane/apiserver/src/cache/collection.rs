@@ -171,7 +171,7 @@ impl Collection {
     }
 
     pub(super) fn load(&mut self, entry: Entry) {
-        let mut object = Object::stamped(entry.key.clone(), entry.modified, entry.value);
+        let mut object = Object::from_stored(entry.key.clone(), entry.modified, entry.value);
         if self.kind.strategy().completes_stored()
             && let Some(complete) = object.completed(&self.kind)
         {
@@ -225,7 +225,7 @@ impl Collection {
         let key = commit.key.clone();
         let (old, new) = match &commit.value {
             Some(value) => {
-                let new = Arc::new(Object::stamped(key.clone(), commit.revision, value.clone()));
+                let new = Arc::new(Object::from_stored(key.clone(), commit.revision, value.clone()));
                 (self.objects.insert(key, new.clone()), new)
             }
             None => {
@@ -440,6 +440,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cache::tests::commit_large;
     use crate::cache::{Cache, Event, encode, key_of, parses, prefix_of};
 
     #[test]
@@ -505,13 +506,7 @@ mod tests {
     #[tokio::test]
     async fn a_resumed_watch_with_many_bytes_ends_after_the_events_that_fit() {
         let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
-        for revision in 1..=6 {
-            let name = format!("c{revision}");
-            let object =
-                json!({"metadata": {"name": name, "namespace": "ns"}, "data": {"a": "x".repeat(1 << 20)}});
-            let (key, value) = (key_of(kind, "ns", &name).into(), Some(encode(kind, &object)));
-            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
-        }
+        (1..=6).for_each(|revision| commit_large(&cache, &format!("c{revision}"), revision, revision));
         let shared = cache.of(kind).unwrap();
         let mut received = 0;
         while received < 6 {
@@ -587,12 +582,7 @@ mod tests {
     #[test]
     fn an_object_of_a_response_counts_after_a_change_of_the_selectable_fields() {
         let (cache, kind) = (Cache::new(0), by_kind("v1", "ConfigMap").unwrap());
-        let update = |revision: u64| {
-            let data =
-                json!({"metadata": {"name": "a", "namespace": "ns"}, "data": {"k": "x".repeat(1 << 20)}});
-            let (key, value) = (key_of(kind, "ns", "a").into(), Some(encode(kind, &data)));
-            cache.apply(&Commit { key, revision, value, created: 1, guard_follows: false });
-        };
+        let update = |revision: u64| commit_large(&cache, "a", revision, 1);
         let shared = cache.of(kind).unwrap();
         let replace = |kind: &Arc<Resource>| shared.lock().replace(kind.clone());
         update(1);

@@ -54,7 +54,7 @@ impl AsRef<[u8]> for Part {
 
 impl Object {
     /// The object of stored bytes in the format of [`encode`].
-    pub(crate) fn stamped(key: Arc<str>, revision: u64, stored: Bytes) -> Self {
+    pub(crate) fn from_stored(key: Arc<str>, revision: u64, stored: Bytes) -> Self {
         let window = stored.get(..MAX_HEAD).unwrap_or(&stored);
         let at = window.windows(METADATA.len()).position(|bytes| bytes == METADATA.as_bytes());
         let (stored, at) = at.map_or((Bytes::from_static(EMPTY_OBJECT), 1), |at| (stored, at));
@@ -64,7 +64,7 @@ impl Object {
 
     /// An object in a version that may differ from the stored one.
     pub(crate) fn of(kind: &Resource, key: Arc<str>, revision: u64, object: &Value) -> Self {
-        Self::stamped(key, revision, encode(kind, object))
+        Self::from_stored(key, revision, encode(kind, object))
     }
 
     /// The object with another revision: that of its deletion, or of the commit after which a selector no longer
@@ -183,20 +183,23 @@ impl Object {
     /// The length of [`Self::json`] in bytes.
     pub(crate) fn json_len(&self) -> usize {
         let digits = self.revision.checked_ilog10().map_or(1, |log| log as usize + 1);
-        self.stored.len() + EMPTY_STAMP.len() + digits + usize::from(!self.is_stamp_alone())
+        self.stored.len()
+            + EMPTY_RESOURCE_VERSION.len()
+            + digits
+            + usize::from(!self.is_only_metadata_field())
     }
 
     /// Appends the whole object as JSON.
     pub(crate) fn push_json(&self, text: &mut Vec<u8>) {
         text.extend_from_slice(self.stored.get(..self.fields_at).unwrap_or_default());
-        text.extend_from_slice(self.stamp().as_bytes());
+        text.extend_from_slice(self.resource_version_field().as_bytes());
         text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
     }
 
     /// The whole object as JSON: the start, and the rest without a copy.
     pub(crate) fn json_parts(&self) -> (Vec<u8>, Bytes) {
         let head = self.stored.get(..self.fields_at).unwrap_or_default();
-        ([head, self.stamp().as_bytes()].concat(), self.stored.slice(self.fields_at..))
+        ([head, self.resource_version_field().as_bytes()].concat(), self.stored.slice(self.fields_at..))
     }
 
     /// The object as an item of a list of its kind. Returns the start, and the rest without a copy. As upstream, only
@@ -205,27 +208,27 @@ impl Object {
         let head = self.stored.get(..self.fields_at).filter(|_| !kind.is_built_in());
         let head = head.and_then(|head| std::str::from_utf8(head).ok());
         let start = match head {
-            Some(head) => format!("{head}{}", self.stamp()),
-            None => format!("{{{METADATA}{}", self.stamp()),
+            Some(head) => format!("{head}{}", self.resource_version_field()),
+            None => format!("{{{METADATA}{}", self.resource_version_field()),
         };
         (start, self.stored.slice(self.fields_at..))
     }
 
     /// The resourceVersion as the first field of the metadata.
-    fn stamp(&self) -> String {
-        let end = if self.is_stamp_alone() { "" } else { "," };
+    fn resource_version_field(&self) -> String {
+        let end = if self.is_only_metadata_field() { "" } else { "," };
         format!("\"resourceVersion\":\"{}\"{end}", self.revision)
     }
 
-    /// Whether the metadata has no other field.
-    fn is_stamp_alone(&self) -> bool {
+    /// Whether the metadata has no field but the resourceVersion.
+    fn is_only_metadata_field(&self) -> bool {
         self.stored.get(self.fields_at) == Some(&b'}')
     }
 }
 
 const METADATA: &str = "\"metadata\":{";
 /// The resourceVersion without its digits and the comma.
-const EMPTY_STAMP: &str = "\"resourceVersion\":\"\"";
+const EMPTY_RESOURCE_VERSION: &str = "\"resourceVersion\":\"\"";
 const API_VERSION: &str = "{\"apiVersion\":\"";
 /// Maximum offset of the metadata: apiVersion and kind are names of at most 253 and 63 letters.
 const MAX_HEAD: usize = 1024;

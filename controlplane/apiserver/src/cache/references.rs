@@ -152,7 +152,7 @@ mod tests {
                 "spec": {"nodeName": node, "volumes": [{"secret": {"secretName": secret}}], "serviceAccountName": "default"},
                 "status": {"phase": phase}}),
         );
-        Object::stamped(format!("/pods/ns/{name}").into(), revision, stored)
+        Object::from_stored(format!("/pods/ns/{name}").into(), revision, stored)
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
                 {"name": "b", "resourceClaimTemplateName": "t"}]);
             let object = json!({"metadata": {"name": "p", "namespace": "ns"},
                 "spec": {"nodeName": "n", "resourceClaims": claims}, "status": status});
-            Object::stamped("/pods/ns/p".into(), revision, encode(kind, &object))
+            Object::from_stored("/pods/ns/p".into(), revision, encode(kind, &object))
         };
         let mut references = References::default();
         let needs = |references: &References, name: &str| {

@@ -203,7 +203,7 @@ mod tests {
         let before = parses::so_far();
         let encoded = bound(kind, &pod, &binding).unwrap();
         assert_eq!(parses::so_far(), before);
-        let mut new = Object::stamped("/pods/ns/p".into(), 8, encoded).value();
+        let mut new = Object::from_stored("/pods/ns/p".into(), 8, encoded).value();
         let time = new["status"]["conditions"][1]["lastTransitionTime"].take();
         assert!(time.is_string());
         let expect = json!({

@@ -117,10 +117,8 @@ fn returns_object(kind: &Resource) -> bool {
 /// Deletes one object of the call's kind and namespace.
 pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Outcome> {
     let kind = &*call.kind;
-    let cache = &call.state.cache;
     loop {
-        let current =
-            cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
+        let current = call.current(name)?;
         let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
         // Boxed: the future is large, and deletions are nested in other requests.

@@ -18,8 +18,6 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             return Err(ApiError::future_revision(asked, newest));
         }
     }
-    let object = call.state.cache.get(&call.kind, call.namespace(), name);
-    let object = object.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
-    let object = convert::object(&call.kind, object).await?;
+    let object = convert::object(&call.kind, call.current(name)?).await?;
     Ok(reply::object(200, call.form()?, &call.kind, &Stored::Committed(object)))
 }

@@ -58,11 +58,7 @@ pub(crate) async fn update_encoded(
 ) -> Result<()> {
     let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
     for _ in 0..RETRIES {
-        let current = call
-            .state
-            .cache
-            .get(kind, call.namespace(), name)
-            .ok_or_else(|| ApiError::not_found(kind, name))?;
+        let current = call.current(name)?;
         let new = offload::run(current.is_large(), || change(&current))?;
         if is_dry_run {
             return Ok(());

@@ -61,8 +61,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         context.daemon_backoff.lock().unwrap_or_else(PoisonError::into_inner).forget(&key);
         return Ok(Next::Wait);
     };
-    let selector = LabelSelector::try_from(&set.spec.selector)
-        .map_err(|source| Error::Selector { object: format!("DaemonSet {key}"), source })?;
+    let selector = pod_control::selector_of(&*set, &set.spec.selector)?;
     if selector.is_empty() {
         return Ok(Next::Wait);
     }
@@ -84,7 +83,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let hash = labels.and_then(|labels| labels.get(POD_REVISION)).cloned().unwrap_or_default();
     let nodes = context.caches.nodes.all();
     let pods = own_pods(context, &*set, &selector);
-    let again = change(&control, (&nodes, &pods, &hash)).await;
+    let again = change(&control, &nodes, &pods, &hash).await;
     let pods = own_pods(context, &*set, &selector);
     let (status, next) = {
         let now = Timestamp::now();
@@ -110,7 +109,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 /// Creates and deletes pods.
 async fn change(
     control: &PodControl<'_, DaemonSet>,
-    (nodes, pods, hash): (&[Arc<Node>], &[Arc<Pod>], &str),
+    nodes: &[Arc<Node>],
+    pods: &[Arc<Pod>],
+    hash: &str,
 ) -> Result<Option<std::time::Duration>, Error> {
     let (context, set, now) = (control.context, control.owner, Timestamp::now());
     let plan = {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DeploymentStatus;
 use kube::api::DeleteParams;
@@ -16,6 +15,7 @@ use coracle_events::Event;
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Deployment, Key, ObjectExt, ReplicaSet, controller_of};
+use crate::pod_control;
 use crate::queue::{Next, Queue};
 use crate::template::HASH_LABEL;
 use crate::write::{Part, owners_patch};
@@ -59,8 +59,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles one deployment.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(deployment) = context.caches.deployments.get(&key) else { return Ok(Next::Wait) };
-    let selector = LabelSelector::try_from(&deployment.spec.selector)
-        .map_err(|source| Error::Selector { object: format!("Deployment {key}"), source })?;
+    let selector = pod_control::selector_of(&*deployment, &deployment.spec.selector)?;
     if selector.is_empty() {
         let message = "This deployment is selecting all pods. A non-empty selector is required.".to_owned();
         context.record(&*deployment, CONTROLLER, Event::warning("SelectingAll", message));

@@ -80,8 +80,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 
 /// Creates and deletes pods, and writes the status. `action`: what was done, for the metrics.
 async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result<Next, Error> {
-    let selector = LabelSelector::try_from(&job.spec.selector)
-        .map_err(|source| Error::Selector { object: format!("Job {}", job.key()), source })?;
+    let selector = pod_control::selector_of(job, &job.spec.selector)?;
     if selector.is_empty() {
         return Ok(Next::Wait);
     }

@@ -66,8 +66,7 @@ pub(crate) fn listen_to<K: Replicas>(context: &Context, queue: &Arc<Queue<Key>>)
 pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> Result<Next, Error> {
     let cache = K::cache(&context.caches);
     let Some(set) = cache.get(&key) else { return Ok(Next::Wait) };
-    let selector = LabelSelector::try_from(&set.spec().selector)
-        .map_err(|source| Error::Selector { object: format!("{} {key}", K::kind(&())), source })?;
+    let selector = pod_control::selector_of(&*set, &set.spec().selector)?;
     if selector.is_empty() {
         return Ok(Next::Wait);
     }

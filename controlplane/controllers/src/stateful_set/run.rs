@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use coracle_events::Event;
-use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
@@ -62,8 +61,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles one stateful set.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(set) = context.caches.stateful_sets.get(&key) else { return Ok(Next::Wait) };
-    let selector = LabelSelector::try_from(&set.spec.selector)
-        .map_err(|source| Error::Selector { object: format!("StatefulSet {key}"), source })?;
+    let selector = pod_control::selector_of(&*set, &set.spec.selector)?;
     if selector.is_empty() {
         return Ok(Next::Wait);
     }

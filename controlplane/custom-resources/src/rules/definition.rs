@@ -53,7 +53,7 @@ impl Checker<'_> {
         };
         let bounds = node.bounds.or(own.as_ref());
         if !schema.rules.is_empty() {
-            self.rules(schema, resource, (node, bounds));
+            self.rules(schema, resource, node, bounds);
         }
         let count = node.count.zip(bounds::max_elements(schema));
         let count = count.map(|(count, factor)| count.saturating_mul(factor));
@@ -77,7 +77,7 @@ impl Checker<'_> {
         }
     }
 
-    fn rules(&mut self, schema: &Schema, resource: bool, (node, bounds): (&Node<'_>, Option<&Bounds>)) {
+    fn rules(&mut self, schema: &Schema, resource: bool, node: &Node<'_>, bounds: Option<&Bounds>) {
         let kind = types::of_schema(schema, resource);
         for (index, text) in schema.rules.iter().enumerate() {
             let place = node.path.field("x-kubernetes-validations").index(index);
@@ -93,7 +93,7 @@ impl Checker<'_> {
     fn rule(&mut self, text: &RuleText, scope: &Scope<'_>, place: &Path) {
         let environment = environment(text, scope.kind);
         let rule = place.field("rule");
-        let program = match compile(&text.rule, (&environment, scope.bounds), &Type::Bool) {
+        let program = match compile(&text.rule, &environment, scope.bounds, &Type::Bool) {
             Ok((program, cost)) => {
                 let cost = cost.map(|cost| cost.saturating_mul(scope.count));
                 self.cost(&rule, "estimated rule cost", cost);
@@ -104,7 +104,7 @@ impl Checker<'_> {
                 return;
             }
         };
-        self.message(text, (&environment, scope.bounds), place);
+        self.message(text, &environment, scope.bounds, place);
         if program.uses("oldSelf") {
             if let Some(unkeyed_list) = scope.unkeyed_list {
                 let detail = format!(
@@ -120,12 +120,12 @@ impl Checker<'_> {
 
     /// Checks the messageExpression. It is evaluated at most once, so its cost is not multiplied by the number of
     /// values.
-    fn message(&mut self, text: &RuleText, environment: (&Environment, &Bounds), place: &Path) {
+    fn message(&mut self, text: &RuleText, environment: &Environment, bounds: &Bounds, place: &Path) {
         if text.message_expression.is_empty() {
             return;
         }
         let place = place.field("messageExpression");
-        match compile(&text.message_expression, environment, &Type::String) {
+        match compile(&text.message_expression, environment, bounds, &Type::String) {
             Ok((_, cost)) => self.cost(&place, "estimated messageExpression cost", cost),
             Err(detail) => {
                 let detail = detail.replacen("compilation failed", "messageExpression compilation failed", 1);
@@ -139,7 +139,7 @@ impl Checker<'_> {
     /// Counts an estimated cost. An unknown one is accepted: the cost of the evaluation has a limit, too.
     fn cost(&mut self, path: &Path, name: &str, cost: Option<u64>) {
         if let Some(cost) = cost {
-            self.total.add(path, (name, cost), self.violations);
+            self.total.add(path, name, cost, self.violations);
         }
     }
 }
@@ -147,7 +147,8 @@ impl Checker<'_> {
 /// Compiles an expression and estimates its cost.
 fn compile(
     source: &str,
-    (environment, bounds): (&Environment, &Bounds),
+    environment: &Environment,
+    bounds: &Bounds,
     expected: &Type,
 ) -> Result<(Program, Option<u64>), String> {
     let limits = Limits { variable: None, bounds };

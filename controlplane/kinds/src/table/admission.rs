@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, length, name, string};
+use super::{AGE, Column, NAME, age_cell, integer, length, name, string};
 
 pub(crate) const WEBHOOKS: &[Column] = &[NAME, integer("Webhooks", "Number of webhooks."), AGE];
 
 pub(crate) fn webhooks(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), length(&object["webhooks"]), created(object, now)]
+    vec![name(object), length(&object["webhooks"]), age_cell(object, now)]
 }
 
 const PARAM_KIND: Column = string("ParamKind", "Kind of the policy's parameters.");
@@ -41,7 +41,7 @@ fn policy(object: &Value, list: &str, now: Timestamp) -> Vec<Value> {
         true => format!("{}/{}", text("apiVersion"), text("kind")),
         false => UNSET.to_owned(),
     };
-    vec![name(object), length(&object["spec"][list]), kind.into(), created(object, now)]
+    vec![name(object), length(&object["spec"][list]), kind.into(), age_cell(object, now)]
 }
 
 pub(crate) fn binding(object: &Value, now: Timestamp) -> Vec<Value> {
@@ -53,7 +53,7 @@ pub(crate) fn binding(object: &Value, now: Timestamp) -> Vec<Value> {
         ("", name) => format!("*/{name}"),
         (namespace, name) => format!("{namespace}/{name}"),
     };
-    vec![name(object), object["spec"]["policyName"].clone(), parameters.into(), created(object, now)]
+    vec![name(object), object["spec"]["policyName"].clone(), parameters.into(), age_cell(object, now)]
 }
 
 const UNSET: &str = "<unset>";

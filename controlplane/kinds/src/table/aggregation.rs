@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, string};
+use super::{AGE, Column, NAME, age_cell, items, name, string};
 
 pub(crate) const API_SERVICE: &[Column] = &[
     NAME,
@@ -27,5 +27,5 @@ pub(crate) fn api_service(object: &Value, now: Timestamp) -> Vec<Value> {
             status => format!("{status} ({})", text(&condition["reason"])),
         },
     );
-    vec![name(object), service.into(), available.into(), created(object, now)]
+    vec![name(object), service.into(), available.into(), age_cell(object, now)]
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, string};
+use super::{AGE, Column, NAME, age_cell, items, name, string};
 
 /// Number of metrics that the column shows.
 const SHOWN: usize = 2;
@@ -30,7 +30,7 @@ pub(crate) fn autoscaler(object: &Value, now: Timestamp) -> Vec<Value> {
         fewest.into(),
         spec["maxReplicas"].as_i64().unwrap_or(0).into(),
         status["currentReplicas"].as_i64().unwrap_or(0).into(),
-        created(object, now),
+        age_cell(object, now),
     ]
 }
 

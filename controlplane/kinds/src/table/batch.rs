@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::age::{age, span};
 use super::workload::{CONTAINERS, IMAGES, SELECTOR, template};
-use super::{AGE, Column, NAME, created, integer, items, length, name, or_none, string};
+use super::{AGE, Column, NAME, age_cell, integer, items, length, name, or_none, string};
 
 pub(crate) const JOB: &[Column] = &[
     NAME,
@@ -31,7 +31,7 @@ pub(crate) fn job(object: &Value, now: Timestamp) -> Vec<Value> {
         state(object).into(),
         completions.into(),
         duration(status, now).into(),
-        created(object, now),
+        age_cell(object, now),
     ];
     cells.extend(template(spec));
     cells
@@ -96,7 +96,7 @@ pub(crate) fn cron_job(object: &Value, now: Timestamp) -> Vec<Value> {
         suspend.into(),
         length(&status["active"]),
         last.into(),
-        created(object, now),
+        age_cell(object, now),
     ];
     cells.extend(template(&spec["jobTemplate"]["spec"]));
     cells

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, age, created, items, name, string};
+use super::{AGE, Column, NAME, age, age_cell, items, name, string};
 
 pub(crate) const COLUMNS: &[Column] = &[
     NAME,
@@ -20,7 +20,7 @@ pub(crate) fn cells(request: &Value, now: Timestamp) -> Vec<Value> {
     let text = |value: &Value| Value::from(value.as_str().unwrap_or_default());
     vec![
         name(request),
-        created(request, now),
+        age_cell(request, now),
         text(&spec["signerName"]),
         text(&spec["username"]),
         duration.into(),

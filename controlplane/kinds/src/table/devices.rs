@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, string};
+use super::{AGE, Column, NAME, age_cell, items, name, string};
 
 pub(crate) const PLAIN: &[Column] = &[NAME, AGE];
 
 pub(crate) fn plain(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), created(object, now)]
+    vec![name(object), age_cell(object, now)]
 }
 
 pub(crate) const CLAIM: &[Column] =
@@ -28,7 +28,7 @@ pub(crate) fn claim(object: &Value, now: Timestamp) -> Vec<Value> {
             states.push("reserved");
         }
     }
-    vec![name(object), states.join(",").into(), created(object, now)]
+    vec![name(object), states.join(",").into(), age_cell(object, now)]
 }
 
 pub(crate) const SLICE: &[Column] = &[
@@ -43,5 +43,5 @@ pub(crate) fn slice(object: &Value, now: Timestamp) -> Vec<Value> {
     let spec = &object["spec"];
     let text = |value: &Value| Value::from(value.as_str().unwrap_or_default());
     let (node, driver, pool) = (text(&spec["nodeName"]), text(&spec["driver"]), text(&spec["pool"]["name"]));
-    vec![name(object), node, driver, pool, created(object, now)]
+    vec![name(object), node, driver, pool, age_cell(object, now)]
 }

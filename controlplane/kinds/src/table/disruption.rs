@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, name, string};
+use super::{AGE, Column, NAME, age_cell, integer, name, string};
 
 pub(crate) const BUDGET: &[Column] = &[
     NAME,
@@ -22,5 +22,5 @@ pub(crate) fn budget(object: &Value, now: Timestamp) -> Vec<Value> {
     let spec = &object["spec"];
     let allowed = object["status"]["disruptionsAllowed"].as_i64().unwrap_or(0);
     let (least, most) = (number(&spec["minAvailable"]), number(&spec["maxUnavailable"]));
-    vec![name(object), least, most, allowed.into(), created(object, now)]
+    vec![name(object), least, most, allowed.into(), age_cell(object, now)]
 }

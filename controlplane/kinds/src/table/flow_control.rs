@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, or_none, string};
+use super::{AGE, Column, NAME, age_cell, items, name, or_none, string};
 
 pub(crate) const FLOW_SCHEMA: &[Column] = &[
     NAME,
@@ -22,7 +22,7 @@ pub(crate) fn flow_schema(object: &Value, now: Timestamp) -> Vec<Value> {
         spec["priorityLevelConfiguration"]["name"].as_str().unwrap_or_default().into(),
         spec["matchingPrecedence"].as_i64().unwrap_or(0).into(),
         or_none(&spec["distinguisherMethod"]["type"]),
-        created(object, now),
+        age_cell(object, now),
         dangling.and_then(|condition| condition["status"].as_str()).unwrap_or("?").into(),
     ]
 }
@@ -48,6 +48,6 @@ pub(crate) fn priority_level(object: &Value, now: Timestamp) -> Vec<Value> {
         number(&queuing["queues"]),
         number(&queuing["handSize"]),
         number(&queuing["queueLengthLimit"]),
-        created(object, now),
+        age_cell(object, now),
     ]
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, string};
+use super::{AGE, Column, NAME, age_cell, items, name, string};
 use coracle_values::label_selector::LabelSelector;
 
 pub(crate) const NETWORK_POLICY: &[Column] =
@@ -14,7 +14,7 @@ pub(crate) fn network_policy(object: &Value, now: Timestamp) -> Vec<Value> {
         Ok(selector) if !selector.is_empty() => selector.to_string(),
         Ok(_) | Err(_) => "<none>".to_owned(),
     };
-    vec![name(object), selector.into(), created(object, now)]
+    vec![name(object), selector.into(), age_cell(object, now)]
 }
 
 pub(crate) const INGRESS: &[Column] = &[
@@ -34,7 +34,14 @@ pub(crate) fn ingress(object: &Value, now: Timestamp) -> Vec<Value> {
         .collect::<Vec<_>>()
         .join(",");
     let ports = if items(&spec["tls"]).len() > 0 { "80, 443" } else { "80" };
-    vec![name(object), class.into(), hosts(spec).into(), addresses.into(), ports.into(), created(object, now)]
+    vec![
+        name(object),
+        class.into(),
+        hosts(spec).into(),
+        addresses.into(),
+        ports.into(),
+        age_cell(object, now),
+    ]
 }
 
 fn hosts(spec: &Value) -> String {
@@ -65,14 +72,14 @@ pub(crate) fn ingress_class(object: &Value, now: Timestamp) -> Vec<Value> {
         ("", kind) => format!("{kind}/{}", text("name")),
         (group, kind) => format!("{kind}.{group}/{}", text("name")),
     };
-    vec![name(object), object["spec"]["controller"].clone(), shown.into(), created(object, now)]
+    vec![name(object), object["spec"]["controller"].clone(), shown.into(), age_cell(object, now)]
 }
 
 pub(crate) const SERVICE_CIDR: &[Column] = &[NAME, string("CIDRs", "The ranges of service addresses."), AGE];
 
 pub(crate) fn service_cidr(object: &Value, now: Timestamp) -> Vec<Value> {
     let all: Vec<&str> = items(&object["spec"]["cidrs"]).filter_map(Value::as_str).collect();
-    vec![name(object), all.join(",").into(), created(object, now)]
+    vec![name(object), all.join(",").into(), age_cell(object, now)]
 }
 
 pub(crate) const IP_ADDRESS: &[Column] = &[NAME, string("ParentRef", "The object that has the address.")];

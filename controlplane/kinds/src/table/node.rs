@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, items, length, name, string, wide};
+use super::{AGE, Column, NAME, age_cell, integer, items, length, name, string, wide};
 
 const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
 
@@ -34,7 +34,7 @@ pub(crate) fn cells(node: &Value, now: Timestamp) -> Vec<Value> {
         name(node),
         readiness(node).into(),
         roles(node).into(),
-        created(node, now),
+        age_cell(node, now),
         info["kubeletVersion"].clone(),
         address("InternalIP"),
         address("ExternalIP"),
@@ -58,7 +58,7 @@ pub(crate) const CSI_NODE: &[Column] =
     &[NAME, integer("Drivers", "Number of storage drivers on the node."), AGE];
 
 pub(crate) fn csi_node(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), length(&object["spec"]["drivers"]), created(object, now)]
+    vec![name(object), length(&object["spec"]["drivers"]), age_cell(object, now)]
 }
 
 fn readiness(node: &Value) -> String {

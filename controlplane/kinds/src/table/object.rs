@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, length, name, string};
+use super::{AGE, Column, NAME, age_cell, items, length, name, string};
 
 pub(crate) const NAMESPACE: &[Column] = &[NAME, string("Status", "Whether the namespace is in use."), AGE];
 
 pub(crate) fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), object["status"]["phase"].clone(), created(object, now)]
+    vec![name(object), object["status"]["phase"].clone(), age_cell(object, now)]
 }
 
 pub(crate) const COMPONENT_STATUS: &[Column] = &[
@@ -34,25 +34,25 @@ pub(crate) const CONFIG_MAP: &[Column] = &[NAME, string("Data", "Number of entri
 pub(crate) fn config_map(object: &Value, now: Timestamp) -> Vec<Value> {
     let count =
         length(&object["data"]).as_u64().unwrap_or(0) + length(&object["binaryData"]).as_u64().unwrap_or(0);
-    vec![name(object), count.into(), created(object, now)]
+    vec![name(object), count.into(), age_cell(object, now)]
 }
 
 pub(crate) const SECRET: &[Column] =
     &[NAME, string("Type", "Type of the secret."), string("Data", "Number of entries."), AGE];
 
 pub(crate) fn secret(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), object["type"].clone(), length(&object["data"]), created(object, now)]
+    vec![name(object), object["type"].clone(), length(&object["data"]), age_cell(object, now)]
 }
 
 pub(crate) const SERVICE_ACCOUNT: &[Column] = &[NAME, AGE];
 
 pub(crate) fn service_account(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), created(object, now)]
+    vec![name(object), age_cell(object, now)]
 }
 
 pub(crate) const LEASE: &[Column] = &[NAME, string("Holder", "Holder of the lease."), AGE];
 
 pub(crate) fn lease(object: &Value, now: Timestamp) -> Vec<Value> {
     let holder = object["spec"]["holderIdentity"].as_str().unwrap_or_default();
-    vec![name(object), holder.into(), created(object, now)]
+    vec![name(object), holder.into(), age_cell(object, now)]
 }

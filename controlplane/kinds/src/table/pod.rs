@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::age::age;
-use super::{AGE, Column, NAME, created, items, name, or_none, string, wide};
+use super::{AGE, Column, NAME, age_cell, items, name, or_none, string, wide};
 
 pub(crate) const COLUMNS: &[Column] = &[
     NAME,
@@ -47,7 +47,7 @@ pub(crate) fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {
         format!("{}/{}", summary.ready, summary.total).into(),
         summary.reason.into(),
         restarts.into(),
-        created(pod, now),
+        age_cell(pod, now),
         or_none(pod_ip(status)),
         or_none(&spec["nodeName"]),
         or_none(&status["nominatedNodeName"]),

@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, or_none, string};
+use super::{AGE, Column, NAME, age_cell, items, name, or_none, string};
 
 pub(crate) const WORKLOAD: &[Column] = &[NAME, AGE];
 
 pub(crate) fn workload(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), created(object, now)]
+    vec![name(object), age_cell(object, now)]
 }
 
 pub(crate) const POD_GROUP: &[Column] = &[
@@ -23,7 +23,7 @@ pub(crate) fn pod_group(object: &Value, now: Timestamp) -> Vec<Value> {
     let spec = &object["spec"];
     let policy = if spec["schedulingPolicy"]["gang"].is_null() { "Basic" } else { "Gang" };
     let workload = &spec["podGroupTemplateRef"]["workload"]["workloadName"];
-    vec![name(object), policy.into(), or_none(workload), status(object).into(), created(object, now)]
+    vec![name(object), policy.into(), or_none(workload), status(object).into(), age_cell(object, now)]
 }
 
 /// A disruption takes precedence over the state of scheduling.

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, name, string};
+use super::{AGE, Column, NAME, age_cell, integer, name, string};
 
 pub(crate) const PRIORITY_CLASS: &[Column] = &[
     NAME,
@@ -18,7 +18,7 @@ pub(crate) fn priority_class(object: &Value, now: Timestamp) -> Vec<Value> {
         name(object),
         object["value"].as_i64().unwrap_or(0).into(),
         object["globalDefault"].as_bool().unwrap_or(false).into(),
-        created(object, now),
+        age_cell(object, now),
         object["preemptionPolicy"].as_str().unwrap_or_default().into(),
     ]
 }
@@ -27,7 +27,7 @@ pub(crate) const RUNTIME_CLASS: &[Column] =
     &[NAME, string("Handler", "Configuration of the runtime that runs the pods."), AGE];
 
 pub(crate) fn runtime_class(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), object["handler"].as_str().unwrap_or_default().into(), created(object, now)]
+    vec![name(object), object["handler"].as_str().unwrap_or_default().into(), age_cell(object, now)]
 }
 
 pub(crate) const RESOURCE_QUOTA: &[Column] = &[
@@ -46,5 +46,5 @@ pub(crate) fn resource_quota(object: &Value, now: Timestamp) -> Vec<Value> {
     }
     requests.sort_unstable();
     limits.sort_unstable();
-    vec![name(object), requests.join(", ").into(), limits.join(", ").into(), created(object, now)]
+    vec![name(object), requests.join(", ").into(), limits.join(", ").into(), age_cell(object, now)]
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, string, wide};
+use super::{AGE, Column, NAME, age_cell, items, name, string, wide};
 
 pub(crate) const BINDING: &[Column] = &[
     NAME,
@@ -26,5 +26,5 @@ pub(crate) fn binding(object: &Value, now: Timestamp) -> Vec<Value> {
         names.collect::<Vec<_>>().join(", ").into()
     };
     let [users, groups, accounts] = ["User", "Group", "ServiceAccount"].map(of_kind);
-    vec![name(object), role.into(), created(object, now), users, groups, accounts]
+    vec![name(object), role.into(), age_cell(object, now), users, groups, accounts]
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, or_none, string, wide};
+use super::{AGE, Column, NAME, age_cell, items, name, or_none, string, wide};
 use coracle_values::label_selector::LabelSelector;
 
 /// Number of addresses that are shown before "+ N more...".
@@ -30,7 +30,7 @@ pub(crate) fn cells(service: &Value, now: Timestamp) -> Vec<Value> {
         or_none(cluster_ip),
         external(service).into(),
         joined(items(&spec["ports"]).map(port)).into(),
-        created(service, now),
+        age_cell(service, now),
         if selector.is_empty() { "<none>".into() } else { selector.to_string().into() },
     ]
 }
@@ -80,7 +80,7 @@ pub(crate) fn endpoints(object: &Value, now: Timestamp) -> Vec<Value> {
             }
         }
     }
-    vec![name(object), shortened(&all, "<none>").into(), created(object, now)]
+    vec![name(object), shortened(&all, "<none>").into(), age_cell(object, now)]
 }
 
 fn host_port(ip: &str, port: i64) -> String {
@@ -120,6 +120,6 @@ pub(crate) fn endpoint_slice(object: &Value, now: Timestamp) -> Vec<Value> {
         object["addressType"].clone(),
         shortened(&ports, "<unset>").into(),
         shortened(&addresses, "<unset>").into(),
-        created(object, now),
+        age_cell(object, now),
     ]
 }

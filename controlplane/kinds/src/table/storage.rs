@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, boolean, created, items, name, string, wide};
+use super::{AGE, Column, NAME, age_cell, boolean, items, name, string, wide};
 
 /// The annotation that marks the default storage class.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
@@ -40,7 +40,7 @@ pub(crate) fn volume(object: &Value, now: Timestamp) -> Vec<Value> {
         text(&spec["storageClassName"]),
         unset(&spec["volumeAttributesClassName"]),
         text(&status["reason"]),
-        created(object, now),
+        age_cell(object, now),
         unset(&spec["volumeMode"]),
     ]
 }
@@ -69,7 +69,7 @@ pub(crate) fn claim(object: &Value, now: Timestamp) -> Vec<Value> {
         when_bound(modes(&status["accessModes"])),
         text(&spec["storageClassName"]),
         unset(&spec["volumeAttributesClassName"]),
-        created(object, now),
+        age_cell(object, now),
         unset(&spec["volumeMode"]),
     ]
 }
@@ -94,7 +94,7 @@ pub(crate) fn class(object: &Value, now: Timestamp) -> Vec<Value> {
         text(&object["reclaimPolicy"]),
         text(&object["volumeBindingMode"]),
         object["allowVolumeExpansion"].as_bool().unwrap_or(false).into(),
-        created(object, now),
+        age_cell(object, now),
     ]
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn attachment(object: &Value, now: Timestamp) -> Vec<Value> {
         text(&spec["source"]["persistentVolumeName"]),
         text(&spec["nodeName"]),
         flag(&object["status"]["attached"], false),
-        created(object, now),
+        age_cell(object, now),
     ]
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn csi_driver(object: &Value, now: Timestamp) -> Vec<Value> {
         tokens.into(),
         flag(&spec["requiresRepublish"], false),
         if modes.is_empty() { "<none>".into() } else { modes.into() },
-        created(object, now),
+        age_cell(object, now),
     ]
 }
 
@@ -154,7 +154,7 @@ pub(crate) const ATTRIBUTES_CLASS: &[Column] =
     &[NAME, string("DriverName", "The driver that applies the attributes."), AGE];
 
 pub(crate) fn attributes_class(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), text(&object["driverName"]), created(object, now)]
+    vec![name(object), text(&object["driverName"]), age_cell(object, now)]
 }
 
 fn flag(value: &Value, default: bool) -> Value {

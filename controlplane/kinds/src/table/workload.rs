@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, items, name, string, wide};
+use super::{AGE, Column, NAME, age_cell, integer, items, name, string, wide};
 use coracle_values::label_selector::LabelSelector;
 
 pub(super) const CONTAINERS: Column = wide(string("Containers", "Names of the template's containers."));
@@ -29,7 +29,7 @@ pub(crate) fn deployment(object: &Value, now: Timestamp) -> Vec<Value> {
         format!("{ready}/{}", spec["replicas"].as_i64().unwrap_or(0)).into(),
         count(&status["updatedReplicas"]),
         count(&status["availableReplicas"]),
-        created(object, now),
+        age_cell(object, now),
     ];
     cells.extend(template(spec));
     cells
@@ -40,7 +40,7 @@ pub(super) const SCALE: &[Column] =
 
 pub(super) fn scale(object: &Value, now: Timestamp) -> Vec<Value> {
     let replicas = |part: &str| count(&object[part]["replicas"]);
-    vec![name(object), replicas("spec"), replicas("status"), created(object, now)]
+    vec![name(object), replicas("spec"), replicas("status"), age_cell(object, now)]
 }
 
 pub(crate) const REPLICA_SET: &[Column] = &[
@@ -61,7 +61,7 @@ pub(crate) fn replica_set(object: &Value, now: Timestamp) -> Vec<Value> {
         count(&spec["replicas"]),
         count(&status["replicas"]),
         count(&status["readyReplicas"]),
-        created(object, now),
+        age_cell(object, now),
     ];
     cells.extend(template(spec));
     cells
@@ -83,7 +83,7 @@ pub(crate) fn stateful_set(object: &Value, now: Timestamp) -> Vec<Value> {
     let number = |value: &Value| value.as_i64().unwrap_or(0);
     let ready = format!("{}/{}", number(&status["readyReplicas"]), number(&spec["replicas"]));
     let [containers, images, _] = template(spec);
-    vec![name(object), ready.into(), created(object, now), containers, images]
+    vec![name(object), ready.into(), age_cell(object, now), containers, images]
 }
 
 pub(crate) const DAEMON_SET: &[Column] = &[
@@ -110,7 +110,7 @@ pub(crate) fn daemon_set(object: &Value, now: Timestamp) -> Vec<Value> {
         count(&status["updatedNumberScheduled"]),
         count(&status["numberAvailable"]),
         labels(&spec["template"]["spec"]["nodeSelector"]),
-        created(object, now),
+        age_cell(object, now),
     ];
     cells.extend(template(spec));
     cells
@@ -157,7 +157,7 @@ pub(crate) fn controller_revision(object: &Value, now: Timestamp) -> Vec<Value> 
             }
         },
     );
-    vec![name(object), owner.into(), count(&object["revision"]), created(object, now)]
+    vec![name(object), owner.into(), count(&object["revision"]), age_cell(object, now)]
 }
 
 fn count(value: &Value) -> Value {

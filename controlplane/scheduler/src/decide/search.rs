@@ -102,7 +102,7 @@ impl<'a> Search<'_, 'a> {
             }
         };
         if outcome.is_ok() && self.reads_others {
-            let refusal = refuse_by_others(profile, prepared, (node, self.snapshot))
+            let refusal = refuse_by_others(profile, prepared, node, self.snapshot)
                 .map_err(|why| filter_failed(&why))?;
             outcome = refusal.map_or(outcome, Err);
         }

@@ -46,7 +46,7 @@ async fn wait_until_ready(devices: &Devices, claims: &[Key], timeout: SignedDura
     let limit = Timestamp::now().checked_add(timeout).unwrap_or(Timestamp::MAX);
     loop {
         changes.borrow_and_update();
-        let (waits_for, left) = match devices.readiness(claims, timeout, (Timestamp::now(), limit))? {
+        let (waits_for, left) = match devices.readiness(claims, timeout, Timestamp::now(), limit)? {
             Readiness::Ready => return Ok(()),
             Readiness::Waits { claim, left } => (claim, left),
         };
@@ -91,7 +91,8 @@ impl Devices {
         &self,
         claims: &[Key],
         timeout: SignedDuration,
-        (now, limit): (Timestamp, Timestamp),
+        now: Timestamp,
+        limit: Timestamp,
     ) -> Result<Readiness, String> {
         let state = self.lock();
         for key in claims {
@@ -269,7 +270,7 @@ mod tests {
         let devices = Devices::default();
         let keys = [claim(&[]).key()];
         let readiness =
-            |time: &str| devices.readiness(&keys, DEVICE_TIMEOUT, (time.parse().unwrap(), Timestamp::MAX));
+            |time: &str| devices.readiness(&keys, DEVICE_TIMEOUT, time.parse().unwrap(), Timestamp::MAX);
         assert!(readiness("2026-01-01T00:04:00Z").unwrap_err().contains("not found"));
         devices.lock().put_claim(claim(&[]));
         let left = Duration::from_secs(360);
@@ -366,9 +367,6 @@ mod tests {
         let (keys, now) = ([written.key()], Timestamp::now());
         assert!(devices.has_conditions(&keys));
         let limit = now.checked_add(DEVICE_TIMEOUT).unwrap();
-        assert!(matches!(
-            devices.readiness(&keys, DEVICE_TIMEOUT, (now, limit)),
-            Ok(Readiness::Waits { .. })
-        ));
+        assert!(matches!(devices.readiness(&keys, DEVICE_TIMEOUT, now, limit), Ok(Readiness::Waits { .. })));
     }
 }

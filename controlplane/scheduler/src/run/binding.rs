@@ -50,8 +50,8 @@ impl Binding {
     pub(super) async fn run(self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<(), BindError> {
         let profile = pod.scheduler();
         let pre_bind = self.pre_bind(pod, node, reserved);
-        self.metrics.measure((ExtensionPoint::PreBind, profile), pre_bind).await?;
-        self.metrics.measure((ExtensionPoint::Bind, profile), self.bind(pod, node)).await
+        self.metrics.measure(ExtensionPoint::PreBind, profile, pre_bind).await?;
+        self.metrics.measure(ExtensionPoint::Bind, profile, self.bind(pod, node)).await
     }
 
     async fn pre_bind(&self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<(), BindError> {

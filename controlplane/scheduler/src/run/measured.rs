@@ -16,7 +16,7 @@ impl Scheduler {
     /// Searches the best node for a pod.
     pub(super) fn search(&mut self, pod: &Pod, profile: &Profile) -> Result<String, Unschedulable> {
         let metrics = &self.config.metrics;
-        let ran = |point, result, start| metrics.ran(point, result, (pod.scheduler(), start));
+        let ran = |point, result, start| metrics.ran(point, result, pod.scheduler(), start);
         decide_measured(pod, profile, &mut self.snapshot, ran)
     }
 

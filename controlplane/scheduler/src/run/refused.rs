@@ -26,7 +26,7 @@ impl Scheduler {
             metrics.preemption_attempted();
             let found = preempt(pod, profile, &mut self.snapshot, &refused.resolvable);
             let result = if found.is_ok() { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
-            metrics.ran(ExtensionPoint::PostFilter, result, (pod.scheduler(), start));
+            metrics.ran(ExtensionPoint::PostFilter, result, pod.scheduler(), start);
             found
         } else {
             Err(String::new())

@@ -107,7 +107,7 @@ pub(super) fn load(path: &Path, former: &[Rule]) -> Result<Vec<Rule>, Error> {
             let at = |reason: String| at(format!("providers[{index}].{reason}"));
             let provider = match entry.read().map_err(at)? {
                 Parsed::Ready(provider) => Arc::new(provider),
-                Parsed::Kms(settings) => kms(settings, (&mut known, &mut names), at)?,
+                Parsed::Kms(settings) => kms(settings, &mut known, &mut names, at)?,
             };
             providers.push(provider);
         }
@@ -116,10 +116,12 @@ pub(super) fn load(path: &Path, former: &[Rule]) -> Result<Vec<Rule>, Error> {
     Ok(rules)
 }
 
-/// The plugin with these settings. Resources share it, and a reload reuses it.
+/// The plugin with these settings. Resources share it, and a reload reuses it. `known`: the providers of the former
+/// file and of the entries above. `names`: the names of the plugins above.
 fn kms(
     settings: KmsSettings,
-    (known, names): (&mut Vec<Arc<Provider>>, &mut BTreeSet<String>),
+    known: &mut Vec<Arc<Provider>>,
+    names: &mut BTreeSet<String>,
     at: impl Fn(String) -> Error,
 ) -> Result<Arc<Provider>, Error> {
     let same = known.iter().find(|one| matches!(&***one, Provider::Kms(kms) if *kms.settings() == settings));

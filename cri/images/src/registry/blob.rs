@@ -183,14 +183,15 @@ impl<'a> Blob<'a> {
 
     /// The error of damaged spooled data.
     pub(crate) fn damaged(&self, source: io::Error) -> RegistryError {
-        RegistryError::Kept { digest: self.digest.into(), source }
+        RegistryError::DamagedSpool { digest: self.digest.into(), source }
     }
 
     /// Starts again from the beginning, at a host that may have better content. If there is none, returns the
     /// error with those of the other hosts.
     pub(crate) fn start_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         let wrong = matches!(error, RegistryError::Digest { .. });
-        let is_of_spool = matches!(error, RegistryError::Kept { .. }) || (self.has_spooled_data && wrong);
+        let is_of_spool =
+            matches!(error, RegistryError::DamagedSpool { .. }) || (self.has_spooled_data && wrong);
         if is_of_spool && self.damaged_spools < DAMAGED_SPOOLS_MAX {
             self.damaged_spools += 1;
             tracing::info!(digest = %self.digest, "spooled data of a layer is damaged: fetching it again");

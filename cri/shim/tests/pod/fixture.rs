@@ -27,6 +27,13 @@ pub(crate) struct Pod {
     pub(crate) mounts: BTreeSet<String>,
 }
 
+/// Starts the shim of a sandbox, with its state in `dir`.
+pub(crate) async fn spawn(dir: &Path, config: SandboxConfig) -> Shim {
+    let (program, timeouts) = (std::env::current_exe().unwrap(), crate::shim_client::Timeouts::default());
+    let (shim, _) = Shim::spawn(&program, &dir.join("shim"), config, timeouts).await.unwrap();
+    shim
+}
+
 // === impl Pod ===
 
 impl Pod {
@@ -41,14 +48,7 @@ impl Pod {
         let mut config = config(&dir, &cgroup);
         change(&mut config);
         let began = Instant::now();
-        let (shim, _) = Shim::spawn(
-            &std::env::current_exe().unwrap(),
-            &dir.join("shim"),
-            config,
-            crate::shim_client::Timeouts::default(),
-        )
-        .await
-        .unwrap();
+        let shim = spawn(&dir, config).await;
         println!("  spawn {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
         let events = shim.events().unwrap();
         Self { dir, shim, events, cgroup, mounts }

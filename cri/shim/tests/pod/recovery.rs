@@ -35,14 +35,7 @@ pub(crate) async fn client(dir: PathBuf) -> ExitCode {
     let cgroup = format!("/{}", dir.file_name().unwrap().to_string_lossy());
     fixture::make_lower(&dir);
     let config = fixture::config(&dir, &cgroup);
-    let (shim, _) = Shim::spawn(
-        &std::env::current_exe().unwrap(),
-        &dir.join("shim"),
-        config,
-        crate::shim_client::Timeouts::default(),
-    )
-    .await
-    .unwrap();
+    let shim = fixture::spawn(&dir, config).await;
     let spec = fixture::spec(shim.pid(), &format!("{cgroup}/c"), "echo up; sleep 0.5; echo still; exit 8");
     shim.create(fixture::create_request(&dir, "c", &spec)).await.unwrap();
     shim.start("c").await.unwrap();
