@@ -8,7 +8,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -17,8 +17,6 @@ use nix::sys::stat::Mode;
 
 /// The executable of this process, which is also the shim's, except in tests.
 pub(crate) const OWN_EXECUTABLE: &str = "/proc/self/exe";
-/// Directory of the descriptors of the process that uses it.
-const DESCRIPTORS: &str = "/proc/self/fd";
 
 /// The executable of shims.
 #[derive(Debug)]
@@ -57,12 +55,7 @@ fn read_only(program: &Path) -> io::Result<OwnedFd> {
 }
 
 fn by_descriptor(file: &OwnedFd) -> PathBuf {
-    format!("{DESCRIPTORS}/{}", file.as_raw_fd()).into()
-}
-
-/// The descriptor by which a program's path names it, if it does. A process needs the descriptor to execute the program.
-pub(crate) fn descriptor_of(program: &Path) -> Option<RawFd> {
-    program.strip_prefix(DESCRIPTORS).ok()?.to_str()?.parse().ok()
+    format!("{}/{}", coracle_open_files::DIRECTORY, file.as_raw_fd()).into()
 }
 
 fn copy_mount(program: &Path) -> io::Result<OwnedFd> {

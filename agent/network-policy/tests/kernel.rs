@@ -16,7 +16,7 @@ use coracle_network_policy::{
     ClusterKind, ClusterPolicy, ConnectionCounts, Effect, Enforcer, Model, PodFacts, mark_connections,
 };
 use coracle_nft::{Attributes, Channel, Verb, kind_of};
-use coracle_testing::{is_to_be_killed, run_until_killed};
+use coracle_testing::{bind_udp, is_to_be_killed, run_until_killed};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
@@ -69,7 +69,7 @@ impl Pod {
         [0, 1].map(|family| {
             let to = SocketAddr::new(other.ips[family], port);
             let socket = other.within(move || {
-                let socket = UdpSocket::bind(to).unwrap();
+                let socket = bind_udp(to);
                 socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
                 socket
             });
@@ -274,7 +274,7 @@ impl Connection {
     fn open(client: &Pod, server: &Pod, family: usize) -> Self {
         let [from, to] = [client, server].map(|pod| SocketAddr::new(pod.ips[family], 0));
         let bound = move |address: SocketAddr| {
-            let socket = UdpSocket::bind(address).unwrap();
+            let socket = bind_udp(address);
             socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
             socket
         };

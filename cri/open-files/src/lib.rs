@@ -9,10 +9,14 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
+
+/// Directory of the descriptors of the process that uses it.
+pub const DIRECTORY: &str = "/proc/self/fd";
 
 /// The soft limit with which this process was started.
 static ORIGINAL_LIMIT: OnceLock<rlim_t> = OnceLock::new();
@@ -38,6 +42,12 @@ const FIRST: RawFd = 3;
 /// The error of close_range(2).
 pub fn mark_inherited_close_on_exec() -> io::Result<()> {
     close_range(FIRST, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC)
+}
+
+/// The descriptor by which a path names an open file, if it does. A process needs this descriptor to open the path.
+#[must_use]
+pub fn descriptor_of(path: &Path) -> Option<RawFd> {
+    path.strip_prefix(DIRECTORY).ok()?.to_str()?.parse().ok()
 }
 
 /// Gives the calling thread a descriptor table of its own, which has the standard streams and `keep` only. A program that

@@ -22,7 +22,6 @@ use tokio::time::timeout;
 use super::error::{Error, ErrorKind};
 use super::timeouts::Timeouts;
 use crate::pidfd;
-use crate::shim_program::descriptor_of;
 
 /// File name of the configuration in a shim's directory.
 const CONFIG: &str = "shim.pb";
@@ -185,7 +184,7 @@ fn start_detached(
     let (child, children) = mpsc::channel();
     let (done, results) = mpsc::channel();
     let started = STARTERS.run(move || {
-        if let Err(error) = coracle_open_files::detach_thread(descriptor_of(&binary)) {
+        if let Err(error) = coracle_open_files::detach_thread(coracle_open_files::descriptor_of(&binary)) {
             // Then the child copies all descriptors of the process.
             tracing::debug!(error = %error, "cannot detach the descriptors of a thread");
         }

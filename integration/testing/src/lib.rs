@@ -14,6 +14,7 @@ mod killed;
 mod poll;
 mod skipped;
 mod suite;
+mod udp;
 
 pub use corpus::{corpus, replay_corpus};
 pub use criu::CRIU_STAND_IN;
@@ -21,3 +22,4 @@ pub use killed::{is_to_be_killed, run_until_killed};
 pub use poll::{Outcome, eventually, eventually_async, until, within, within_async};
 pub use skipped::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, record_skip, record_skipped_part, test_name};
 pub use suite::{Suite, Test};
+pub use udp::bind_udp;

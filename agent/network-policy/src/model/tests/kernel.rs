@@ -1,11 +1,12 @@
 //! After random changes and foreign flushes, the kernel's table equals a table that is written anew. Random packets
 //! between namespaces on one bridge have the verdict of the policies.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use coracle_testing::bind_udp;
 use nix::sched::{CloneFlags, unshare};
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -103,12 +104,12 @@ impl Host {
         let (from, to) = (SocketAddr::new(packet.from, from_port), SocketAddr::new(packet.to, packet.port));
         let (wait, tries) = if is_expected { (ARRIVAL, TRIES) } else { (QUIET, 1) };
         let receiver = other.within(move || {
-            let socket = UdpSocket::bind(to).unwrap();
+            let socket = bind_udp(to);
             socket.set_read_timeout(Some(wait)).unwrap();
             socket
         });
         (0..tries).any(|_| {
-            self.within(move || drop(UdpSocket::bind(from).unwrap().send_to(b"packet", to)));
+            self.within(move || drop(bind_udp(from).send_to(b"packet", to)));
             receiver.recv(&mut [0; 8]).is_ok()
         })
     }
