@@ -238,6 +238,7 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
         ctx.operations().mounted(plugin, written.is_ok(), began.elapsed());
     }
     refresh::watch(ctx, pod, written?);
+    volumes.mounted.shrink_to_fit();
     Ok(volumes)
 }
 

@@ -1,6 +1,7 @@
 //! The properties of pods and nodes that policies refer to.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use coracle_values::label_selector::Labels;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -22,7 +23,8 @@ pub struct PodFacts {
     /// Unique id of the pod.
     pub uid: String,
     pub(crate) namespace: String,
-    pub(crate) labels: Labels,
+    /// Shared by the copies of the facts.
+    pub(crate) labels: Arc<Labels>,
     /// Addresses of the pod.
     pub ips: Vec<IpAddr>,
     /// Time of the pod's creation in seconds since 1970.
@@ -82,7 +84,7 @@ impl PodFacts {
         Some(Self {
             uid: meta.uid.clone()?,
             namespace: meta.namespace.clone()?,
-            labels: meta.labels.clone().unwrap_or_default(),
+            labels: Arc::new(meta.labels.clone().unwrap_or_default()),
             ips,
             created: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             sandbox: 0,
@@ -99,7 +101,7 @@ impl PodFacts {
         Some(Self {
             uid: node_uid(node.metadata.name.as_deref()?),
             namespace: NODES.to_owned(),
-            labels: node.metadata.labels.clone().unwrap_or_default(),
+            labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
             ips: addresses.into_iter().flatten().filter_map(|address| address.address.parse().ok()).collect(),
             created: 0,
             sandbox: 0,

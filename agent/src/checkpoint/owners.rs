@@ -8,14 +8,15 @@ use super::{Key, Kind};
 /// Reference counts of records.
 #[derive(Default)]
 pub(super) struct Owners {
-    by_pod: HashMap<String, HashSet<Key>>,
+    by_pod: HashMap<String, Box<[Key]>>,
     counts: HashMap<Key, usize>,
 }
 
 impl Owners {
     /// Sets the records of a pod; returns those that no pod needs any more.
     pub(super) fn set(&mut self, uid: &str, keys: Vec<Key>) -> Vec<Key> {
-        let keys: HashSet<Key> = keys.into_iter().collect();
+        let distinct: HashSet<Key> = keys.into_iter().collect();
+        let keys: Box<[Key]> = distinct.into_iter().collect();
         for key in &keys {
             *self.counts.entry(key.clone()).or_default() += 1;
         }

@@ -231,7 +231,7 @@ impl Sync {
     fn start(&mut self, uid: String, desired: DesiredPod, verdict: Option<Verdict>, start_time: Timestamp) {
         let wake = Arc::new(Notify::new());
         let (sender, receiver) = watch::channel(desired);
-        let start = worker::WorkerStart {
+        let start = Box::new(worker::WorkerStart {
             node: Arc::clone(&self.node),
             uid: uid.clone(),
             desired: receiver,
@@ -239,7 +239,7 @@ impl Sync {
             verdict,
             start_time,
             received: (!self.adopted.contains(&uid)).then(Instant::now),
-        };
+        });
         self.handles.insert(uid.clone(), Handle { desired: sender, wake });
         self.workers.spawn(async move {
             worker::run(start).await;

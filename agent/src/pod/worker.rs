@@ -121,12 +121,14 @@ struct RunningJob {
 }
 
 /// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
-pub(crate) async fn run(start: WorkerStart) {
+///
+/// The arguments are in a box: a future keeps the places of its arguments for as long as it lives.
+pub(crate) async fn run(start: Box<WorkerStart>) {
     let wake = Arc::clone(&start.wake);
     if let Some(received) = start.received {
         start.node.metrics.worker_started(received.elapsed());
     }
-    let mut worker = Worker::new(start);
+    let mut worker = Worker::new(*start);
     let mut job: Option<RunningJob> = None;
     while !worker.finished {
         let due = {
