@@ -87,7 +87,8 @@ pub(super) async fn write(
 
 /// Starts the pod's task, or replaces the one of an older version of the pod.
 pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
-    let Written { sources, mut triggers } = written;
+    let Written { mut sources, mut triggers } = written;
+    sources.shrink_to_fit();
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let mut refreshing = lock(&ctx.shared.refreshing);
     if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| have_same_files(&held.pod.borrow(), pod))
