@@ -15,6 +15,7 @@
 mod backoff;
 mod config;
 mod error;
+mod json;
 mod lines;
 mod object;
 mod page;
@@ -76,7 +77,7 @@ impl<K: Resource + DeserializeOwned> Watch<K> {
             RawEvent::InitDone => Event::InitDone,
             // A list without this object would count as its deletion.
             RawEvent::InitApply(object) => Event::InitApply(
-                serde_json::from_slice(&object).map_err(|error| self.raw.fail_list(Error::Object(error)))?,
+                json::decode(&object).map_err(|error| self.raw.fail_list(Error::Object(error)))?,
             ),
             // The next events are delivered: they may be of other objects.
             RawEvent::Apply(object) => Event::Apply(self.changed(&object)?),
@@ -86,8 +87,7 @@ impl<K: Resource + DeserializeOwned> Watch<K> {
 
     /// Decodes a changed object. The watch continues after its version.
     fn changed(&mut self, object: &[u8]) -> Result<K, Error> {
-        let object: K =
-            serde_json::from_slice(object).map_err(|error| self.raw.fail(Error::Object(error)))?;
+        let object: K = json::decode(object).map_err(|error| self.raw.fail(Error::Object(error)))?;
         match object.meta().resource_version.as_deref() {
             Some(version) if !version.is_empty() => self.raw.set_version(version),
             _ => return Err(self.raw.fail_list(Error::NoVersion)),

@@ -14,6 +14,7 @@ use tokio::time::Sleep;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::json;
 use crate::page::Page;
 use crate::request::Target;
 use crate::response::{Read, Response};
@@ -277,7 +278,7 @@ impl RawWatch {
             Ok(line) => line,
             Err(error) => {
                 // A proxy may end a response with a status.
-                let status = serde_json::from_slice::<Status>(text).ok().filter(|status| status.code != 0);
+                let status = json::decode::<Status>(text).ok().filter(|status| status.code != 0);
                 return Err(status.map_or(Error::Invalid(error), |status| Error::Ended(Box::new(status))));
             }
         };
@@ -293,7 +294,7 @@ impl RawWatch {
                 None
             }
             Kind::Error => {
-                let status: Status = serde_json::from_slice(&object).map_err(Error::Invalid)?;
+                let status: Status = json::decode(&object).map_err(Error::Invalid)?;
                 return Err(Error::Ended(Box::new(status)));
             }
         };

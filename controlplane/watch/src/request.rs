@@ -11,6 +11,7 @@ use kube::core::Status;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::json;
 use crate::page::Page;
 
 /// Maximum bytes of the body of an error response.
@@ -81,7 +82,7 @@ async fn send(
         return Ok(response.into_body());
     }
     let body = collect(response.into_body(), STATUS_LIMIT).await.unwrap_or_default();
-    let status = serde_json::from_slice::<Status>(&body).ok().filter(|status| status.code != 0);
+    let status = json::decode::<Status>(&body).ok().filter(|status| status.code != 0);
     // A proxy may answer with text.
     let status = status.unwrap_or_else(|| {
         let text: String = String::from_utf8_lossy(&body).trim().chars().take(MESSAGE_MAX).collect();
