@@ -69,7 +69,7 @@ struct Queued {
 struct Link {
     /// Bytes of the queued events.
     queued: AtomicUsize,
-    /// Set when the collection adds the watcher.
+    /// It is set when the collection adds the watcher.
     registration: OnceLock<Registration>,
 }
 
@@ -257,8 +257,8 @@ impl Watchers {
         !self.of_nodes.is_empty()
     }
 
-    /// Visits the watchers that may select an object, and removes those for which `keep` returns false. `nodes`: the node
-    /// of a pod after and before a change.
+    /// Visits the watchers that may select an object, and removes the watchers for which `keep` returns false. `nodes`
+    /// has the node of a pod after and before a change.
     pub(super) fn retain_of(
         &mut self,
         key: &str,

@@ -123,7 +123,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
-        // Boxed: the future is large, and deletions are nested in other requests.
+        // The future is boxed, because it is large, and deletions are nested in other requests.
         Box::pin(admit(call, (name, &old), options)).await?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
