@@ -1,5 +1,5 @@
-//! Runs the control plane alone: `cargo run -p coracle-controlplane --example serve -- DIR ADDRESS`.
-//! For trying clients by hand; the product's own entry is `coracle controlplane`.
+//! Runs the control plane alone: `cargo run -p coracle-controlplane --example serve -- DIR ADDRESS`. It is for trying
+//! clients by hand. The product's own entry is `coracle controlplane`.
 
 use std::path::Path;
 

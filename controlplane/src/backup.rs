@@ -70,8 +70,8 @@ impl BackupFile {
     /// example by a timer, would replace it before it is complete.
     ///
     /// # Errors
-    /// [`BackupError::File`], also if another process writes a backup of this name. A path that is a device
-    /// or a link, such as `/dev/stdout`, is an error, because the backup would replace it.
+    /// [`BackupError::File`], for example if another process writes a backup of this name. A path that is a device or a
+    /// link, such as `/dev/stdout`, is an error, because the backup would replace it.
     pub fn create(path: &Path) -> Result<Self, BackupError> {
         if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
             let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a regular file");
@@ -294,7 +294,7 @@ mod tests {
         let second = BackupFile::create(&path).unwrap();
         drop(first);
         assert!(path.exists() && partial.exists());
-        // An administrator removes the temporary file of a running backup, and starts another one.
+        // An administrator removes the temporary file of a running backup, and starts another backup.
         fs::remove_file(&partial).unwrap();
         let third = BackupFile::create(&path).unwrap();
         drop(second);

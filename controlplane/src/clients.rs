@@ -23,8 +23,8 @@ use crate::{
 pub struct ExternalServer {
     /// A client with the permissions of controllers and scheduler.
     pub client: Client,
-    /// Directory with `ca.crt` and `ca.key`, and with `sa.key` for tokens in Secrets. `None`: certificate signing
-    /// requests are not signed, and the certificate of the authority is not published.
+    /// Directory with `ca.crt` and `ca.key`, and with `sa.key` for tokens in Secrets. If it is `None`, certificate
+    /// signing requests are not signed, and the certificate of the authority is not published.
     pub pki_dir: Option<PathBuf>,
 }
 

@@ -183,7 +183,7 @@ async fn controllers_killed_at_any_write_create_no_pod_twice_and_leave_none() {
     cluster.delete(&format!("{APPS}/daemonsets/agent?propagationPolicy=Foreground")).await;
     cluster.until(updated).await;
 
-    // The namespace controller deletes the objects of each kind, also of kinds without objects. A process with fewer
+    // The namespace controller sends a deletion for each kind, even if the kind has no objects. A process with fewer
     // writes would never reach the last kind.
     cluster.set_steps(200);
     cluster.delete("/api/v1/namespaces/n").await;
@@ -333,7 +333,7 @@ async fn random_operations_with_killed_controllers_end_with_exact_counts() {
                 assert_eq!(cluster.created_of("n", &format!("Job/{name}")), 2, "pods of job {name} in total");
                 cluster.delete(&format!("{BATCH}/jobs/{name}?propagationPolicy=Background")).await;
             }
-            // Events live for an hour, so those of a long run would take much memory.
+            // Events live for an hour, so the events of a long run would take much memory.
             cluster.delete(&format!("{CORE}/events")).await;
         }
     }

@@ -3,7 +3,7 @@
 //! States: candidate, leader. A candidate reads the lease at each retry period. It takes a lease that the holder has
 //! released, or has not renewed for the lease's duration on the candidate's own clock. A leader that cannot renew its
 //! lease within the deadline stops its work, before another server can start. A graceful stop releases the lease. The
-//! algorithm and the default durations are those of `client-go/tools/leaderelection`.
+//! algorithm and the default durations are taken from `client-go/tools/leaderelection`.
 
 mod plan;
 
@@ -130,7 +130,7 @@ impl Candidate {
         }
     }
 
-    /// Whether no other holder was seen.
+    /// Whether no other process was observed as the holder.
     fn may_hold(&self) -> bool {
         self.observation
             .as_ref()

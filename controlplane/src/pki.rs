@@ -1,8 +1,8 @@
 //! The cluster's certificates and keys: created at the first start, checked and completed at every start.
 //!
-//! Certificates are valid from one hour before their creation, because clocks differ, and for ten years, for machines
-//! without an administrator. A certificate that lacks an address, is of another CA, or expires soon is replaced by a new
-//! one of this CA.
+//! Certificates are valid from one hour before their creation, because clocks differ. They are valid for ten years,
+//! because some machines have no administrator. A certificate that lacks an address, is of another CA, or expires soon
+//! is replaced by a new certificate of this CA.
 
 mod file;
 mod leaf;
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn existing_certificates_are_kept_until_they_do_not_fit() {
+    fn existing_certificates_are_kept_while_they_match_the_leaf() {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::open(dir.path()).unwrap();
         let leaf = apiserver_leaf(&["host".into()], &["10.0.0.1".parse().unwrap()]);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn another_authority_makes_other_certificates() {
+    fn certificates_of_an_earlier_authority_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let leaf = Leaf::client("kubernetes-admin", Some("system:masters"));
         let first = Pki::open(dir.path()).unwrap().pair("admin", &leaf).unwrap();

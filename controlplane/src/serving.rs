@@ -1,7 +1,9 @@
-//! The serving certificates of the API server: its own one, and those of files, which are read again when they change.
+//! The serving certificates of the API server: its own certificate, and certificates from files. The files are read
+//! again when they change.
 //!
-//! A client that sends a server name gets the first certificate for that name. Other clients get the default one.
-//! The order of names is upstream's: `BuildNamedCertificates` of kube-apiserver, then `getCertificate` of Go's TLS.
+//! A client that sends a server name gets the first certificate for that name. Other clients get the default
+//! certificate. The order of names is upstream's: `BuildNamedCertificates` of kube-apiserver, then `getCertificate` of
+//! Go's TLS.
 
 use std::{
     fs::File,
@@ -38,16 +40,17 @@ const VERSIONS: [&str; 2] = ["VersionTLS12", "VersionTLS13"];
 static SINCE_12: [&SupportedProtocolVersion; 2] = [&TLS13, &TLS12];
 static SINCE_13: [&SupportedProtocolVersion; 1] = [&TLS13];
 
-/// TLS of the API server.
+/// TLS settings of the API server.
 #[derive(Clone, Debug, Default)]
 pub struct ServingOptions {
-    /// Certificate and key in place of those that the cluster's authority signs.
+    /// Files of the default certificate and its key. `None` for the certificate that the cluster's authority signs.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// Certificates for some server names.
     pub by_name: Vec<NamedCertificate>,
     /// Minimum version of TLS by upstream's name; empty for 1.2.
     pub min_version: String,
-    /// Cipher suites by their names in Go; empty for all supported ones. Those of TLS 1.3 are always in use, as in Go.
+    /// Cipher suites by their names in Go; empty for all supported ones. The suites of TLS 1.3 are always in use, as in
+    /// Go.
     pub cipher_suites: Vec<String>,
 }
 
@@ -58,7 +61,8 @@ pub struct NamedCertificate {
     pub certificate: PathBuf,
     /// File of the key.
     pub key: PathBuf,
-    /// Server names; `*` can be the first label. Empty: the common name and the DNS names of the certificate.
+    /// Server names; `*` can be the first label. If it is empty, the common name and the DNS names of the certificate
+    /// count.
     pub names: Vec<String>,
 }
 
@@ -149,7 +153,7 @@ fn go_name(name: &str) -> String {
 // === impl ServingCertificates ===
 
 impl ServingCertificates {
-    /// `own`: the certificate that is used if the options have none.
+    /// `own` is the certificate that is used if the options have none.
     pub(crate) fn open(own: &Pair, options: &ServingOptions) -> Result<Self, TlsError> {
         let default = match &options.certificate {
             Some((certificate, key)) => Slot::open(certificate, key, &[])?,
@@ -179,8 +183,9 @@ impl ServingCertificates {
         std::iter::once(&self.default).chain(&self.by_name)
     }
 
-    /// The certificate for a server name. An exact name goes before one with `*`, a configured name before the same
-    /// name in a certificate. If none is found, DNS names in certificates that have configured names count, too.
+    /// The certificate for a server name. An exact name takes precedence over a name with `*`, and a configured name
+    /// over the same name in a certificate. If no certificate is found, the DNS names in certificates with configured
+    /// names count, too.
     fn chosen(&self, name: Option<&str>) -> Arc<CertifiedKey> {
         let Some(name) = name.map(|name| name.trim_end_matches('.').to_ascii_lowercase()) else {
             return self.default.key();
@@ -188,7 +193,7 @@ impl ServingCertificates {
         let any = name.split_once('.').map_or_else(|| "*".to_owned(), |(_, domain)| format!("*.{domain}"));
         let by_name = |name: &String| {
             let configured = self.by_name.iter().find(|slot| slot.names.contains(name));
-            configured.or_else(|| self.by_name.iter().find(|slot| slot.is_for_own(name)))
+            configured.or_else(|| self.by_name.iter().find(|slot| slot.matches_unconfigured_names(name)))
         };
         let found = by_name(&name).or_else(|| by_name(&any));
         let found = found.or_else(|| self.slots().find(|slot| slot.certifies(&name) || slot.certifies(&any)));
@@ -216,7 +221,7 @@ impl Slot {
     }
 
     /// Whether the certificate has no configured names, and `name` is its common name or one of its DNS names.
-    fn is_for_own(&self, name: &str) -> bool {
+    fn matches_unconfigured_names(&self, name: &str) -> bool {
         let own = &self.read().names;
         self.names.is_empty() && (own.common.as_deref() == Some(name) || own.has_dns(name))
     }
@@ -231,7 +236,7 @@ impl Slot {
     }
 
     /// Reads the files again. While only one of the two files is changed, certificate and key do not match, and the
-    /// current ones stay. Returns whether the files were used.
+    /// current pair is kept. Returns whether the files were used.
     fn reload(&self) -> bool {
         let Some((certificate, key)) = &self.files else { return true };
         match Loaded::read(certificate, key) {
@@ -273,7 +278,7 @@ impl Loaded {
     }
 }
 
-/// The server names of a certificate. Addresses are left out: a client cannot send one as the server name.
+/// The server names of a certificate. Addresses are left out: a client cannot send an address as the server name.
 fn names(certificate: &CertificateDer<'_>) -> CertificateNames {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
         return CertificateNames::default();
@@ -397,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn cipher_suites_and_versions_are_those_of_the_library() {
+    fn only_cipher_suites_and_versions_of_the_library_are_accepted() {
         let of = |suites: &[&str], version: &str| ServingOptions {
             cipher_suites: suites.iter().map(|&suite| suite.to_owned()).collect(),
             min_version: version.to_owned(),

@@ -63,7 +63,7 @@ pub struct NodeIdentity {
 
 /// Starts the control plane. When this returns, the API server accepts requests. Cancelling `shutdown` stops it.
 ///
-/// Boxed: the caller is in another crate, which would otherwise compile the tasks of the control plane.
+/// The future is boxed, because the crate of the caller would otherwise compile the tasks of the control plane.
 ///
 /// # Errors
 /// [`Error`]. After an error nothing runs.

@@ -53,7 +53,7 @@ pub mod ttrpc {
     tonic::include_proto!("ttrpc");
 }
 
-/// Bytes that may not be UTF-8, as printable text.
+/// Serializes bytes, which need not be UTF-8, as printable text.
 fn as_text<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&String::from_utf8_lossy(bytes))
 }

@@ -31,11 +31,11 @@ pub enum ResultType {
 /// Compiles the expressions of one policy.
 #[derive(Debug)]
 pub struct Expressions {
-    /// With `authorizer`.
+    /// The environment with `authorizer`.
     full: Environment,
-    /// Without `authorizer`.
+    /// The environment without `authorizer`.
     message: Environment,
-    /// With `authorizer` and the types of patches.
+    /// The environment with `authorizer` and the types of patches.
     patch: Environment,
     shared: Shared,
 }
@@ -47,9 +47,9 @@ pub struct Input<'a> {
     pub request: &'a Value,
     /// The object; null for a deletion.
     pub object: &'a Value,
-    /// The stored object; null for a new one.
+    /// The stored object; null for a new object.
     pub old: &'a Value,
-    /// The namespace of the object; null for cluster-scoped ones.
+    /// The namespace of the object; null for a cluster-scoped object.
     pub namespace: &'a Value,
     /// The parameter; null if there is none.
     pub params: &'a Value,

@@ -5,19 +5,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::BUDGET;
 
 /// Maximum cost of all policies, bindings, parameters and match conditions of one request. Upstream limits only each
-/// evaluation, to [`BUDGET`], which is about a second. So the time of a request grows there with the number of
-/// policies.
+/// evaluation, to [`BUDGET`], which is about a second. There the time of a request grows with the number of policies.
 pub const REQUEST_BUDGET: u64 = 10 * BUDGET;
 
 /// The cost of the expressions of one request until now.
 #[derive(Debug, Default)]
 pub struct RequestCost {
     spent: AtomicU64,
-    /// The cost up to which an [`attempt`](Self::attempt) may evaluate; 0 without one.
+    /// The total cost at which the running [`attempt`](Self::attempt) ends; 0 if none is running.
     attempt_end: AtomicU64,
-    /// The attempt reached its limit.
+    /// Whether the attempt reached its limit.
     is_cut: AtomicBool,
-    /// The limit of the request has ended an evaluation.
+    /// Whether the limit of the request has ended an evaluation.
     is_exhausted: AtomicBool,
 }
 
@@ -40,7 +39,8 @@ impl RequestCost {
         self.spent.fetch_add(cost, Ordering::Relaxed);
     }
 
-    /// Evaluates expressions with at most this cost. None if that is not enough. The spent cost counts in both cases.
+    /// Evaluates expressions with at most the cost `limit`. `None` if this cost is not enough. The spent cost counts in
+    /// both cases.
     pub fn attempt<T>(&self, limit: u64, evaluate: impl FnOnce() -> T) -> Option<T> {
         self.is_cut.store(false, Ordering::Relaxed);
         self.attempt_end.store(self.spent().saturating_add(limit), Ordering::Relaxed);

@@ -39,8 +39,8 @@ pub struct ExpressionWarning {
 }
 
 /// Checks the validations and the message expressions of a policy's `spec` with the types of these kinds. `params` is
-/// the type of the parameters, None without a `paramKind`. Returns a warning for each expression that does not fit. The
-/// types of custom resources may be large, so the iterator yields one kind at a time.
+/// the type of the parameters, or `None` without a `paramKind`. Returns a warning for each expression that does not
+/// fit. The types of custom resources may be large, so the iterator yields one kind at a time.
 pub fn check_types(
     spec: &Value,
     kinds: impl IntoIterator<Item = TypedKind>,
@@ -104,14 +104,14 @@ impl Checker {
         environment
     }
 
-    /// The paragraph of a warning about an expression for one kind. None if the expression fits the kind, or if a limit
-    /// is reached.
+    /// The paragraph of a warning about an expression for one kind. `None` if the expression fits the kind, or if a
+    /// limit is reached.
     fn paragraph(&mut self, kind: &str, source: &str, environment: &Environment) -> Option<String> {
         self.may_compile(source).then_some(())?;
         let mut error = Program::compile(source, environment).err()?.to_string();
         error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
         let paragraph = format!("{kind}: {error}\n");
-        // A line end separates the paragraph from an earlier one.
+        // A line end separates the paragraph from an earlier paragraph.
         self.warnings_left = self.warnings_left.checked_sub(paragraph.len() + 1)?;
         Some(paragraph)
     }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_type_of_one_kind_is_in_memory_at_a_time() {
+    fn only_one_type_of_a_kind_is_in_memory_at_a_time() {
         let former = Cell::new(Weak::<ObjectType>::new());
         let kinds = ["A", "B", "C"].into_iter().map(|name| {
             assert!(former.take().upgrade().is_none(), "the former type before {name}");

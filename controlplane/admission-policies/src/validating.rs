@@ -39,7 +39,8 @@ struct Validation {
 pub struct Outcome {
     /// Failed validations, and errors if the failure policy is `Fail`.
     pub denials: Vec<Denial>,
-    /// Errors of audit annotations, if the failure policy is `Fail`. They deny the request for all actions of the binding.
+    /// Errors of audit annotations, if the failure policy is `Fail`. They deny the request whatever actions the binding
+    /// has.
     pub broken_annotations: Vec<String>,
     /// Audit annotations.
     pub annotations: Vec<(String, String)>,
@@ -179,7 +180,7 @@ impl Validation {
     }
 }
 
-/// Compiles the variables. The text is the error of the first one that does not compile.
+/// Compiles the variables. The text is the error of the first variable that does not compile.
 pub(crate) fn read_variables(spec: &Value, has_params: bool) -> (Expressions, Option<String>) {
     let mut expressions = Expressions::with_variables(has_params);
     let mut broken = None;

@@ -309,7 +309,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs the validating plugins for a valid object, except those of [`Admission::validate_before`].
+    /// Runs the validating plugins for a valid object, except the plugins of [`Admission::validate_before`].
     pub(crate) async fn validate_after(&self, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let mut measured = MeasuredStep::new(self, attributes, Step::Validate);
         for member in self.plugins.all().filter(|member| !member.plugin.precedes_validation()) {
@@ -351,7 +351,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Checks that the user has a permission in addition to that of the request.
+    /// Checks that the user has another permission in addition to the permission for the request.
     async fn authorize_also(&self, user: &User, verb: &str, resource: ResourceInfo) -> Result<()> {
         self.authorizers.authorize_also(&self.cache, user, verb, resource).await
     }

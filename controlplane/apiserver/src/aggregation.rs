@@ -131,7 +131,8 @@ impl Remote {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Keeps resources and documents of the former state, for a change of other fields such as priorities.
+    /// Takes over the resources and documents of `former`. It is called if only other fields have changed, such as
+    /// priorities.
     pub(crate) fn after(self, former: &Self) -> Self {
         let resources = Mutex::new(former.resources());
         Self { resources, documents: former.documents.clone(), ..self }

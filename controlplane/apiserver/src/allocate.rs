@@ -56,7 +56,7 @@ struct OldAllocation {
 }
 
 impl OldAllocation {
-    /// Reads the addresses and ports of a service. A service of type ExternalName has no allocated ones.
+    /// Reads the addresses and ports of a service. A service of type ExternalName has no allocated addresses.
     fn of(old: &Value) -> Self {
         if old["spec"]["type"] == "ExternalName" {
             return Self::default();
@@ -127,7 +127,7 @@ pub(crate) struct Allocator {
     pub(crate) ranges: ServiceRanges,
     /// Port range for node ports.
     node_ports: RangeInclusive<u16>,
-    /// Held while a service's addresses are allocated and stored.
+    /// It is held while a service's addresses are allocated and stored.
     lock: Arc<Mutex<()>>,
 }
 
@@ -205,7 +205,7 @@ impl Allocator {
         health_port(object, &used).map_err(|message| refuse("spec.healthCheckNodePort", message))
     }
 
-    /// The ranges for new addresses, the configured ones first.
+    /// The ranges for new addresses, the configured ranges first.
     fn usable_ranges(&self) -> Result<Vec<ServiceRange>> {
         let cidrs = self.cache.of(networking("ServiceCIDR")?)?;
         let cidrs = cidrs.lock();
@@ -214,8 +214,8 @@ impl Allocator {
     }
 }
 
-/// Sets the node ports that an update omits to those of the old ports with the same names. A node port that another
-/// port of the update has is not used. Source: `patchAllocatedValues` in `pkg/registry/core/service/storage`.
+/// Sets the node ports that an update omits to the node ports of the old ports with the same names. A node port that
+/// another port of the update has is not used. Source: `patchAllocatedValues` in `pkg/registry/core/service/storage`.
 fn keep_node_ports(new: &mut Value, old: &Value) {
     if !allocates_node_ports(new) || !allocates_node_ports(old) {
         return;
@@ -328,7 +328,8 @@ fn free_in_band(
     }
     let (first, span) = (band.start, band.end - band.start);
     let start = rand::rng().random_range(0..span);
-    // The number of candidates is that of used addresses plus one, so one candidate is free unless the band is full.
+    // The number of candidates is the number of used addresses plus one, so one candidate is free unless the band is
+    // full.
     let enough = u128::try_from(used.addresses()).unwrap_or(span).saturating_add(1);
     (0..span.min(enough))
         .filter_map(|step| range.nth(first + (start + step) % span))
@@ -340,14 +341,14 @@ fn has_node_ports(object: &Value) -> bool {
     matches!(object["spec"]["type"].as_str(), Some("NodePort" | "LoadBalancer"))
 }
 
-/// Whether a node port is allocated for ports without one.
+/// Whether node ports are allocated for ports that have no node port.
 fn allocates_node_ports(object: &Value) -> bool {
     let spec = &object["spec"];
     has_node_ports(object) && (spec["type"] == "NodePort" || spec["allocateLoadBalancerNodePorts"] != false)
 }
 
-/// Checks the requested node ports, and allocates the missing ones. Ports with the same number and different protocols
-/// share a node port. The error contains the index of the port. Source: `txnAllocNodePorts` in
+/// Checks the requested node ports, and allocates missing node ports. Ports with the same number and different
+/// protocols share a node port. The error contains the index of the port. Source: `txnAllocNodePorts` in
 /// `pkg/registry/core/service/storage/alloc.go`.
 fn ports(object: &mut Value, used: &mut UsedAllocations<'_>) -> std::result::Result<(), (usize, String)> {
     if !has_node_ports(object) {
@@ -389,7 +390,7 @@ fn needs_health_check(object: &Value) -> bool {
     object["spec"]["type"] == "LoadBalancer" && object["spec"]["externalTrafficPolicy"] == "Local"
 }
 
-/// Checks the requested health check port, or allocates one. It must differ from the node ports of the service.
+/// Checks the requested health check port, or allocates a port. It must differ from the node ports of the service.
 fn health_port(object: &mut Value, used: &UsedAllocations<'_>) -> std::result::Result<(), String> {
     if !needs_health_check(object) {
         return Ok(());

@@ -42,7 +42,7 @@ const MAX_ID: usize = 64;
 const MAX_USER_AGENT: usize = 1024;
 /// Maximum number of recorded client addresses.
 const MAX_ADDRESSES: usize = 16;
-/// Maximum bytes of a recorded response object. A larger one is omitted, and the event is annotated.
+/// Maximum bytes of a recorded response object. A larger object is omitted, and the event is annotated.
 const MAX_RESPONSE: usize = 3 << 20;
 /// Maximum time to write the last events when the server stops.
 const FLUSH_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
@@ -89,7 +89,7 @@ struct End(Arc<Record>);
 // === impl Auditor ===
 
 impl Auditor {
-    /// Creates the auditor, and starts the webhook backend if there is one.
+    /// Creates the auditor, and starts the webhook backend if it is configured.
     ///
     /// # Errors
     /// The kubeconfig file of the webhook cannot be used.
@@ -201,7 +201,7 @@ fn event(decision: &Decision, request: &Received<'_>) -> Event {
     event
 }
 
-/// The id that the client chose, or a new one.
+/// The id that the client chose, or a new id.
 fn id(headers: &HeaderMap) -> String {
     let chosen = headers.get(AUDIT_ID).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match chosen {
@@ -267,7 +267,7 @@ impl Record {
         self.decision.level == Level::RequestResponse
     }
 
-    /// Records the impersonated user. `constraint`: the verb of constrained impersonation; empty without one.
+    /// Records the impersonated user. `constraint` is the verb of constrained impersonation; empty for other requests.
     pub(crate) fn impersonates(&self, user: &User, constraint: &str) {
         let mut event = self.event();
         event.impersonated_user = Some(user_info(user));

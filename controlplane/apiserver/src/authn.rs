@@ -1,5 +1,5 @@
-//! Authentication: a chain of authenticators (`authn/`). The first one that recognizes the credential determines the
-//! user. A request without credentials is anonymous.
+//! Authentication: a chain of authenticators (`authn/`). The first authenticator that recognizes the credential
+//! determines the user. A request without credentials is anonymous.
 
 mod bootstrap_token;
 mod credential_file;
@@ -196,7 +196,7 @@ impl User {
         Self { name: name.to_owned(), groups, ..Self::default() }
     }
 
-    /// The user of the control plane's controllers, with upstream's name. Only for callers in this process.
+    /// The user of the control plane's controllers, with upstream's name. Only callers in this process are this user.
     #[must_use]
     pub fn controllers() -> Self {
         Self { component: true, ..Self::new("system:kube-controller-manager", &[]) }

@@ -183,8 +183,8 @@ impl Authorizers {
         self.decide(attributes).await.permit(attributes)
     }
 
-    /// Checks that the user has another permission in addition to that of the request. Returns the error for the
-    /// client.
+    /// Checks that the user has another permission in addition to the permission for the request. Returns the error for
+    /// the client.
     pub(crate) async fn authorize_also(
         &self,
         cache: &Cache,

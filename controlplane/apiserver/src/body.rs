@@ -65,12 +65,12 @@ impl<'a> Expected<'a> {
         Self { api_version, kind, rules: Rules::Definition(definition), initializers: false }
     }
 
-    /// Whether the body must have apiVersion and kind, as those of custom resources upstream.
+    /// Whether the body must have apiVersion and kind. Upstream requires them for custom resources.
     fn needs_type(&self) -> bool {
         matches!(self.rules, Rules::Resource(resource) if !resource.is_built_in())
     }
 
-    /// With `metadata.initializers` as a known field, if `are_known`.
+    /// If `are_known`, `metadata.initializers` is a known field.
     pub(crate) fn with_initializers(self, are_known: bool) -> Self {
         Self { initializers: are_known, ..self }
     }
@@ -130,7 +130,7 @@ fn make_room(text: &mut Vec<u8>, additional: usize) {
     }
 }
 
-/// Decodes a body as an object of an expected kind. Also returns warnings.
+/// Decodes a body as an object of an expected kind. Returns the object and warnings.
 pub(crate) fn decode(
     headers: &HeaderMap,
     bytes: &Bytes,

@@ -50,7 +50,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     upkeep::start(state, range.is_ok())
 }
 
-/// Creates the missing default namespaces. An error of one does not prevent the others.
+/// Creates the missing default namespaces. An error of one namespace does not prevent the creation of the others.
 async fn namespaces(state: &Arc<State>) -> Result<()> {
     let mut outcome = Ok(());
     for name in NAMESPACES {

@@ -54,8 +54,8 @@ pub(crate) use watchers::{Event, Events, Watcher};
 pub(crate) const ALLOCATIONS: &str = "allocations";
 /// Number of guards of quotas, which all namespaces share. Changing it requires that all servers are replaced at once.
 pub(crate) const QUOTA_GUARDS: usize = 64;
-/// Store keys of the guards of quotas, without their number: with several servers, each write that increases the use of a
-/// quota also updates one. They contain no `/`, so no object has such a key.
+/// Store keys of the guards of quotas, without their number: with several servers, each write that increases the use of
+/// a quota also updates a guard. They contain no `/`, so no object has such a key.
 const QUOTA_GUARD: &str = "quotas-";
 
 /// Collections by group and resource name.
@@ -239,8 +239,8 @@ impl Cache {
         }
     }
 
-    /// Replaces all objects except those with unreadable keys, because commits were missed. The watches of clients end,
-    /// and clients list again.
+    /// Replaces all objects except objects with unreadable keys, because commits were missed. The watches of clients
+    /// end, and clients list again.
     pub(crate) fn resync(&self, page: Page, unreadable: &[Arc<str>]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
         let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
@@ -268,7 +268,7 @@ impl Cache {
         self.revision.advance(page.revision);
     }
 
-    /// Forgets all guards but the unreadable ones: the store may have been restored from a backup without them.
+    /// Forgets all guards except unreadable guards: the store may have been restored from a backup without them.
     fn forget_guards(&self, unreadable: &[Arc<str>]) {
         let quotas = (0..QUOTA_GUARDS).map(|number| format!("{QUOTA_GUARD}{number}"));
         for key in quotas.chain([ALLOCATIONS.to_owned()]) {

@@ -79,7 +79,7 @@ impl Call {
         }
     }
 
-    /// Decodes the body as an object of the call's own kind. Also returns warnings.
+    /// Decodes the body as an object of the call's own kind. Returns the object and warnings.
     pub(crate) fn object(&self) -> Result<(Value, Vec<String>)> {
         self.decode(&Expected::of(&self.kind).with_initializers(self.has_initializers()))
     }
@@ -101,7 +101,7 @@ impl Call {
         self.info.query.flag("includeUninitialized") || (self.user.is_component() && is_controller())
     }
 
-    /// Decodes the body as an object of an expected kind. Also returns warnings.
+    /// Decodes the body as an object of an expected kind. Returns the object and warnings.
     pub(crate) fn decode(&self, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
         body::decode(&self.headers, &self.body, expected, self.validation()?)
     }

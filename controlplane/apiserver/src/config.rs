@@ -113,10 +113,10 @@ pub struct ServerOptions {
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
-    /// Issuers of service account tokens. New tokens are issued by the first one; tokens of all of them are accepted.
-    /// Empty: [`ApiserverConfig::issuer`].
+    /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
+    /// the list is empty, [`ApiserverConfig::issuer`] is the issuer.
     pub token_issuers: Vec<String>,
-    /// Audiences of this server. Empty: the issuers.
+    /// Audiences of this server. If the list is empty, the issuers are the audiences.
     pub audiences: Vec<String>,
     /// Maximum validity of service account tokens in seconds.
     pub max_token_seconds: Option<i64>,
@@ -238,7 +238,7 @@ pub enum OpenError {
     Bootstrap(#[source] ApiError),
 }
 
-/// Reads the authentication configuration. Also returns its text. Without a file there are no issuers.
+/// Reads the authentication configuration. Returns it with its text. Without a file there are no issuers.
 pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(AuthenticationConfig, String), OpenError> {
     let Some(path) = path else { return Ok((AuthenticationConfig::default(), String::new())) };
     let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };

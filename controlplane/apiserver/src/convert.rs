@@ -83,7 +83,7 @@ pub(crate) async fn between(from: &Resource, to: &Resource, value: Value) -> Res
     convert_one(to, conversion(from, to), value).await
 }
 
-/// As [`between`], without waiting. `None` if a webhook converts the objects, or if the conversion fails.
+/// Converts like [`between`], but does not wait. `None` if a webhook converts the objects, or if the conversion fails.
 pub(crate) fn immediately(from: &Resource, to: &Resource, mut value: Value) -> Option<Value> {
     match conversion(from, to) {
         None => {

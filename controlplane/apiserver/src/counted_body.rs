@@ -26,8 +26,9 @@ struct CountedBody {
     _open: OpenResponse,
 }
 
-/// The response with a count of its rendered frames, and registered as one that may refer to superseded objects. A short
-/// response does not count. `begin`: the result of [`SupersededObjects::counted`] at the start of the request.
+/// The response with a count of its rendered frames, and registered as a response that may refer to superseded objects.
+/// A short response does not count. `begin` is the result of [`SupersededObjects::counted`] at the start of the
+/// request.
 pub(crate) fn counted(
     reply: Reply,
     reader: Arc<Reader>,

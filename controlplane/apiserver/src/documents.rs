@@ -109,8 +109,8 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
     reply
 }
 
-/// Media types in requests for the document as protobuf. The response always has the first one. client-go requests the
-/// second one. It cannot parse it in a response, because RFC 2045 allows no `@` in a media type.
+/// Media types in requests for the document as protobuf. The response always has the first type. client-go requests the
+/// second type, but cannot parse it in a response, because RFC 2045 allows no `@` in a media type.
 const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
@@ -155,7 +155,7 @@ fn openapi_document(info: &RequestInfo, document: VersionDocument) -> Reply {
 }
 
 fn not_modified() -> Reply {
-    // Without a content type: clients replace the headers of their cached response with these.
+    // The response has no content type, because clients replace the headers of their cached response with its headers.
     let mut reply = Reply::new(reply::full(""));
     *reply.status_mut() = StatusCode::NOT_MODIFIED;
     reply

@@ -1,5 +1,5 @@
-//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Also limits on
-//! the connections to each kubelet and to other servers of the cluster, and on the memory of requests that are not
+//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. It also limits
+//! the connections to each kubelet and to other servers of the cluster, and the memory of requests that are not
 //! authenticated yet.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
@@ -38,7 +38,8 @@ const MAX_BODIES_BYTES: usize = 64 << 20;
 const MAX_SELECTORS_BYTES: usize = 64 << 20;
 /// Memory of selectors that each owner always gets: a few users must not prevent the watches of all others.
 const GRANTED_SELECTORS_BYTES: usize = 64 << 10;
-/// Maximum bytes of the selectors of a watch, as text, that do not count. The clients of a cluster have short ones.
+/// Maximum bytes of the selectors of a watch, as text, that do not count. The components of a cluster use short
+/// selectors.
 const SHORT_SELECTORS: usize = 256;
 /// Maximum memory of a selector for each byte of its text: in a long list, an empty value takes one byte of the text.
 const PER_SELECTOR_BYTE: usize = 48;
@@ -47,8 +48,8 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
 /// otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
-/// Bytes of requests of both kinds that each source always gets, also if other sources have the memory: they need no
-/// credentials to take it. The number of sources is at most that of the connections.
+/// Bytes of requests of both kinds that each source always gets, even if other sources have used up the memory: a
+/// source needs no credentials to use memory. The number of sources is at most the number of the connections.
 pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
@@ -62,7 +63,7 @@ const SMALL_COPIES_BYTES: usize = 256 << 10;
 /// Maximum memory of one owner, as a multiple of the free memory. One owner gets at most three quarters.
 const PER_FREE_BYTE: usize = 3;
 /// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number from
-/// the API server, and one user must not use up those of other users.
+/// the API server, and one user must not use up the connections of other users.
 const MAX_STREAMS_OF_NODE: usize = 512;
 /// Divisor of the process's descriptor limit: the share for connections to pods, Services and aggregated servers.
 const PROXIED_SHARE: u64 = 8;
@@ -77,7 +78,8 @@ const SMALL_BODY_BYTES: usize = 64 << 10;
 pub(crate) struct InFlight {
     /// Maximum read-only and mutating requests of one user, or of all service accounts of a namespace.
     of_user: [usize; 2],
-    /// Maximum read-only and mutating requests of all users. With priority levels these have the limits.
+    /// Maximum read-only and mutating requests of all users. If priority levels are in use, they have these limits
+    /// instead.
     of_all: [usize; 2],
     counts: Arc<Mutex<Counts>>,
     /// The number of watches by owner.
@@ -160,8 +162,8 @@ pub(crate) struct BodyMemory {
     bytes: usize,
 }
 
-/// Whether a request is long-running, by verb and subresource as upstream: a watch, a log or a stream. A backup is also
-/// long-running.
+/// Whether a request is long-running, by verb and subresource as upstream: a watch, a log or a stream. A backup counts
+/// as long-running, too.
 pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
     let stream = |sub: &str| matches!(sub, "attach" | "exec" | "proxy" | "log" | "portforward");
     info.verb == "watch"
@@ -172,7 +174,7 @@ pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
 // === impl InFlight ===
 
 impl InFlight {
-    /// `max`: the server's maximum read-only and mutating requests.
+    /// `max` is the server's maximum of read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
@@ -220,7 +222,7 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. Also refuses it if too
+    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. It is also refused if too
     /// little memory is free for its selectors, whose text has `selectors` bytes. `None` for users without a limit.
     pub(crate) fn watch(&self, user: &User, nodes: u64, selectors: usize) -> Result<Option<WatchPermit>> {
         if user.is_in("system:masters") {

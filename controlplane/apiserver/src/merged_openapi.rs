@@ -42,7 +42,7 @@ pub(crate) struct Merged {
 #[derive(Default)]
 struct CachedDocument {
     built: Mutex<Option<Built>>,
-    /// Held while the document is built, so that concurrent requests share the build.
+    /// It is locked while the document is built, so that concurrent requests share the build.
     building: Mutex<()>,
 }
 

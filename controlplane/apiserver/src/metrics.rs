@@ -212,7 +212,8 @@ impl Metrics {
             #[expect(clippy::cast_precision_loss, reason = "a response has less than 2^53 bytes")]
             self.sizes.with_label_values(&request.sli_labels()).observe(size as f64);
         }
-        // As upstream, only allowed requests: a client without rights must not cause alerts on deprecated APIs.
+        // As upstream, only allowed requests are counted: a client without rights must not cause alerts on deprecated
+        // APIs.
         let is_refused = matches!(reply.status().as_u16(), 401 | 403);
         if request.is_deprecated && !is_refused {
             self.deprecated.with_label_values(&request.deprecated_labels()).set(1);
@@ -471,7 +472,7 @@ fn signed(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The response, if the path is that of metrics.
+/// The response, if the path is the path of metrics.
 pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
     let text = match info.path.as_str() {
         PATH => metrics.text(sources),

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_length_of_a_tree_is_that_of_its_text() {
+    fn the_length_of_a_tree_equals_the_length_of_its_text() {
         let tree = serde_json::json!({"key": ["text", 1234, true, {}], "other": "x".repeat(100)});
         let length = tree.to_string().len();
         assert!(is_longer(&tree, length - 10));

@@ -72,8 +72,8 @@ fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> b
     }
 }
 
-/// Checks the request against each quota, and whether it needs another one. Returns whether it increases the use of any
-/// quota.
+/// Checks the request against each quota, and whether it needs another quota. Returns whether it increases the use of
+/// any quota.
 fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result<bool> {
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));

@@ -19,7 +19,7 @@ pub(crate) struct Registry {
     built_in: Arc<Resources>,
     current: ArcSwap<Resources>,
     changes: watch::Sender<Arc<Resources>>,
-    /// Held during a change.
+    /// It is locked during a change.
     changing: Mutex<()>,
 }
 
@@ -29,7 +29,7 @@ pub enum RegistryError {
     /// A built-in resource has the name.
     #[error(transparent)]
     Taken(#[from] resource::Taken),
-    /// The versions are not those of one resource with one stored version.
+    /// The versions are not the versions of one resource, or have more than one stored version.
     #[error("cannot serve the resource {0}: its versions need one group, one name and one stored version")]
     Versions(String),
     /// The stored objects could not be read.
@@ -62,7 +62,7 @@ impl Registry {
         self.current.load()
     }
 
-    /// Receives each new set. A slow receiver skips to the newest one.
+    /// Receives each new set. A slow receiver skips to the newest set.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<Resources>> {
         self.changes.subscribe()
     }

@@ -132,7 +132,7 @@ impl Apiserver {
                 (Err(error), _) => Ok(self.unauthenticated(&error)),
             }
         };
-        // Boxed: each layer around the large future of a request would hold a copy on the stack.
+        // It is boxed, because each layer around the large future of a request would hold a copy on the stack.
         let (outcome, waited) = waits::measure(Box::pin(answer)).await;
         let mut reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
@@ -200,7 +200,8 @@ impl Apiserver {
         reply
     }
 
-    /// The permit of a watch, or the error if its user has too many. `caller`: `None` without one from the network.
+    /// The permit of a watch, or the error if its user has too many. `caller` is `None` for requests that are not from
+    /// the network.
     fn watch_permit(
         &self,
         caller: Option<&User>,
@@ -360,7 +361,7 @@ impl Apiserver {
         Ok(reply)
     }
 
-    /// Authorizes and answers a request. `seats`: those of the request; a slow client loses them.
+    /// Authorizes and answers a request. `seats` are the seats of the request; a slow client loses them.
     async fn answer<B>(
         &self,
         user: User,

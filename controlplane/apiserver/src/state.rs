@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(crate) admission: Admission,
     /// Allocates addresses and ports of services.
     pub(crate) allocator: Allocator,
-    /// Held while a request is checked against quotas and committed.
+    /// It is locked while a request is checked against quotas and committed.
     pub(crate) quota_locks: Locks,
     pub(crate) auditor: Option<Arc<Auditor>>,
     pub(crate) in_flight: Arc<InFlight>,
@@ -81,8 +81,8 @@ pub(crate) struct State {
 // === impl State ===
 
 impl State {
-    /// Counts a long-running request from the network. `watch`: its permit, if it is a watch with one. `caller`: `None` if
-    /// it is not authenticated.
+    /// Counts a long-running request from the network. `watch` is the permit of a watch, if it has one. `caller` is
+    /// `None` if the client is not authenticated.
     pub(crate) fn begin_long(
         &self,
         request: &Request,

@@ -24,7 +24,7 @@ impl Stored {
         }
     }
 
-    /// As [`Stored::value`]. Large objects are processed off the async workers.
+    /// Returns the same as [`Stored::value`]. Large objects are processed off the async workers.
     pub(crate) fn offloaded_value(&self) -> Value {
         let is_large = matches!(self, Self::Committed(object) if object.is_large());
         offload::run(is_large, || self.value())

@@ -21,8 +21,8 @@ use crate::{
     verb::create::set_namespace,
 };
 
-/// Decodes the body as the kind of the called subresource. Also returns warnings. As upstream, the object gets the
-/// namespace of the path, and another namespace is refused: admission policies read it.
+/// Decodes the body as the kind of the called subresource. Returns the object and warnings. As upstream, the object
+/// gets the namespace of the path, and another namespace is refused: admission policies read it.
 pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let name = call.resource.subresource.as_str();
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;

@@ -1,9 +1,9 @@
 //! Memory of superseded objects that responses still refer to.
 //!
-//! A response that a client does not read keeps its objects in memory, also after they have changed. A client could thus
-//! keep many versions of its objects. The cache counts an object that it and its history no longer have, if others refer
-//! to it. The object counts until it is dropped. Above a limit, responses end: the oldest ones of the owner that may
-//! refer to the most of these bytes. Current objects do not count, so many readers of the same objects do not end.
+//! A response that a client does not read keeps its objects in memory, even after they have changed. A client could
+//! thus keep many versions of its objects. The cache counts an object that it and its history no longer have, if others
+//! refer to it. The object counts until it is dropped. Above a limit, responses end: the oldest ones of the owner that
+//! may refer to the most of these bytes. Current objects do not count, so many readers of the same objects do not end.
 //!
 //! Responses to members of `system:masters` and to components of the cluster have a limit of their own. They end only if
 //! all others together cannot refer to so many bytes that the rest is within this limit. So other users cannot end them.
@@ -82,8 +82,8 @@ impl SupersededObjects {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// Registers a response. `begin`: the result of [`Self::counted`] before its objects were collected. `size`: maximum
-    /// bytes of its objects.
+    /// Registers a response. `begin` is the result of [`Self::counted`] before its objects were collected. `size` is
+    /// the maximum number of bytes of its objects.
     pub(crate) fn open(self: &Arc<Self>, reader: &Arc<Reader>, begin: usize, size: usize) -> OpenResponse {
         let mut responses = self.lock();
         let number = responses.next;
@@ -133,8 +133,8 @@ impl SupersededObjects {
 // === impl Responses ===
 
 impl Responses {
-    /// Ends responses above the limits. `bytes`: superseded bytes that do not count as unread. Returns the readers of the
-    /// ended responses. While ended responses exist, no further ones end.
+    /// Ends responses above the limits. `bytes` is the number of superseded bytes that do not count as unread. Returns
+    /// the readers of the ended responses. While ended responses exist, no further responses end.
     fn end(&mut self, bytes: usize, counted: usize) -> Vec<Arc<Reader>> {
         if self.ending > 0 || bytes <= MAX_BYTES {
             return Vec::new();
@@ -161,7 +161,7 @@ impl Responses {
         held.bytes()
     }
 
-    /// The owner whose responses may refer to the most bytes. Protected ones do not count.
+    /// The owner whose responses may refer to the most bytes. Protected responses do not count.
     fn largest_owner(&self, counted: usize) -> Option<String> {
         let mut owners = HashMap::<&str, Held>::new();
         for one in self.open.values().filter(|one| !one.reader.is_protected()) {
@@ -171,7 +171,8 @@ impl Responses {
         Some(owner.to_owned())
     }
 
-    /// Ends the oldest of these responses, until the ended ones may refer to `excess` bytes.
+    /// Ends the oldest of the responses that `is_chosen` accepts, until the ended responses may refer to `excess`
+    /// bytes.
     fn end_oldest(
         &mut self,
         excess: usize,
@@ -195,7 +196,7 @@ impl Responses {
         ended
     }
 
-    /// Removes a response. Returns whether it was the last one that was ended.
+    /// Removes a response. Returns whether it was the last ended response.
     fn remove(&mut self, number: u64) -> bool {
         let was_ending = self.open.remove(&number).is_some_and(|one| one.is_ending);
         if was_ending {

@@ -95,7 +95,7 @@ pub(crate) fn ready(cache: &Cache, (namespace, name): (&str, &str), port_name: &
     chosen.ok_or_else(|| refused.unwrap_or_else(|| no_endpoints(name)))
 }
 
-/// The error for a service without a ready endpoint. `name`: the service as the client names it.
+/// The error for a service without a ready endpoint. `name` is the service as the client names it.
 pub(crate) fn no_endpoints(name: &str) -> ApiError {
     ApiError::unavailable(format!("no endpoints available for service {name:?}"))
 }

@@ -139,7 +139,7 @@ fn counted((_, length): Identity) -> usize {
     length.min(MAX_COUNTED_BYTES)
 }
 
-/// Removes a reference. Returns whether it was the last one.
+/// Removes a reference. Returns whether it was the last reference.
 fn dereference(references: &mut HashMap<Identity, usize>, of: Identity) -> bool {
     let Entry::Occupied(mut found) = references.entry(of) else { return false };
     *found.get_mut() -= 1;
@@ -185,7 +185,7 @@ impl Class {
         }
     }
 
-    /// Bytes that other classes cannot take from this one. The sum of the shares is the limit.
+    /// Bytes that other classes cannot take from this class. The sum of the shares is the limit.
     fn share(self) -> usize {
         match self {
             Self::Components => MAX_BYTES / 2,
@@ -227,8 +227,8 @@ impl UnreadBytes {
 // === impl Reader ===
 
 impl Reader {
-    /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, owners with the most bytes
-    /// lose readers. Returns false if this one is among them, or has lost before; the bytes do not count then.
+    /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, owners with the most
+    /// bytes lose readers. Returns false if this reader is among them, or has lost before; the bytes do not count then.
     pub(crate) fn add(&self, bytes: &Bytes) -> bool {
         self.count(identity(bytes).into())
     }
@@ -248,7 +248,7 @@ impl Reader {
             return false;
         }
         let (mut lost, mut is_kept) = (Vec::new(), true);
-        // A large piece needs the memory of many small ones.
+        // A large piece needs the memory of many small pieces.
         while let Some((owner, number)) = unread.next_to_end() {
             if number == self.number {
                 unread.remove(self, piece);
@@ -299,8 +299,8 @@ impl Reader {
         self.add(&bytes).then(|| Bytes::from_owner(HeldBytes { bytes, reader: self.clone() }))
     }
 
-    /// As [`Self::hold`], for a frame that only this response has, such as a rendered table. A stored object that is
-    /// sent as it is takes no memory of its own.
+    /// Does the same as [`Self::hold`], for a frame that only this response has, such as a rendered table. A stored
+    /// object that is sent as it is takes no memory of its own.
     pub(crate) fn hold_frame(self: &Arc<Self>, frame: Bytes) -> std::io::Result<Bytes> {
         if !frame.is_unique() {
             return Ok(frame);
@@ -422,8 +422,8 @@ impl Unread {
         of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
-    /// The reader with the most bytes of the owner with the most bytes; of equal ones the newest. Readers that have lost
-    /// do not count. `None` within the limit.
+    /// The reader with the most bytes of the owner with the most bytes; of equal readers the newest. Readers that have
+    /// lost do not count. `None` within the limit.
     fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;

@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 pub(crate) use sample::{Rate, Sample};
 
-/// Samples older than this are not used as the first one of a pair: the rate would hide recent changes.
+/// Samples older than this are not used as the first sample of a pair: the rate would hide recent changes.
 pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(60);
-/// Time without requests to a node after a failed one, so that a hostile node does not delay every request.
+/// Time without requests to a node after a failed request, so that a hostile node does not delay every request.
 pub(crate) const FAILURE_BACKOFF: Duration = Duration::from_secs(30);
 
 /// Two samples of one node.

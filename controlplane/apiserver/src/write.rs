@@ -182,7 +182,7 @@ fn stamp_new(object: &mut Value, writer: Writer) {
     metadata.insert("creationTimestamp".to_owned(), now().into());
 }
 
-/// Changes an object. `change` makes the new state from the current one; it is called again after a conflict with
+/// Changes an object. `change` makes the new state from the current state; it is called again after a conflict with
 /// another write.
 pub(crate) async fn update(
     call: &Call,
@@ -385,7 +385,7 @@ struct Reservations {
 }
 
 impl Reservations {
-    /// The guard of the commit. Services have that of their addresses, which also protects their quotas.
+    /// The guard of the commit. Services have the guard of their addresses, which also protects their quotas.
     fn guard(&self) -> Option<Guard> {
         let allocating = self.allocating.as_ref().map(|permit| permit.guard());
         allocating.or_else(|| self.charged.as_ref()?.guard.clone())
@@ -436,7 +436,8 @@ impl From<Expect> for Expected {
     }
 }
 
-/// Commits an object and waits until the cache has the commit. With `None` it deletes the entry and returns `None`.
+/// Commits an object and waits until the cache has the commit. If `object` is `None`, it deletes the entry and returns
+/// `None`.
 pub(crate) async fn commit(
     state: &State,
     kind: &Resource,
@@ -462,7 +463,7 @@ pub(crate) async fn commit(
     }))
 }
 
-/// Checks the resourceVersion of the client against the object. An empty one and "0" match every object.
+/// Checks the resourceVersion of the client against the object. An empty resource version and "0" match every object.
 pub(crate) fn check_revision(kind: &Resource, old: &Value, given: &Value) -> Result<()> {
     let given = given.as_str().unwrap_or_default();
     if given.is_empty() || given == "0" || given == text(old, "resourceVersion") {

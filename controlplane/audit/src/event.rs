@@ -23,7 +23,7 @@ pub struct Event {
     /// Path and query.
     #[serde(rename = "requestURI")]
     pub request_uri: String,
-    /// `get`, `list`, `create`.
+    /// The verb, such as `get`, `list` or `create`.
     pub verb: String,
     /// The authenticated user.
     pub user: UserInfo,
@@ -33,7 +33,7 @@ pub struct Event {
     /// The permission that constrained impersonation used. `None` for all other requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authentication_metadata: Option<AuthenticationMetadata>,
-    /// Addresses of the client: first those from the headers of proxies, last that of the connection.
+    /// Addresses of the client: first the addresses from the headers of proxies, last the address of the connection.
     #[serde(rename = "sourceIPs", skip_serializing_if = "Vec::is_empty")]
     pub source_ips: Vec<String>,
     /// The `User-Agent` of the client.
@@ -160,7 +160,7 @@ impl Event {
     }
 }
 
-/// `2026-11-23T22:30:49.123456Z`.
+/// The current time, for example `2026-11-23T22:30:49.123456Z`.
 fn timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }

@@ -1,4 +1,4 @@
-//! The log file: one thread appends lines, and starts a new file when the old one is full or old.
+//! The log file: one thread appends lines, starts a new file when the current file is full, and removes old files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -24,7 +24,7 @@ const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
 pub struct LogOptions {
     /// The file; `-` is the standard output.
     pub path: PathBuf,
-    /// Bytes after which a new file is started. The old one gets the time in its name.
+    /// Bytes after which a new file is started. The full file gets the time in its name.
     pub max_bytes: u64,
     /// Maximum number of old files; 0 keeps all.
     pub max_backups: usize,
@@ -61,7 +61,7 @@ struct Writer {
     options: LogOptions,
     file: Option<File>,
     bytes: u64,
-    /// The file's last line has no end: the disk was full, or the machine lost power.
+    /// Whether the file's last line is incomplete, because the disk was full or the machine lost power.
     is_torn: bool,
     /// Number of lines that were not written.
     lost: Arc<AtomicU64>,
@@ -111,19 +111,20 @@ impl Log {
         self.write_reserved(line, memory.map(LineMemory)).await;
     }
 
-    /// Reserves memory for a line. `None` if the queue has too little.
+    /// Reserves memory for a line. `None` if too little of the queue's memory is free.
     pub fn memory(&self, line: &str) -> Option<LineMemory> {
         self.memory.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }
 
-    /// Reserves memory for a shortened line, for which the queue has a separate amount. `None` if it has too little.
+    /// Reserves memory for a shortened line, for which the queue has a separate amount. `None` if too little of this
+    /// amount is free.
     pub fn memory_of_shortened(&self, line: &str) -> Option<LineMemory> {
         self.shortened.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }
 
     /// Queues a line for which the caller has reserved memory.
     pub async fn write_reserved(&self, line: String, memory: Option<LineMemory>) {
-        // The thread ends only after the last sender.
+        // The thread ends only after the last sender is dropped.
         let _ = self.lines.send(Message::Line(line, memory)).await;
     }
 
@@ -132,7 +133,7 @@ impl Log {
     pub async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if self.lines.send(Message::Flush(done)).await.is_ok() {
-            // The thread drops the sender.
+            // The thread drops the sender without a message, so this returns an error.
             let _ = written.await;
         }
     }

@@ -21,7 +21,7 @@ pub enum Level {
 /// A stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// Authenticated, and not yet handled.
+    /// The request is authenticated, and not yet handled.
     RequestReceived,
     /// The headers of a long-running response are sent, and its body is not.
     ResponseStarted,
@@ -39,7 +39,7 @@ pub struct Policy {
     api_version: String,
     #[serde(default)]
     kind: String,
-    /// Accepted and unused, as upstream.
+    /// This field is accepted and unused, as upstream.
     #[serde(default, rename = "metadata")]
     _metadata: serde_json::Value,
     #[serde(default)]
@@ -90,7 +90,7 @@ pub struct Attributes<'a> {
     pub user: Option<&'a str>,
     /// The user's groups.
     pub groups: &'a [String],
-    /// `get`, `list`, `create`; for other paths the method in lower case.
+    /// The verb, such as `get` or `list`. For paths without a resource, the method in lower case.
     pub verb: &'a str,
     /// The path.
     pub path: &'a str,
@@ -127,7 +127,7 @@ pub struct Decision {
 /// The policy is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// Not YAML, or an unknown field or value.
+    /// The text is not YAML, or has an unknown field or value.
     #[error("cannot decode the audit policy")]
     Decode(#[from] serde_yaml_ng::Error),
     /// A field has an invalid value.
@@ -159,7 +159,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The decision of the first rule that matches. Without one, nothing is recorded.
+    /// The decision of the first rule that matches. If no rule matches, nothing is recorded.
     #[must_use]
     pub fn decide(&self, attributes: &Attributes<'_>) -> Decision {
         let Some(rule) = self.rules.iter().find(|rule| rule.matches(attributes)) else {

@@ -100,14 +100,14 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// A value that the expression computes. Numbers and the like have the size one.
+    /// A value that the expression computes. Numbers and other values without a length have the size 1.
     fn computed(&self, expr: &'a Expr, cost: u64, size: Option<Size>) -> Part<'a> {
         let kind = self.types.of(expr);
         let size = size.or_else(|| type_size(kind));
         Part { expr, kind, cost, origin: Origin::Computed, size, entries: None }
     }
 
-    /// The size of a value. An unknown size is the largest possible one.
+    /// The size of a value. An unknown size counts as the largest possible size.
     fn known(&mut self, part: &Part<'_>) -> Size {
         part.size.unwrap_or_else(|| {
             self.is_vague |= *part.kind == Type::Dyn;

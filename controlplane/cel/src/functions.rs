@@ -19,14 +19,14 @@ use crate::cost_meter::CostMeter;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;
 
-/// Calls a function. With `member` the first argument is the receiver.
+/// Calls a function. If `member` is true, the first argument is the receiver.
 pub(crate) fn call<'a>(
     meter: &mut CostMeter,
     name: &str,
     args: Vec<Value<'a>>,
     member: bool,
 ) -> Evaluated<'a> {
-    // Every function reads its arguments. The function itself charges the first one.
+    // Every function reads its arguments. The function itself charges the first argument.
     for arg in args.iter().skip(1) {
         meter.charge(if matches!(arg, Value::String(_)) { arg.cost_size() / 10 } else { 0 })?;
     }

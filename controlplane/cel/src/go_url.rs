@@ -128,7 +128,7 @@ fn to_text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// Parses a URL without fragment. `is_request`: relative paths are invalid.
+/// Parses a URL without fragment. If `is_request`, relative paths are invalid.
 fn parse(text: &str, is_request: bool) -> Result<GoUrl, String> {
     if text.bytes().any(|byte| byte.is_ascii_control()) {
         return Err("net/url: invalid control character in URL".to_owned());
@@ -321,7 +321,7 @@ mod tests {
 
     /// URLs with host, path and parameters, as Go 1.26 has them.
     #[test]
-    fn parts_are_those_of_go() {
+    fn parts_equal_gos_parts() {
         for (text, host, path) in [
             ("https://Example.com:443", "Example.com:443", ""),
             ("https://example.com:80/", "example.com:80", "/"),

@@ -1,4 +1,4 @@
-//! Literals that can only fail at evaluation. Source: `cel-go/cel/validator.go` and `ext/formatting.go`.
+//! Finds literals whose evaluation always fails. Source: `cel-go/cel/validator.go` and `ext/formatting.go`.
 
 use crate::functions::{TIMESTAMPS, parse_timestamp};
 use crate::parse::{Expr, Kind, Literal};

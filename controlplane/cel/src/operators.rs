@@ -157,7 +157,7 @@ fn arithmetic<'a>(name: &str, left: &Value<'a>, right: &Value<'a>) -> Evaluated<
     }
 }
 
-/// The result of an operator on two integers of one type. `None`: overflow.
+/// The result of an operator on two integers of one type. `None` if the result overflows.
 macro_rules! integer {
     ($name:expr, $left:expr, $right:expr) => {
         match $name {

@@ -38,11 +38,11 @@ impl Program {
         Program::new(expr, kind, environment)
     }
 
-    /// Like [`Program::compile`]. Also returns the estimated maximum cost for values within the limits. `None`: the cost is
-    /// unknown.
+    /// Compiles like [`Program::compile`], and also returns the estimated maximum cost for values within the limits.
+    /// The cost is `None` if it is unknown.
     ///
     /// # Errors
-    /// As for [`Program::compile`].
+    /// The errors of [`Program::compile`].
     pub fn compile_with_cost(
         source: &str,
         environment: &Environment,

@@ -9,7 +9,7 @@ use crate::value::Value;
 
 /// Compiled expressions whose values other expressions use as `variables.name`.
 ///
-/// Each may use those added before it.
+/// Each expression may use the values of the expressions that were added before it.
 #[derive(Clone, Debug, Default)]
 pub struct Shared {
     programs: BTreeMap<Box<str>, Program>,

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_those_of_upstream() {
+    fn formats_equal_upstreams_formats() {
         check(
             is_uuid,
             &["123e4567-e89b-12d3-a456-426614174000", "123E4567e89b12d3a456-426614174000"],

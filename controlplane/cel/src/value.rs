@@ -295,7 +295,7 @@ impl<'a> Value<'a> {
         matches!(self, Value::Map(_) | Value::JsonMap(..) | Value::JsonObject(..))
     }
 
-    /// Whether both values are equal. Numbers of different types are equal if they are the same number. `left`: the
+    /// Whether both values are equal. Numbers of different types are equal if they are the same number. `left` is the
     /// maximum cost of the comparison; it is reduced by the actual cost. `None` if the cost exceeds it.
     pub(crate) fn equals(&self, other: &Value<'a>, left: &mut u64) -> Option<bool> {
         self.equals_at(other, left, 0)

@@ -45,7 +45,7 @@ impl Context {
 }
 
 impl Discovered {
-    /// Reads the groups of the aggregated discovery. The first version of a group is its preferred one.
+    /// Reads the groups of the aggregated discovery. The first version of a group is its preferred version.
     fn read<'a>(groups: impl Iterator<Item = &'a APIGroupDiscovery>) -> Self {
         let mut found = Self::default();
         for group in groups {

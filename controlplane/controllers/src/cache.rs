@@ -90,7 +90,7 @@ impl<K: Object> Cache<K> {
         }
     }
 
-    /// As [`Cache::on_change`]; also calls the handler for each object that is in the cache now.
+    /// Registers a handler like [`Cache::on_change`], and calls it for each object that is in the cache now.
     pub(crate) fn on_change_and_now(&self, handler: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
         let mut state = self.lock();
         state.objects.values().for_each(|object| handler(&Change { old: None, new: Some(object) }));

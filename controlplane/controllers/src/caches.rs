@@ -40,35 +40,37 @@ pub(crate) struct Caches {
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
-    /// Only config maps with the cluster's CA.
+    /// It has only config maps with the cluster's CA.
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
     pub(crate) endpoint_slices: Arc<Cache<EndpointSlice>>,
     pub(crate) signing_requests: Arc<Cache<CertificateSigningRequest>>,
-    /// Only leases of nodes.
+    /// It has only leases of nodes.
     pub(crate) leases: Arc<Cache<Lease>>,
-    /// Only bootstrap tokens.
+    /// It has only bootstrap tokens.
     pub(crate) tokens: Arc<Cache<Secret>>,
-    /// Only Secrets for tokens of service accounts.
+    /// It has only Secrets for tokens of service accounts.
     pub(crate) account_tokens: Arc<Cache<Secret>>,
-    /// Only config maps named `cluster-info`.
+    /// It has only config maps named `cluster-info`.
     pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
     pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
     pub(crate) service_cidrs: Arc<Cache<ServiceCIDR>>,
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
-    /// [`Caches::synced`] does not wait for these caches. Only their own controller reads them, and it waits itself.
+    /// [`Caches::synced`] does not wait for the claims. Only their own controller reads them, and it waits itself.
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
-    /// [`Caches::synced`] does not wait for these: the first list queues the claims of tainted devices.
+    /// [`Caches::synced`] does not wait for the slices: their first list queues the claims of tainted devices.
     pub(crate) resource_slices: Arc<Cache<ResourceSlice>>,
-    /// [`Caches::synced`] does not wait for these, because servers of earlier versions do not have the kind.
+    /// [`Caches::synced`] does not wait for the classes, because servers of earlier versions do not have the kind.
     pub(crate) attributes_classes: Arc<Cache<VolumeAttributesClass>>,
-    /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
+    /// [`Caches::synced`] does not wait for the autoscalers. Only their own controller reads them, and it needs no
+    /// autoscaler that is not in the cache yet.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
-    /// As `autoscalers`. Empty if the API server does not serve the kind.
+    /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
+    /// if the API server does not serve the kind.
     pub(crate) pod_groups: Arc<Cache<PodGroup>>,
-    /// As `pod_groups`.
+    /// [`Caches::synced`] does not wait for this cache, for the same reason as for `pod_groups`.
     pub(crate) migrations: Arc<Cache<StorageVersionMigration>>,
 }
 

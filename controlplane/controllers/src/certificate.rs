@@ -1,7 +1,6 @@
 //! The contents of a certificate signing request, and the rules of the Kubernetes signers.
 //!
-//! The rules are those of "Certificate Signing Requests" in the Kubernetes documentation, section "Kubernetes
-//! signers".
+//! The rules are from "Certificate Signing Requests" in the Kubernetes documentation, section "Kubernetes signers".
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

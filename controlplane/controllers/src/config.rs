@@ -18,13 +18,14 @@ use crate::zone_metrics::ZoneMetrics;
 pub struct ControllersConfig {
     /// The controllers that run.
     pub selection: ControllerSelection,
-    /// Ranges from which nodes get pod CIDRs, at most one of each address family. Empty: nodes get none.
+    /// Ranges from which nodes get pod CIDRs, at most one of each address family. If it is empty, nodes get no range.
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix length of a node's IPv4 pod CIDR.
     pub node_mask_v4: u8,
     /// Prefix length of a node's IPv6 pod CIDR.
     pub node_mask_v6: u8,
-    /// The cluster CA in PEM, published as ConfigMap `kube-root-ca.crt` in every namespace. None: not published.
+    /// The cluster CA in PEM, published as ConfigMap `kube-root-ca.crt` in every namespace. `None` if it is not
+    /// published.
     pub root_ca_pem: Option<String>,
     /// Signer of the tokens in service account Secrets. None: Secrets get no tokens.
     pub account_tokens: Option<AccountTokenSigner>,
@@ -42,7 +43,7 @@ pub struct ControllersConfig {
     pub own_node: Option<String>,
     /// Address ranges of pods and services. No node gets a certificate for these addresses.
     pub reserved_ranges: Vec<IpNetwork>,
-    /// Signer of approved certificate signing requests. None: another program signs them.
+    /// Signer of approved certificate signing requests. `None` if another program signs them.
     pub signer: Option<Signer>,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,

@@ -1,4 +1,5 @@
-//! Reads from the API server, for decisions that a stale cache must not make, because a cache may lack a new object.
+//! Reads from the API server. They are for decisions that must not rely on a cache, because a cache may lack a new
+//! object.
 
 use kube::api::{ListParams, Request};
 use kube::core::ObjectList;

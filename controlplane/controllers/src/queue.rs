@@ -152,7 +152,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         }
     }
 
-    /// As [`Queue::done`], but the key cannot become ready before the delay has passed.
+    /// Does the same as [`Queue::done`], but the key cannot become ready before the delay has passed.
     fn done_after(&self, key: T, delay: Duration) {
         let mut state = self.lock();
         state.serial += 1;

@@ -164,7 +164,7 @@ struct Pool<'a> {
     workers: usize,
 }
 
-/// Reconciles one key. Boxed, so that the workers' loop is compiled once for all controllers.
+/// Reconciles one key. The future is boxed, so that the workers' loop is compiled once for all controllers.
 type Reconcile = dyn Fn(Arc<Context>, Key) -> BoxFuture<'static, Result<Next, Error>> + Send + Sync;
 
 /// Spawns the workers of one queue. They start after the first list of every cache.

@@ -38,7 +38,7 @@ const FALSE: [&str; 10] = [
 ];
 /// Fields for which zero means absent.
 const ZERO: [&str; 2] = ["hostPort", "initialDelaySeconds"];
-/// Fields in which an empty string differs from an absent one.
+/// Fields in which an empty string differs from an absent string.
 const TEXT: [&str; 3] = ["storageClassName", "volumeAttributesClassName", "apiGroup"];
 
 /// A pod template as compact JSON.

@@ -13,9 +13,10 @@ pub(crate) mod matching;
 pub(crate) mod plan;
 pub(crate) mod run;
 
-/// Set on a claim and a volume once they are bound.
+/// Annotation that is set on a claim and a volume once they are bound.
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// Set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by the user.
+/// Annotation that is set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by
+/// the user.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// Name of the provisioner that must create the volume of a claim.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";

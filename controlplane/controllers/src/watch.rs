@@ -24,7 +24,8 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
     follow(client, cache, config, |_, _| {}).await;
 }
 
-/// As [`feed`], for a kind that the API server may not serve. The cache then counts as listed and empty.
+/// Does the same as [`feed`], for a kind that the API server possibly does not serve. The cache then counts as listed
+/// and empty.
 pub(crate) async fn feed_if_served<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
     let on_error = |cache: &Cache<K>, error: &Error| {
         if error.is_unserved() {
@@ -34,7 +35,8 @@ pub(crate) async fn feed_if_served<K: Object>(client: Client, cache: Arc<Cache<K
     follow(client, cache, config, on_error).await;
 }
 
-/// As [`feed_if_served`], for a kind that other controllers do not need. An API server may also forbid it.
+/// Does the same as [`feed_if_served`], for a kind that other controllers do not need. An API server may also forbid
+/// it.
 pub(crate) async fn feed_if_permitted<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
     let on_error = |cache: &Cache<K>, error: &Error| {
         if error.is_unserved() || error.is_forbidden() {
@@ -44,8 +46,8 @@ pub(crate) async fn feed_if_permitted<K: Object>(client: Client, cache: Arc<Cach
     follow(client, cache, config.optional(), on_error).await;
 }
 
-/// As [`feed`], for a built-in kind that is disabled by default. The API server is asked once whether it serves the
-/// kind: that is fixed at the start of the server.
+/// Does the same as [`feed`], for a built-in kind that is disabled by default. The API server is asked once whether it
+/// serves the kind: that is fixed at the start of the server.
 pub(crate) async fn feed_if_enabled<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
     let mut backoff = retry();
     loop {

@@ -137,7 +137,7 @@ fn text(schema: &Schema, checks: Option<&Checks>) -> Bounds {
     }
 }
 
-/// The limit `maxLength` in bytes: a character has up to four.
+/// The limit `maxLength` in bytes: a character has up to four bytes.
 fn max_characters(checks: Option<&Checks>) -> Option<u64> {
     limit(checks.and_then(|checks| checks.max_length)).map(|length| length.saturating_mul(4))
 }
@@ -149,7 +149,7 @@ fn longest_value(checks: Option<&Checks>) -> Option<u64> {
     Some(u64::try_from(lengths.max().unwrap_or(0)).unwrap_or(u64::MAX))
 }
 
-/// A limit. A negative one counts as zero.
+/// A limit. A negative limit counts as zero.
 fn limit(limit: Option<i64>) -> Option<u64> {
     limit.map(|limit| u64::try_from(limit).unwrap_or(0))
 }

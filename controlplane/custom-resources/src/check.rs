@@ -293,7 +293,7 @@ impl Checker<'_> {
         if !self.charge(value.to_string().len(), 20) {
             return;
         }
-        // The message lists the first ones only.
+        // The message lists the first values only.
         let mut left = 8192_usize;
         let words = known.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned));
         let fits = |word: &String| {

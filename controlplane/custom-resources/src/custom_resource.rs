@@ -44,7 +44,7 @@ impl CustomResource {
         &self.schema
     }
 
-    /// The type of the objects in CEL. `metadata` is the type of their metadata. None: the schema has no type.
+    /// The type of the objects in CEL. `metadata` is the type of their metadata. `None` if the schema has no type.
     pub fn cel_type(&self, metadata: &Type) -> Option<Type> {
         types::of_resource(&self.schema, metadata)
     }

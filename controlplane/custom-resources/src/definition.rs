@@ -25,7 +25,7 @@ pub struct Metadata {
     pub uid: String,
     /// Annotations.
     pub annotations: std::collections::BTreeMap<String, String>,
-    /// Set when the definition is being deleted.
+    /// It is set when the definition is being deleted.
     pub deletion_timestamp: Option<String>,
     /// Finalizers.
     pub finalizers: Vec<String>,

@@ -32,7 +32,7 @@ pub fn set(object: &mut Value) {
     }
 }
 
-/// Adds the storage version to `status.storedVersions`. Called on each write of the definition.
+/// Adds the storage version to `status.storedVersions`. It is called on each write of the definition.
 pub fn record_storage_version(object: &mut Value) {
     if let Some(name) = storage_version(object) {
         add_stored_version(object, name);

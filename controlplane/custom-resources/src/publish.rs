@@ -125,7 +125,7 @@ fn metadata(prefix: &str) -> Value {
 }
 
 /// A reference with a description. In OpenAPI v3 a reference has no siblings, so `allOf` wraps it, as `WrapRefs` does
-/// upstream. Clients show the description instead of that of the referenced definition.
+/// upstream. Clients show the description instead of the description of the referenced definition.
 fn described(description: &str, prefix: &str, name: &str) -> Value {
     let reference = format!("{prefix}{name}");
     if prefix == V3 {
@@ -186,7 +186,7 @@ fn for_each_below(schema: &mut Map<String, Value>, visit: &mut dyn FnMut(&mut Ma
     }
 }
 
-/// Removes what OpenAPI v2 and its clients cannot express (`ToStructuralOpenAPIV2`).
+/// Removes parts that OpenAPI v2 and its clients cannot express (`ToStructuralOpenAPIV2`).
 fn simplify(schema: &mut Map<String, Value>) {
     for junctor in ["allOf", "anyOf", "oneOf", "not"] {
         schema.remove(junctor);

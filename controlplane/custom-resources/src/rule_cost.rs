@@ -17,7 +17,7 @@ const MAX_NAMED: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct TotalCost {
     cost: u64,
-    /// The most expensive rules, the first one at the head.
+    /// The most expensive rules. The most expensive rule is at the head.
     expensive: Vec<(Path, u64)>,
 }
 
@@ -37,7 +37,7 @@ impl TotalCost {
         }
     }
 
-    /// Reports a total above the limit. `path` is that of the schema.
+    /// Reports a total above the limit. `path` is the path of the schema.
     pub(crate) fn report(&self, path: &Path, violations: &mut Violations) {
         if self.cost <= MAX_TOTAL {
             return;

@@ -1,7 +1,7 @@
 //! Validation of definitions (`apis/apiextensions/validation`).
 //!
 //! Upstream validates its internal version, in which fields that are the same in all versions are fields of the
-//! definition: `spec.validation`, `spec.subresources`. The paths of violations are those of the internal version.
+//! definition: `spec.validation`, `spec.subresources`. The paths of violations are paths in the internal version.
 
 mod approval;
 mod conversion;

@@ -1,7 +1,7 @@
-//! Limits on the events about one object, with upstream's figures (`EventCorrelator`). Pure.
+//! Limits on the events about one object, with upstream's figures (`EventCorrelator`). The module does no I/O.
 //!
-//! Events of one component about one object: 25 at once, then one every 5 minutes. Events that differ only in their
-//! message: after 10 of them within 10 minutes, all further ones count as repeats of one combined event.
+//! A component may send 25 events about one object at once, then one event every 5 minutes. After 10 events within 10
+//! minutes that differ only in their message, all further such events count as repeats of one combined event.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -14,7 +14,7 @@ use crate::event::Record;
 const BURST: f64 = 25.0;
 /// Seconds after which one more event about the object is allowed.
 const REFILL_SECONDS: f64 = 300.0;
-/// Maximum number of different messages of similar events. Events with further messages are combined into one.
+/// Maximum number of different messages of similar events. Events with further messages are combined into one event.
 const SIMILAR_MAX: usize = 10;
 /// Seconds without a similar event after which the count of messages restarts.
 const SIMILAR_SECONDS: f64 = 600.0;
@@ -62,8 +62,8 @@ struct Similar {
 // === impl Correlator ===
 
 impl Correlator {
-    /// The digest under which an event is counted. None if the event exceeds the limit of its object. Changes the message
-    /// of a combined event.
+    /// The digest under which an event is counted. `None` if the event exceeds the limit of its object. Changes the
+    /// message of a combined event.
     pub(crate) fn admit(&mut self, record: &mut Record) -> Option<Admitted> {
         let admitted = self.aggregate(record);
         self.take_token(record).then_some(admitted)
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_noisy_object_are_limited_until_later() {
+    fn events_about_one_object_are_limited_until_there_is_a_new_token() {
         let mut correlator = Correlator::default();
         let mut sent = |uid: &str, second| correlator.admit(&mut record(uid, "x", second)).is_some();
         assert_eq!((0..40).filter(|_| sent("noisy", 0)).count(), 25);
@@ -168,9 +168,9 @@ mod tests {
             (correlator.admit(&mut record), record.event.message)
         };
         let keys: HashSet<_> = (0..20).map(|n| admit(format!("at {n}"), 0).0.unwrap()).collect();
-        assert_eq!(keys.len(), 11, "10 of their own and one for all others");
+        assert_eq!(keys.len(), 11, "10 events with their own message, and one for all others");
         assert_eq!(admit("at 99".to_owned(), 1).1, "(combined from similar events): at 99");
-        assert_eq!(admit("at 5".to_owned(), 1).1, "at 5", "an event that is known is counted up");
+        assert_eq!(admit("at 5".to_owned(), 1).1, "at 5", "an event with a known message is not combined");
         assert_eq!(admit("late".to_owned(), 700).1, "late");
     }
 

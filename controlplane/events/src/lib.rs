@@ -1,6 +1,6 @@
 //! The event recorder: writes core/v1 events about objects to the API.
 //!
-//! Used by the controllers, the scheduler and the agent. Recording never waits: events go through a bounded queue to one
+//! The controllers, the scheduler and the agent use it. Recording never waits: events go through a bounded queue to one
 //! task. That task counts repeats in one Event object, limits the number of events per object (`correlator`), and
 //! retries while the API server is unavailable.
 
@@ -67,7 +67,7 @@ struct Sent {
     last: Timestamp,
 }
 
-/// A recorder and its sender, which must run for events to be sent. `host` is the node's name, or empty.
+/// A recorder and its sender. Events are sent only while the sender runs. `host` is the node's name, or empty.
 pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
     with_capacity(client, host, QUEUE_CAPACITY)
 }
@@ -97,7 +97,7 @@ fn queue(capacity: usize) -> (Recorder, mpsc::Receiver<Record>) {
     (Recorder { queue }, records)
 }
 
-/// Waits while other requests are urgent, for an event of this age.
+/// Waits while other requests are urgent, until an event of this age has waited for [`YIELD_MAX`] in total.
 async fn wait_while_urgent(urgent: &mut watch::Receiver<bool>, age: Duration) {
     let left = YIELD_MAX.saturating_sub(age);
     if !left.is_zero() {
@@ -118,7 +118,7 @@ pub fn is_unavailable(error: &kube::Error) -> bool {
 // === impl Recorder ===
 
 impl Recorder {
-    /// Records an event about an object. Never waits. `component` is the reporting component.
+    /// Records an event about an object. It never waits. `component` is the reporting component.
     pub fn record(&self, about: ObjectReference, component: impl Into<Cow<'static, str>>, event: Event) {
         let record = Record {
             about,
@@ -163,7 +163,7 @@ impl Sender {
         }
     }
 
-    /// Counts a repeat in its Event object, or creates a new one.
+    /// Counts a repeat in its Event object, or creates a new object.
     async fn send(&mut self, admitted: Admitted, record: &Record) -> Result<(), kube::Error> {
         let namespace = record.about.namespace.as_deref().unwrap_or("default");
         let api: Api<ApiEvent> = Api::namespaced(self.client.clone(), namespace);

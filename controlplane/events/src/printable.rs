@@ -1,16 +1,16 @@
 //! Untrusted text (of containers, registries, runtimes) for events, statuses and logs.
 
-/// At most `most` bytes of a text. Control characters other than line ends and tabs are replaced, because terminals
-/// execute some of them (CVE-2021-25743).
-pub fn printable(text: &str, most: usize) -> String {
-    let mut clean = String::with_capacity(text.len().min(most));
+/// At most `max_bytes` bytes of a text. Control characters other than line ends and tabs are replaced, because
+/// terminals execute some of them (CVE-2021-25743).
+pub fn printable(text: &str, max_bytes: usize) -> String {
+    let mut clean = String::with_capacity(text.len().min(max_bytes));
     for character in text.chars() {
         let shown = match character {
             '\n' | '\t' => character,
             control if control.is_control() => '\u{fffd}',
             other => other,
         };
-        if clean.len() + shown.len_utf8() > most {
+        if clean.len() + shown.len_utf8() > max_bytes {
             break;
         }
         clean.push(shown);

@@ -118,7 +118,7 @@ impl Causes {
         self.list.is_empty()
     }
 
-    /// Number of violations, also of those that are only counted.
+    /// Number of violations, including violations that are only counted.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -209,7 +209,7 @@ impl Causes {
         self.add("FieldValueTooMany", path, || format!("Too many: {count}: must have at most {max} items"));
     }
 
-    /// Checks that a value is one of the supported words. An empty value is a missing one.
+    /// Checks that a value is one of the supported words. An empty value counts as missing.
     pub fn one_of(&mut self, path: &Path, value: &Value, supported: &[&str]) {
         match value.as_str() {
             None | Some("") => self.required(path, ""),

@@ -41,8 +41,8 @@ fn fill(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     }
 }
 
-/// Sets a field that is absent or null. For fields that are pointers in Go: an empty text there is a value, and is
-/// refused.
+/// Sets a field that is absent or null. It is for fields that are pointers in Go: there an empty text is a value, and
+/// validation refuses it.
 fn fill_absent(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     if map.get(name).is_none_or(Value::is_null) {
         map.insert(name.to_owned(), value.into());

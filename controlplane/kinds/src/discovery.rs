@@ -32,15 +32,15 @@ const PRIORITIES: &[(&str, i64)] = &[
     ("resource.k8s.io", 16_200),
 ];
 
-/// The priority of a built-in group. If several groups have a resource of one name, clients use that of the first group in
-/// the discovery documents.
+/// The priority of a built-in group. If several groups have a resource of one name, clients use the resource of the
+/// first group in the discovery documents.
 #[must_use]
 pub fn group_priority(group: &str) -> Option<i64> {
     PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority)
 }
 
-/// The named groups in the order of the documents: by descending priority, then by name. The group of APIServices is the
-/// first one, and has no priority.
+/// The named groups in the order of the documents: by descending priority, then by name. The group of APIServices is
+/// the first group, and has no priority.
 fn groups(set: &Resources) -> Vec<&str> {
     let mut all = set.groups();
     let priority = |group: &str| match group {
@@ -246,7 +246,7 @@ mod tests {
         };
         assert_eq!(hash("", "v1", "pods"), "xPOwRZ+Yhw8=");
         assert_eq!(hash("apps", "v1", "deployments"), "8aSe+NMegvE=");
-        // All versions of a resource have the hash of the stored one.
+        // All versions of a resource have the hash of the stored version.
         assert_eq!([hash("", "v1", "events"), hash("events.k8s.io", "v1", "events")], ["r2yiGXH7wu8="; 2]);
         for (group, name) in [("", "pods/status"), ("", "componentstatuses"), ("", "bindings")] {
             assert_eq!(hash(group, "v1", name), Value::Null, "{name}");

@@ -31,7 +31,7 @@ pub struct Document {
 
 /// `/openapi/v3`: URLs with content hash, by path. Hashes are computed once for each change of a group version.
 pub fn root(set: &Resources) -> Value {
-    // Only read when a hash is missing.
+    // It is read only when a hash is missing.
     let text = LazyLock::new(definitions_text);
     let mut definitions = None;
     let mut paths = Map::new();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_and_descriptions_are_those_of_one_version() {
+    fn fields_and_descriptions_belong_to_one_version() {
         let core = read("api/v1");
         assert_eq!(core["info"]["version"], "1.36");
         let properties = |name: &str| core["components"]["schemas"][name]["properties"].clone();

@@ -31,7 +31,8 @@ impl Ownership {
         let definitions = schemas().all();
         let mut schema = Schema::default();
         let (scalar, atomic) = (schema.add(Type::Scalar), schema.add(Type::Atomic));
-        // Definitions refer to each other, also in circles: each has its type before any is filled in.
+        // Definitions refer to each other, even in circles. So each definition has its type before any of them is
+        // filled in.
         let types: Vec<TypeId> = definitions.iter().map(|_| schema.add(Type::Atomic)).collect();
         let mut ownership = Ownership { schema, definitions: types, scalar, atomic };
         for (position, definition) in definitions.iter().enumerate() {

@@ -65,7 +65,7 @@ impl Quota {
         self.scopes.iter().all(|selector| selector.matches(kind, object))
     }
 
-    /// The names of the scopes that include the object, also if another scope of the quota does not.
+    /// The names of the scopes that include the object, even if another scope of the quota does not include it.
     fn matched_scopes<'a>(&'a self, kind: &'a Resource, object: &'a Value) -> impl Iterator<Item = &'a str> {
         self.scopes.iter().filter(|scope| scope.matches(kind, object)).map(ScopeSelector::name)
     }

@@ -151,10 +151,11 @@ pub trait Strategy: Send + Sync {
         validation: FieldValidation,
     ) -> Result<(Value, Vec<String>), SchemaError>;
 
-    /// As [`Strategy::decode`], for the configuration of a server-side apply: fields are neither added nor omitted.
+    /// Does the same as [`Strategy::decode`], for the configuration of a server-side apply: fields are neither added
+    /// nor omitted.
     ///
     /// # Errors
-    /// As [`Strategy::decode`].
+    /// The errors of [`Strategy::decode`].
     fn decode_config(
         &self,
         parsed: Parsed,
@@ -166,8 +167,8 @@ pub trait Strategy: Send + Sync {
     /// Makes an object canonical: it then has exactly the fields that a Go server writes. Idempotent.
     fn canonical(&self, _object: &mut Value) {}
 
-    /// As [`Strategy::canonical`], for a stored object. Also removes fields that this version does not have. Returns
-    /// whether there were any.
+    /// Does the same as [`Strategy::canonical`] for a stored object, and removes fields that this version does not
+    /// have. Returns whether there were such fields.
     fn canonical_stored(&self, _object: &mut Value) -> bool {
         false
     }

@@ -112,8 +112,8 @@ pub fn canonical(schema: &str, value: &mut Value) {
     canonical_with(schema, value, UnknownFields::Keep);
 }
 
-/// As [`canonical`], for a stored object. Also removes the fields that the definition does not have: a server with
-/// definitions of another version has stored them. Returns whether there were any.
+/// Does the same as [`canonical`] for a stored object, and removes the fields that the definition does not have: a
+/// server with definitions of another version has stored them. Returns whether there were such fields.
 pub fn canonical_stored(schema: &str, value: &mut Value) -> bool {
     canonical_with(schema, value, UnknownFields::Remove)
 }
@@ -125,7 +125,8 @@ fn canonical_with(schema: &str, value: &mut Value, unknown: UnknownFields) -> bo
     }
 }
 
-/// As [`decode`], for the configuration of a server-side apply. Fields that the manager sets to zero are kept.
+/// Does the same as [`decode`], for the configuration of a server-side apply. Fields that the manager sets to zero are
+/// kept.
 pub fn decode_config(
     schema: &str,
     parsed: Parsed,

@@ -108,7 +108,7 @@ pub fn uninitialized_status() -> Vec<Cause> {
 /// already has are omitted. An earlier version accepted them, and without this rule no update could remove the
 /// object's finalizers.
 ///
-/// Custom resources get all violations: their expressions may compare the new object with the old one.
+/// Custom resources get all violations: their expressions may compare the new object with the old object.
 pub fn ratcheted(
     kind: &Resource,
     new: &Value,
@@ -119,7 +119,7 @@ pub fn ratcheted(
     if causes.is_empty() || !kind.is_built_in {
         return causes;
     }
-    // The new object has the defaults of this version, the stored one may lack them. A default does not count as a
+    // The new object has the defaults of this version, the stored object may lack them. A default does not count as a
     // change.
     let mut stored = old.clone();
     defaults::apply(kind, &mut stored);
@@ -127,8 +127,8 @@ pub fn ratcheted(
         let remaining = rules(kind, new, &stored);
         causes.retain(|cause| remaining.contains(cause));
     }
-    // Metadata is checked first, so a cut list may lack violations of other fields. With a cut list, these fields may not
-    // change.
+    // Metadata is checked first, so a cut list may lack violations of other fields. If the list is cut, these fields
+    // must not change.
     if cause::are_cut(&causes) && changes_more_than_metadata(new, &stored) {
         return causes;
     }
@@ -219,8 +219,8 @@ pub fn tolerations(field: &str, list: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Validates an access review of this kind. `namespace` is that of the request. Reviews of other kinds are always
-/// valid. Source: `pkg/apis/authorization/validation`.
+/// Validates an access review of this kind. `namespace` is the namespace of the request. Reviews of other kinds are
+/// always valid. Source: `pkg/apis/authorization/validation`.
 pub fn review(kind: &str, review: &Value, namespace: &str) -> Vec<Cause> {
     review::causes(kind, review, namespace)
 }

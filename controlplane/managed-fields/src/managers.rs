@@ -48,7 +48,7 @@ pub struct Owned {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Managers(pub(crate) BTreeMap<ManagerId, Owned>);
 
-/// `managedFields` that are not valid.
+/// `managedFields` is not valid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidManagedFields {
     /// The value is not a list of objects.
@@ -152,8 +152,8 @@ impl Managers {
         entries.into_iter().map(|(id, owned)| write_entry(id, owned)).collect()
     }
 
-    /// Sets the time of each manager to that of the same manager in an earlier state, or to none. For a write that
-    /// upstream records without a time.
+    /// Sets the time of each manager to the time that it had in an earlier state, or to none. It is called for writes
+    /// that upstream records without a time.
     #[must_use]
     pub fn with_times_of(mut self, earlier: &Managers) -> Managers {
         for (id, owned) in &mut self.0 {

@@ -250,10 +250,10 @@ impl<V: Versions> Updater<'_, V> {
         conflicts
     }
 
-    /// Takes changed and removed fields from all managers, and returns the changed ones that had an owner. Managers
-    /// without fields, and those of a version that is not served any more, are dropped. Managers of a version to which the
-    /// states cannot be converted keep their fields. The states are compared once for each version, not for each manager:
-    /// `by_version` has the known comparisons, without the ignored fields.
+    /// Takes changed and removed fields from all managers, and returns the changed fields that had an owner. Managers
+    /// without fields, and managers of a version that is not served any more, are dropped. Managers of a version to
+    /// which the states cannot be converted keep their fields. The states are compared once for each version, not for
+    /// each manager: `by_version` has the known comparisons, without the ignored fields.
     fn release_all(
         &self,
         live: &Value,

@@ -19,7 +19,7 @@ use crate::{
 /// A value interpreted by its type.
 #[derive(Clone, Copy)]
 pub(crate) enum TypedValue<'a> {
-    /// Owned as a whole. Also a value that does not fit its type.
+    /// The value is owned as a whole. This includes a value that does not fit its type.
     Leaf,
     /// An object with parts. None for null.
     Map(Option<&'a Map<String, Value>>),

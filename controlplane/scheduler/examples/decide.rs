@@ -1,5 +1,5 @@
 //! Schedules the pods of clusters from the standard input: one cluster in JSON per line.
-//! `scripts/differential-scheduler` compares the decisions with those of kube-scheduler.
+//! `scripts/differential-scheduler` compares the decisions with the decisions of kube-scheduler.
 
 use std::io::{BufRead, Write};
 

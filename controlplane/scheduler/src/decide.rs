@@ -79,7 +79,7 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
 }
 
-/// As [`decide`]. `ran` gets each extension point that ran, with its result and its start.
+/// Does the same as [`decide`]. `ran` gets each extension point that ran, with its result and its start.
 pub(crate) fn decide_measured(
     pod: &Pod,
     profile: &Profile,

@@ -62,7 +62,8 @@ struct Shared {
     state: Mutex<State>,
     /// Incremented at each change.
     changes: tokio::sync::watch::Sender<u64>,
-    /// Held while a claim of a gang is written, because pods of the gang write the same claims at the same time.
+    /// It is locked while a claim of a gang is written, because pods of the gang write the same claims at the same
+    /// time.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -81,7 +82,7 @@ struct State {
     new_claims: HashMap<Key, NewClaim>,
     /// Claims with a chosen allocation that the pods of one gang share while the gang is placed.
     shared: HashSet<Key>,
-    /// The devices of all allocations, including chosen ones.
+    /// The devices of all allocations, including chosen allocations.
     allocated: Allocated,
     /// The work of the searches in the current attempt.
     attempt: Option<Arc<Work>>,
@@ -427,7 +428,7 @@ impl State {
         self.pending.supply |= before.is_some_and(|before| self.allocated.lacks_any_of(&before));
     }
 
-    /// The allocation of a claim. The chosen one has precedence until the watch delivers it.
+    /// The allocation of a claim. The chosen allocation has precedence until the watch delivers it.
     fn allocation(&self, key: &Key) -> Option<&Value> {
         self.assumed.get(key).or_else(|| self.claims.get(key)?.status.allocation.as_ref())
     }
@@ -471,7 +472,7 @@ impl PodDevices {
         !self.is_unusable && self.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node))
     }
 
-    /// The claims to allocate, with the one for extended resources.
+    /// The claims to allocate, with the claim for extended resources.
     fn waiting_with(&self, new: Option<&NewClaim>) -> Cow<'_, [Claim]> {
         match new {
             None => Cow::Borrowed(&self.waiting),

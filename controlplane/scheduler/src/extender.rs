@@ -31,7 +31,8 @@ pub(crate) struct Extender {
     pub(crate) timeout: Duration,
     /// Whether the extender gets the names of the nodes instead of the nodes.
     pub(crate) knows_nodes: bool,
-    /// The extender is called only for pods that request one of these resources. If empty, for all pods.
+    /// The extender is called only for pods that request one of these resources. If it is empty, the extender is called
+    /// for all pods.
     pub(crate) resources: BTreeSet<String>,
     /// Whether pods are scheduled without the extender while it fails.
     pub(crate) ignorable: bool,
@@ -44,7 +45,7 @@ pub(crate) struct Tls {
     pub(crate) insecure: bool,
     /// The name in the server's certificate. `None` means the host of the URL.
     pub(crate) server_name: Option<String>,
-    /// The certificate authorities of the server. `None` means those of the machine.
+    /// The certificate authorities of the server. `None` means the authorities of the machine.
     pub(crate) authorities: Option<Vec<u8>>,
     /// The certificate and the key of the scheduler.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,

@@ -26,8 +26,8 @@ const FIXED: [(&str, Filter); 3] = [
     ("TaintToleration", taints::refuse),
 ];
 
-/// The refusal of the first filter that refuses the pod. `None` if no filter refuses it. `needs`: the requirements of
-/// the pod.
+/// The refusal of the first filter that refuses the pod. `None` if no filter refuses it. `needs` has the requirements
+/// of the pod.
 pub(crate) fn refuse(
     pod: &Pod,
     needs: &PodRequirements,

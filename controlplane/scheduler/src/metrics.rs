@@ -88,7 +88,7 @@ pub(crate) struct QueueLengths {
 // === impl SchedulerMetrics ===
 
 impl SchedulerMetrics {
-    /// Counts an attempt by its result. `profile`: the name of a profile of the configuration.
+    /// Counts an attempt by its result. `profile` is the name of a profile of the configuration.
     pub(crate) fn attempted(&self, result: AttemptResult, profile: &str, took: Duration) {
         let labels = [result.name(), profile];
         self.0.attempts.with_label_values(&labels).inc();

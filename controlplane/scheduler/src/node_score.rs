@@ -21,7 +21,7 @@ pub(crate) fn share(part: i128, whole: i128) -> i64 {
     i64::try_from(part * i128::from(MAX_NODE_SCORE) / whole).unwrap_or(i64::MAX)
 }
 
-/// Scores in proportion to the largest value. With `reverse` the largest value gets the lowest score.
+/// Scores in proportion to the largest value. If `reverse`, the largest value gets the lowest score.
 pub(crate) fn normalize(mut values: Vec<i64>, reverse: bool) -> Vec<i64> {
     let largest = values.iter().copied().max().unwrap_or_default();
     for value in &mut values {

@@ -300,7 +300,7 @@ impl Queue {
         self.refuse(uid, (helped_by, Changes::default()), now);
     }
 
-    /// As [`Self::refused`]. `changes` happened after the pod was tried.
+    /// Does the same as [`Self::refused`]. `changes` happened after the pod was tried.
     fn refuse(&mut self, uid: &str, (helped_by, changes): (Changes, Changes), now: Instant) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
@@ -328,7 +328,7 @@ impl Queue {
         self.refuse(uid, (Changes::ALL, Changes::ALL), now);
     }
 
-    /// Records changes that may make refused pods schedulable. Only the pods that may be helped are read.
+    /// Records changes that may make refused pods schedulable. Only the pods that the changes may help are read.
     pub(crate) fn change(&mut self, changes: Changes, now: Instant) {
         self.changes += 1;
         for (one, last) in Changes::TYPES.into_iter().zip(&mut self.last_change) {

@@ -67,7 +67,7 @@ fn restarts_all(spec: &PodSpec) -> bool {
     rules.any(|rule| rule.action == "RestartAllContainers")
 }
 
-/// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual ones.
+/// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual requests.
 pub(crate) fn of_pod(pod: &Pod) -> Resources {
     sum(
         pod,
@@ -145,7 +145,8 @@ fn assumed<'a>(container: &'a Container, amounts: &[(&str, &str)]) -> Cow<'a, Re
     Cow::Owned(resources)
 }
 
-/// The effective requests of a pod. `listed` yields the resources of its containers, then those of its init containers.
+/// The effective requests of a pod. `listed` yields the resources of its containers, then the resources of its init
+/// containers.
 fn sum<'a>(
     pod: &'a Pod,
     pod_level: Option<&'a ResourceRequirements>,

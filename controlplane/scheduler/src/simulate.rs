@@ -1,5 +1,5 @@
 //! Scheduling of the pods of a given cluster, without an API server. The differential test compares the decisions with
-//! those of the real kube-scheduler's plugins.
+//! the decisions of the real kube-scheduler's plugins.
 
 use std::collections::BTreeMap;
 

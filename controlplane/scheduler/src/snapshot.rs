@@ -35,7 +35,7 @@ pub(crate) struct NodeInfo {
     slot: usize,
     /// Increases with each change. No two states of any nodes have the same generation.
     generation: u64,
-    /// Boxed: the table has up to twice as many places as pods.
+    /// The values are boxed, because the table has up to twice as many places as pods.
     pods: HashMap<String, Box<Placed>>,
     /// Sizes of the node's images in bytes, by name. They are not part of the properties, because a new image helps no
     /// refused pod.
@@ -176,7 +176,7 @@ impl Snapshot {
         self.nodes.values().filter_map(|info| Some(Candidate { properties: info.properties.as_ref()?, info }))
     }
 
-    /// The existing nodes ordered by name: those from this name on, then those before it.
+    /// The existing nodes ordered by name: the nodes from this name on, then the nodes before it.
     pub(crate) fn candidates_from(&self, name: &str) -> impl Iterator<Item = Candidate<'_>> {
         let later = self.nodes.range::<str, _>((Bound::Included(name), Bound::Unbounded));
         let earlier = self.nodes.range::<str, _>((Bound::Unbounded, Bound::Excluded(name)));

@@ -62,16 +62,16 @@ impl Encryption {
         Ok(Self { path: path.to_owned(), rules: ArcSwap::from_pointee(rules) })
     }
 
-    /// The file.
+    /// The path of the configuration file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the file again. Later writes use the new first providers.
+    /// Reads the file again. Later writes use the first provider of each resource in the new configuration.
     ///
     /// # Errors
-    /// As [`Encryption::load`]. After an error the current providers are kept.
+    /// The errors of [`Encryption::load`]. After an error the current providers are kept.
     pub fn reload(&self) -> Result<(), Error> {
         let rules = config::load(&self.path, &self.rules.load())?;
         self.rules.store(Arc::new(rules));
@@ -84,7 +84,7 @@ impl Encryption {
         self.rules.load().iter().any(|rule| rule.covers(key))
     }
 
-    /// Encrypts a value. `None`: the resource is stored without encryption.
+    /// Encrypts a value. `None` if the resource is stored without encryption.
     ///
     /// # Errors
     /// The cipher failed.

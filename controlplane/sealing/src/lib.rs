@@ -6,8 +6,8 @@
 //! The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
 //! is the associated data, so that a sealed value cannot be moved to another object.
 //!
-//! A value that [`Keys`] seals is `k8s:enc:aesgcm:v1:`, the key's id, `:`, the nonce (12 bytes), the ciphertext and its tag
-//! (16 bytes). The prefix and the order are those of the AES-GCM provider of kube-apiserver.
+//! A value that [`Keys`] seals is `k8s:enc:aesgcm:v1:`, the key's id, `:`, the nonce (12 bytes), the ciphertext and its
+//! tag (16 bytes). The prefix and the order are the same as in the AES-GCM provider of kube-apiserver.
 //!
 //! Invariants:
 //! - The first key of the file seals; every key of the file opens.

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// An hour: the simulated nodes write no heartbeats.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The uids of all pods that were created, also of deleted ones, by namespace and controller (`Kind/name`).
+/// The uids of all pods that were created, including deleted pods, by namespace and controller (`Kind/name`).
 type Created = Arc<Mutex<BTreeMap<(String, String), BTreeSet<String>>>>;
 
 /// An API server, two simulated nodes, and a control plane that is repeatedly killed and started.

@@ -103,8 +103,8 @@ impl Fault {
         is_sent
     }
 
-    /// Ends a write. `is_step`: whether it took effect and is not an Event. Returns whether the process receives the
-    /// response.
+    /// Ends a write. `is_step` says whether it took effect and is not an Event. Returns whether the process receives
+    /// the response.
     fn end(&self, is_step: bool) -> bool {
         self.state.send_modify(|state| {
             state.pending -= 1;

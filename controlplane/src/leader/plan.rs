@@ -1,11 +1,11 @@
-//! The plan of a candidate for a lease. No I/O; the caller passes the time.
+//! The plan of a candidate for a lease. It does no I/O; the caller passes the time.
 
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::LeaseSpec;
 
 /// A lease, and when the candidate first saw it in this state. Clocks of servers differ, so the times in the lease are
-/// not compared with the candidate's.
+/// not compared with the candidate's clock.
 pub(super) struct Observation {
     pub(super) spec: LeaseSpec,
     since: Instant,
@@ -25,7 +25,7 @@ pub(super) enum Action {
 // === impl Observation ===
 
 impl Observation {
-    /// The observation of a lease. The time of an unchanged lease is that of the previous observation.
+    /// The observation of a lease. An unchanged lease keeps the time of the previous observation.
     pub(super) fn of(spec: LeaseSpec, previous: Option<Self>, now: Instant) -> Self {
         let since = previous.filter(|previous| previous.spec == spec).map_or(now, |previous| previous.since);
         Self { spec, since }

@@ -19,7 +19,7 @@ pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> 
 
 fn replace(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
     let temporary = path.with_extension("tmp");
-    // A leftover of a crash may have another mode, so it is removed first.
+    // A temporary file of an interrupted write may have another mode, so it is removed first.
     match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}

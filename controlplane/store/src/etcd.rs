@@ -1,8 +1,8 @@
 //! The store on etcd 3.6, which several servers share.
 //!
-//! Keys have a common prefix in etcd. Revisions are those of etcd, so a transaction is one commit. One task for each
-//! watch follows etcd and resumes after a disconnection. Another task compacts the history: of all servers that share
-//! the prefix, one does it in each interval.
+//! Keys have a common prefix in etcd. Revisions are etcd's revisions, so a transaction is one commit. One task for each
+//! watch follows etcd and resumes after a disconnection. Another task compacts the history. In each interval, one of
+//! the servers that share the prefix does this.
 
 mod compaction;
 mod connection;
@@ -43,7 +43,7 @@ const START_PAUSE: Duration = Duration::from_secs(1);
 /// Settings of the store on etcd.
 #[derive(Debug)]
 pub struct EtcdOptions {
-    /// URLs of etcd's members. If the current member does not respond, the next one is used.
+    /// URLs of etcd's members. If the current member does not respond, the next member is used.
     pub servers: Vec<String>,
     /// Prefix of all keys.
     pub prefix: String,
@@ -115,7 +115,7 @@ impl Keys {
 // === impl Etcd ===
 
 impl Etcd {
-    /// Connects to etcd, and waits at most one minute for it. Must be called within a tokio runtime.
+    /// Connects to etcd, and waits at most one minute for it. It must be called within a tokio runtime.
     ///
     /// # Errors
     /// [`Error::Endpoint`] if the settings cannot be used, [`Error::Unavailable`] if etcd does not respond.

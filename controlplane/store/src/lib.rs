@@ -5,7 +5,7 @@
 //! Every entry has the revision that created it and the revision that last changed it.
 //!
 //! Invariants:
-//! - A revision is never used twice, not even after a restart, in any tier.
+//! - A revision is never used twice, not even after a restart. This holds for durable and for volatile writes.
 //! - Every watcher gets the commits in the order of revisions, without gaps.
 //! - A durable write is acknowledged only after it was synced to disk. A volatile write never reaches the disk of the
 //!   embedded store. In etcd it is stored like a durable one, with a lease if it has a time to live.

@@ -26,7 +26,7 @@ pub(crate) const MAX_ID: usize = 1 << 10;
 #[derive(Debug)]
 pub(crate) struct KeySet {
     keys: Vec<Key>,
-    /// Time until they are fetched again.
+    /// Time until the keys are fetched again.
     pub(crate) max_age: Duration,
 }
 

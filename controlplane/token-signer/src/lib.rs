@@ -79,7 +79,8 @@ pub struct TokenSigner {
     client: Client,
     keys: ArcSwap<KeySet>,
     max_seconds: i64,
-    /// When the last fetch for an unknown key ended. Held during each fetch, so that there is one at a time.
+    /// Time at which the last fetch for an unknown key ended. It is locked during each such fetch, so that only one
+    /// runs at a time.
     fetched: Mutex<Option<Instant>>,
 }
 
@@ -95,8 +96,8 @@ struct Header {
 // === impl TokenSigner ===
 
 impl TokenSigner {
-    /// Connects with the signer, and fetches its keys. They are fetched again until `shutdown` is cancelled. The endpoint
-    /// is the path of a unix socket; one in the abstract namespace begins with `@`.
+    /// Connects with the signer, and fetches its keys. They are fetched again until `shutdown` is cancelled. The
+    /// endpoint is the path of a unix socket; an abstract address begins with `@`.
     ///
     /// # Errors
     /// The signer is not ready within a minute, or returned an invalid response.

@@ -18,7 +18,7 @@ use crate::v1::{
     external_jwt_signer_server::{ExternalJwtSigner, ExternalJwtSignerServer},
 };
 
-/// The start of a SubjectPublicKeyInfo of a point on P-256.
+/// The first bytes of the SubjectPublicKeyInfo of a P-256 key. The bytes of the point follow.
 const P256: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 6, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3,
     1, 7, 3, 0x42, 0,
@@ -33,7 +33,7 @@ pub struct Behaviour {
     pub published: Vec<(String, bool)>,
     /// Further keys: id and SubjectPublicKeyInfo.
     pub others: Vec<(String, Vec<u8>)>,
-    /// The header of tokens. Null: the usual header.
+    /// The header of tokens. Null stands for the usual header.
     pub header: Value,
     /// Whether the signer signs other claims than requested.
     pub is_forging: bool,

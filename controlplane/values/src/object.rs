@@ -10,7 +10,7 @@ use kube_core::Resource;
 
 pub use read_metadata::without_managed_fields;
 
-/// Metadata of objects whose kind is known at compile time. Absent fields read as empty texts.
+/// Metadata of objects whose kind is known at compile time. The text of an absent field is empty.
 pub trait ObjectExt: Resource<DynamicType = ()> {
     /// Namespace and name.
     fn key(&self) -> Key {
@@ -102,17 +102,17 @@ impl fmt::Display for Key {
     }
 }
 
-/// The owner reference with `controller: true`. Validation allows at most one.
+/// The owner reference with `controller: true`. Validation allows at most one such reference.
 pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
 /// Implements [`kube_core::Resource`] for a struct that has a field `metadata: ObjectMeta`.
 ///
-/// For structs that keep only the fields that a cache needs. If the version is `v1` and the struct has the name of its
-/// kind, the group and the resource are enough: `resource!(Pod, "", "pods", NamespaceResourceScope)`. Others name the
-/// kind, and the group with the version: `resource!(Autoscaler, "HorizontalPodAutoscaler", ("autoscaling", "v2",
-/// "horizontalpodautoscalers"), NamespaceResourceScope)`.
+/// It is for structs that keep only the fields that a cache needs. If the version is `v1` and the struct has the name
+/// of its kind, the group and the resource are enough: `resource!(Pod, "", "pods", NamespaceResourceScope)`. Other
+/// structs need the kind, and the group with the version: `resource!(Autoscaler, "HorizontalPodAutoscaler",
+/// ("autoscaling", "v2", "horizontalpodautoscalers"), NamespaceResourceScope)`.
 #[macro_export]
 macro_rules! resource {
     ($type:ident, $group:literal, $plural:literal, $scope:ident) => {

@@ -1,5 +1,5 @@
-//! Effective requests and limits of a pod: what its containers, init containers, sidecars, overhead and pod-level
-//! resources add up to.
+//! Effective requests and limits of a pod. They follow from its containers, init containers, sidecars, overhead and
+//! pod-level resources.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use k8s_openapi::serde::Deserialize as _;
 
 use crate::quantity::{millis_of, value_of};
 
-/// A list of resources, as `requests` and `limits` have it.
+/// A list of resources: the type of `requests` and `limits`.
 pub type ResourceList = BTreeMap<String, ApiQuantity>;
 
-/// Amounts of resources. 128 bits, so that sums over pods can neither overflow nor saturate. A saturated sum would be
-/// wrong after a pod is subtracted from it.
+/// Amounts of resources. They have 128 bits, so that sums over pods can neither overflow nor saturate. A saturated sum
+/// would be wrong after a pod is subtracted from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     /// CPU in thousandths of a core.
@@ -132,14 +132,14 @@ impl Resources {
         self.for_each(other, |own, amount| *own -= amount);
     }
 
-    /// Whether one of the amounts is larger than the other's.
+    /// Whether one of the amounts is larger than the same amount of `other`.
     pub fn exceeds(&self, other: &Self) -> bool {
         let mut raised = other.clone();
         raised.raise(self);
         raised != *other
     }
 
-    /// Raises each amount to at least the other's.
+    /// Raises each amount to at least the same amount of `other`.
     fn raise(&mut self, other: &Self) {
         self.for_each(other, |own, amount| *own = (*own).max(amount));
     }
@@ -165,7 +165,7 @@ impl Resources {
     }
 }
 
-/// Whether `resources` of a pod as a whole can have this resource.
+/// Whether the field `resources` of a pod spec can contain this resource.
 pub fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }
@@ -210,7 +210,7 @@ impl<'a> StatusResources<'a> {
         Some(Self { actual: status.resources.as_ref()?, allocated, is_infeasible })
     }
 
-    /// Raises the amounts of the spec to those of the status. The amounts of an infeasible spec do not count.
+    /// Raises the amounts of the spec to the amounts of the status. The amounts of an infeasible spec do not count.
     fn effective(&self, side: Side, spec: Resources) -> Resources {
         let mut effective = if self.is_infeasible { Resources::default() } else { spec };
         effective.raise(&Resources::of(side.list(Some(self.actual))));
@@ -233,7 +233,7 @@ pub fn is_resize_infeasible(conditions: Option<&Vec<PodCondition>>, generation: 
 }
 
 impl<'a> PodResources<'a> {
-    /// Adds the resources in the pod's status. `generation` is that of the pod.
+    /// Adds the resources in the pod's status. `generation` is the generation of the pod.
     #[must_use]
     pub fn with_status(mut self, spec: &'a PodSpec, status: &'a PodStatus, generation: Option<i64>) -> Self {
         let is_infeasible = is_resize_infeasible(status.conditions.as_ref(), generation);

@@ -50,8 +50,8 @@ impl QosClass {
         [Self::BestEffort, Self::Burstable, Self::Guaranteed].into_iter().find(|class| class.as_str() == name)
     }
 
-    /// The class of a pod. `parts` are its pod-level resources alone if it has such, otherwise those of all containers
-    /// and init containers. Ephemeral containers do not count.
+    /// The class of a pod. `parts` are its pod-level resources alone if it has any, otherwise the resources of all
+    /// containers and init containers. Ephemeral containers do not count.
     pub fn of(parts: impl IntoIterator<Item = RequestsAndLimits>) -> Self {
         let (mut requests, mut limits) = (CpuAndMemory::default(), CpuAndMemory::default());
         let mut all_limited = true;

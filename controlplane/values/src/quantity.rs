@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 const NANO: i128 = 1_000_000_000;
 /// Largest amount with a binary suffix in nano units: upstream caps these at 2^63-1.
 const MAX_BINARY: i128 = i64::MAX as i128 * NANO;
-/// Largest other amount in nano units, 10^29 units. Upstream has no limit here; this one fits into 128 bits.
+/// Largest other amount in nano units, 10^29 units. Upstream has no limit here; this limit fits into 128 bits.
 const MAX_DECIMAL: i128 = 10_i128.pow(38);
 /// Decimal suffixes with their exponents.
 const DECIMAL: [(&str, i32); 10] =
@@ -107,7 +107,7 @@ impl Quantity {
         i32::try_from(self.nanos.signum()).unwrap_or(0)
     }
 
-    /// The amount in thousandths, rounded away from zero. Never saturates.
+    /// The amount in thousandths, rounded away from zero. It never saturates.
     pub fn thousandths(self) -> i128 {
         let step = NANO / 1000;
         self.nanos / step + if self.nanos % step == 0 { 0 } else { self.nanos.signum() }
@@ -199,7 +199,7 @@ fn scale(suffix: &str) -> Result<(Notation, Scale), QuantityError> {
 
 /// The amount in nano units: rounded up, capped at the limit of the notation. Linear in the number of digits.
 fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
-    // `unit`: nano units of the number 1.
+    // `unit` is the number 1 in nano units.
     let (cap, unit, power) = match scale {
         Scale::Ten(power) => (MAX_DECIMAL, NANO, power),
         Scale::Two(power) => (MAX_BINARY, NANO << power, 0),
@@ -241,7 +241,7 @@ fn fraction_units(digits: &str, unit: i128) -> i128 {
     amount + i128::from(!is_exact)
 }
 
-/// Division that rounds away from zero, saturating.
+/// Divides, and rounds away from zero. Saturates at the limits of 64 bits.
 fn divide(number: i128, by: i128) -> i64 {
     let rounded = number / by + if number % by == 0 { 0 } else { number.signum() };
     i64::try_from(rounded).unwrap_or(if number < 0 { i64::MIN } else { i64::MAX })

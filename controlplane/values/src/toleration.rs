@@ -20,9 +20,9 @@ pub fn is_tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
 
 /// Whether the toleration matches the taint.
 ///
-/// An empty effect matches every effect and an empty key every key. An empty key needs `Exists`: the API server
-/// refuses the other operators for it. `Lt` and `Gt` compare the taint's value with the toleration's as integers
-/// (feature gate `TaintTolerationComparisonOperators`).
+/// An empty effect matches every effect and an empty key every key. An empty key needs `Exists`: the API server refuses
+/// the other operators for it. `Lt` and `Gt` compare the values of the taint and the toleration as integers (feature
+/// gate `TaintTolerationComparisonOperators`).
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();

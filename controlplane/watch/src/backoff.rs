@@ -33,7 +33,7 @@ impl Backoff {
         self.pause_up_to(self.max)
     }
 
-    /// As [`pause`](Self::pause), with another maximum.
+    /// The same as [`pause`](Self::pause), with another maximum.
     pub(crate) fn pause_up_to(&mut self, max: Duration) -> Duration {
         let pause = self.next.min(max);
         self.next = pause.saturating_mul(2);

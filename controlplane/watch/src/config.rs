@@ -61,8 +61,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// For watches of the control plane, whose API server is near. The requests take long, so that an idle machine
-    /// rarely wakes up. A kind that the server does not serve is requested every 5 minutes.
+    /// Settings for watches of the control plane, whose API server is near. The requests take long, so that an idle
+    /// machine rarely wakes up. A kind that the server does not serve is requested every 5 minutes.
     #[must_use]
     pub fn control_plane() -> Self {
         Self::default()

@@ -1,10 +1,10 @@
-//! Why a request of a watch failed.
+//! The error of a failed request of a watch.
 
 use std::time::Duration;
 
 use kube::core::Status;
 
-/// Why a request failed. The watch repeats it after a pause.
+/// The cause of a failed request. The watch repeats the request after a pause.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A list request failed.
@@ -25,7 +25,7 @@ pub enum Error {
     /// An object does not have the expected type.
     #[error("cannot decode an object")]
     Object(#[source] serde_json::Error),
-    /// A list, or a line of a watch, is not what the API defines.
+    /// A list, or a line of a watch, does not have the form that the API defines.
     #[error("a response of the API server is invalid")]
     Invalid(#[source] serde_json::Error),
     /// A list or a changed object has no resource version, so no watch can continue from it.

@@ -53,7 +53,7 @@ pub enum Event<K> {
     InitDone,
 }
 
-/// The events of all objects that a configuration selects. The stream never ends. Cancel-safe: a dropped `next()`
+/// The events of all objects that a configuration selects. The stream never ends. It is cancel-safe: a dropped `next()`
 /// loses no event and no request.
 #[derive(Debug)]
 pub struct Watch<K> {
@@ -79,7 +79,7 @@ impl<K: Resource + DeserializeOwned> Watch<K> {
             RawEvent::InitApply(object) => Event::InitApply(
                 json::decode(&object).map_err(|error| self.raw.fail_list(Error::Object(error)))?,
             ),
-            // The next events are delivered: they may be of other objects.
+            // The next events are delivered, because they may be about other objects.
             RawEvent::Apply(object) => Event::Apply(self.changed(&object)?),
             RawEvent::Delete(object) => Event::Delete(self.changed(&object)?),
         })

@@ -17,7 +17,7 @@ pub struct WatchObject<K> {
     is_listed: bool,
 }
 
-/// Watches the object with a name. The API must be that of a namespace, unless the kind has no namespaces.
+/// Watches the object with a name. The API must be for one namespace, unless the kind has no namespaces.
 pub fn watch_object<K: Resource + DeserializeOwned>(api: Api<K>, name: &str) -> WatchObject<K> {
     let config = Config::default().fields(&format!("metadata.name={name}"));
     WatchObject { events: watch(api, config), is_listed: false }

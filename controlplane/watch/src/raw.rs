@@ -48,12 +48,12 @@ pub(crate) struct RawWatch {
     pause: Option<Pin<Box<Sleep>>>,
     /// Whether a request was forbidden since the last complete list or event. Only the first such error is a warning.
     is_forbidden: bool,
-    /// Whether a list or a watch has expired since the last event, and since the last watch that lasted for a second.
+    /// Whether a list or a watch has expired. An event, or a watch that lasts for a second, resets it.
     is_expired: bool,
 }
 
 enum State {
-    /// No list is requested. The next request is that of the first page.
+    /// No list is requested. The next request is for the first page.
     Empty,
     /// A page is requested. `token` selects it; the first page has none.
     Listing { page: BoxFuture<'static, Result<Page, Error>>, token: Option<String> },
@@ -173,13 +173,13 @@ impl RawWatch {
         self.fail(error)
     }
 
-    /// Pauses. The state stays. The first forbidden request is a warning; callers log all errors as debug messages.
+    /// Pauses, and keeps the state. The first forbidden request is a warning; callers log all errors as debug messages.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         if self.is_first_forbidden(&error) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 url = self.target.url,
-                "a watch is forbidden: grant the verbs list and watch, retrying"
+                "a watch is forbidden, retrying; grant the verbs list and watch"
             );
         }
         let backoff = &mut self.config.backoff;
@@ -192,8 +192,8 @@ impl RawWatch {
         error
     }
 
-    /// Resets the back-off. Called when a watch has lasted for a second. An event alone is not a success, because a server
-    /// could send one event and then an invalid line in each watch.
+    /// Resets the back-off. It is called when a watch has lasted for a second. An event alone is not a success, because
+    /// a server could send one event and then an invalid line in each watch.
     fn record_success(&mut self) {
         self.config.backoff.reset();
         self.is_expired = false;
@@ -228,7 +228,7 @@ impl RawWatch {
         Ok(None)
     }
 
-    /// All objects of a page are delivered: requests the next page, or ends the list.
+    /// Requests the next page, or ends the list, after all objects of a page are delivered.
     fn page_delivered(&mut self) -> Option<RawEvent> {
         if let State::Page(page) = &mut self.state
             && !page.next.is_empty()
@@ -266,7 +266,7 @@ impl RawWatch {
                 self.state = State::Listed;
                 Ok(None)
             }
-            // The limit of a page is higher than that of an event, so a list can contain the object.
+            // The limit of a page is higher than the limit of an event, so a list can contain the object.
             Err(error @ Error::TooLarge { .. }) => Err(self.fail_list(error)),
             Err(error) => Err(self.fail_watch(error)),
         }

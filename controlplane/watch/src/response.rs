@@ -41,14 +41,15 @@ pub(crate) struct Response {
 #[derive(Debug)]
 pub(crate) enum Read {
     Line(Bytes),
-    /// The response ended. `is_short`: within a second and without a line.
+    /// The response ended. `is_short` says whether it ended within a second and without a line.
     End {
         is_short: bool,
     },
 }
 
 impl Response {
-    /// Reads the lines of a body. `timeout`: that of the request. `limit`: maximum bytes of a line.
+    /// Reads the lines of a body. `timeout` is the timeout of the request. `limit` is the maximum number of bytes of a
+    /// line.
     pub(crate) fn new(body: Body, timeout: Duration, limit: usize) -> Self {
         Self {
             body: body.into_data_stream(),
@@ -95,7 +96,7 @@ impl Response {
         Read::Line(line)
     }
 
-    /// The last line may have no end. An incomplete one is ignored: the next watch repeats it.
+    /// The last line may have no end. An incomplete line is ignored: the next watch repeats it.
     fn end(&mut self) -> Read {
         let rest = self.lines.rest();
         if serde_json::from_slice::<IgnoredAny>(&rest).is_ok() {
@@ -105,7 +106,8 @@ impl Response {
     }
 }
 
-/// Whether the connection was closed before the end of the response. A proxy with its own timeout does this.
+/// Whether the connection was closed before the end of the response. A proxy with its own timeout ends watches in this
+/// way.
 fn is_end(error: &kube::Error) -> bool {
     let first: &(dyn std::error::Error + 'static) = error;
     std::iter::successors(Some(first), |error| error.source()).take(MAX_CAUSES).any(|cause| {

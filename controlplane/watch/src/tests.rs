@@ -387,8 +387,8 @@ fn silent() -> ResponseBody {
     BodyExt::boxed(StreamBody::new(futures::stream::pending::<Result<Frame<Bytes>, Infallible>>()))
 }
 
-/// A client whose server sends the bodies in order, and does not respond to further requests. Also returns the number of
-/// requests.
+/// A client whose server sends the bodies in order, and does not respond to further requests. Returns the client and
+/// the number of requests.
 fn client_of(bodies: Vec<ResponseBody>) -> (Client, Arc<AtomicUsize>) {
     let requests = Arc::new(AtomicUsize::new(0));
     let (counter, mut bodies) = (requests.clone(), bodies.into_iter());

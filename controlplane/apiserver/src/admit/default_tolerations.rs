@@ -18,7 +18,7 @@ impl Admit for DefaultTolerations {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        // Also for updates: a client that sends its original manifest would remove them.
+        // Updates get them, too: otherwise a client that sends its original manifest would remove them.
         if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
             add(&mut object["spec"], admission.toleration_seconds);
         }

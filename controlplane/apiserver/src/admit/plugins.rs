@@ -14,7 +14,7 @@ use crate::{
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginSelection {
-    /// Plugins that run in addition to the default ones.
+    /// Plugins that run in addition to the default plugins.
     pub enabled: Vec<String>,
     /// Plugins that do not run.
     pub disabled: Vec<String>,

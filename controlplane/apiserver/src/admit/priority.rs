@@ -139,7 +139,7 @@ fn named(admission: &Admission, name: &str) -> Option<Class> {
     })
 }
 
-/// The default class. If concurrent requests created several, the one with the lowest value.
+/// The default class. If concurrent requests created several, the class with the lowest value.
 fn default_class(admission: &Admission) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
     let all = admission.cache.list(kind, "");

@@ -16,7 +16,7 @@ pub(super) struct Verdict {
     /// A JSON patch, or null.
     pub(super) patch: Value,
     pub(super) warnings: Vec<String>,
-    /// Annotations of the audit event: names without the webhook's one, and values.
+    /// Annotations of the audit event: names without the webhook's name, and values.
     pub(super) annotations: Vec<(String, String)>,
 }
 
@@ -27,7 +27,8 @@ pub(super) enum Phase {
     Validating,
 }
 
-/// Maximum number of audit annotations of one response, and maximum bytes of one value. Further and larger ones are left out.
+/// Maximum number of audit annotations of one response, and maximum bytes of one value. Further and larger annotations
+/// are left out.
 const MAX_ANNOTATIONS: usize = 100;
 const MAX_ANNOTATION_BYTES: usize = 32 << 10;
 

@@ -14,7 +14,7 @@ const GROUP: &str = "storage.k8s.io";
 const CLAIM: &str = "PersistentVolumeClaim";
 const VOLUME: &str = "PersistentVolume";
 const ATTRIBUTES_CLASS: &str = "VolumeAttributesClass";
-/// Annotations of the default class. The second one is deprecated.
+/// Annotations of the default class. The second annotation is deprecated.
 const IS_DEFAULT: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
@@ -130,7 +130,7 @@ fn allows_expansion(admission: &Admission, class: &str) -> bool {
     class.is_some_and(|class| class.value()["allowVolumeExpansion"] == true)
 }
 
-/// Name of the default class. Of several, the newest one, as upstream.
+/// Name of the default class. Of several classes, the newest is chosen, as upstream.
 fn default_class(admission: &Admission) -> Option<String> {
     let kind = by_resource(GROUP, "v1", "storageclasses")?;
     let classes: Vec<Value> = admission.cache.list(kind, "").iter().map(|class| class.value()).collect();

@@ -168,7 +168,7 @@ async fn matching(
     }
 }
 
-/// Calls a validating webhook. `index`: its position among the webhooks that the request matches.
+/// Calls a validating webhook. `index` is its position among the webhooks that the request matches.
 async fn judge(
     admission: &Admission,
     hook: &Hook,
@@ -212,7 +212,8 @@ async fn change(
     let called = call(admission, hook, attributes, hooked, Phase::Mutating).await;
     waits::add(began.elapsed());
     let Some(verdict) = called? else { return Ok(Effect::FailedOpen) };
-    // As upstream, a patch without operations is none. Also the webhook of a deletion may return it.
+    // As upstream, a patch without operations counts as no patch. The webhook of a deletion may return such a patch,
+    // too.
     if verdict.patch.is_null() || verdict.patch.as_array().is_some_and(Vec::is_empty) {
         return Ok(Effect::NoPatch);
     }
@@ -305,7 +306,8 @@ async fn call(
     }
 }
 
-/// Records the audit annotations of a webhook below its name. As upstream, those with an invalid name are left out.
+/// Records the audit annotations of a webhook below its name. As upstream, annotations with an invalid name are left
+/// out.
 fn annotate(attributes: &Attributes<'_>, hook: &str, annotations: &[(String, String)]) {
     let Some(record) = attributes.audit else { return };
     for (name, value) in annotations {

@@ -113,7 +113,7 @@ where
 }
 
 /// Adds the headers with the user's identity. An identity that cannot be encoded in headers is an error: with an
-/// incomplete identity, the server could mistake the user for another one.
+/// incomplete identity, the server could mistake the user for another user.
 fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());

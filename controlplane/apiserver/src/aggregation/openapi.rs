@@ -343,7 +343,7 @@ fn target(reference: &str) -> Option<(&str, &str)> {
     SECTIONS.contains(&section).then_some((section, name))
 }
 
-/// Merges a part into a document. A definition is renamed if the document has one with the same name and other content.
+/// Merges a part into a document. A definition is renamed if the document has another definition with the same name.
 fn merge(document: &mut Value, mut part: Value) {
     let mut renamed: BTreeMap<(String, String), String> = BTreeMap::new();
     for section in SECTIONS {
@@ -377,8 +377,8 @@ fn merge(document: &mut Value, mut part: Value) {
     }
 }
 
-/// Whether two definitions have the same content. Their kinds may differ: those of DeleteOptions, for example, depend
-/// on the server.
+/// Whether two definitions have the same content. Their kinds may differ: the kinds of DeleteOptions, for example,
+/// depend on the server.
 fn is_same(one: &Value, other: &Value) -> bool {
     let without = |value: &Value| match value {
         Value::Object(map) => map.iter().filter(|(key, _)| *key != KINDS).count(),

@@ -1,8 +1,8 @@
 //! Limits the rate at which one source can guess passwords.
 //!
-//! A password has less entropy than a token. After [`BURST`] wrong passwords a source may send one per [`PERIOD`];
-//! further passwords are refused without a check. All wrong passwords are counted, including those of parallel requests
-//! that started below the limit, so parallel requests do not increase the mean rate.
+//! A password has less entropy than a token. After [`BURST`] wrong passwords a source may send one password per
+//! [`PERIOD`]; further passwords are refused without a check. All wrong passwords are counted, including the passwords
+//! of parallel requests that started below the limit. So parallel requests do not increase the mean rate.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

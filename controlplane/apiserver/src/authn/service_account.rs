@@ -40,7 +40,7 @@ pub(crate) struct Claims<'a> {
     pub(crate) uid: &'a str,
     pub(crate) audiences: &'a [String],
     pub(crate) seconds: i64,
-    /// The real validity in seconds, if it is longer than the one in the response to the client.
+    /// The real validity in seconds, if it is longer than the validity in the response to the client.
     pub(crate) extended: Option<i64>,
     /// Name and uid of the bound objects by `pod`, `secret` or `node`. The token becomes invalid when a bound object is
     /// deleted.
@@ -108,7 +108,7 @@ impl Tokens {
     }
 
     /// The service account of a token. `None` if another key signed the token, or it is not valid now or not for these
-    /// audiences. Also `None` if the account or a bound object no longer exists.
+    /// audiences. It is also `None` if the account or a bound object no longer exists.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.keys.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {

@@ -46,7 +46,7 @@ impl MatchConditions {
         Ok(Self(programs))
     }
 
-    /// Whether all conditions are true. A false condition takes precedence over a failed one.
+    /// Whether all conditions are true. A false condition takes precedence over a failed condition.
     ///
     /// # Errors
     /// A condition failed, and none is false.

@@ -247,7 +247,9 @@ impl Members {
                 ("Webhook", None) => return Err(at("webhook: is required".to_owned())),
                 (_, Some(_)) => return Err(at("webhook: is only for the type Webhook".to_owned())),
                 ("ABAC", None) => {
-                    return Err(at("type: ABAC has no file here; use authorization-mode".to_owned()));
+                    return Err(at(
+                        "type: ABAC is not supported in this file; use authorization-mode".to_owned()
+                    ));
                 }
                 (mode, None) => self.add(mode).map_err(|reason| at(format!("type: {reason}")))?,
             }

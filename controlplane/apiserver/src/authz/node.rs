@@ -28,7 +28,7 @@ pub(super) struct Nodes;
 
 impl Authorizer for Nodes {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a> {
-        // As upstream without a reason.
+        // As upstream, the decision has no reason.
         Decision::allow_if(allows(attributes), "").ready()
     }
 
@@ -39,7 +39,7 @@ impl Authorizer for Nodes {
 }
 
 fn allows(attributes: &AccessAttributes<'_>) -> bool {
-    // As upstream, an empty name is not that of a node. It would match the pods that have no node yet.
+    // As upstream, an empty name is not the name of a node. It would match the pods that have no node yet.
     let Some(node) = attributes.user.node().filter(|node| !node.is_empty()) else { return false };
     let Some(resource) = &attributes.info.resource else { return false };
     let verb = attributes.verb;

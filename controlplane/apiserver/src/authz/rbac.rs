@@ -56,8 +56,8 @@ pub(crate) struct Policy {
 /// Namespace (empty for cluster roles) and name of a role.
 type RoleKey = (String, String);
 
-/// The bindings of a subject with their roles: cluster role bindings first, then those of each namespace. A value is
-/// the key of a role, so a change of the role does not change this map.
+/// The bindings of a subject with their roles: cluster role bindings first, then the role bindings of each namespace. A
+/// value is the key of a role, so a change of the role does not change this map.
 type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 
 /// Namespace and name of a binding, sorted by the namespace first.
@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(resources("system:serviceaccount::local", "a"), ["nodes"]);
     }
 
-    /// Stores an object in the cache, or deletes the one with its name.
+    /// Stores an object in the cache, or deletes the object with its name.
     fn store(cache: &Cache, resource: &str, object: &Value, is_deleted: bool) {
         let kind = kind(resource).unwrap();
         let revision = cache.revision() + 1;

@@ -48,8 +48,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
 }
 
-/// The first duplicate key of a document that [`parse`] has accepted, with its line. The format is that of upstream's
-/// parser: `line 9: key "foo" already set in map`.
+/// The first duplicate key of a document that [`parse`] has accepted, with its line. The format is the format of
+/// upstream's parser: `line 9: key "foo" already set in map`.
 pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
     let left = Cell::new(expansion(bytes));
     let duplicates = RefCell::new(Vec::new());
@@ -75,7 +75,7 @@ struct Tree<'a> {
     left: &'a Cell<usize>,
     duplicates: &'a RefCell<Vec<String>>,
     path: &'a TreePath<'a>,
-    /// Whether to fail at the first duplicate key, which is then the only recorded one.
+    /// Whether to fail at the first duplicate key, which is then the only recorded key.
     only_first: bool,
 }
 
@@ -240,7 +240,7 @@ mod tests {
     fn nesting_is_bounded_before_it_is_parsed() {
         let nested = "[".repeat(120_000);
         assert!(error(&nested).contains("too many flow collections"), "{}", error(&nested));
-        // Closing brackets in a text do not hide opening ones.
+        // Closing brackets in a text do not hide opening brackets.
         assert!(error(&"[\"]\", ".repeat(60_000)).contains("too many flow collections"));
         // A short document with few levels reaches the parser.
         assert!(error(&"[".repeat(1_000)).starts_with("error converting YAML to JSON"));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_are_those_of_yaml_1_1() {
+    fn booleans_have_the_forms_of_yaml_1_1() {
         let read = |text: &str| parse(text.as_bytes()).unwrap().value;
         let text = "a: [y, Yes, ON, n, No, off, true, False, Y]\nb: &anchor on\nc: *anchor\n";
         let flags = json!([true, true, true, false, false, false, true, false, true]);

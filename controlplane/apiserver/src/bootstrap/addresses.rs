@@ -19,7 +19,7 @@ use crate::{
     write::{self, Part},
 };
 
-/// Prefix of the keys of registrations. They contain no `/`, so no object has such a key.
+/// Prefix of the keys of registrations. These keys contain no `/`, so no object has such a key.
 const PREFIX: &str = "server-";
 /// Time to live of a registration.
 const TTL: Duration = Duration::from_secs(15);
@@ -118,7 +118,7 @@ fn endpoints(servers: &[SocketAddr]) -> Option<(Vec<String>, u16)> {
     Some((addresses.iter().map(ToString::to_string).collect(), first.port()))
 }
 
-/// Creates an object, or replaces fields of the existing one.
+/// Creates an object, or replaces fields of the existing object.
 async fn replace(
     state: &Arc<State>,
     kind: &Arc<coracle_kinds::Resource>,

@@ -36,7 +36,7 @@ const OBJECTS: [(&str, &str, &str, &str); 6] = [
     ("", "configmaps", "kube-system", "extension-apiserver-authentication"),
 ];
 
-/// Restores the objects after each change, until the server stops. `is_complete`: whether all of them exist now.
+/// Restores the objects after each change, until the server stops. `is_complete` says whether all of them exist now.
 pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
     tokio::spawn(run(Arc::downgrade(state), first, is_complete));
@@ -77,7 +77,7 @@ async fn restore(state: &Arc<State>) -> Result<()> {
     outcome = outcome.and(own_service(state).await);
     // Servers that share a store write their addresses periodically. A server that stops must not register again. Their
     // authorities may differ, for example while an authority is replaced one server after another. If each server
-    // restored its own ones, their writes would never end.
+    // restored its own addresses and authorities, the writes of the servers would never end.
     if state.store.is_shared() {
         return outcome.and(missing_extension_authentication(state).await);
     }

@@ -125,8 +125,8 @@ impl Collection {
         self.count_replaced(replaced);
     }
 
-    /// Makes the history refer to the objects that replaced others, instead of those. The history would keep them in
-    /// memory, and they would count as objects that responses refer to.
+    /// Makes the history refer to the new objects instead of the replaced objects. The history would otherwise keep
+    /// these in memory, and they would count as objects that responses refer to.
     fn share_objects(&mut self, replaced: &mut Vec<Arc<Object>>) {
         for change in self.changes.iter_mut().filter(|change| !change.deleted) {
             if let Some(object) = self.objects.get(&change.new.key)
@@ -141,7 +141,7 @@ impl Collection {
     /// Counts replaced objects that responses refer to. Some share their bytes with a current object, but not after its
     /// next change.
     fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
-        // The history and the objects may have had the same one. Then only responses have further references.
+        // The same object may have been in the history and in the objects. Then only responses have further references.
         replaced.sort_unstable_by_key(Arc::as_ptr);
         replaced.dedup_by(|one, other| Arc::ptr_eq(one, other));
         replaced.iter().for_each(|old| old.count_superseded(&self.superseded));
@@ -184,8 +184,8 @@ impl Collection {
         self.objects.insert(entry.key, Arc::new(object));
     }
 
-    /// Replaces all objects by those of a revision, and keeps those with unreadable keys. All watches end, because
-    /// changes were missed.
+    /// Replaces all objects by the objects of a revision, and keeps objects with unreadable keys. All watches end,
+    /// because changes were missed.
     pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64, unreadable: &[Arc<str>]) {
         if self.is_closed {
             return;
@@ -344,8 +344,8 @@ impl Collection {
             .map(|(_, object)| object)
     }
 
-    /// The objects that a scope may select, in key order: those under its prefix. If it selects the pods of one node,
-    /// only these.
+    /// The objects that a scope may select, in key order: the objects under its prefix. If it selects the pods of one
+    /// node, only these pods.
     pub(crate) fn candidates(&self, scope: &Scope) -> Vec<Arc<Object>> {
         match scope.node().filter(|node| self.has_references() && !node.is_empty()) {
             Some(node) => {
@@ -403,8 +403,8 @@ impl Collection {
             if let Some(event) = watcher.scope.event(&self.kind, change)
                 && !watcher.send(event, change.revision)
             {
-                // The watcher is dropped. The client gets the queued events and resumes after the last one. There is at
-                // least one, unless the owner has too many unread events.
+                // The watcher is dropped. The client gets the queued events and resumes after the last event. There is
+                // at least one, unless the owner has too many unread events.
                 return Ok(());
             }
         }

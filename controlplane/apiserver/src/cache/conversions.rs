@@ -139,8 +139,8 @@ mod tests {
         Arc::new(Object::of(kind, "k".into(), 7, &value))
     }
 
-    /// Gets an object from three watches at the same time, and then from one more. Returns the number of conversions, and
-    /// that of successes.
+    /// Gets an object from three watches at the same time, and then from one more. Returns the number of conversions,
+    /// and the number of successes.
     async fn conversions(result: Result<Arc<Object>>) -> (usize, usize) {
         let (shared, source, kind) = (Conversions::default(), object(1), by_kind("v1", "ConfigMap").unwrap());
         let (count, open) = (AtomicUsize::new(0), Arc::new(Semaphore::new(0)));

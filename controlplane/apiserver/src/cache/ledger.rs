@@ -174,9 +174,9 @@ impl Account {
     }
 }
 
-/// Whether a change of a pod cannot change its usage: a binding, or a change of the metadata or of conditions. Such pods
-/// are not parsed. Usage reads no conditions but those of a resize, and the metadata only together with them. `None` for a
-/// new pod.
+/// Whether a change of a pod cannot change its usage: a binding, or a change of the metadata or of conditions. Such
+/// pods are not parsed. Usage reads only the conditions of a resize, and the metadata only together with them. `None`
+/// for a new pod.
 fn has_same_use(change: &Change) -> Option<bool> {
     let (old, new) = (change.old.as_deref()?.fields()?, change.new.fields()?);
     let (old_spec, new_spec) = (old.object("spec")?, new.object("spec")?);

@@ -31,7 +31,7 @@ pub(crate) struct Object {
     fields_at: usize,
     /// The attributes for selectors, parsed at first use.
     attributes: OnceLock<SelectorAttributes>,
-    /// Set when the cache and its history no longer have the object, but others refer to it.
+    /// It is set when the cache and its history no longer have the object, but others refer to it.
     superseded: OnceLock<Box<CountedBytes>>,
 }
 
@@ -62,13 +62,13 @@ impl Object {
         Self { key, revision, stored, fields_at, attributes: OnceLock::new(), superseded: OnceLock::new() }
     }
 
-    /// An object in a version that may differ from the stored one.
+    /// An object in a version that may differ from the stored version.
     pub(crate) fn of(kind: &Resource, key: Arc<str>, revision: u64, object: &Value) -> Self {
         Self::from_stored(key, revision, encode(kind, object))
     }
 
-    /// The object with another revision: that of its deletion, or of the commit after which a selector no longer
-    /// matches it.
+    /// The object with another revision: the revision of its deletion, or of the commit after which a selector no
+    /// longer matches it.
     pub(crate) fn with_revision(&self, revision: u64) -> Self {
         Self { revision, ..self.without_attributes() }
     }
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_length_is_that_of_the_text() {
+    fn the_length_equals_the_length_of_the_text() {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         for revision in [0, 1, 9, 10, 99, 100, u64::MAX] {
             for object in [json!({}), json!({"metadata": {"name": "n"}, "data": {"a": "b"}})] {

@@ -54,7 +54,7 @@ impl RenderedEvents {
         if let Some(known) = self.lock().events.iter().rev().find(is_same) {
             return known.event.clone();
         }
-        // Without the lock: another watch may render the same event meanwhile.
+        // This runs without the lock, so another watch may render the same event meanwhile.
         let event = render();
         self.lock().add(Rendered { object: Arc::downgrade(object), name, form, event: event.clone() });
         event

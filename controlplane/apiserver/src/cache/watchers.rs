@@ -73,7 +73,7 @@ const _: () = assert!(size_of::<Queued>() < SLOT_BYTES);
 struct Link {
     /// Bytes of the queued events.
     queued: AtomicUsize,
-    /// Set when the collection adds the watcher.
+    /// It is set when the collection adds the watcher.
     registration: OnceLock<Registration>,
 }
 
@@ -264,8 +264,8 @@ impl Watchers {
         !self.of_nodes.is_empty()
     }
 
-    /// Visits the watchers that may select an object, and removes those for which `keep` returns false. `nodes`: the node
-    /// of a pod after and before a change.
+    /// Visits the watchers that may select an object, and removes the watchers for which `keep` returns false. `nodes`
+    /// has the node of a pod after and before a change.
     pub(super) fn retain_of(
         &mut self,
         key: &str,

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn priorities_are_those_of_upstream() {
+    fn priorities_equal_upstreams_priorities() {
         let of = |group: &str, version: &str| {
             let spec = &api_service(group, version)["spec"];
             (spec["groupPriorityMinimum"].as_i64(), spec["versionPriority"].as_i64())

@@ -37,7 +37,7 @@ const CORRECTION_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Default)]
 struct CorrectionTimer {
     last: Option<Instant>,
-    /// Time of the next correction. `None` if no object needs one.
+    /// Time of the next correction. `None` if no object needs a correction.
     due: Option<Instant>,
 }
 
@@ -137,7 +137,7 @@ enum Step {
 // === impl CorrectionTimer ===
 
 impl CorrectionTimer {
-    /// Whether a needed correction may run now. Otherwise sets its due time.
+    /// Whether a needed correction may run now. If it must wait, sets its due time.
     fn take(&mut self, is_wanted: bool, now: Instant) -> bool {
         let earliest = self.last.map(|last| last + CORRECTION_INTERVAL).filter(|earliest| now < *earliest);
         self.due = earliest.filter(|_| is_wanted);

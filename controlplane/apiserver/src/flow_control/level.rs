@@ -29,7 +29,7 @@ pub(crate) struct LevelConfig {
     pub(crate) is_exempt: bool,
     shares: u64,
     lendable_percent: u64,
-    /// Maximum borrowed seats in percent of the nominal number. `None`: no limit.
+    /// Maximum borrowed seats in percent of the nominal number. `None` for no limit.
     borrowing_percent: Option<u64>,
     /// Number of queues, hand size and queue length limit. `None` rejects requests that get no seat immediately.
     queuing: Option<[usize; 3]>,

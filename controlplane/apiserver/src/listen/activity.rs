@@ -158,9 +158,9 @@ impl Activity {
 
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
-    /// short-lived response. It also applies to the first events of a watch, and to the last ones after its end. After
-    /// the limit, the response ends: its HTTP/2 stream, or else its connection. The connection also ends if it still
-    /// holds large frames of the stream. A response that the client reads slowly gives its seats back earlier. A
+    /// short-lived response. It also applies to the first events of a watch, and to the last events after its end.
+    /// After the limit, the response ends: its HTTP/2 stream, or else its connection. The connection also ends if it
+    /// still holds large frames of the stream. A response that the client reads slowly gives its seats back earlier. A
     /// response that has lost to other owners of unread bytes ends too.
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();

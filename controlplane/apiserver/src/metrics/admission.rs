@@ -93,7 +93,7 @@ impl AdmissionMetrics {
         self.steps.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
-    /// The durations of a plugin. `name`: one of the names in this program.
+    /// The durations of a plugin. `name` is one of the names in this program.
     pub(crate) fn plugin_durations(
         &self,
         name: &'static str,
@@ -109,10 +109,10 @@ impl AdmissionMetrics {
         self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
-    /// Counts a request that a webhook rejected, with this HTTP code. `None`: the call failed.
+    /// Counts a request that a webhook rejected, with this HTTP code. `None` if the call failed.
     pub(crate) fn rejected(&self, call: WebhookCall<'_>, code: Option<u16>) {
         let kind = if code.is_some() { "no_error" } else { "calling_webhook_error" };
-        // Webhooks choose the code; larger ones count as 600, as upstream.
+        // Webhooks choose the code; larger codes count as 600, as upstream.
         let code = code.map_or(0, |code| code.min(600)).to_string();
         let labels = [self.webhook_label(call.name), call.kind(), call.operation, kind, code.as_str()];
         self.refusals.with_label_values(&labels).inc();
@@ -123,7 +123,7 @@ impl AdmissionMetrics {
         self.failures.with_label_values(&[self.webhook_label(call.name), call.kind()]).inc();
     }
 
-    /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs one.
+    /// The label of a webhook. Webhooks can be replaced without a limit, so the number of labels needs a limit.
     fn webhook_label<'a>(&self, name: &'a str) -> &'a str {
         if self.webhook_names.has(name) { name } else { "other" }
     }

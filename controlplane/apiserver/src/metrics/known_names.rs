@@ -14,7 +14,7 @@ pub(super) struct KnownNames {
 // === impl KnownNames ===
 
 impl KnownNames {
-    /// An empty set. `most`: maximum number of names.
+    /// An empty set. `most` is the maximum number of names.
     pub(super) fn new(most: usize) -> Self {
         Self { most, names: Mutex::default() }
     }

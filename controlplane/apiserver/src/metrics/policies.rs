@@ -9,7 +9,7 @@ use prometheus::{HistogramVec, IntCounterVec, core::Collector};
 
 use super::{buckets::POLICY_DURATIONS, counter, histogram, known_names::KnownNames};
 
-/// Maximum number of bindings with their own label. Further ones have the label `other`.
+/// Maximum number of bindings with their own label. Further bindings have the label `other`.
 const MAX_BINDINGS: usize = 200;
 const LABELS: [&str; 4] = ["policy", "policy_binding", "error_type", "enforcement_action"];
 

@@ -5,7 +5,7 @@ use prometheus::{IntCounterVec, IntGaugeVec, core::Collector};
 use super::{counter, gauge};
 use crate::aggregation::Remotes;
 
-/// Counts API services that become unavailable. The names are those of APIService objects.
+/// Counts API services that become unavailable. The names are names of APIService objects.
 pub(crate) struct RemoteMetrics {
     failures: IntCounterVec,
 }

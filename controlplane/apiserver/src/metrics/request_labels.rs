@@ -66,7 +66,7 @@ impl Request {
         [&self.group, &self.version, &self.resource, &self.subresource, ""]
     }
 
-    /// The labels without that of dry runs.
+    /// The labels without the label of dry runs.
     pub(super) fn sli_labels(&self) -> [&str; 7] {
         let [verb, _dry_run, group, version, resource, subresource, scope, component] = self.labels();
         [verb, group, version, resource, subresource, scope, component]

@@ -81,8 +81,8 @@ impl ServingMetrics {
         self.terminations.with_label_values(&labels).inc();
     }
 
-    /// Counts a long-running request until the result is dropped. `watch`: its permit, if it is a watch with one.
-    /// `reader`: the reader of the response.
+    /// Counts a long-running request until the result is dropped. `watch` is the permit of a watch, if it has one.
+    /// `reader` is the reader of the response.
     pub(crate) fn begin_long(
         &self,
         request: &Request,
@@ -94,8 +94,8 @@ impl ServingMetrics {
         LongRunning { _counted: Arc::new(Counted(gauge)), _watch: watch, reader }
     }
 
-    /// The durations of watches until their first objects are sent. `namespace` and `name` of the request; empty without
-    /// one.
+    /// The durations of watches until their first objects are sent. `namespace` and `name` of the request; empty if it
+    /// has none.
     pub(crate) fn initial_events(&self, kind: &Resource, namespace: &str, name: &str) -> Histogram {
         let scope = match (name, namespace) {
             ("", "") => "cluster",

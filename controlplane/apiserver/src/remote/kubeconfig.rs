@@ -29,7 +29,7 @@ pub(super) struct User {
     pub(super) certificate: Option<ClientCertificate>,
 }
 
-/// A certificate with those of its authorities, and the private key.
+/// A certificate with the certificates of its authorities, and the private key.
 pub(crate) struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,

@@ -50,10 +50,10 @@ use crate::{
 };
 
 impl Apiserver {
-    /// Loads the objects and creates the default ones. Must be called within a tokio runtime. Cancelling `stopping`
-    /// ends the server, after the configured delay.
+    /// Loads the objects, and creates missing default objects. Must be called within a tokio runtime. Cancelling
+    /// `stopping` ends the server, after the configured delay.
     ///
-    /// Boxed: the caller is in another crate, which would otherwise compile the tasks of the server.
+    /// The future is boxed, because the crate of the caller would otherwise compile the tasks of the server.
     ///
     /// # Errors
     /// [`OpenError`] if the store, a key or a file cannot be used.
@@ -116,7 +116,7 @@ fn authenticators(
         audiences.clone_from(&issuers);
     }
     let tokens = Tokens::new(keys.ok_or(OpenError::SigningKey)?, issuers, audiences, token_uses);
-    // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
+    // As upstream, because with the mode AlwaysAllow anonymous clients would have all permissions.
     let refuses_anonymous = allows_all || !config.anonymous_auth;
     let path = config.authentication_file.as_deref();
     let (mut authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;
@@ -218,7 +218,7 @@ fn state(
     }))
 }
 
-/// The limits on requests in flight. Priority levels limit those of all users, if they are in use.
+/// The limits on requests in flight. If priority levels are in use, they limit the requests of all users.
 fn in_flight(options: &ServerOptions, max: [usize; 2]) -> InFlight {
     match options.priority_and_fairness {
         true => InFlight::new(max),

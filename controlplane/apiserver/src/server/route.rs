@@ -34,8 +34,8 @@ pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
 
 /// Runs the verb of a request for an object or a collection.
 ///
-/// Boxed: the future of a request is generic over the type of its body. Without the box each user of such a type would
-/// compile all verbs once more.
+/// The future is boxed, because it is generic over the type of the request's body. Without the box each user of such a
+/// type would compile all verbs once more.
 pub(super) fn resource<'a>(
     call: &'a Call,
     method: &'a Method,
@@ -91,7 +91,7 @@ fn has_path(call: &Call) -> bool {
     !call.kind.namespaced || !call.resource.namespace.is_empty() || has_one_of(&["list", "watch"])
 }
 
-/// Runs the verb of a request for a subresource. Boxed like the future of [`resource`].
+/// Runs the verb of a request for a subresource. The future is boxed like the future of [`resource`].
 pub(super) fn subresource<'a>(
     call: &'a Call,
     method: &'a Method,

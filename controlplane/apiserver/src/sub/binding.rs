@@ -106,7 +106,7 @@ fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
         }
         spec.set("nodeName", &binding["target"]["name"]);
         set_scheduled(&mut status);
-        // As upstream: a bound pod needs no other node (gate ClearingNominatedNodeNameAfterBinding).
+        // As upstream, because a bound pod needs no other node (gate ClearingNominatedNodeNameAfterBinding).
         status.remove("nominatedNodeName");
         [("metadata", metadata.json()), ("spec", spec.json()), ("status", status.json())]
     };

@@ -85,7 +85,8 @@ fn set_name(call: &Call, request: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are.
+/// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are
+/// extended.
 fn extended(call: &Call, (bound, audiences): (&Value, &[String]), seconds: i64) -> Option<i64> {
     let tokens = &call.state.authenticators.tokens;
     let is_extended = call.state.extend_tokens
@@ -155,7 +156,7 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
     Ok(claims)
 }
 
-/// The first requested audience that no volume of the pod has. An empty audience is that of the API server. Source:
+/// The first requested audience that no volume of the pod has. An empty audience stands for the API server. Source:
 /// `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
 fn foreign_audience(asked: &Value, pod: &Value) -> Option<String> {
     let texts = |list: &Value| -> Vec<String> {

@@ -121,7 +121,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
         let current = call.current(name)?;
         let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
-        // Boxed: the future is large, and deletions are nested in other requests.
+        // The future is boxed, because it is large, and deletions are nested in other requests.
         Box::pin(admit(call, (name, &old), options)).await?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);

@@ -110,7 +110,7 @@ pub(crate) fn scope(call: &Call) -> Result<Scope> {
     scope_of(call, &call.kind)
 }
 
-/// As [`scope`], for another kind than the call's.
+/// Does the same as [`scope`], for another kind than the kind of the call.
 pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     let query = &call.info.query;
     for number in ["limit", "timeoutSeconds"] {

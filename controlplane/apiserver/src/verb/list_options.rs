@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn combinations_are_those_of_upstream() {
+    fn only_upstreams_combinations_are_accepted() {
         let (forbidden, unsupported) = ("FieldValueForbidden", "FieldValueNotSupported");
         for (query, list, watch) in [
             ("", vec![], vec![]),

@@ -89,13 +89,13 @@ struct Initial {
 
 /// The start of a watch.
 enum Start {
-    /// With all existing objects, as ADDED.
+    /// The watch starts with all existing objects, as ADDED.
     Now { end_marker: bool },
-    /// With the events after a revision.
+    /// The watch starts with the events after a revision.
     After(u64),
 }
 
-/// Starts a watch. `reader`: its reader; `None` for requests of this process.
+/// Starts a watch. `reader` is its reader; `None` for requests of this process.
 pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let superseded = &call.state.cache.superseded;
     let begin = superseded.counted();
@@ -122,7 +122,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let size: usize = first.objects.iter().map(|object| object.stored_bytes()).sum();
     let open = reader.as_ref().filter(|_| size > 0).map(|reader| superseded.open(reader, begin, size));
     let first = initial_events(first, reader.as_ref())?.inspect(move |_first| {
-        // The first events are dropped after the last one.
+        // The first events are dropped after the last of them is sent.
         let _registered = &open;
     });
     // A message of a WebSocket is a whole event.
@@ -151,7 +151,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     Ok(response)
 }
 
-/// The first events. The list of their objects counts as unread until the last one is sent.
+/// The first events. The list of their objects counts as unread until the last object is sent.
 fn initial_events(
     first: Initial,
     reader: Option<&Arc<Reader>>,
@@ -165,7 +165,7 @@ fn initial_events(
     Ok(added.chain(first.end.map(Event::InitialEnd)))
 }
 
-/// The next event after the first ones, which are sent at the first call.
+/// The next event after the first events. The first call records that the first events are sent.
 async fn following(
     (mut events, first): (Events, Option<FirstEvents>),
 ) -> Option<(Event, (Events, Option<FirstEvents>))> {
@@ -272,7 +272,7 @@ fn start(call: &Call) -> Result<Start> {
     })
 }
 
-/// The first events, which are sent at once, and the channel of the later ones.
+/// The first events, which are sent at once, and the channel of the later events.
 fn subscribe(
     call: &Call,
     scope: Scope,

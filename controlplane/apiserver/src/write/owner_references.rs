@@ -9,7 +9,8 @@ use crate::{call::Call, warnings::Warnings};
 /// Maximum number of repeated references whose uids a warning names.
 const MAX_NAMED: usize = 100;
 
-/// Removes the repeated references of a create or an update. As upstream, those of a patch are removed after admission only.
+/// Removes the repeated references of a create or an update. As upstream, repeated references of a patch are removed
+/// after admission only.
 pub(super) fn deduplicate_sent(call: &Call, object: &mut Value) {
     if call.info.verb != "patch" {
         deduplicate(&call.warnings, object, "");

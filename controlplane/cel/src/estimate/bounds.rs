@@ -24,7 +24,7 @@ pub struct Bounds {
 /// The bounds of the variables of an expression.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// Name of the only variable with these bounds. `None`: all variables have them.
+    /// Name of the only variable with these bounds. `None` if all variables have them.
     pub variable: Option<&'a str>,
     /// The bounds.
     pub bounds: &'a Bounds,

@@ -67,7 +67,7 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// The estimate of an operator or function of the language itself. If it has no rule here, its cost is one.
+    /// The estimate of an operator or function of the language itself. If it has no rule here, its cost is 1.
     fn core(&mut self, call: &Call<'_, 'a>) -> Estimate {
         match (call.name, call.target.as_ref(), call.args) {
             ("_&&_" | "_||_", None, _) => (0, None),

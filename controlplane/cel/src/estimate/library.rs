@@ -190,7 +190,7 @@ fn sort_factor(list: &Part<'_>) -> f64 {
     }
 }
 
-/// The first parameter of a type: that of the elements of a list.
+/// The type of the elements of a list. `None` for other types.
 fn element_kind(kind: &Type) -> Option<&Type> {
     match kind {
         Type::List(item) => Some(item),
@@ -205,7 +205,7 @@ fn literal_integer(part: &Part<'_>) -> Option<i64> {
     }
 }
 
-/// A number in the expression. Negative ones count as zero.
+/// A number in the expression. Negative numbers count as zero.
 fn integer(part: &Part<'_>) -> Option<u64> {
     literal_integer(part).map(|number| u64::try_from(number).unwrap_or(0))
 }

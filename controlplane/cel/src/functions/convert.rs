@@ -180,7 +180,7 @@ fn to_timestamp<'a>(value: &Value<'a>) -> Evaluated<'a> {
 }
 
 /// A date with time and zone (RFC 3339). Fields of objects may have other forms, but the function accepts only this
-/// one.
+/// form.
 pub(crate) fn parse_timestamp(text: &str) -> Option<OffsetTime> {
     let (time, zone) = text.split_at_checked(19)?;
     let separators = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];

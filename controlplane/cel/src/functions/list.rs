@@ -83,7 +83,7 @@ fn is_known(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
-/// Charges the comparison of each element with another one: long texts can have a long part in common.
+/// Charges the comparison of each element with another element: long texts can have a long part in common.
 fn order_cost(meter: &mut CostMeter, list: &[Value<'_>], rounds: u64) -> Result<(), EvalError> {
     let sizes = list.iter().filter(|item| matches!(item, Value::String(_) | Value::Bytes(_)));
     let cost = sizes.map(|item| item.cost_size() / 10).fold(0, u64::saturating_add);

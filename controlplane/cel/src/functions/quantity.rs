@@ -1,4 +1,4 @@
-//! Quantities.
+//! Functions of quantities.
 
 use coracle_values::Quantity;
 

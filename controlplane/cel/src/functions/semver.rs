@@ -81,7 +81,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn normalized_versions_are_those_of_upstream() {
+    fn normalized_versions_equal_upstreams_versions() {
         for (text, expected) in [
             ("v1.2", Some("1.2.0")),
             ("1", Some("1.0.0")),

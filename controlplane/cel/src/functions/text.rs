@@ -149,7 +149,7 @@ fn expression(meter: &mut CostMeter, args: &[Value<'_>]) -> Result<regex::Regex,
     let mut bytes = FREE_BYTES;
     while compiled.as_ref().is_err_and(|error| error == pattern::TOO_LARGE) && bytes < pattern::MAX_BYTES {
         // The crate does not report the size of an expression, so larger and larger limits are tried. Both the time to
-        // compile and, at worst, that of each step of a search grow with the size.
+        // compile and, at worst, the time of each step of a search grow with the size.
         bytes *= 4;
         let units = u64::try_from(bytes / 1024).unwrap_or(u64::MAX);
         meter.charge(units.saturating_mul(text.saturating_add(KIBIBYTE)).saturating_add(folded))?;
@@ -238,7 +238,7 @@ fn last_index_of<'a>(text: &str, part: &str, rest: &[Value<'a>]) -> Evaluated<'a
     Ok(Value::Int(position_of(text, searched.and_then(|searched| searched.rfind(part)))))
 }
 
-/// The number of characters before a byte offset. -1 without one.
+/// The number of characters before a byte offset. -1 without an offset.
 fn position_of(text: &str, offset: Option<usize>) -> i64 {
     let before = offset.and_then(|offset| text.get(..offset));
     before.and_then(|before| i64::try_from(before.chars().count()).ok()).unwrap_or(-1)

@@ -41,7 +41,7 @@ fn of_duration(name: &str, nanoseconds: i64) -> Option<i64> {
         "getHours" => nanoseconds / 3_600_000_000_000,
         "getMinutes" => nanoseconds / 60_000_000_000,
         "getSeconds" => nanoseconds / 1_000_000_000,
-        // As cel-go: the whole duration, although the specification of CEL has only its part below a second.
+        // As in cel-go, this is the whole duration. In the specification of CEL it is only the part below a second.
         "getMilliseconds" => nanoseconds / 1_000_000,
         _ => return None,
     })

@@ -43,7 +43,8 @@ pub(super) fn check(source: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Length of the token, comment or white space at the start; numbers may come in parts. `None`: there is no valid token.
+/// Length of the token, comment or white space at the start. A number may count as several tokens. `None` if there is
+/// no valid token.
 fn token_length(source: &[u8]) -> Option<usize> {
     let word = run(source, |byte| byte.is_ascii_alphanumeric() || *byte == b'_');
     if word > 0 {
@@ -53,7 +54,7 @@ fn token_length(source: &[u8]) -> Option<usize> {
             _ if !is_text => return Some(word.len()),
             [b'r' | b'R'] | [b'b' | b'B', b'r' | b'R'] => text_length(rest, true)?,
             [b'b' | b'B'] => text_length(rest, false)?,
-            // The lexer may end the number within the word, so that its end is a prefix of the text.
+            // The lexer may end the number within the word. The rest of the word would then be the prefix of a text.
             [b'0'..=b'9', ..] => return None,
             // An identifier. The next token is the text.
             _ => 0,
@@ -80,7 +81,7 @@ fn run(source: &[u8], has: impl Fn(&u8) -> bool) -> usize {
     source.iter().take_while(|byte| has(byte)).count()
 }
 
-/// Length of a string or bytes literal, from its opening quotes to its closing ones. `None` if it is invalid.
+/// Length of a string or bytes literal, from its opening quotes to its closing quotes. `None` if it is invalid.
 fn text_length(source: &[u8], is_raw: bool) -> Option<usize> {
     let quote = *source.first()?;
     let quotes = if source.starts_with(&[quote; 3]) { 3 } else { 1 };
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_counts_behind_what_only_looks_like_a_raw_text_or_a_comment() {
+    fn depth_counts_after_an_apparent_raw_text_or_comment() {
         for start in [r"rb'\''", r"ar'\''", r"_r'\''", "a.`//`", "x in'//'"] {
             let error = check(&format!("{start} + {} '", "(".repeat(MAX_BRACKETS + 1))).unwrap_err();
             assert!(error.contains("brackets"), "{start}: {error}");

@@ -133,7 +133,7 @@ fn texts_and_lists_have_the_results_of_upstream() {
 }
 
 #[test]
-fn errors_are_those_of_cel_go() {
+fn errors_equal_the_errors_of_cel_go() {
     for (source, expected) in [
         ("1 / 0", "division by zero"),
         ("{'a': 1}['b']", "no such key: b"),

@@ -1,4 +1,5 @@
-//! Points in time with the offset of their text, which `string()` shows, as Go's `time.Time` does.
+//! Points in time. Each keeps the offset from UTC of the text that it was read from. As in Go's `time.Time`, `string()`
+//! shows this offset.
 
 use std::fmt;
 
@@ -34,7 +35,7 @@ impl OffsetTime {
         self.at
     }
 
-    /// Whether this is Go's zero time: the begin of the year 1.
+    /// Whether this is Go's zero time: the beginning of the year 1.
     pub(crate) fn is_zero(self) -> bool {
         self.at.as_second() == -62_135_596_800 && self.at.subsec_nanosecond() == 0
     }
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_offset_stays() {
+    fn a_time_is_shown_with_the_offset_of_its_text() {
         for (text, expected) in [
             ("2011-08-18T19:03:37.010000000+01:00", "2011-08-18T19:03:37.01+01:00"),
             ("2011-08-18T19:03:37-08:30", "2011-08-18T19:03:37-08:30"),

@@ -1,4 +1,4 @@
-//! Taken addresses as runs of adjacent ones, so that the first free address of a range takes one look-up.
+//! Taken addresses as runs of adjacent addresses, so that the first free address of a range takes one look-up.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ type Number = (bool, u128);
 /// Taken addresses. Two runs are never adjacent: the address after a run is free.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    /// The last address of each run, by its first one.
+    /// The last address of each run, by its first address.
     last: BTreeMap<Number, u128>,
 }
 

@@ -5,7 +5,7 @@ use crate::object::{Claim, PersistentVolume};
 /// The finalizer of classes.
 pub(crate) const FINALIZER: &str = "kubernetes.io/vac-protection";
 
-/// The classes of a claim: the requested one, the current one, and the target of a change.
+/// The classes of a claim: the requested class, the current class, and the target of a change.
 pub(crate) fn classes_of_claim(claim: &Claim) -> impl Iterator<Item = &str> {
     let target = claim.status.modify_volume_status.as_ref();
     let target = target.and_then(|status| status.target_volume_attributes_class_name.as_deref());

@@ -1,4 +1,4 @@
-//! Ordinary certificate requests, and malicious ones.
+//! Ordinary and malicious certificate requests.
 
 use super::*;
 use rcgen::{CertificateParams, DnType, KeyPair, PublicKeyData, SanType, SigningKey};

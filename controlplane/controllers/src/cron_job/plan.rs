@@ -14,8 +14,8 @@ use super::times::{Times, times};
 use crate::object::{CronJob, Job, ObjectExt};
 use crate::queue::until;
 
-/// Maximum number of unexpected jobs that one reconcile reports. Users can create many such jobs, and their events would
-/// displace those of other objects.
+/// Maximum number of unexpected jobs that one reconcile reports. Users can create many such jobs, and their events
+/// would displace the events of other objects.
 const MAX_UNEXPECTED: usize = 10;
 
 /// The actions, in this order.
@@ -66,7 +66,7 @@ fn uid_of(reference: &ObjectReference) -> &str {
     reference.uid.as_deref().unwrap_or_default()
 }
 
-/// The delay until the next time of a schedule that has changed. As upstream: a time before the change gets no job,
+/// The delay until the next time of a schedule that has changed. As upstream, a time before the change gets no job,
 /// because it was not a time of the schedule then. `None` if the schedule is invalid or never fires.
 pub(crate) fn until_next(cron_job: &CronJob, now: Timestamp) -> Option<Duration> {
     let spec = &cron_job.spec;

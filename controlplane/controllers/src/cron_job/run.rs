@@ -51,7 +51,7 @@ fn has_other_schedule(old: &CronJob, new: &CronJob) -> bool {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(cron_job) = context.caches.cron_jobs.get(&key) else { return Ok(Next::Wait) };
     let mut jobs = context.caches.jobs.owned_by(cron_job.namespace(), cron_job.uid());
-    // The cache may not have a new job yet. Without this read the cron job would start another one.
+    // The cache may not have a new job yet. Without this read the cron job would start another job.
     for reference in plan::missing(&cron_job, &jobs) {
         let name = reference.name.unwrap_or_default();
         if !name.is_empty() {
@@ -151,7 +151,7 @@ fn new_job(cron_job: &CronJob, time: Timestamp, name: &str) -> Value {
     json!({"metadata": metadata, "spec": template["spec"]})
 }
 
-/// A scheduled time in the time zone of the cron job. As Go writes it: an offset of zero is `Z`.
+/// A scheduled time in the time zone of the cron job. It has Go's form: an offset of zero is `Z`.
 fn scheduled(cron_job: &CronJob, time: Timestamp) -> String {
     let zone = cron_job.spec.time_zone.as_deref().and_then(|name| jiff::tz::TimeZone::get(name).ok());
     match zone.map(|zone| zone.to_offset(time)).filter(|offset| !offset.is_zero()) {

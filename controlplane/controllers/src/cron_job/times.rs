@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 /// Number of missed times above which a cron job without deadline gets a warning.
 pub(super) const MANY_MISSED: i64 = 100;
 
-/// The most recent time of a schedule, and the next one.
+/// The most recent time and the next time of a schedule.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Times {
     pub(super) missed: Option<Timestamp>,

@@ -81,8 +81,8 @@ async fn approve_if_allowed(
     Ok(())
 }
 
-/// Records the node in the request's bootstrap token. Returns why the token may not be used. A conflict means that
-/// another machine was faster; the retry reads that machine's name.
+/// Records the node in the request's bootstrap token. If the token must not be used, returns the reason. A conflict
+/// means that another machine was faster; the retry reads that machine's name.
 async fn claim_token(
     context: &Context,
     request: &CertificateSigningRequest,
@@ -107,6 +107,7 @@ async fn claim_token(
     Ok(Ok(()))
 }
 
+/// Whether the requester has the permission to create the subresource `right` of certificate signing requests.
 async fn may(context: &Context, request: &CertificateSigningRequest, right: &str) -> Result<bool, Error> {
     let spec = &request.spec;
     let review = SubjectAccessReview {

@@ -97,7 +97,7 @@ fn target(pod: &Pod) -> Option<&str> {
     pod.spec.node_name.as_deref().filter(|name| !name.is_empty()).or(pod.spec.pinned_node.as_deref())
 }
 
-/// Order of pods on a node: bound ones first, then older ones.
+/// Order of pods on a node: bound pods first, then older pods.
 fn order(pod: &Pod) -> (bool, Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>, String) {
     let unbound = pod.spec.node_name.as_deref().is_none_or(str::is_empty);
     (unbound, pod.metadata.creation_timestamp.clone(), pod.name().to_owned())

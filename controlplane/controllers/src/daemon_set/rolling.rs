@@ -38,7 +38,7 @@ fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
     }
 }
 
-/// The pods of a node: of the current template and of an old one. `None` if there are several pods of one kind.
+/// The pods of a node: of the current template and of old templates. `None` if there are several pods of one kind.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 fn pair<'a>(observed: &ObservedDaemonSet<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {
@@ -59,7 +59,7 @@ pub(super) fn update(observed: &ObservedDaemonSet<'_>, plan: &mut Plan) {
     }
 }
 
-/// Deletes old pods: all that are not available, and as many available ones as `maxUnavailable` permits.
+/// Deletes old pods: all unavailable pods, and as many available pods as `maxUnavailable` permits.
 fn replace(observed: &ObservedDaemonSet<'_>, allowed: usize, plan: &mut Plan) {
     let mut unavailable = 0;
     let mut candidates = Vec::new();
@@ -77,7 +77,7 @@ fn replace(observed: &ObservedDaemonSet<'_>, allowed: usize, plan: &mut Plan) {
     plan.delete.extend(candidates.into_iter().take(allowed.saturating_sub(unavailable)));
 }
 
-/// Creates new pods beside old ones, and deletes each old one once its new one is available.
+/// Creates new pods beside old pods, and deletes each old pod once its new pod is available.
 fn surge_update(observed: &ObservedDaemonSet<'_>, surge: usize, desired: usize, plan: &mut Plan) {
     let (mut surging, mut available) = (0, 0);
     let (mut candidates, mut unwanted) = (Vec::new(), Vec::new());
@@ -102,8 +102,8 @@ fn surge_update(observed: &ObservedDaemonSet<'_>, surge: usize, desired: usize, 
     plan.create.extend(candidates.into_iter().take(surge.saturating_sub(surging)));
 }
 
-/// Deletes surplus pods of a node with surge. At most one new and one old pod stay, the old one only while it is ready
-/// and the new one is not available.
+/// Deletes surplus pods of a node with surge. At most one new and one old pod stay. The old pod stays only while it is
+/// ready and the new pod is not available.
 pub(super) fn prune(observed: &ObservedDaemonSet<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
     let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) =
         running.iter().partition(|pod| observed.is_updated(pod));

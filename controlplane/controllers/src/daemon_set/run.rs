@@ -21,7 +21,7 @@ use crate::write::{Part, status_patch};
 
 const COMPONENT: &str = "daemonset-controller";
 
-/// Queues changed daemon sets, those of changed pods, and all when a node changes.
+/// Queues changed daemon sets, the daemon sets of changed pods, and all daemon sets when a node changes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_changed(&context.caches.daemon_sets, queue);
     let (own, sets) = (queue.clone(), context.caches.daemon_sets.clone());

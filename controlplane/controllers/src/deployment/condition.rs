@@ -23,8 +23,8 @@ impl Conditions {
         self.get(type_).and_then(|condition| condition.reason.as_deref())
     }
 
-    /// Sets a condition. With the same status and reason nothing changes; with the same status the transition time
-    /// stays.
+    /// Sets a condition. If status and reason are the same, nothing changes. If only the status is the same, the
+    /// transition time is kept.
     pub(crate) fn set(&mut self, new: DeploymentCondition) {
         let type_ = new.type_.clone().unwrap_or_default();
         let Some(old) = self.get(&type_) else { return self.0.push(new) };

@@ -137,7 +137,7 @@ fn paused_or_resumed(deployment: &Deployment, now: Timestamp) -> Conditions {
     conditions
 }
 
-/// Sets the condition Progressing of a deployment without one, if its new set exists already.
+/// Sets the condition Progressing of a deployment that does not have this condition, if its new set exists already.
 fn set_found_new_set_condition(
     deployment: &Deployment,
     history: &History,

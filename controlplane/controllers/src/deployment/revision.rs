@@ -31,7 +31,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Splits the sets into the one with the deployment's template (the oldest of several) and the others.
+    /// Splits the sets into the set with the deployment's template (the oldest of several) and the other sets.
     pub(crate) fn of(deployment: &Deployment, mut sets: Vec<Arc<ReplicaSet>>) -> Self {
         sets.sort_by(|one, other| by_age(one, other));
         let place =
@@ -71,7 +71,7 @@ pub(crate) fn revision(set: &ReplicaSet) -> i64 {
     annotation(set, REVISION).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-/// The annotations of a new set, without those for its size.
+/// The annotations of a new set, without the annotations for its size.
 pub(crate) fn first_annotations(deployment: &Deployment, revision: i64) -> BTreeMap<String, String> {
     let mut annotations = inherited(deployment);
     annotations.insert(REVISION.to_owned(), revision.to_string());
@@ -103,7 +103,7 @@ pub(crate) fn missing_annotations(
     missing
 }
 
-/// A list of revisions with one more. The oldest ones are removed if it is too long.
+/// A list of revisions with one more. The oldest revisions are removed if it is too long.
 fn with_revision(list: &str, revision: i64) -> String {
     let last = revision.to_string();
     let mut first = list;
@@ -113,7 +113,7 @@ fn with_revision(list: &str, revision: i64) -> String {
     if first.is_empty() { last } else { format!("{first},{last}") }
 }
 
-/// The annotations for a set's share of the deployment's size, where they differ from the current ones.
+/// The annotations for a set's share of the deployment's size, where they differ from the current annotations.
 pub(crate) fn size_annotations(set: Option<&ReplicaSet>, desired: i32, max: i32) -> BTreeMap<String, String> {
     [(DESIRED_REPLICAS, desired), (MAX_REPLICAS, max)]
         .into_iter()

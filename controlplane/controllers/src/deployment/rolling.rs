@@ -145,7 +145,7 @@ pub(crate) fn rescale(deployment: &Deployment, history: &History) -> Vec<Size> {
         _ => None,
     };
     if let Some(only) = only {
-        // As upstream, a set of the right size keeps its annotations, also if maxSurge has changed.
+        // As upstream, a set of the right size keeps its annotations, even if maxSurge has changed.
         let is_scaled = size(&only) == bounds.desired && !is_rescaled(deployment, history);
         return if is_scaled { Vec::new() } else { vec![Size { to: bounds.desired, set: only }] };
     }

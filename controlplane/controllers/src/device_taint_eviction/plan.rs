@@ -62,7 +62,7 @@ impl Pools {
     }
 }
 
-/// The time at which the pods on a node whose claim has this allocation must be evicted. `None`: they stay.
+/// The time at which the pods on a node whose claim has this allocation must be evicted. `None` if they stay.
 pub(crate) fn due(allocation: &Value, pools: &Pools, node: &str, now: Timestamp) -> Option<Timestamp> {
     let results = allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten();
     let ends = results.filter_map(|result| {

@@ -36,7 +36,7 @@ pub(crate) struct Verdict {
     pub(crate) overdue: Vec<Arc<Pod>>,
     /// Whether the budget has a percentage but some pods have no controller.
     pub(crate) unmanaged: bool,
-    /// The reason why the expected number is unknown. If there is one, no disruption is allowed.
+    /// The reason why the expected number is unknown. If there is such a reason, no disruption is allowed.
     pub(crate) failure: Option<String>,
 }
 

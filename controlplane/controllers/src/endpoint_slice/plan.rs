@@ -11,7 +11,8 @@ use super::topology::is_automatic;
 use crate::endpoints::plan::{is_reachable, ports, reference_to, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
-/// The desired groups. `zone_of`: the zone of a node. A service without endpoints has an empty group for each family.
+/// The desired groups. `zone_of` returns the zone of a node. A service without endpoints has an empty group for each
+/// family.
 pub(crate) fn groups(
     service: &Service,
     pods: &[Arc<Pod>],

@@ -26,7 +26,7 @@ const MANAGER: &str = "endpointslice-controller.k8s.io";
 const COMPONENT: &str = "endpoint-slice-controller";
 
 /// Queues changed services, and the services of changed pods and slices. When a node changes, queues the services with
-/// automatic topology hints. When its zone changes, queues those with endpoints on it.
+/// automatic topology hints. When its zone changes, queues the services with endpoints on it.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.services.on_change(move |change| {
@@ -130,7 +130,8 @@ fn trigger(
 pub(crate) struct Identity {
     pub(crate) owner: OwnerReference,
     pub(crate) labels: BTreeMap<String, String>,
-    /// The time of the change that caused the writes, for the annotation of the written slices. `None`: unknown.
+    /// The time of the change that caused the writes, for the annotation of the written slices. `None` if it is
+    /// unknown.
     pub(crate) trigger: Option<String>,
 }
 

@@ -1,5 +1,6 @@
-//! Topology hints of services with the annotation `service.kubernetes.io/topology-mode: Auto`: every zone gets endpoints in
-//! proportion to its processors. No I/O. Source: `topologycache` of k8s.io/endpointslice. Also the zones of nodes.
+//! Topology hints of services with the annotation `service.kubernetes.io/topology-mode: Auto`: every zone gets
+//! endpoints in proportion to its processors. The module does no I/O. Source: `topologycache` of k8s.io/endpointslice.
+//! The module also determines the zones of nodes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,8 +47,8 @@ pub(crate) fn zone(node: &Node) -> Option<&String> {
     node.metadata.labels.as_ref()?.get(ZONE)
 }
 
-/// The services with an endpoint on the node whose zone is not the node's. Upstream corrects these endpoints at the next
-/// change of the service.
+/// The services that have an endpoint on the node with a zone that is not the node's zone. Upstream corrects these
+/// endpoints at the next change of the service.
 pub(crate) fn outdated(slices: &[Arc<EndpointSlice>], node: &Node) -> impl Iterator<Item = Key> {
     let (name, zone) = (node.name(), zone(node));
     let is_outdated = move |slice: &&Arc<EndpointSlice>| {
@@ -60,7 +61,8 @@ pub(crate) fn outdated(slices: &[Arc<EndpointSlice>], node: &Node) -> impl Itera
     })
 }
 
-/// Sets the hints of the ready endpoints, and removes those of the others. Without `zones` all are removed.
+/// Sets the hints of the ready endpoints, and removes the hints of the other endpoints. Without `zones` all hints are
+/// removed.
 pub(crate) fn set_hints(groups: &mut [Group], zones: Option<&Zones>) {
     for address_type in ["IPv4", "IPv6"] {
         let of_type = groups.iter_mut().filter(|group| group.slice_key.address_type == address_type);
@@ -95,8 +97,8 @@ impl Zones {
         Some(Self(shares.collect())).filter(|zones| zones.0.len() >= 2)
     }
 
-    /// The zone that each endpoint serves. `endpoints`: their own zones. `None` if an endpoint has no zone, or if they are
-    /// too few for a distribution without an overloaded zone.
+    /// The zone that each endpoint serves. `endpoints` has the zones of the endpoints. `None` if an endpoint has no
+    /// zone, or if they are too few for a distribution without an overloaded zone.
     fn assign(&self, endpoints: &[Option<&str>]) -> Option<Vec<String>> {
         let own = endpoints.iter().map(|zone| zone.filter(|zone| !zone.is_empty()).map(str::to_owned));
         let mut assigned: Vec<String> = own.collect::<Option<_>>()?;

@@ -13,7 +13,7 @@ use crate::queue::{Next, Queue};
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 const COMPONENT: &str = "endpoint-slice-mirroring-controller";
 
-/// Queues changed Endpoints, and those of changed services and slices.
+/// Queues changed Endpoints, and the Endpoints of changed services and slices.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.endpoints.on_change(move |change| {

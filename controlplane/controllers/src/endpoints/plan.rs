@@ -13,7 +13,7 @@ use crate::object::{ObjectExt, Pod, Service};
 /// Maximum addresses of Endpoints, as upstream. EndpointSlices have no such limit.
 const ADDRESSES_MAX: usize = 1000;
 
-/// Whether this controller manages the service's endpoints. Users manage those of services without a selector.
+/// Whether this controller manages the service's endpoints. Users manage the Endpoints of services without a selector.
 pub(crate) fn is_ours(service: &Service) -> bool {
     service.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
         && service.spec.type_.as_deref() != Some("ExternalName")
@@ -75,8 +75,8 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
     subsets
 }
 
-/// Removes addresses beyond the maximum, the unready ones first. Each subset keeps its share, rounded up. Returns whether
-/// addresses were removed. Source: `truncateEndpoints`.
+/// Removes addresses beyond the maximum, unready addresses first. Each subset keeps its share, rounded up. Returns
+/// whether addresses were removed. Source: `truncateEndpoints`.
 pub(crate) fn truncate(subsets: &mut Vec<EndpointSubset>) -> bool {
     let count = |of: fn(&EndpointSubset) -> &Option<Vec<EndpointAddress>>| {
         subsets.iter().filter_map(|subset| of(subset).as_ref()).map(Vec::len).sum::<usize>()

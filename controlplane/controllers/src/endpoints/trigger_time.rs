@@ -1,6 +1,7 @@
 //! The annotation with the time of the change that caused a write of endpoints. With it, programs measure how long a
 //! change takes to reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the last
-//! times of all pods. Here a comparison of the written endpoints with the existing ones shows the changed pods. No I/O.
+//! times of all pods. Here a comparison of the written endpoints with the existing endpoints shows the changed pods. No
+//! I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub(crate) fn is_set(metadata: &ObjectMeta) -> bool {
     metadata.annotations.as_ref().is_some_and(|all| all.contains_key(ANNOTATION))
 }
 
-/// The pods of slices. `None`: the service has no slice yet.
+/// The pods of slices. `None` if the service has no slice yet.
 pub(crate) fn of_slices(slices: &[Arc<EndpointSlice>]) -> Option<Readiness<'_>> {
     let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
     (!slices.is_empty()).then(|| of_endpoints(endpoints))
@@ -52,11 +53,11 @@ fn uid(target: Option<&ObjectReference>) -> Option<&str> {
     target?.uid.as_deref()
 }
 
-/// The time of the earliest change that the written endpoints have and the existing ones do not have. A change is that of
-/// a pod's readiness, or the creation of the service.
+/// The time of the earliest change that the written endpoints contain and the existing endpoints do not. A change is a
+/// change of a pod's readiness, or the creation of the service.
 ///
-/// `known`: the existing endpoints; `None` if there are none yet. A pod that gets no endpoint, for example because it has
-/// no address, does not count. The result is `None` without a change, for example if only a pod was deleted.
+/// `known` has the existing endpoints; `None` if there are none yet. A pod that gets no endpoint, for example because
+/// it has no address, does not count. The result is `None` without a change, for example if only a pod was deleted.
 pub(crate) fn time(
     service: &Service,
     pods: &[Arc<Pod>],
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_that_of_the_first_change() {
+    fn the_time_is_the_time_of_the_first_change() {
         let pods = [pod("a", true, 5), pod("b", true, 7), pod("c", false, 9)];
         let written = HashMap::from([("a", true), ("b", true), ("c", false)]);
         let of = |endpoints: Value| time(&service(), &pods, of_slices(&slices(endpoints)).as_ref(), &written);

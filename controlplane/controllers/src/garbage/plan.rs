@@ -39,7 +39,7 @@ pub(crate) enum Action {
     Finish,
     /// Queue the dependents, which must be deleted.
     AttemptDependents,
-    /// Set these owner references.
+    /// Set the owner references to these.
     KeepOwners(Vec<OwnerReference>),
     /// Delete the object. With `unblock`, first remove blockOwnerDeletion from its owner references.
     Delete {

@@ -125,8 +125,8 @@ struct Watches {
 }
 
 impl Watches {
-    /// Starts watches of new kinds, and ends those of kinds that are not served any more. Returns a task for each new
-    /// watch, which ends with its first list.
+    /// Starts watches of new kinds, and ends the watches of kinds that are not served any more. Returns a task for each
+    /// new watch, which ends with its first list.
     fn update(
         &mut self,
         context: &Arc<Context>,

@@ -86,7 +86,7 @@ fn delete(mut pods: Vec<Arc<Pod>>, change: impl FnOnce(Vec<Arc<Pod>>) -> Change)
 fn desired_active(observed: &ObservedJob<'_>, active: usize) -> usize {
     let parallelism = observed.job.spec.parallelism.unwrap_or(1);
     let wanted = match observed.job.spec.completions {
-        // After the first success the remaining pods run to their end, and no new ones are created.
+        // After the first success the remaining pods run to their end, and no new pods are created.
         None if observed.succeeded > 0 => return active,
         None => parallelism,
         Some(completions) => parallelism.min(

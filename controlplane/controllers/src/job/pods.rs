@@ -61,7 +61,7 @@ pub(super) fn earlier_ignored(pod: &Pod) -> i32 {
     number(pod, JOB_INDEX_IGNORED_FAILURES).unwrap_or_default()
 }
 
-/// All failures of the pod's index before this pod, also ignored ones.
+/// All failures of the pod's index before this pod, including ignored failures.
 pub(super) fn all_earlier(pod: &Pod) -> i32 {
     earlier_failures(pod).saturating_add(earlier_ignored(pod))
 }

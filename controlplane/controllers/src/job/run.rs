@@ -78,7 +78,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     result
 }
 
-/// Creates and deletes pods, and writes the status. `action`: what was done, for the metrics.
+/// Creates and deletes pods, and writes the status. Sets `action` to the kind of the change, for the metrics.
 async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result<Next, Error> {
     let selector = pod_control::selector_of(job, &job.spec.selector)?;
     if selector.is_empty() {

@@ -186,7 +186,7 @@ fn suspend(observed: &ObservedJob<'_>, suspended: bool, update: &mut Update) {
     let was = observed.job.has("Suspended");
     if suspended && !was {
         set(status, SUSPENDED, observed.now);
-        // As upstream: a suspended job has no start time, so that its pod template may be changed.
+        // As upstream, a suspended job has no start time, so that its pod template may be changed.
         status.start_time = None;
         update.events.push(Event::normal("Suspended", "Job suspended".to_owned()));
     } else if was && !suspended {

@@ -27,9 +27,9 @@ pub(crate) struct ObservedJob<'a> {
     pub(super) job: &'a Job,
     pub(super) pods: &'a [Arc<Pod>],
     pub(super) now: Timestamp,
-    /// Succeeded pods, or completed indexes, including those that are not in the status yet.
+    /// Succeeded pods, or completed indexes, including pods and indexes that are not in the status yet.
     pub(super) succeeded: i32,
-    /// Failed pods, including those that are not in the status yet.
+    /// Failed pods, including pods that are not in the status yet.
     pub(super) failed: i32,
     pub(super) completed: Indexes,
     pub(super) failed_indexes: Indexes,
@@ -65,8 +65,8 @@ impl<'a> ObservedJob<'a> {
         observed
     }
 
-    /// The state with the verdict that was reached before pods were deleted, if there was one. The deletion must not
-    /// change the verdict.
+    /// The state with the verdict, if a verdict was reached before pods were deleted. The deletion must not change the
+    /// verdict.
     pub(super) fn with_verdict(mut self, decided: Option<Verdict>) -> Self {
         self.verdict = decided.or(self.verdict);
         self
@@ -139,7 +139,7 @@ impl<'a> ObservedJob<'a> {
         let over: Vec<i32> = over.filter_map(|pod| index_of(job, pod)).collect();
         self.failed_indexes.extend(over.into_iter().filter(|index| !self.completed.has(*index)));
         let mut present: HashSet<i32> = self.active().filter_map(|pod| index_of(job, pod)).collect();
-        // The pod with the most failures is the last one of its index.
+        // The pod with the most failures is the last pod of its index.
         let mut failed: Vec<&Arc<Pod>> = failed.into_iter().copied().collect();
         failed.sort_by_key(|pod| {
             std::cmp::Reverse((all_earlier(pod), pod.metadata.creation_timestamp.clone()))
@@ -181,7 +181,7 @@ impl<'a> ObservedJob<'a> {
         None
     }
 
-    /// The time at which the job reaches its active deadline. `None` if it has none or is suspended.
+    /// The time at which the job reaches its active deadline. `None` if the job has no deadline or is suspended.
     pub(super) fn deadline(&self) -> Option<Timestamp> {
         if self.job.spec.suspend == Some(true) {
             return None;

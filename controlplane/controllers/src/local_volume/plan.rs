@@ -14,7 +14,7 @@ pub(crate) enum Provision {
     Nothing,
     /// Creates this PersistentVolume.
     Create(Box<Value>),
-    /// The node cannot have the volume. The scheduler must select another one.
+    /// The node cannot have the volume. The scheduler must select another node.
     Reschedule(String),
     /// The claim can never get a volume.
     Refuse(String),
@@ -32,7 +32,7 @@ pub(crate) fn needs_volume<'a>(claim: &'a Claim, class: &StorageClass) -> Option
     (unbound && class.provisioner == PROVISIONER_NAME).then(|| claim.annotation(SELECTED_NODE))
 }
 
-/// Decides whether to create a volume for a claim. `node`: the selected node. `None` if it does not exist.
+/// Decides whether to create a volume for a claim. `node` is the selected node. `None` if it does not exist.
 pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>) -> Provision {
     let Some(selected) = needs_volume(claim, class) else { return Provision::Nothing };
     if let Some(why) = unsupported(claim, class) {

@@ -1,4 +1,4 @@
-//! Creates and expands local volumes, and releases those of deleted nodes.
+//! Creates and expands local volumes, and releases the volumes of deleted nodes.
 
 use std::sync::Arc;
 

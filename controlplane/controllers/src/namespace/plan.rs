@@ -63,7 +63,7 @@ impl RemainingContent {
     }
 }
 
-/// The desired conditions. Unchanged ones keep their transition times.
+/// The desired conditions. Unchanged conditions keep their transition times.
 pub(crate) fn conditions(
     old: &[NamespaceCondition],
     left: &RemainingContent,

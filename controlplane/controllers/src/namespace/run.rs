@@ -18,7 +18,7 @@ use crate::write::Part;
 
 const FINALIZER: &str = "kubernetes";
 
-/// Queues namespaces that are being deleted, also when one of their pods is deleted.
+/// Queues namespaces that are being deleted, and also when one of their pods is deleted.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.namespaces.on_change(move |change| {

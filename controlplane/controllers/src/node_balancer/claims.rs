@@ -33,9 +33,9 @@ struct Claim {
 // === impl Claims ===
 
 impl Claims {
-    /// Applies a change of a service. Returns the services to reconcile: this one, and those that wait for its ports. A
-    /// service that is being deleted keeps its ports until its status is empty, because the nodes serve the ports in
-    /// the status.
+    /// Applies a change of a service. Returns the services to reconcile: this service, and the services that wait for
+    /// its ports. A service that is being deleted keeps its ports until its status is empty, because the nodes serve
+    /// the ports in the status.
     pub(crate) fn follow(&mut self, change: &Change<'_, Service>, reserved: &[PortRange]) -> BTreeSet<Key> {
         let Some(key) = change.latest().map(|service| service.key()) else { return BTreeSet::new() };
         let is_claiming =

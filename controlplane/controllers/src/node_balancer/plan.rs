@@ -48,7 +48,7 @@ pub(crate) struct NodeFacts {
     /// Whether it can serve: it is ready and not excluded.
     is_usable: bool,
     is_enabled: bool,
-    /// The external addresses, or the internal ones if it has no external ones.
+    /// The external addresses of the node, or its internal addresses if it has no external addresses.
     addresses: Vec<IpAddr>,
     refused: BTreeSet<Port>,
 }
@@ -95,15 +95,15 @@ pub(crate) fn foreign(service: &Service, nodes: &[NodeFacts]) -> Vec<Value> {
     ingress(service).filter(|entry| !is_own(entry)).map(|entry| json!(entry)).collect()
 }
 
-/// The first port of a service that no load balancer may use. `more`: ports of this cluster's own servers, and node
+/// The first port of a service that no load balancer may use. `more` has ports of this cluster's own servers, and node
 /// ports, which belong to other services.
 pub(crate) fn reserved(service: &Service, more: &[PortRange]) -> Option<Port> {
     ports(service)
         .find(|(_, port)| HOST_PORTS.contains(port) || more.iter().any(|range| range.contains(port)))
 }
 
-/// Decides about a service. `local`: nodes with ready endpoints, for the traffic policy Local. `holder`: returns the
-/// other service that has a port.
+/// Decides about a service. `local` has the nodes with ready endpoints, for the traffic policy Local. `holder` returns
+/// the other service that has a port.
 pub(crate) fn plan(
     service: &Service,
     nodes: &[NodeFacts],

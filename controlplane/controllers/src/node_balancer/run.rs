@@ -69,9 +69,8 @@ fn reserved(context: &Context) -> Vec<PortRange> {
     server.into_iter().chain([context.config.node_ports.clone()]).collect()
 }
 
-/// Whether services get node ports from a range that has ports of common protocols, such as 80 and 443. A load
-/// balancer cannot have a port of the range, not even a free one. Another service could get it as its node port at any
-/// time.
+/// Whether services get node ports from a range that has ports of common protocols, such as 80 and 443. A load balancer
+/// cannot have a port of the range, not even a free port. Another service could get it as its node port at any time.
 fn has_well_known_ports(node_ports: &PortRange) -> bool {
     *node_ports.start() < 1024
 }

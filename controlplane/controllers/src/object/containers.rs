@@ -34,7 +34,7 @@ struct InitContainer {
     ports: Option<Vec<PodPort>>,
 }
 
-/// Reads a list of init containers. Returns those that are restarted and have named ports.
+/// Reads a list of init containers. Returns the containers that are restarted and have named ports.
 pub(super) fn sidecars<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[PodContainer]>, D::Error> {
     let all = Option::<Vec<InitContainer>>::deserialize(deserializer)?.unwrap_or_default();
     let sidecars = all.into_iter().filter(|init| init.restart_policy.as_deref() == Some("Always"));

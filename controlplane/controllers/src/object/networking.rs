@@ -16,7 +16,7 @@ pub(crate) struct ServiceCIDR {
     pub(crate) status: ServiceCidrStatus,
 }
 
-/// At most one range of each address family.
+/// The spec of a ServiceCIDR: at most one range of each address family.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ServiceCidrSpec {
@@ -30,7 +30,7 @@ pub(crate) struct ServiceCidrStatus {
     pub(crate) conditions: Option<Vec<Condition>>,
 }
 
-/// An allocated address, whose text is its name.
+/// An allocated address. The object's name is the text of the address.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct IPAddress {

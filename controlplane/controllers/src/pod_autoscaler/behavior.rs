@@ -29,7 +29,8 @@ pub(super) struct Range {
     pub(super) max: i32,
 }
 
-/// A number of replicas, with reason and message of the condition. `is_limited`: the number differs from the input.
+/// A number of replicas, with reason and message of the condition. `is_limited` says whether the number differs from
+/// the input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Limited {
     pub(super) replicas: i32,

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_that_of_the_pod_or_of_one_container() {
+    fn usage_is_the_usage_of_the_pod_or_of_one_container() {
         let (name, value) = metrics().value("cpu", None).unwrap().unwrap();
         assert_eq!((name.as_str(), value.millis, value.window), ("p", 500, Duration::from_millis(15_200)));
         assert_eq!(metrics().value("cpu", Some("b")).unwrap().unwrap().1.millis, 250);

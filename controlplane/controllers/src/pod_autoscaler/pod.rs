@@ -78,7 +78,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Groups pods. `is_cpu`: the usage of starting pods is not typical and is ignored.
+    /// Groups pods. If `is_cpu`, the usage of starting pods is ignored, because it is not typical.
     pub(super) fn of(pods: &[Pod], values: &PodValues, is_cpu: bool, now: Timestamp) -> Self {
         let mut groups = Self::default();
         for pod in pods {

@@ -51,7 +51,7 @@ pub(super) enum Wanted<'a> {
     Utilization { percent: i32, resource: &'a str, container: Option<&'a str> },
 }
 
-/// Proposes replicas from a metric with a value for each pod. `is_cpu`: the usage of starting pods is ignored.
+/// Proposes replicas from a metric with a value for each pod. If `is_cpu`, the usage of starting pods is ignored.
 pub(super) fn by_pods(
     target: Target<'_>,
     wanted: Wanted<'_>,

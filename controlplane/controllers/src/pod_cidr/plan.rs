@@ -1,4 +1,4 @@
-//! Assigns a pod CIDR to each node without one, from the cluster's ranges.
+//! Assigns a pod CIDR from the cluster's ranges to each node that has none.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -56,7 +56,7 @@ struct Free {
     first: u128,
     looked_at: u128,
     count: u128,
-    /// Used ranges with the size of a pod CIDR. `other` has those of other sizes.
+    /// Used ranges with the size of a pod CIDR. `other` has the used ranges of other sizes.
     same: HashSet<IpNetwork>,
     other: Vec<IpNetwork>,
 }

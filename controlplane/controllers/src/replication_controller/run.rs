@@ -8,7 +8,7 @@ use crate::object::{Key, ReplicationController};
 use crate::queue::{Next, Queue};
 use crate::replica_set::run::{listen_to, reconcile_one};
 
-/// Queues changed replication controllers, and those of changed pods.
+/// Queues changed replication controllers, and the replication controllers of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     listen_to::<ReplicationController>(context, queue);
 }

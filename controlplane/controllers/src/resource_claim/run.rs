@@ -19,7 +19,7 @@ use crate::write::Part;
 
 const COMPONENT: &str = "resource_claim";
 
-/// Queues pods whose claims have templates or may not be reserved, and the pods of deleted claims.
+/// Queues pods whose claims have templates or are possibly not reserved, and the pods of deleted claims.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.pods.on_change(move |change| {

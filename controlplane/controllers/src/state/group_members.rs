@@ -72,7 +72,7 @@ mod tests {
             "a pod that has ended is not counted"
         );
         assert_eq!(change(None, Some(&Arc::default())), None);
-        // A pod of the same name may replace another one in one event.
+        // A pod may replace another pod of the same name in one event.
         assert_eq!(change(None, Some(&first)), None);
         assert_eq!(change(Some(&first), Some(&pod("a", "h", "Running"))), Some(group));
     }

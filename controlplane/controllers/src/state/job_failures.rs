@@ -1,5 +1,5 @@
-//! The last failed pods of jobs, also of pods that do not exist any more. Without them a job whose failed pods are deleted
-//! would replace its pods without a back-off. Source: `backoffStore` of upstream's job controller.
+//! The last failed pods of jobs, including pods that do not exist any more. Without them a job whose failed pods are
+//! deleted would replace its pods without a back-off. Source: `backoffStore` of upstream's job controller.
 //!
 //! After a restart of the controller only the existing pods are known.
 
@@ -34,7 +34,7 @@ struct Entry {
 // === impl FailedPods ===
 
 impl FailedPods {
-    /// `ends`: uids of failed pods, and the times at which they ended.
+    /// `ends` has the uids of failed pods, and the times at which they ended.
     pub(crate) fn new<'a>(
         last_success: Option<Timestamp>,
         ends: impl Iterator<Item = (&'a str, Timestamp)>,
@@ -46,7 +46,7 @@ impl FailedPods {
         Self { last_success, ends: ends.into_iter().map(|(uid, end)| (uid.to_owned(), end)).collect() }
     }
 
-    /// These failed pods and newer ones.
+    /// These failed pods and newer failed pods.
     pub(crate) fn and(&self, newer: &Self) -> Self {
         let mut ends: BTreeMap<&str, Timestamp> = BTreeMap::new();
         for (uid, end) in self.ends.iter().chain(&newer.ends) {

@@ -134,7 +134,7 @@ pub(super) fn remaining_wait(migration: &StorageVersionMigration, now: Timestamp
 /// The effect of the response to one rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The object was rewritten, by this request or a later one, or it no longer exists.
+    /// The object was rewritten by this request or a later request, or it no longer exists.
     Done,
     /// The request must be repeated later.
     Retry,

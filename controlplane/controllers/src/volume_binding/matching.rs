@@ -20,8 +20,9 @@ pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'sta
     why
 }
 
-/// As [`mismatch`], for a volume that is reserved for the claim. As upstream: it may have another class. For example,
-/// an administrator reserved it by `claimRef` without a class, and the claim has the default class.
+/// Does the same as [`mismatch`], for a volume that is reserved for the claim. As upstream, the volume may have another
+/// class. For example, an administrator reserved a volume without a class by `claimRef`, and the claim has the default
+/// class.
 fn mismatch_of_reserved(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {
     let requested = claim.requested().and_then(|size| Quantity::parse(&size.0).ok());
     if volume.size().zip(requested).is_some_and(|(size, requested)| size < requested) {
@@ -125,7 +126,7 @@ mod tests {
         ] {
             assert_eq!(found(&claim(spec.clone()), &volumes), expect, "{spec}");
         }
-        // As upstream: a volume that allows less is used first, even if it is larger.
+        // As upstream, a volume that allows less is used first, even if it is larger.
         let volumes =
             [volume("a", "2Gi", json!({})), volume("b", "9Gi", json!({"accessModes": ["ReadWriteOnce"]}))];
         assert_eq!(found(&claim(json!({})), &volumes), "b");

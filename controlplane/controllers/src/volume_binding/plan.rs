@@ -239,7 +239,7 @@ fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
         let mut status = json!({
             "phase": "Bound", "accessModes": volume.spec.access_modes, "capacity": volume.spec.capacity,
         });
-        // Only the binding writes the class. Later the resizer of the volume's driver does (`updateClaimStatus`).
+        // Only the binding writes the class. Later the resizer of the volume's driver writes it (`updateClaimStatus`).
         if claim.status.phase.as_deref() != Some("Lost") {
             status["currentVolumeAttributesClassName"] = json!(volume.spec.volume_attributes_class_name);
         }

@@ -37,7 +37,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     context.caches.storage_classes.on_change(move |change| {
         let Some(class) = change.latest() else { return };
         let named = index.pending(class.name());
-        // Claims without a class wait for a default one.
+        // Claims without a class wait for a default class.
         let unnamed = if is_default(class) { index.pending("") } else { Vec::new() };
         named.into_iter().chain(unnamed).for_each(|claim| own.add(claim));
     });

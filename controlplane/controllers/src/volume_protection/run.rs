@@ -55,7 +55,7 @@ async fn is_used_now(context: &Context, claim: &Key) -> Result<bool, Error> {
     live::any(&context.client, &claim.namespace, |pod: &Pod| plan::uses(pod, &claim.name)).await
 }
 
-/// Writes the finalizers of an object. With `None` nothing is written.
+/// Writes the finalizers of an object. `None` means that nothing is written.
 pub(crate) async fn set<K: Object>(
     writer: Writer<'_, K>,
     object: &K,

@@ -52,7 +52,7 @@ pub(super) fn check(
     }
 }
 
-/// Whether two values are equal, where `1` and `1.0` are.
+/// Whether two values are equal. `1` and `1.0` are equal.
 pub(super) fn equal(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::Number(left), Value::Number(right)) => compare(left, right).is_eq(),

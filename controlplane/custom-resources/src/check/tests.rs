@@ -10,7 +10,7 @@ fn found(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<String> {
 }
 
 #[test]
-fn messages_are_those_of_upstream() {
+fn messages_equal_upstreams_messages() {
     let schema = json!({"type": "object", "required": ["spec"], "properties": {"spec": {"type": "object",
     "required": ["name"], "properties": {
         "name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3, "minLength": 2},

@@ -28,7 +28,7 @@ struct Node<'a> {
     path: Path,
     /// The path of the outermost list above this node whose elements have no keys.
     unkeyed_list: Option<&'a Path>,
-    /// The sizes of the values, if those of the node above are known.
+    /// The sizes of the values, if the sizes of the node above are known.
     bounds: Option<&'a Bounds>,
     /// Maximum number of values of the node in an object. `None` if a list or map above has no limit.
     count: Option<u64>,

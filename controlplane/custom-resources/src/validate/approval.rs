@@ -13,7 +13,7 @@ enum Approval {
     Invalid,
 }
 
-/// Checks the annotation. An update that does not change its state is accepted.
+/// Checks the annotation. An update that does not change the state of the approval is accepted.
 pub(super) fn validate(definition: &Definition, old: Option<&Definition>, violations: &mut Violations) {
     let group = &definition.spec.group;
     let protected = group == "k8s.io"

@@ -32,7 +32,7 @@ fn a_good_definition_is_accepted() {
 }
 
 #[test]
-fn messages_are_those_of_upstream() {
+fn messages_equal_upstreams_messages() {
     let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
     for (object, expected) in [
         (

@@ -10,7 +10,7 @@ use crate::pod_level;
 const GRACE_PERIOD: &str = "terminationGracePeriodSeconds";
 const LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
-/// Sets the defaults of a pod: those of pod templates, and those that templates do not have.
+/// Sets the defaults of a pod: the defaults of pod templates, and the defaults that templates do not have.
 pub(crate) fn pod(pod: &mut Value) {
     child(pod, "metadata");
     addresses(pod);

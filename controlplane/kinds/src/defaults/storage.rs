@@ -22,7 +22,7 @@ pub(crate) fn claim(object: &mut Value) {
     }
 }
 
-/// Sets the defaults of a claim, also of one in a stateful set.
+/// Sets the defaults of a claim, or of a claim template in a stateful set.
 pub(super) fn claim_of(object: &mut serde_json::Map<String, Value>) {
     if let Some(spec) = child_of(object, "spec") {
         fill_absent(spec, "volumeMode", "Filesystem");

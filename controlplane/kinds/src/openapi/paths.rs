@@ -75,8 +75,8 @@ pub(super) fn body_of<'a>(kind: &'a Resource, sub: &Subresource) -> Option<&'a s
     kind::schema_of(&sub.api_version(), &sub.kind)
 }
 
-/// The extension `x-kubernetes-group-version-kind` of an operation. For a subresource of a custom resource it is that of
-/// the resource, as upstream.
+/// The extension `x-kubernetes-group-version-kind` of an operation. For a subresource of a custom resource it is the
+/// kind of the resource, as upstream.
 pub(super) fn type_of(kind: &Resource, sub: Option<&Subresource>) -> Value {
     match sub.filter(|_| kind.is_built_in()) {
         Some(sub) => json!({"group": sub.group, "kind": sub.kind, "version": sub.version}),

@@ -24,7 +24,8 @@ const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
 /// The definition whose field `initializers` Kubernetes 1.14 has removed.
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// `metadata.initializers`: the pending ones are merged by name. Without the plugin Initializers the field is dropped.
+/// Pending initializers in `metadata.initializers` are merged by name. Without the plugin Initializers the field is
+/// dropped.
 static INITIALIZERS: LazyLock<Definition> = LazyLock::new(|| Definition {
     name: "io.k8s.apimachinery.pkg.apis.meta.v1.Initializers".into(),
     properties: Box::new([Property {

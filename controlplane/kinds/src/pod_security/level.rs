@@ -13,7 +13,7 @@ pub enum Level {
     Restricted,
 }
 
-/// Version of the checks: that of a Kubernetes release, or the newest.
+/// Version of the checks: the version of a Kubernetes release, or the newest version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// The newest checks.

@@ -76,7 +76,7 @@ pub fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of an envelope before those of its object, which has this length.
+/// The bytes of an envelope before the bytes of its object, which has this length.
 pub fn envelope_head(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     let mut writer = Writer { bytes: PREFIX.to_vec(), ..Writer::default() };
     writer.nested(1, |meta| {

@@ -10,8 +10,8 @@ use coracle_cel::{Field, ObjectType, Type, escape};
 
 use super::model::{self, DefinitionId, Schemas, ValueType};
 
-/// The type of the objects of a definition. None: there is no definition with this name. Each call builds the type: it
-/// is needed seldom, and takes about as much memory as the definitions that it reaches.
+/// The type of the objects of a definition. `None` if there is no definition with this name. Each call builds the type:
+/// it is needed seldom, and takes about as much memory as the definitions that it reaches.
 pub fn cel_type(name: &str) -> Option<Type> {
     let schemas = model::schemas();
     let id = schemas.id(name)?;

@@ -105,7 +105,7 @@ pub(super) fn conform(definition: &'static Definition, value: &mut Value) -> Res
     Ok(check.unknown)
 }
 
-/// As [`conform`], for an object in a field of another one.
+/// Does the same as [`conform`], for an object in a field of another object.
 pub(super) fn conform_field(
     definition: &'static Definition,
     field: &str,

@@ -9,7 +9,7 @@ use super::storage::now;
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 /// Maximum length of a profile's name in bytes.
 const MAX_PROFILE: usize = 4095;
-/// Maximum length of a label's value in bytes. Validation refuses a pod with a longer one.
+/// Maximum length of a label's value in bytes. Validation refuses a pod with a longer value.
 const MAX_LABEL: usize = 63;
 /// Maximum requirements that are added to the selectors of a pod. The scheduler also honours keys without a requirement.
 const MAX_REQUIREMENTS: usize = 1000;

@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn long_lists_of_webhooks_are_checked_in_linear_time() {
-        // A comparison of each element with all earlier ones would take hours.
+        // A comparison of each element with all earlier elements would take hours.
         let many = |text: &str| (0..300_000).map(|at| format!("{text}{at}").into()).collect::<Vec<Value>>();
         let mut causes = Causes::default();
         resources(&mut causes, &Path::root("resources"), &many("a/").into());

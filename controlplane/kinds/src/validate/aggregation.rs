@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Causes, Path, format, items, text};
 
-/// The status of a new API service. A local one is always available.
+/// The status of a new API service. A local API service is always available.
 pub(crate) fn new_status(object: &mut Value) {
     let is_local = object["spec"]["service"].is_null();
     let created = object["metadata"]["creationTimestamp"].clone();

@@ -17,7 +17,7 @@ const MANY_COMPLETIONS: i64 = 100_000;
 const MANY_COMPLETIONS_LIMIT: i64 = 10_000;
 /// Maximum size of the name in `managedBy`, in bytes.
 const MAX_MANAGED_BY: usize = 63;
-/// Maximum length of a cron job's name: its jobs' names have eleven characters more.
+/// Maximum length of a cron job's name. The names of its jobs are eleven characters longer.
 const MAX_CRON_JOB_NAME: usize = 52;
 
 pub(crate) fn job(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -112,7 +112,7 @@ fn time_zone(causes: &mut Causes, path: &Path, zone: &Value) {
     }
 }
 
-/// Without `manualSelector`, template and selector must carry the generated labels.
+/// Checks that template and selector carry the generated labels, unless `manualSelector` is set.
 fn generated_selector(causes: &mut Causes, object: &Value) {
     let spec = &object["spec"];
     if spec["manualSelector"] == true || spec["selector"].is_null() {

@@ -85,7 +85,7 @@ fn template_metadata(causes: &mut Causes, path: &Path, metadata: &Value) {
     let is_empty = |value: &Value| value.is_null() || *value == 0 || *value == "";
     for (name, value) in entries(metadata) {
         if !TEMPLATE_METADATA.contains(&name.as_str()) && !is_empty(value) {
-            // Upstream makes this name from that of its Go field.
+            // Upstream makes this name from the name of its Go field.
             let shown = if name == "uid" { "uID" } else { name };
             causes.forbidden(&path.field(shown), "cannot be set");
         }
@@ -376,7 +376,7 @@ fn driver(causes: &mut Causes, path: &Path, value: &Value) {
     causes.format(path, name, format::dns1123_subdomain(&name.to_ascii_lowercase()));
 }
 
-/// Checks the name of a request or device. As upstream, an empty one is invalid, not missing.
+/// Checks the name of a request or device. As upstream, an empty name is invalid, not missing.
 fn name_of(causes: &mut Causes, path: &Path, object: &Value) {
     let name = text(&object["name"]);
     causes.format(&path.field("name"), name, format::dns1123_label(name));
@@ -389,7 +389,7 @@ fn label(causes: &mut Causes, path: &Path, value: &Value) {
     }
 }
 
-/// Checks the length of a list. The elements of a longer one are not checked.
+/// Checks the length of a list. The elements of a longer list are not checked.
 fn limit(causes: &mut Causes, path: &Path, list: &Value, max: usize) -> bool {
     let count = items(list).count();
     if count > max {

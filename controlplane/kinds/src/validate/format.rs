@@ -62,8 +62,8 @@ pub(crate) fn is_about_old_form(message: &str) -> bool {
         .any(|detail| message.ends_with(detail))
 }
 
-/// Checks an IP address. Forms that programs read differently are refused: an IPv4 address in an IPv6 one, and leading
-/// zeros, which some take for octal numbers. Source: `parseIP` with strict validation.
+/// Checks an IP address. Forms that programs read differently are refused: an IPv4 address in an IPv6 address, and
+/// leading zeros, which some programs read as octal numbers. Source: `parseIP` with strict validation.
 pub(crate) fn ip(text: &str) -> Vec<String> {
     let problem = match text.parse::<IpAddr>() {
         Ok(address) if is_mapped(address) => MAPPED,
@@ -74,7 +74,7 @@ pub(crate) fn ip(text: &str) -> Vec<String> {
     vec![problem.to_owned()]
 }
 
-/// Whether a text is an address, also in a form that [`ip`] refuses.
+/// Whether a text is an address, even in a form that [`ip`] refuses.
 pub(crate) fn is_address(text: &str) -> bool {
     without_leading_zeros(text).parse::<IpAddr>().is_ok()
 }

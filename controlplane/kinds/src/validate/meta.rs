@@ -26,11 +26,11 @@ pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
     finalizers(causes, kind, &path.field("finalizers"), &metadata["finalizers"]);
 }
 
-/// The message about a finalizer that has no domain and is not a standard one.
+/// The message about a finalizer that has no domain and is not a standard finalizer.
 pub(super) const PLAIN_FINALIZER: &str =
     "name is neither a standard finalizer name nor is it fully qualified";
 
-/// Whether a finalizer has no domain and is not a standard one.
+/// Whether a finalizer has no domain and is not a standard finalizer.
 pub(super) fn is_plain_finalizer(name: &str) -> bool {
     !name.contains('/') && !["kubernetes", "foregroundDeletion", "orphan"].contains(&name)
 }
@@ -44,7 +44,7 @@ const PLAIN_FINALIZER_GROUPS: [&str; 5] = [
     "node.k8s.io",
 ];
 
-/// Checks finalizers. Those of most built-in kinds have a domain, except the standard ones.
+/// Checks finalizers. Finalizers of most built-in kinds must have a domain. Standard finalizers need none.
 fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
     let has_rule = kind.is_built_in && !PLAIN_FINALIZER_GROUPS.contains(&&*kind.group);
     for (index, finalizer) in items(list) {

@@ -1,4 +1,4 @@
-//! Persistent volumes, also those in the spec of an attachment. Source: `ValidatePersistentVolumeSpec` and
+//! Persistent volumes, including the volumes in the specs of attachments. Source: `ValidatePersistentVolumeSpec` and
 //! `ValidatePersistentVolumeUpdate` of `pkg/apis/core/validation`.
 
 use serde_json::Value;
@@ -206,9 +206,9 @@ fn update(causes: &mut Causes, new: &Value, old: &Value) {
     }
 }
 
-/// Whether two affinities are equal. A deprecated label of the old one may be replaced by its successor in the new one.
-/// As upstream, this check also accepts an empty key in place of any other label. The validation of the new affinity
-/// refuses the empty key.
+/// Whether two affinities are equal. A deprecated label of the old node affinity may be replaced by its successor in
+/// the new node affinity. As upstream, this check also accepts an empty key in place of any other label. The validation
+/// of the new affinity refuses the empty key.
 fn is_same_affinity(new: &Value, old: &Value) -> bool {
     let mut old = old.clone();
     let after = |term: usize, at: usize| {

@@ -56,7 +56,7 @@ pub(super) fn template(causes: &mut Causes, path: &Path, template: &Value) {
     }
 }
 
-/// Checks the spec of a pod, also with the rules that pod templates do not have.
+/// Checks the spec of a pod, including the rules that pod templates do not have.
 pub(super) fn of_pod(causes: &mut Causes, pod: &Value) {
     let (path, spec) = (Path::root("spec"), &pod["spec"]);
     self::spec(causes, &path, spec);
@@ -232,7 +232,7 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks the search domains of a pod. The limits are those of the C library.
+/// Checks the search domains of a pod. The limits are the limits of the C library.
 fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
     let count = items(searches).count();
     if count > MAX_SEARCHES {
@@ -257,8 +257,8 @@ fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
     }
 }
 
-/// Checks host ports: with hostNetwork they equal the container ports, and no two containers may have the same one. Init
-/// containers run one after another, so each of them is checked alone.
+/// Checks host ports: with hostNetwork they equal the container ports, and no two containers may have the same port.
+/// Init containers run one after another, so the ports of each are checked alone.
 fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
     let mut taken = HashSet::new();
     for (index, container) in items(&spec["containers"]) {

@@ -61,7 +61,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     specific(causes, &path, after, &new["spec"]);
 }
 
-/// Checks that profiles are the same in annotations and in fields. `path` is that of the spec.
+/// Checks that profiles are the same in annotations and in fields. `path` is the path of the spec.
 pub(super) fn agree(causes: &mut Causes, path: &Path, annotations: &Value, spec: &Value) {
     if !annotations.is_object() {
         return;

@@ -49,7 +49,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of containers that may not start again. `list` is the field with their states in the status,
+/// Refuses the restart of containers that must not start again. `list` is the field with their states in the status,
 /// and `containers` their field in the spec; `None`: they never may.
 fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
     let spec = &old["spec"];

@@ -81,7 +81,7 @@ fn node_affinity(causes: &mut Causes, path: &Path, affinity: &Value) {
     }
 }
 
-/// Checks a node selector, also that of a volume.
+/// Checks a node selector of a pod or a volume.
 pub(super) fn node_terms(causes: &mut Causes, path: &Path, selector: &Value) {
     if selector.is_null() {
         return;
@@ -117,7 +117,7 @@ fn node_term(causes: &mut Causes, path: &Path, term: &Value) {
     }
 }
 
-/// Checks a requirement for a field of the node. Only its name can be one.
+/// Checks a requirement for a field of the node. The only possible field is its name.
 fn node_field(causes: &mut Causes, path: &Path, expression: &Value) {
     match text(&expression["operator"]) {
         "In" | "NotIn" if items(&expression["values"]).count() != 1 => {
@@ -222,7 +222,7 @@ fn label_keys(causes: &mut Causes, path: &Path, term: &Value) {
     }
 }
 
-/// The fields of a topology spread constraint that two constraints of a pod may not share.
+/// The fields that must differ between two topology spread constraints of a pod.
 fn spread_id(constraint: &Value) -> [&Value; 2] {
     ["topologyKey", "whenUnsatisfiable"].map(|name| &constraint[name])
 }

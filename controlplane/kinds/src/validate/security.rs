@@ -77,8 +77,8 @@ pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// The field of a spec with which a sysctl of the pod would be that of the node. `None` for sysctls of neither
-/// namespace.
+/// The field of a spec that lets the pod share the node's namespace of a sysctl, so that the pod's sysctl would apply
+/// to the node. `None` for sysctls of other namespaces.
 fn node_namespace(sysctl: &str) -> Option<&'static str> {
     const IPC: [&str; 10] = [
         "kernel.sem",

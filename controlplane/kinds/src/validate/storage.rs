@@ -56,7 +56,7 @@ pub(super) fn claim_status(causes: &mut Causes, status: &Value) {
     }
 }
 
-/// Checks the name of a resource of a claim. The only one without another domain is `storage`.
+/// Checks the name of a resource of a claim. The only name without a domain is `storage`.
 fn claim_resource(causes: &mut Causes, path: &Path, name: &str) -> bool {
     let before = causes.count();
     causes.format(path, name, format::qualified_name(name));
@@ -132,7 +132,7 @@ fn kept(spec: &Value, old: &Value) -> Value {
         // The binder sets the volume.
         free.push("volumeName");
     }
-    // A claim without a class may still get the default one, or that of its annotation.
+    // A claim without a class may still get the default class, or the class of its annotation.
     let class = &spec["storageClassName"];
     if old["spec"]["storageClassName"].is_null()
         && !class.is_null()
@@ -156,7 +156,7 @@ fn kept(spec: &Value, old: &Value) -> Value {
     claim["spec"].take()
 }
 
-/// Checks the spec of a claim, also of one in a stateful set.
+/// Checks the spec of a claim, or of a claim template in a stateful set.
 pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
     checked_spec(causes, path, spec, true);
 }

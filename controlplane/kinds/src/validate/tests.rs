@@ -269,7 +269,7 @@ fn large_and_wrong_metadata_is_refused() {
     );
 }
 
-/// Updates a good object by one value.
+/// Updates one value of a good object, and compares the causes.
 fn check_update(name: &str, pointer: &str, value: Value, expect: &[&str]) {
     let mut old = good(name);
     strategy::prepare_for_create(kind(name), &mut old);

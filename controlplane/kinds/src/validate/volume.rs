@@ -25,7 +25,7 @@ const SOURCES: &[&str] = &[
 const VOLUME_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
-/// Checks all volumes of a spec. Returns the valid ones.
+/// Checks all volumes of a spec. Returns the valid volumes.
 pub(super) fn volumes<'a>(causes: &mut Causes, path: &Path, volumes: &'a Value) -> Volumes<'a> {
     let mut valid = Volumes::new();
     for (index, volume) in items(volumes) {

@@ -60,7 +60,7 @@ fn schema() -> (Schema, TypeId) {
     (schema, root)
 }
 
-/// An object and its managers, changed by requests as the API server would.
+/// An object and its managers. Requests change them as the API server would change them.
 struct Stored {
     schema: (Schema, TypeId),
     object: Value,
@@ -234,7 +234,7 @@ fn ignored_and_server_fields_have_no_owner() {
 }
 
 #[test]
-fn the_order_of_a_list_is_that_of_the_configuration() {
+fn a_list_has_the_order_of_the_configuration() {
     let mut stored = Stored::new();
     stored.update("a", |object| object["spec"] = json!({"zones": ["1", "a", "2", "b", "3"]}));
     stored.apply("b", &json!({"zones": ["b", "new", "a"]})).unwrap();

@@ -37,7 +37,7 @@ impl Comparison {
         values(schema, of, Some(old), Some(new)).1
     }
 
-    /// Adds the differences of a part, and those below it.
+    /// Adds the differences of a part, and the differences below it.
     fn add(&mut self, element: &PathElement, (change, below): (Change, Comparison)) {
         self.added.insert_part(element, change == Change::Added, below.added);
         self.modified.insert_part(element, change == Change::Modified, below.modified);

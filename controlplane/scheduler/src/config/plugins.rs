@@ -34,7 +34,7 @@ const SCORES: [&str; 8] = [
     "ImageLocality",
     DEVICES,
 ];
-/// Its score can be disabled, the plugin cannot.
+/// The plugin whose score can be disabled, although the plugin cannot.
 const DEVICES: &str = "DynamicResources";
 /// Plugins that no profile can disable.
 const FIXED: [&str; 4] = ["SchedulingGates", "PrioritySort", "DefaultBinder", DEVICES];
@@ -72,7 +72,7 @@ struct Plugin {
 }
 
 impl Plugins {
-    /// Applies the field. At each extension point the disabled plugins are applied first, then the enabled ones.
+    /// Applies the field. At each extension point the disabled plugins are applied first, then the enabled plugins.
     pub(super) fn apply(&self, profile: &mut Profile) -> Result<(), String> {
         for Plugin { name, .. } in &self.multi_point.disabled {
             if !is_known(name) {

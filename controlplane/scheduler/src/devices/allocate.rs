@@ -41,7 +41,7 @@ const DEVICE_WORK: u64 = 100;
 const CHECK_WORK: u64 = 10;
 /// The work to compile a byte of a selector.
 const COMPILATION_WORK: u64 = 10;
-/// The work to compare a device with a chosen one for a constraint.
+/// The work to compare a device with a chosen device for a constraint.
 const COMPARISON_WORK: usize = 10;
 pub(super) const TOO_MUCH_WORK: &str =
     "the search for devices took too long; simplify the selectors and constraints of the claims";
@@ -149,7 +149,7 @@ impl Work {
         self.done.fetch_add(cost, Ordering::Relaxed);
     }
 
-    /// Adds the work to try a device beside the chosen ones, with these constraints.
+    /// Adds the work to try a device in addition to the chosen devices, with these constraints.
     fn add_step(&self, chosen: usize, constraints: usize) {
         let of_chosen = chosen.saturating_mul(constraints.saturating_mul(COMPARISON_WORK).saturating_add(1));
         self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));
@@ -455,8 +455,8 @@ struct Step<'s, 'a> {
     selected: &'s Selection<'a>,
 }
 
-/// Whether a name in a claim refers to this request. The name is that of the request itself or, for an alternative,
-/// that of its parent request.
+/// Whether a name in a claim refers to this request. The name is the name of the request itself or, for an alternative,
+/// the name of its parent request.
 fn is_of_request(name: &str, request: &str) -> bool {
     name == request || request.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
 }

@@ -124,13 +124,13 @@ async fn allocate(
     Ok(())
 }
 
-/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. Called if the pod
-/// was not bound: otherwise its devices would stay reserved without use. Errors are logged, because the pod is scheduled
-/// again in any case.
+/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. It is called if
+/// the pod was not bound: otherwise its devices would stay reserved without use. Errors are logged, because the pod is
+/// scheduled again in any case.
 ///
 /// A bound pod keeps its claims, as in [`deallocate`].
 pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
-    // If this request fails, the following ones most likely fail, too.
+    // If this request fails, the following requests most likely fail, too.
     if matches!(find(client, pod).await, Ok(Some(latest)) if latest.node().is_some()) {
         return;
     }
@@ -202,7 +202,7 @@ async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> 
 }
 
 /// Releases the devices of a claim that only this pod may use, because no node can run the pod with them. Other devices
-/// are allocated then. If the claim is that of an earlier attempt for the pod's extended resources, deletes it.
+/// are allocated then. If the claim was created by an earlier attempt for the pod's extended resources, deletes it.
 ///
 /// A claim that has changed since the decision is not written, because it could have other devices by now. Its change
 /// lets the pod be scheduled again.
@@ -290,7 +290,7 @@ fn version(claim: &Claim, more: &[(&str, Value)]) -> Value {
     metadata
 }
 
-/// The finalizers of the claim and this one. `None` if the claim already has it.
+/// The finalizers of the claim with [`FINALIZER`] added. `None` if the claim already has it.
 fn missing_finalizer(claim: &Claim) -> Option<Value> {
     let own = claim.metadata.finalizers.as_deref().unwrap_or_default();
     let has = own.iter().any(|one| one == FINALIZER);

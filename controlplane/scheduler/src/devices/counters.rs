@@ -16,7 +16,7 @@ pub(super) struct Counters<'a> {
 }
 
 impl<'a> Counters<'a> {
-    /// Adds the counters of a pool. `slices` are all slices of its newest generation, also those of other nodes.
+    /// Adds the counters of a pool. `slices` are all slices of its newest generation, including slices of other nodes.
     pub(super) fn add_pool(&mut self, slices: &[&'a Slice], in_use: &Allocated) {
         for &slice in slices {
             let spec = &slice.spec;

@@ -85,7 +85,7 @@ struct DeviceRequest {
     count: i64,
 }
 
-/// Whether a resource is an extended one, or that of a class. Source: `IsDRAExtendedResourceName`.
+/// Whether a resource is an extended resource, or the resource of a class. Source: `IsDRAExtendedResourceName`.
 pub(crate) fn is_extended(name: &str) -> bool {
     let is_foreign = name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.");
     is_foreign || name.starts_with(CLASS_PREFIX)
@@ -361,7 +361,7 @@ impl ContainerRequests {
         sum
     }
 
-    /// The request for a resource. `index` is that of the container. `None` if it requests no devices.
+    /// The request for a resource. `index` is the index of the container. `None` if it requests no devices.
     fn request(&self, index: usize, resource: &str) -> Option<DeviceRequest> {
         let count = (*self.amounts.get(resource)?).filter(|count| *count > 0)?;
         let place = self.amounts.keys().position(|name| name == resource)?;
@@ -400,7 +400,7 @@ impl NewClaim {
         })
     }
 
-    /// The field `extendedResourceClaimStatus` of the pod's status. `name` is that of the created claim.
+    /// The field `extendedResourceClaimStatus` of the pod's status. `name` is the name of the created claim.
     pub(super) fn pod_status(&self, name: &str) -> Value {
         let mappings = self.mappings.iter().flat_map(|mappings| mappings.iter()).map(|one| {
             json!({"containerName": one.container, "resourceName": one.resource, "requestName": one.request})

@@ -12,7 +12,7 @@ use super::{Devices, State};
 use crate::object::is_older;
 use crate::watch::stream;
 
-/// Keeps the state up to date. Never returns.
+/// Keeps the state up to date. It never returns.
 pub(crate) async fn run(client: Client, devices: Devices) {
     tokio::join!(claims(&client, &devices), classes(&client, &devices), slices(&client, &devices));
 }

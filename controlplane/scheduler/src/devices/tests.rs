@@ -7,7 +7,7 @@ use crate::decide::{FoundBy, decide};
 use crate::fixture;
 use crate::preempt::with_outcome;
 
-/// Nodes a and b with two devices each, and a class that selects those of the driver.
+/// Nodes a and b with two devices each, and a class that selects the devices of the driver.
 fn devices() -> Devices {
     let devices = Devices::default();
     {
@@ -590,7 +590,7 @@ fn a_reservation_fails_if_slices_or_claims_changed_after_the_filter() {
     let reserved = devices.reserve(&claims, &properties("b")).unwrap();
     let (key, allocation) = reserved[0].clone();
     assert!(devices.lock().reserved_claim(&key, allocation.as_ref()).is_ok());
-    // The pod may not be bound if the claim has no allocation any more, or is another claim.
+    // The pod must not be bound if the claim has no allocation any more, or is another claim.
     assert!(devices.lock().reserved_claim(&key, None).is_err());
     devices.apply(|state| state.remove_claim(&key));
     assert!(devices.lock().reserved_claim(&key, allocation.as_ref()).is_err());

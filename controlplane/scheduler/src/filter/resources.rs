@@ -1,4 +1,4 @@
-//! Filter NodeResourcesFit: requests may not exceed the free resources of the node.
+//! Filter NodeResourcesFit: requests must not exceed the free resources of the node.
 
 use super::Refusal;
 use crate::config::Fit;

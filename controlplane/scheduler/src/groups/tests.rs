@@ -39,7 +39,7 @@ fn placed(pods: &[Pod], snapshot: &mut Snapshot, needed: usize) -> Outcome {
     place(pods, &Profile::default(), snapshot, needed, &|uid| pods.iter().any(|pod| pod.uid() == uid))
 }
 
-/// Whether each pod is bound or refused.
+/// For each pod, whether it is bound or refused.
 fn texts(outcome: &Outcome) -> Vec<&str> {
     let text = |decision: &'_ Decision| match decision {
         Decision::Bind(..) => "bound",
@@ -228,7 +228,7 @@ fn a_gang_is_placed_as_a_whole_or_not_at_all() {
     assert!(message(&outcome.decisions[0]).starts_with("pod group is unschedulable, waiting for minCount"));
     assert_eq!(message(&outcome.decisions[2]), full);
     assert_eq!(outcome.helped_by, Changes::GROUP | Changes::NODE | Changes::POD_GONE);
-    assert_eq!(used(&snapshot), [0, 0], "a gang that does not fit holds nothing");
+    assert_eq!(used(&snapshot), [0, 0], "a gang that does not fit holds no resources");
     let outcome = placed(&gang, &mut snapshot, 2);
     assert_eq!(texts(&outcome), ["bound", "bound", "refused"]);
     assert!(outcome.verdict.is_scheduled && !outcome.retries);
@@ -253,7 +253,7 @@ fn of_two_gangs_that_fit_alone_the_first_is_placed() {
 }
 
 #[test]
-fn pods_make_room_only_for_a_gang_that_fits_afterwards() {
+fn pods_are_preempted_only_for_a_gang_that_fits_afterwards() {
     let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
     snapshot
         .place(&fixture::pod("low", json!({"containers": [{"resources": {"requests": {"cpu": "3"}}}]})), "a");

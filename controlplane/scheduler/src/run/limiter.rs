@@ -17,7 +17,7 @@ use coracle_values::object::ObjectExt;
 /// An attempt adds this many times its duration to the debt of its namespace. So a namespace uses at most a tenth of
 /// the scheduler's time.
 const SHARE: u32 = 10;
-/// The debt above which the pods of a namespace wait: that of attempts of two seconds.
+/// The debt above which the pods of a namespace wait: the debt of attempts that took two seconds.
 const MAX_DEBT: Duration = Duration::from_secs(20);
 /// A shorter attempt for one pod adds no debt, because attempts for pods without claims can take as long.
 const SHORT: Duration = Duration::from_millis(10);

@@ -7,7 +7,7 @@ use crate::node_score::MAX_NODE_SCORE;
 use crate::request::{PodRequirements, amount};
 use crate::snapshot::Candidate;
 
-/// The score of a node. `resources`: the names of the compared resources.
+/// The score of a node. `resources` has the names of the compared resources.
 pub(super) fn score(needs: &PodRequirements, resources: &[String], node: Candidate<'_>) -> i64 {
     let own = &needs.requests;
     // Extended resources count only if the pod requests them.

@@ -34,7 +34,7 @@ struct Applied {
     is_listed: bool,
 }
 
-/// Keeps the state up to date. Never returns.
+/// Keeps the state up to date. It never returns.
 pub(crate) async fn run(client: Client, volumes: Volumes) {
     tokio::join!(
         feed(stream::<Claim>(&client, Config::control_plane()), &volumes, claim),

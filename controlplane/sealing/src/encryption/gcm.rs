@@ -19,7 +19,7 @@ pub(super) fn key_192(bytes: &[u8]) -> Option<Aes192Gcm> {
     Aes192Gcm::new_from_slice(bytes).ok()
 }
 
-/// As [`seal`], with a key of 24 bytes.
+/// Encrypts like [`seal`], with a key of 24 bytes.
 pub(super) fn seal_192(key: &Aes192Gcm, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
     let nonce: [u8; NONCE_LEN] = random()?;
     let text = key.encrypt(&nonce.into(), Payload { msg: plain, aad: context });
@@ -28,7 +28,7 @@ pub(super) fn seal_192(key: &Aes192Gcm, plain: &[u8], context: &[u8]) -> Result<
     Ok(sealed)
 }
 
-/// As [`open`], with a key of 24 bytes.
+/// Decrypts like [`open`], with a key of 24 bytes.
 pub(super) fn open_192(key: &Aes192Gcm, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
     let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
     key.decrypt(&(*nonce).into(), Payload { msg: text, aad: context }).ok()
@@ -52,8 +52,7 @@ pub(super) fn seal(key: &LessSafeKey, plain: &[u8], context: &[u8]) -> Result<Ve
     Ok(sealed)
 }
 
-/// Decrypts. `None` if the key or the context differs from that of the encryption, or if the bytes were
-/// changed.
+/// Decrypts. `None` if the key or the context is not the same as at the encryption, or if the bytes were changed.
 pub(super) fn open(key: &LessSafeKey, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
     let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
     let mut text = text.to_vec();

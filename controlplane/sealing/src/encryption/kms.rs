@@ -48,7 +48,7 @@ const INFO_BYTES: usize = 32;
 const MAX_CACHED_SEEDS: usize = 1000;
 /// Maximum number of callers that wait for the plugin. Each occupies a thread. Further callers get an error at once.
 const MAX_WAITING: usize = 32;
-/// Interval of key checks. The first write after it requests the plugin's key id, in the background.
+/// Interval of key checks. The first write after the interval requests the plugin's key id, in the background.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum bytes of the key id in a response, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;
@@ -85,7 +85,7 @@ struct Shared {
     current: ArcSwap<Option<Current>>,
     /// Decryptions that wait for the plugin's response, with their callers.
     running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
-    /// Held during a check of the plugin's key.
+    /// It is locked during a check of the plugin's key.
     renewing: tokio::sync::Mutex<()>,
     /// Time of the last request for the plugin's key id.
     checked: Mutex<Instant>,
@@ -223,7 +223,7 @@ impl Kms {
         source.map_err(|reason| failed(&self.settings, reason))
     }
 
-    /// Starts a check of the plugin's key, if one is due. Does not wait.
+    /// Starts a check of the plugin's key if a check is due. Does not wait.
     fn check_if_due(&self) {
         let mut checked = self.shared.checked.lock().unwrap_or_else(PoisonError::into_inner);
         if checked.elapsed() > CHECK_INTERVAL {
@@ -322,7 +322,7 @@ fn decrypt(
     });
 }
 
-/// Makes a new seed, unless the plugin still has the key of the current one.
+/// Makes a new seed, unless the plugin still has the key of the current seed.
 async fn renew(shared: &Shared, client: &Client) -> Result<(), String> {
     let _guard = shared.renewing.lock().await;
     let key_id = client.status().await?;

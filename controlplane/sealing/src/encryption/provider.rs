@@ -52,7 +52,7 @@ enum Key {
 // === impl Provider ===
 
 impl Provider {
-    /// Encrypts the value and adds the prefix. `None`: the value is stored without encryption.
+    /// Encrypts the value and adds the prefix. `None` if the value is stored without encryption.
     pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         match self {
             Self::Identity => Ok(None),

@@ -1,4 +1,4 @@
-//! Files, resources and rotation.
+//! Tests of configuration files, of patterns for resources, and of the rotation of keys.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 

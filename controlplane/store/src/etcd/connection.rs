@@ -1,4 +1,4 @@
-//! Connections to etcd's members. One member is used. If it does not respond, the next one replaces it.
+//! Connections to etcd's members. One member is used. If it does not respond, the next member replaces it.
 
 use std::{
     error::Error as _,
@@ -153,7 +153,7 @@ impl Connection {
         (index, channel.cloned().unwrap_or_else(|| Endpoint::from_static("http://localhost").connect_lazy()))
     }
 
-    /// Replaces a member that does not respond by the next one.
+    /// Replaces a member that does not respond by the next member.
     pub(super) fn advance(&self, from: usize) {
         let next = (from + 1) % self.channels.len();
         let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);

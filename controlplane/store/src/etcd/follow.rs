@@ -190,7 +190,7 @@ impl Follower {
         let mut commits = commits.into_iter().peekable();
         while let Some(mut commit) = commits.next() {
             last = commit.revision;
-            // Set only if the commit of the guard passed the filters, because the consumer waits for it.
+            // It is set only if the commit of the guard passed the filters, because the consumer waits for it.
             commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }

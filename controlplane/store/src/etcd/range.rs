@@ -54,7 +54,7 @@ impl Shared {
         }
     }
 
-    /// The entries of a range that can be decrypted, and the keys of the others with the errors.
+    /// The entries of a range that can be decrypted, and the keys of the other entries with the errors.
     pub(super) async fn list_readable(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
         let mut attempts = ATTEMPTS;
         loop {
@@ -97,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// Adds the entries that can be decrypted to `entries`, and the keys of the others to `unreadable`.
+    /// Adds the entries that can be decrypted to `entries`, and the keys of the other entries to `unreadable`.
     pub(super) fn read(
         &self,
         kvs: Vec<KeyValue>,
@@ -139,7 +139,7 @@ impl Shared {
             return Err(Error::Future { requested: revision, newest });
         }
         match self.connection.compact(CompactionRequest { revision: signed(revision) }).await {
-            // Another server compacted up to this revision or a later one.
+            // Another server compacted up to this revision or a later revision.
             Err(Error::Compacted { .. }) => Ok(()),
             outcome => outcome.map(|_| ()),
         }

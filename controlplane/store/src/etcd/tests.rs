@@ -185,7 +185,7 @@ async fn a_stopped_etcd_is_unavailable_and_afterwards_each_event_comes_once() {
     let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
     let store = server.store("p").await;
     let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
-    // As behind a broken network: connections stay open, and nothing is answered.
+    // As with a broken network, connections stay open, and nothing is answered.
     server.stop().await;
     let refused = store.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap_err();
     assert!(matches!(refused, Error::Unavailable { .. }), "{refused:?}");
@@ -267,7 +267,7 @@ async fn entries_with_a_time_to_live_expire() {
     assert_eq!(commit(&mut watch).await.revision, first);
     let gone = commit(&mut watch).await;
     assert_eq!((&*gone.key, &gone.value), ("/e", &None));
-    // The lease is gone too: the next write gets another one.
+    // The lease is gone too: the next write gets another lease.
     store.write(put("/e", Expect::Absent, "1", tier)).await.unwrap();
 }
 

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-/// Maximum number of different values of one key. Further ones are left out.
+/// Maximum number of different values of one key. Further values are left out.
 const MAX_VALUES: usize = 100;
 
-/// Maximum bytes of the values of one key. Further ones are left out. One value has at most 10 KiB.
+/// Maximum bytes of the values of one key. Further values are left out. One value has at most 10 KiB.
 const MAX_BYTES: usize = 32 << 10;
 
 /// The values of each key.

@@ -25,7 +25,7 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::PS512,
 ];
 
-/// The authenticators that the configuration file adds to those of the cluster.
+/// The authenticators that the configuration file adds to the authenticators of the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AuthenticationConfig {
     pub(crate) issuers: Vec<IssuerConfig>,
@@ -333,8 +333,8 @@ fn extra(mappings: Vec<ExtraMapping>) -> Result<Vec<(String, Expression)>, Strin
     Ok(all)
 }
 
-/// Checks that an expression for the user name that reads `email` is accompanied by one that reads `email_verified`. An
-/// address that the issuer did not verify may belong to another user.
+/// Checks that an expression for the user name that reads `email` is accompanied by an expression that reads
+/// `email_verified`. An address that the issuer did not verify may belong to another user.
 fn check_email(config: &IssuerConfig) -> Result<(), String> {
     let Mapping::Expression(name) = &config.username else { return Ok(()) };
     let reads = |expression: &Expression, claim: &str| {

@@ -1,4 +1,4 @@
-//! The modes of impersonation: those of constrained impersonation (KEP-5284), and the verb `impersonate`.
+//! The modes of impersonation: the modes of constrained impersonation (KEP-5284), and the verb `impersonate`.
 //!
 //! A constrained mode needs two permissions: `impersonate:MODE` for the impersonated user, and
 //! `impersonate-on:MODE:VERB` for the object of the request. Source: `mode.go` of
@@ -203,7 +203,7 @@ impl Check<'_> {
         let node = node_name(wanted).filter(|_| self.mode.is_constrained());
         let target = match (account(wanted), node) {
             (Some((namespace, name)), _) => Target { resource: "serviceaccounts", namespace, name, ..user },
-            // As upstream, this permission is one for all nodes.
+            // As upstream, one permission covers all nodes.
             (None, Some(_)) if self.mode == Mode::AssociatedNode => {
                 Target { resource: "nodes", name: "*", ..user }
             }

@@ -1,4 +1,4 @@
-//! Default cluster roles, except those of controllers. Source:
+//! Default cluster roles, except the roles of controllers. Source:
 //! `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`, and kubeadm for the roles with the prefix `kubeadm:`.
 
 use super::{
@@ -153,12 +153,12 @@ pub(super) const ROLES: &[Role<'_>] = &[
             On("", "persistentvolumeclaims", "get list patch update watch"),
         ],
     ),
-    // As metrics-server, which this server replaces.
+    // As in metrics-server, which this server replaces.
     ("system:aggregated-metrics-reader", "view", &[On("metrics.k8s.io", "pods nodes", READ)]),
     ("kubeadm:get-nodes", "", &[On("", "nodes", "get")]),
 ];
 
-/// Rules of the role `edit`, in addition to those of `view`.
+/// Rules of the role `edit`, in addition to the rules of `view`.
 pub(super) const EDIT: &[Rule] = &[
     On("", "pods/attach pods/exec pods/portforward pods/proxy secrets services/proxy", READ),
     On("", "serviceaccounts", "impersonate"),

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_names_are_those_of_the_tree() {
+    fn the_names_equal_the_names_in_the_tree() {
         let source = json!({"secretRef": {"name": "e"}, "configMapRef": {"name": "f"}});
         let variables = json!([
             {"name": "A", "value": "b"},

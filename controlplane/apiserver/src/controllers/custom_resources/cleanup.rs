@@ -64,7 +64,7 @@ async fn clean(state: &Arc<State>, definition: &Definition) -> Result<()> {
     .await
 }
 
-/// Deletes each object, and waits until those with finalizers are removed.
+/// Deletes each object, and waits until objects with finalizers are removed.
 ///
 /// Every API server does this concurrently. After another server has removed the finalizer of the definition, a new
 /// definition can have the same name. The new definition's objects must stay: each deletion has a uid precondition, and

@@ -20,7 +20,7 @@ pub(super) fn kind() -> Result<Arc<Resource>> {
         .ok_or_else(ApiError::no_resource)
 }
 
-/// Checks that the definition still exists. The error is `NotFound`, also if a new definition has the same name.
+/// Checks that the definition still exists. The error is `NotFound`, even if a new definition has the same name.
 pub(super) fn check_exists(state: &State, definition: &Metadata) -> Result<()> {
     let kind = kind()?;
     match state.cache.get(&kind, "", &definition.name) {
@@ -36,7 +36,7 @@ fn check_uid(kind: &Resource, definition: &Metadata, stored: &Value) -> Result<(
     Err(ApiError::not_found(kind, &definition.name))
 }
 
-/// Changes a definition as this server. The error is `NotFound` if the definition was deleted, also if a new definition
+/// Changes a definition as this server. The error is `NotFound` if the definition was deleted, even if a new definition
 /// has the same name.
 pub(super) async fn edit(
     state: &Arc<State>,

@@ -17,7 +17,7 @@ const MAX_KINDS: usize = 10;
 /// billions.
 const MAX_NAMES: usize = 1000;
 
-/// Maximum bytes of a group, a version or a resource (DNS names). Longer ones are left out: each is hashed for each
+/// Maximum bytes of a group, a version or a resource (DNS names). Longer names are left out: each is hashed for each
 /// combination.
 const MAX_NAME_BYTES: usize = 253;
 
@@ -25,7 +25,7 @@ const MAX_NAME_BYTES: usize = 253;
 pub(super) struct Matched {
     /// By group, version and kind.
     kinds: Vec<Arc<Resource>>,
-    /// The kind of the parameters. None without a `paramKind`.
+    /// The kind of the parameters. `None` without a `paramKind`.
     params: Option<Params>,
 }
 
@@ -63,8 +63,8 @@ impl Matched {
         Matched { kinds, params }
     }
 
-    /// The types of the kinds, and that of the parameters. Kinds without a schema are left out. The type of a kind is made
-    /// when the iterator reaches it.
+    /// The types of the kinds, and the type of the parameters. Kinds without a schema are left out. The type of a kind
+    /// is made when the iterator reaches it.
     pub(super) fn types(self) -> (impl Iterator<Item = TypedKind>, Option<Type>) {
         let typed = |resource: Arc<Resource>| {
             let name = format!("{}/{}, Kind={}", resource.group, resource.version, resource.kind);
@@ -103,7 +103,7 @@ fn digest(names: [&str; 3]) -> u64 {
     hasher.finish()
 }
 
-/// The resources of the new set that the old one does not have in this form.
+/// The resources of the new set that the old set does not have in this form.
 pub(super) fn changed(old: &Resources, new: &Resources) -> Vec<Arc<Resource>> {
     let mut found = Vec::new();
     for version in new.group_versions() {
@@ -123,7 +123,7 @@ pub(super) fn changed(old: &Resources, new: &Resources) -> Vec<Arc<Resource>> {
 }
 
 /// Group, version and plural name of the resources that the rules name, in upstream's order. A rule with a wildcard in
-/// its groups or versions names none.
+/// its groups or versions names no resource.
 fn resources(spec: &Value) -> impl Iterator<Item = [&str; 3]> {
     let rules = spec["matchConstraints"]["resourceRules"].as_array().into_iter().flatten();
     rules.flat_map(of_rule).take(MAX_NAMES)
@@ -149,12 +149,12 @@ fn of_rule(rule: &Value) -> impl Iterator<Item = [&str; 3]> {
     })
 }
 
-/// The names in their order. None of them if there is a wildcard.
+/// The names in their order. The list is empty if there is a wildcard.
 fn exact(list: &Value) -> Vec<&str> {
     if texts(list).any(|name| name.contains('*')) { Vec::new() } else { sorted(list) }
 }
 
-/// The names in their order, without those that are too long for a resource.
+/// The names in their order, without names that are too long for a resource.
 fn sorted(list: &Value) -> Vec<&str> {
     let mut names: Vec<&str> = texts(list).filter(|name| name.len() <= MAX_NAME_BYTES).collect();
     names.sort_unstable();

@@ -200,7 +200,7 @@ async fn a_webhook_decides_on_the_images_of_pods() {
     let path = format!("{PODS}/p/ephemeralcontainers");
     let refused = server.call("PATCH", &path, "application/strategic-merge-patch+json", Some(debug)).await;
     assert_eq!(refused.code, 403, "{}", refused.body);
-    // The review of the ephemeral container equals that of the refused pod, whose answer is cached.
+    // The review of the ephemeral container equals the review of the refused pod, whose answer is cached.
     assert_eq!(hook.count(), 2);
 }
 

@@ -450,7 +450,7 @@ async fn the_resource_bindings_does_the_same_as_that_of_the_pod() {
 }
 
 #[tokio::test]
-async fn component_statuses_are_those_of_the_process_and_of_leases() {
+async fn component_statuses_follow_from_the_process_and_from_leases() {
     const PATH: &str = "/api/v1/componentstatuses";
     let server = Fixture::new().await;
     let healthy = |status: &Value| status["conditions"][0]["status"].clone();
@@ -551,7 +551,7 @@ async fn a_new_object_is_validated_before_its_revision() {
 }
 
 #[tokio::test]
-async fn errors_of_events_are_those_of_the_core_group() {
+async fn errors_of_events_have_the_core_group() {
     let server = Fixture::new().await;
     let path = "/apis/events.k8s.io/v1/namespaces/default/events";
     let refused = server.post(path, json!({"metadata": {"name": "e"}})).await;

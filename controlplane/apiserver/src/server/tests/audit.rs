@@ -7,7 +7,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use super::*;
 use crate::authn::service_account::Claims;
 
-/// A server with this policy's rules; its log is `audit.log` in the directory.
+/// A server whose audit policy has these rules. Its log is `audit.log` in its directory.
 async fn with_rules(rules: &str) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let policy_file = directory.path().join("policy.yaml");
@@ -21,7 +21,7 @@ async fn with_rules(rules: &str) -> Fixture {
     Fixture { api, directory }
 }
 
-/// The first events of a path, once there are that many.
+/// The first `count` events of a path. Waits until the log has them.
 async fn events(server: &Fixture, path: &str, count: usize) -> Vec<Value> {
     eventually_async(&format!("{count} events of {path}"), 10, async || {
         let text = fs::read_to_string(server.directory.path().join("audit.log")).unwrap();

@@ -187,7 +187,7 @@ async fn impersonation_needs_the_right_to_the_user() {
         server.send(user, request.body(Full::default()).unwrap()).await
     };
     let refused = as_ben(ann(), None).await;
-    // The error is that of the first mode.
+    // The error of the first mode is returned.
     let message = refused.body["message"].as_str().unwrap();
     assert!(message.contains("cannot impersonate-on:user-info:list resource \"pods\""), "{message}");
     let mut one = rule(&["impersonate"], &["users"]);

@@ -213,7 +213,7 @@ async fn a_health_check_port_is_allocated_kept_and_released() {
 }
 
 #[tokio::test]
-async fn node_ports_and_tolerations_are_those_of_the_options() {
+async fn node_ports_and_tolerations_follow_the_options() {
     let directory = tempfile::tempdir().unwrap();
     let api = open_with(directory.path(), |config| {
         config.options.node_ports = 40000..=40000;

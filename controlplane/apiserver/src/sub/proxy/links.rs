@@ -64,7 +64,7 @@ const PLAIN_PIECE: usize = 8 << 10;
 pub(super) struct Links {
     /// Path of the proxy, without a slash at the end.
     pub(super) base: String,
-    /// Hosts and ports by which the page may name its own server: those of the client's request and of the server.
+    /// Hosts and ports by which the page may name its own server: from the client's request, and of the server.
     pub(super) hosts: Vec<String>,
 }
 
@@ -291,7 +291,7 @@ impl http_body::Body for Page {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     use futures::FutureExt as _;
-    // A short page may be decompressed to a long one.
+    // A short page may be decompressed to a long page.
     const MOST: usize = 1 << 20;
     let Some((coding, page)) = data.split_first() else { return };
     let coding = match coding % 3 {

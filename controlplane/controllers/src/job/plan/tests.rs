@@ -84,7 +84,7 @@ fn pods_are_created_up_to_parallelism_and_completions() {
     }
     let queue = job(json!({"parallelism": 2}), json!({}));
     assert_eq!(decide(&queue, "1+ 2"), "");
-    // As upstream: after the first success the other pods run to their end, also if the parallelism is reduced.
+    // As upstream, after the first success the other pods run to their end, even if the parallelism is reduced.
     assert_eq!(decide(&queue, "1+ 2 3 4"), "");
     assert_eq!(decide(&job(json!({"suspend": true}), json!({})), "1 2"), "-1 -2");
 }

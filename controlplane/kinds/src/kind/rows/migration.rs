@@ -1,4 +1,4 @@
-//! Migrations of stored objects to the current stored version. Not served by default.
+//! Migrations of stored objects to the current stored version. The kinds are not served by default.
 
 use serde_json::json;
 

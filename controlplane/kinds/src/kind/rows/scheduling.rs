@@ -1,4 +1,4 @@
-//! Groups of pods that are scheduled together. Not served by default.
+//! Groups of pods that are scheduled together. The kinds are not served by default.
 
 use super::{GET_PATCH_UPDATE, KIND, Kind, PLAIN, RULES, Rules, Subresource, WITH_STATUS, Writes, sub};
 use crate::strategy::pod_group;

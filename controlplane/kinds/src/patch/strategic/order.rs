@@ -45,8 +45,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Orders merged elements: those in `wanted` in its order, the others in the order of `before`, interleaved by their
-/// old positions.
+/// Orders merged elements: the elements of `wanted` keep its order, and the others keep the order of `before`. They are
+/// interleaved by their old positions.
 pub(super) fn in_order(
     merged: Vec<Value>,
     wanted: &[Value],

@@ -64,7 +64,7 @@ fn bounds() -> Bounds {
         ..Bounds::leaf(MAX_ATTRIBUTES, 2)
     };
     let text = Bounds::leaf(MAX_TEXT, 1);
-    // Upstream's estimate knows the size of `attributes[domain].name`, but not that of `capacity[domain].name`.
+    // Upstream's estimate knows the size of `attributes[domain].name`, but not the size of `capacity[domain].name`.
     let attributes = Bounds { other_fields: boxed(text.clone()), ..map(MAX_NAME, text) };
     let fields = [
         ("driver", Bounds::leaf(MAX_DOMAIN, 2)),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_are_those_of_upstream() {
+    fn costs_equal_upstreams_costs() {
         let domain = r#"device.attributes["dra.example.com"]"#;
         let capacity = r#"device.capacity["dra.example.com"]"#;
         for (expression, cost) in [

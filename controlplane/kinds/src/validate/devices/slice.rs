@@ -178,7 +178,7 @@ pub(super) fn qualified(causes: &mut Causes, path: &Path, name: &str) {
                 one => identifier(causes, path, one),
             }
         }
-        // As upstream: names with more than one slash are not checked.
+        // As upstream, names with more than one slash are not checked.
         _ => {}
     }
 }

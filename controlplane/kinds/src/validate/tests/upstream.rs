@@ -237,7 +237,7 @@ fn a_limit_range_has_a_possible_ratio() {
 }
 
 #[test]
-fn details_of_kinds_are_those_of_upstream() {
+fn details_of_kinds_equal_upstreams_details() {
     let spec =
         |kind: &str| json!({"type": kind, "ports": [{"port": 80}], "allocateLoadBalancerNodePorts": false});
     check("Service", "/spec", spec("LoadBalancer"), &[]);
@@ -297,7 +297,7 @@ fn an_autoscaler_needs_policies() {
 }
 
 #[test]
-fn places_in_pods_are_those_of_upstream() {
+fn places_in_pods_equal_upstreams_places() {
     let at = |name: &str| format!("spec.containers[0].{name}");
     let required = "type is required when seccompProfile is set";
     let profile = json!({"seccompProfile": {}});

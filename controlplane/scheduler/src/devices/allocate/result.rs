@@ -46,7 +46,7 @@ impl<'a> Allocator<'a> {
         allocation
     }
 
-    /// The configuration of the classes, then that of the claim.
+    /// The configuration of the classes, then the configuration of the claim.
     fn config(&self, claim: &Claim, chosen: &[&Chosen<'_>]) -> Vec<Value> {
         let entry = |source: &str, requests: &[&str], config: &Config| json!({"source": source, "requests": requests, "opaque": config.opaque});
         let mut classes: Vec<(&str, Vec<&str>)> = Vec::new();
