@@ -14,6 +14,10 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use crate::nft::Mapping;
 use crate::route_socket::RouteSocket;
 
+/// The kernel's errors for an address without a route, or with a route of the types unreachable, prohibit or blackhole.
+const NO_ROUTE: [i32; 5] =
+    [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL, libc::EADDRNOTAVAIL];
+
 /// The addresses of this machine, by the kernel's routes.
 #[derive(Default)]
 struct LocalAddresses {
@@ -57,8 +61,12 @@ impl LocalAddresses {
         if let Some(known) = self.known.get(&address) {
             return *known;
         }
-        // Without a socket all addresses count: a pod must not get datagrams to a former target of the port.
-        let is_local = self.ask(address).unwrap_or(true);
+        // Without an answer all addresses count: a pod must not get datagrams to a former target of the port.
+        let is_local = self.ask(address).unwrap_or_else(|_failed| {
+            // The next answer of this socket may belong to this address.
+            self.socket = None;
+            true
+        });
         self.known.insert(address, is_local);
         is_local
     }
@@ -66,7 +74,7 @@ impl LocalAddresses {
     /// Reads the type of the route to the address.
     ///
     /// # Errors
-    /// When no socket can be opened.
+    /// When no socket can be opened or used.
     fn ask(&mut self, address: IpAddr) -> io::Result<bool> {
         let socket = match &mut self.socket {
             Some(socket) => socket,
@@ -80,12 +88,11 @@ impl LocalAddresses {
         route.header.address_family = family;
         route.header.destination_prefix_length = prefix;
         route.attributes.push(RouteAttribute::Destination(address.into()));
-        // An address without a route is an error.
-        let found = socket.get(RouteNetlinkMessage::GetRoute(route));
-        Ok(matches!(
-            found,
-            Ok(RouteNetlinkMessage::NewRoute(route)) if route.header.kind == RouteType::Local
-        ))
+        match socket.get(RouteNetlinkMessage::GetRoute(route)) {
+            Ok(RouteNetlinkMessage::NewRoute(route)) => Ok(route.header.kind == RouteType::Local),
+            Err(error) if !error.raw_os_error().is_some_and(|code| NO_ROUTE.contains(&code)) => Err(error),
+            _ => Ok(false),
+        }
     }
 }
 
@@ -113,11 +120,17 @@ mod tests {
             ip(&["link", "set", "one1", "up"]);
             ip(&["address", "add", "192.0.2.1/24", "dev", "one0"]);
             ip(&["address", "add", "2001:db8::1/64", "dev", "one0", "nodad"]);
+            ip(&["route", "add", "prohibit", "203.0.113.1"]);
+            ip(&["route", "add", "blackhole", "203.0.113.2"]);
+            ip(&["route", "add", "unreachable", "203.0.113.3"]);
             let mut here = LocalAddresses::default();
-            let all = ["127.0.0.1", "192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2", "198.51.100.1"];
+            let own = ["127.0.0.1", "192.0.2.1", "2001:db8::1"];
+            let others = ["192.0.2.2", "2001:db8::2", "198.51.100.1", "2001:db9::1"];
+            let without_route = ["203.0.113.1", "203.0.113.2", "203.0.113.3"];
             for _repeated in 0..2 {
-                let local = all.map(|address| here.has(address.parse().unwrap()));
-                assert_eq!(local, [true, true, true, false, false, false]);
+                assert_eq!(own.map(|address| here.has(address.parse().unwrap())), [true; 3]);
+                assert_eq!(others.map(|address| here.has(address.parse().unwrap())), [false; 4]);
+                assert_eq!(without_route.map(|address| here.has(address.parse().unwrap())), [false; 3]);
             }
         };
         std::thread::spawn(test).join().unwrap();

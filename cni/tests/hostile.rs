@@ -432,16 +432,46 @@ fn ports() -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
+/// The entries of the bridge's table for its ports, sorted.
+fn entries() -> Vec<String> {
+    let shown = Command::new("bridge").args(["fdb", "show", "br", BRIDGE]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let of_table = shown.lines().filter(|line| line.contains("master") && line.contains("dev veth"));
+    let mut entries: Vec<String> = of_table.map(str::to_owned).collect();
+    entries.sort();
+    entries
+}
+
+/// A bridge takes a frame to such an address before the hook of the rules of sources, and learns from it.
+#[test]
+fn a_pod_does_not_take_over_the_entry_of_another_pod() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        let victim = Pod::new();
+        let (id, netns, ifname) = ("bbbb".into(), victim.netns.clone(), "eth0".into());
+        network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
+        until_taken(&pod);
+        let before = entries();
+        assert_eq!(before.len(), 2, "{before:?}");
+        let frame = [&OF_THE_PORT[..], &victim.mac(), &[0x88, 0x09], &[0; 46]].concat();
+        let attack = || {
+            pod.send(frame.clone());
+            until_taken(&pod);
+            entries()
+        };
+        assert_eq!(attack(), before);
+        for port in ports() {
+            ip(&format!("link set dev {port} type bridge_slave learning on"));
+        }
+        eventually("the entry moves with learning", 20, || attack() != before);
+        network.remove().await.unwrap();
+    });
+}
+
 /// For a static entry the kernel visits all ports, and for a new port all static entries.
 #[test]
 fn a_pod_adds_one_entry_to_the_table_of_the_bridge_and_no_static_one() {
     on_a_node(true, async |network, pod| {
-        let entries = || {
-            let shown = Command::new("bridge").args(["fdb", "show", "br", BRIDGE]).output().unwrap();
-            let shown = String::from_utf8(shown.stdout).unwrap();
-            let of_table = shown.lines().filter(|line| line.contains("master"));
-            of_table.filter(|line| line.contains("dev veth")).map(str::to_owned).collect::<Vec<_>>()
-        };
         add(&network, &pod, Vec::new()).await;
         let own = pod.mac().map(|byte| format!("{byte:02x}")).join(":");
         let check = |found: Vec<String>| {

@@ -299,8 +299,9 @@ impl Eviction {
         if !self.was_short || self.ending.is_some() {
             return;
         }
-        let MeasuredPods { due, mut pods } = measured;
-        pods.retain(|(pod, _)| !self.was_evicted(pod));
+        let MeasuredPods { due, pods } = measured;
+        let current = self.pods();
+        let pods = measurement::still_candidates(pods, &self.candidates(&current));
         let shortage = due.shortage;
         let Some((pod, used)) = plan::first(&pods, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);

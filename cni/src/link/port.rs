@@ -22,8 +22,8 @@ pub(crate) struct Port {
     pub(crate) isolated: bool,
     /// Only packets from the hardware address that the bridge has recorded for the port.
     pub(crate) locked: bool,
-    /// Whether the port gets frames to hardware addresses that the bridge does not know. `None` leaves the setting
-    /// unchanged.
+    /// Whether the port gets frames to hardware addresses that the bridge does not know, and whether the bridge learns
+    /// addresses from its frames. `None` leaves the settings unchanged.
     pub(crate) floods: Option<bool>,
 }
 
@@ -41,10 +41,15 @@ impl Links {
         }
         if port.locked {
             change = change.append_info_data(InfoBridgePort::Locked(true));
-            change = change.append_info_data(InfoBridgePort::Learning(false));
         }
         if let Some(floods) = port.floods {
             change = change.append_info_data(InfoBridgePort::UnicastFlood(floods));
+        }
+        // A port without flooding has a recorded address and sends from no other one. The bridge would also learn from
+        // frames to the addresses 01:80:c2:00:00:0X, which the rules of sources do not see: one with the source address
+        // of another pod would move that pod's entry to this port.
+        if let Some(learns) = if port.locked { Some(false) } else { port.floods } {
+            change = change.append_info_data(InfoBridgePort::Learning(learns));
         }
         let set = self.handle.link().set_port(change.build()).execute().await;
         set.map_err(failed("set bridge port", &link.name))
@@ -63,8 +68,8 @@ impl Links {
             .map_err(failed("add a forwarding entry to", &link.name))
     }
 
-    /// Sets whether an existing port gets frames to unknown hardware addresses. Without them, the bridge must know the
-    /// pod's own. An absent port is not an error.
+    /// Sets whether an existing port gets frames to unknown hardware addresses, and whether the bridge learns from its
+    /// frames. Otherwise the bridge must know the pod's own address. An absent port is not an error.
     pub(crate) async fn set_flooding(&self, port: &str, mac: [u8; 6], floods: bool) -> Result<(), Error> {
         let found = self.find(port).await?.filter(|link| link.controller.is_some());
         let Some(link) = found else { return Ok(()) };

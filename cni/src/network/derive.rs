@@ -133,8 +133,8 @@ impl Network {
         first
     }
 
-    /// Sets whether the ports of these attachments get frames to unknown hardware addresses: an earlier process may have
-    /// had another setting. A failure is logged, because a port may be removed with its pod at any time.
+    /// Sets whether the ports of these attachments get frames to unknown hardware addresses, and learn: an earlier process
+    /// may have had other settings. A failure is logged, because a port may be removed with its pod at any time.
     async fn set_flooding(&self, sources: &BTreeMap<String, Source>) {
         let host = &self.inner.host;
         let floods = host.guard.is_none();

@@ -1,6 +1,7 @@
 //! Measurement of the pods' disks beside the rounds of eviction. It takes minutes if pods have many files, and pods must be
 //! evicted for a lack of memory meanwhile.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -68,6 +69,16 @@ pub(super) async fn measure(
     MeasuredPods { due, pods }
 }
 
+/// The measured pods that may still be evicted. The others have ended, or were evicted, during the measurement.
+pub(super) fn still_candidates<T>(
+    measured: Vec<(Arc<Pod>, T)>,
+    candidates: &[Arc<Pod>],
+) -> Vec<(Arc<Pod>, T)> {
+    let uids: HashSet<&str> = candidates.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+    let is_candidate = |pod: &Pod| pod.metadata.uid.as_deref().is_some_and(|uid| uids.contains(uid));
+    measured.into_iter().filter(|(pod, _)| is_candidate(pod)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
@@ -88,5 +99,15 @@ mod tests {
         assert!(measurement.result().now_or_never().is_none(), "the second one was not begun");
         measurement.begin(async { 3 });
         assert_eq!(measurement.result().await, 3);
+    }
+
+    #[test]
+    fn a_pod_that_ended_during_the_measurement_is_not_evicted() {
+        let pod = |uid: &str| -> Arc<Pod> {
+            serde_json::from_value(serde_json::json!({"metadata": {"uid": uid}})).map(Arc::new).unwrap()
+        };
+        let measured = vec![(pod("ended"), 1), (pod("runs"), 2)];
+        let left = still_candidates(measured, &[pod("runs"), pod("new")]);
+        assert_eq!(left.into_iter().map(|(_, used)| used).collect::<Vec<i32>>(), [2]);
     }
 }

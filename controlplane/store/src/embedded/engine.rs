@@ -45,6 +45,7 @@ impl Engine {
             .open()?;
         let options_of = |size| move || KeyspaceCreateOptions::default().max_memtable_size(size);
         // The memory of two memtables: the engine keeps one that it has written to disk until it writes the next one.
+        // A database keeps the size with which it was made.
         let entries = database.keyspace("entries", options_of(1 << 20))?;
         let meta = database.keyspace("meta", options_of(64 << 10))?;
         Ok(Self { database, entries, meta, codec })
