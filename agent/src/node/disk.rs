@@ -18,7 +18,7 @@ pub(crate) enum Resource {
 }
 
 /// The resource that is short on the file system of the state directory. None if both suffice or cannot be determined.
-/// `lasts` says that a shortage was found before. It ends only when the minimum is reclaimed.
+/// `lasts` says whether a shortage was found before. Such a shortage ends only when the minimum is reclaimed.
 pub(crate) fn disk_shortage(
     state_dir: &Path,
     thresholds: &EvictionThresholds,
