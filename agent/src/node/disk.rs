@@ -27,8 +27,8 @@ pub(crate) fn disk_shortage(
     disk_shortages(state_dir, thresholds, |_| lasts).into_iter().flatten().next()
 }
 
-/// The resources that are short on the file system of the state directory, bytes first. `lasts`: whether the resource was
-/// short before. Its shortage ends only when the minimum is reclaimed.
+/// The resources that are short on the file system of the state directory, bytes first. `lasts` says whether a resource
+/// was short before. Such a shortage ends only when the minimum is reclaimed.
 pub(crate) fn disk_shortages(
     state_dir: &Path,
     thresholds: &EvictionThresholds,
