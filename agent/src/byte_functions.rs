@@ -182,7 +182,7 @@ unsafe fn copy_backwards(to: *mut u8, from: *const u8, count: usize) {
     }
 }
 
-/// Compares bytes. Returns the difference of the first two bytes that differ.
+/// Compares bytes. Returns the difference of the first pair of bytes that differ.
 #[inline(always)]
 unsafe fn compare(one: *const u8, two: *const u8, count: usize) -> i32 {
     let mut at = 0;

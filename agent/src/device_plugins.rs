@@ -175,7 +175,7 @@ impl DevicePlugins {
             }
             while let Some(connected) = plugins.recv().await {
                 let (name, number) = (connected.name.clone(), connected.number);
-                // Concurrent registrations can arrive in another order than their numbers in the table.
+                // Concurrent registrations can arrive in an order other than the order of their numbers in the table.
                 if tasks.get(&name).is_some_and(|(known, _)| *known > number) {
                     continue;
                 }

@@ -106,7 +106,7 @@ impl ServiceHealth {
         }
     }
 
-    /// Starts, changes or ends the server of a service. If it has ended, a waiting server is started.
+    /// Starts, changes or ends the server of a service. After an end, the server of a waiting service is started.
     fn update(&mut self, key: Key) {
         let none_waited = self.slots.first_waiting().is_none();
         self.update_one(key);

@@ -192,7 +192,7 @@ impl Volumes {
         self.find(volume).map_or(&[][..], |mounted| mounted.options.as_slice())
     }
 
-    /// Returns what is mounted in place of a part that the volume does not have.
+    /// Returns the replacement for a part that the volume does not have.
     pub fn missing_part(&self, volume: &str) -> MissingPart {
         match self.find(volume) {
             Some(Mounted { by_node: true, .. }) => MissingPart::EmptyDirectory,
@@ -329,7 +329,8 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }
 
-/// Works on a path whose file system might not respond, off the async workers. `place` is the kubelet's path of the volume.
+/// Works on a path whose file system might not respond, off the async workers. `place` is the kubelet's path of the
+/// volume.
 async fn run_blocking<T: Send + 'static>(
     place: &Path,
     path: &Path,

@@ -303,7 +303,7 @@ impl Links {
     }
 
     /// Marks an unmarked bridge as ours if an earlier version or an interrupted process made it. Such a bridge has a
-    /// hardware address with our prefix. All its addresses are ours, or it is not in use at all.
+    /// hardware address with our prefix. It has addresses and all of them are ours, or it is not in use at all.
     pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&mac::OUR_PREFIX) {

@@ -61,7 +61,7 @@ impl Netns {
     }
 
     /// Runs `work` inside like [`run`](Self::run), without blocking the caller's thread. If the caller is dropped, the
-    /// work continues. The thread serves only this function, and all work on it first enters its namespace.
+    /// work continues. The thread serves only this function, and enters the namespace before each work.
     pub(crate) async fn visit<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -10,7 +10,7 @@ pub(crate) const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16
 pub(crate) const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 /// Jumps if the loaded value equals `k`.
 pub(crate) const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-/// Ends the program. The socket receives the first `k` bytes of the message. If it is 0, the message is dropped.
+/// Ends the program. The socket receives the first `k` bytes of the message. If `k` is 0, the message is dropped.
 pub(crate) const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 /// Attaches a program to a socket, instead of the former one.

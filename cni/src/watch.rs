@@ -1,4 +1,4 @@
-//! Notifications of changes in the configuration directory, even when it is created or removed.
+//! Notifications of changes in the configuration directory, and of its creation and removal.
 #![allow(unsafe_code, reason = "tokio requires the promise that a polled descriptor stays open")]
 
 use std::collections::{BTreeSet, HashMap};

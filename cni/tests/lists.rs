@@ -958,7 +958,7 @@ fn an_unknown_sysctl_is_not_taken_for_a_missing_sandbox() {
         list["plugins"].as_array_mut().unwrap().push(tuning);
         host.configure(&list);
         let error = host.open().await.add(&attachment("a1", &Sandbox::new())).await.unwrap_err();
-        // After error code 3 it is not necessary that a runtime calls DEL.
+        // After error code 3 a runtime does not have to call DEL.
         assert_eq!(error.code(), 5, "{}", error.chain());
         assert!(error.chain().contains("/proc/sys/net/core/no_such_parameter"), "{}", error.chain());
     });

@@ -41,8 +41,8 @@ impl Crictl {
             Some(pid) => enter(pid, program),
             None => Command::new(program),
         };
-        // crictl gets no configuration file, because it would warn about a missing one. Its default timeout is two
-        // seconds.
+        // crictl gets an empty configuration file, because it would warn about a missing one. Its default timeout is
+        // two seconds.
         command.args(["--config", "/dev/null"]);
         command.args(["--timeout", "120s"]);
         command.args(["--runtime-endpoint", &self.endpoint, "--image-endpoint", &self.endpoint]);

@@ -220,7 +220,7 @@ impl Drop for Stock {
         }
         self.kill_kubelet();
         let mut down = self.host.command(Machine::coracle());
-        // Only cgroups below the kubelet's root count, because other cgroups of the machine are not part of the test.
+        // Only cgroups below the kubelet's root are removed: other cgroups of the machine are not part of the test.
         down.args(["down", "--purge", "--cgroup-root", &format!("/{}", self.cgroup)]);
         down.arg("--state-dir").arg(self.path("state"));
         let output = down.arg("--run-dir").arg(self.path("run")).output().unwrap();

@@ -521,7 +521,8 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     for node in ["node-1", "node-2"] {
         eventually("the node to be Unknown", 15, || condition(nodes, node, "Ready") == "Unknown");
     }
-    // Other pods would be evicted before the marker, so its eviction shows that they were not evicted.
+    // Other pods would be evicted before the marker. So after the eviction of the marker, the list of evicted pods is
+    // complete.
     nodes.kubectl(&["taint", "node", "node-1", "marker=1:NoExecute"]);
     let deleted = eventually("the eviction of the marker", 30, || {
         let pods = nodes.get(&["pods"]);

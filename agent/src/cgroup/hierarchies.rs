@@ -81,8 +81,8 @@ impl Version {
 /// Creates the cgroup with its parents. Each parent enables these controllers for its children.
 fn create_on_v2(controllers: &[String], mount: &Path, below: &str) -> io::Result<()> {
     let whole = mount.join(below);
-    // The kernel lets a cgroup enable only controllers that its own parent enables. So it is not necessary that the
-    // other parents are read.
+    // The kernel lets a cgroup enable only controllers that its own parent enables. So it is enough to check that
+    // parent.
     if whole.parent().is_some_and(|parent| enables_all(parent, controllers)) && make_dir(&whole).is_ok() {
         return Ok(());
     }

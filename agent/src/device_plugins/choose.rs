@@ -76,8 +76,8 @@ impl Choice {
         Ok(Self { chosen, missing, groups: vec![unaligned, unbound], open })
     }
 
-    /// The devices from which the plugin may choose, and the devices that its choice must include. None if the plugin
-    /// has no choice.
+    /// The devices from which the plugin may choose, and the devices that its choice must include. None if no further
+    /// device is needed.
     pub(super) fn question(&self) -> Option<(Vec<String>, Vec<String>)> {
         let available = self.open.union(&self.chosen).cloned().collect();
         (self.missing > 0).then(|| (available, self.chosen.iter().cloned().collect()))

@@ -33,7 +33,8 @@ const FILES_MAX: usize = 4096;
 /// connect.
 ///
 /// # Errors
-/// If the socket cannot be opened, or other users can write the directory and so could replace the socket.
+/// If the directory or the socket cannot be created, or other users can write the directory and so could replace the
+/// socket.
 pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
     // The mode of the kubelet's directories.
     DirBuilder::new().recursive(true).mode(0o750).create(dir)?;

@@ -242,7 +242,7 @@ impl PolicyRecord {
             if !self.policies.contains_key(&key) {
                 model.put_policy(&policy);
             }
-            // All policies are known only for these namespaces.
+            // The stored policies of this namespace are complete. Policies of other namespaces may be missing.
             self.used.insert(key.namespace);
         }
     }

@@ -18,7 +18,7 @@ pub(crate) enum Resource {
 }
 
 /// The resource that is short on the file system of the state directory. None if both suffice or cannot be determined.
-/// `lasts` says that a shortage was found before. It ends only when the minimum is reclaimed.
+/// `lasts` says whether a shortage was found before. Such a shortage ends only when the minimum is reclaimed.
 pub(crate) fn disk_shortage(
     state_dir: &Path,
     thresholds: &EvictionThresholds,
@@ -27,8 +27,8 @@ pub(crate) fn disk_shortage(
     disk_shortages(state_dir, thresholds, |_| lasts).into_iter().flatten().next()
 }
 
-/// The resources that are short on the file system of the state directory, bytes first. `lasts`: whether the resource was
-/// short before. Its shortage ends only when the minimum is reclaimed.
+/// The resources that are short on the file system of the state directory, bytes first. `lasts` says whether a resource
+/// was short before. Such a shortage ends only when the minimum is reclaimed.
 pub(crate) fn disk_shortages(
     state_dir: &Path,
     thresholds: &EvictionThresholds,

@@ -126,7 +126,7 @@ impl MachineLevels {
         self.shortages(thresholds, |resource| last == Some(resource)).into_iter().flatten().next()
     }
 
-    /// The resources that are short, memory first. `lasts`: whether the resource was short before.
+    /// The resources that are short, memory first. `lasts` says whether a resource was short before.
     pub(crate) fn shortages(
         &self,
         thresholds: &EvictionThresholds,

@@ -20,7 +20,7 @@ pub(crate) use file::{EnvFile, FILE_MAX, FileName, FileProblem, wanted_keys};
 /// 6 MiB of both. References can multiply a value, so a small pod could fill the node's memory.
 pub(crate) const BYTES_MAX: usize = 6 << 20;
 
-/// Objects and files that containers refer to. None if the API server reports that the object does not exist.
+/// Objects and files that containers refer to. An object is None if the API server reports that it does not exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,

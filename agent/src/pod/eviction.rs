@@ -123,7 +123,7 @@ impl Evictions {
 
     fn request(&self, uid: &str, evicted: Evicted) {
         self.lock().insert(uid.to_owned(), evicted);
-        // If the receiver is gone, pod sync has ended, and so does the agent.
+        // If the receiver is gone, pod sync has ended, and the agent ends, too.
         let _ = self.woken.send(uid.to_owned());
     }
 

@@ -361,8 +361,8 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     });
 }
 
-/// The end and the length in seconds of a container's back-off. `is_removed` says that a restart of all containers
-/// removed the container, so the back-off of the pod applies as well. The later end counts.
+/// The end and the length in seconds of a container's back-off. `is_removed` says whether a restart of all containers
+/// removed the container. If so, the back-off of the pod applies as well, and the later end counts.
 fn crash_wait(
     facts: &Facts<'_>,
     name: &str,

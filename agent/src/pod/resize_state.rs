@@ -20,7 +20,7 @@ pub(crate) struct PendingResize {
 pub(crate) struct ResizeState {
     pub(crate) pending: Option<PendingResize>,
     pub(crate) in_progress: Option<InProgress>,
-    /// Whether the limits of an accepted resize are possibly not in the pod's cgroup yet.
+    /// Whether the pod's cgroup may still lack the limits of an accepted resize.
     pub(crate) is_cgroup_due: bool,
     /// The resources that the pod's cgroup has while a resize is in progress. None means the allocated ones. The box
     /// saves memory, because the value is nearly always None.

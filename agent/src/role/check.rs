@@ -62,7 +62,7 @@ struct Row<'a> {
     state: &'static str,
     /// Why it is missing.
     reason: Option<&'a str>,
-    /// The functions that do not work without the feature.
+    /// The effect on the node, if the feature is missing.
     consequence: Option<&'static str>,
 }
 

@@ -15,7 +15,7 @@ use super::numa_mask::NumaMask;
 pub(crate) struct Hint {
     /// None means any nodes.
     pub(crate) nodes: Option<NumaMask>,
-    /// Whether the number of nodes is the minimum.
+    /// Whether no smaller number of nodes can satisfy the request.
     pub(crate) preferred: bool,
 }
 

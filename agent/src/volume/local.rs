@@ -206,7 +206,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Mounts a new ext4 file system with project quotas, for this thread only. None if the kernel has no project quotas.
+    /// Mounts a new ext4 file system with project quotas, for this thread only. None if the kernel has no project
+    /// quotas.
     fn mount_with_quotas(dir: &Path) -> Option<PathBuf> {
         let run = |program: &str, words: &[&str]| {
             let status = std::process::Command::new(program).args(words).status().expect(program);

@@ -10,7 +10,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 const NONE: Option<&str> = None;
-/// The file of the calling thread, because each thread can have its own mount namespace.
+/// The mounts of the calling thread, because each thread can have its own mount namespace.
 const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 /// Directory of the parts of volumes that are mounted for `subPath`, in the directory of a pod.
 pub(super) const PARTS: &str = "volume-subpaths";

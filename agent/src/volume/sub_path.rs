@@ -51,7 +51,7 @@ pub enum SubPathError {
     },
 }
 
-/// The mount in place of a part that a volume does not have.
+/// Replacement for a part that a volume does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingPart {
     /// A directory that is made in the volume.
@@ -77,7 +77,7 @@ pub struct SubPath<'a> {
     pub index: usize,
     /// Path in the volume, with expressions expanded.
     pub path: &'a str,
-    /// The mount if the volume does not have the path.
+    /// Replacement if the volume does not have the path.
     pub missing: MissingPart,
     /// Whether mounts that the container makes in the part appear in the volume: `mountPropagation: Bidirectional`.
     pub is_bidirectional: bool,

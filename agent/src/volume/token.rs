@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_token_is_renewed_by_the_requested_lifetime() {
+    fn an_extended_token_ends_after_the_requested_lifetime() {
         let claims = br#"{"iat":1000,"exp":31537000,"kubernetes.io":{"warnafter":4607}}"#;
         let token = format!("head.{}.sign", BASE64_URL_SAFE_NO_PAD.encode(claims));
         assert_eq!(Issued::parse(&token).map(|issued| (issued.begins, issued.ends)), Some((1000, 4607)));

@@ -73,7 +73,7 @@ impl Kernel {
         removed.is_some_and(|(to, route)| desired.routes.get(&to) == Some(&route))
     }
 
-    /// A change of one of the overlay's own devices, or any change of an uplink.
+    /// Whether one of the overlay's own devices differs from the plan after the change, or the device is an uplink.
     fn is_foreign_link_change(&self, link: &LinkMessage, desired: &Tables) -> bool {
         let Some(port) = self.port_of(link.header.index) else { return self.is_uplink(link.header.index) };
         let (observed, desired) = (device::read(link, port), desired.devices.get(&port));

@@ -202,8 +202,8 @@ impl Inner {
 // === impl State ===
 
 impl State {
-    /// Closes the oldest unauthenticated connection of a source. Without `source`, it closes one of the source with the
-    /// most unauthenticated connections.
+    /// Closes the oldest unauthenticated connection of a source. Without `source`, it takes the source with the most
+    /// unauthenticated connections.
     fn evict(&mut self, source: Option<Source>) {
         let most =
             || self.sources.iter().max_by_key(|(_, count)| count.unauthenticated).map(|(source, _)| *source);

@@ -263,7 +263,7 @@ pub(crate) fn send_signal(process: &OwnedFd, signal: c_int) -> io::Result<()> {
     check(sent).map(drop)
 }
 
-/// Whether a process is a child of this process. It may have ended, if it is not reaped yet.
+/// Whether a process is a child of this process. A child that has ended counts until it is reaped.
 pub(crate) fn is_child(process: &OwnedFd) -> bool {
     let Ok(id) = libc::id_t::try_from(process.as_raw_fd()) else { return false };
     // SAFETY: siginfo_t is plain data; all zeroes is a valid value.

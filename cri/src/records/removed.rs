@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(records.removed().expect("list"), [removed]);
         remove_record(&file);
         assert_eq!(records.removed().expect("list"), []);
-        // The call succeeds even if the record is gone, after an incomplete removal.
+        // The call succeeds even if an earlier, incomplete removal has already removed the record.
         let file = records.move_removed(&subject, 13, 8).expect("move_removed");
         assert_eq!(read(&file), Some((13, 8, subject)));
         // An unreadable record is not kept.

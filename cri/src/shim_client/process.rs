@@ -56,7 +56,7 @@ impl Process {
         let reaping = Arc::clone(&pid_is_own);
         tokio::spawn(async move {
             tokio::select! {
-                // The pidfd is only polled, so it stays readable after the process has ended.
+                // The result is not needed, because a pidfd stays readable after the process has ended.
                 _ = watched.readable() => {}
                 // No handle is left. A dead child stays a zombie until this process ends.
                 () = sender.closed() => return,

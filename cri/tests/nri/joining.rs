@@ -39,7 +39,7 @@ pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
 pub(crate) async fn a_plugin_with_an_invalid_name_is_refused(machine: &mut Machine) {
     let stream = UnixStream::connect(machine.path("nri.sock")).await.expect("connect");
     let plugin = Plugin::speak(stream, 0, |_| PluginReply::Yes);
-    // The runtime answers or not, but it closes the connection at once.
+    // The runtime does not have to answer, but it closes the connection at once.
     let _heard = plugin.register("1", "test").await;
     tokio::time::timeout(Duration::from_secs(60), plugin.connection.closed()).await.expect("disconnected");
 }

@@ -40,7 +40,7 @@ pub struct Threads {
 struct State {
     /// Threads that wait, including those that are woken up for work that is handed over.
     waiting: usize,
-    /// Work that is handed over and not taken yet. Its number is at most `waiting`.
+    /// Work that is handed over and not taken yet. It has at most `waiting` entries.
     handed_over: VecDeque<Work>,
 }
 

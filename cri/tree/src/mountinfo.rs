@@ -1,7 +1,8 @@
 //! Fields of lines of a mountinfo (proc_pid_mountinfo(5)).
 
 /// The controllers of a mounted cgroup hierarchy, by the type of its file system and the options of the mount. On v1
-/// they are comma-separated, or the name of the hierarchy. On v2 the text is empty. `None` for another file system.
+/// the text has the controllers, separated by commas, or the name of the hierarchy. On v2 it is empty. `None` for
+/// another file system.
 #[must_use]
 pub fn cgroup_controllers(kind: &str, options: &str) -> Option<String> {
     match kind {

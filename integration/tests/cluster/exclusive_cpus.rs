@@ -1,4 +1,5 @@
-//! Exclusive CPUs and memory of NUMA nodes: what the kernel lets containers use, even after a restart of the node.
+//! Exclusive CPUs and memory of NUMA nodes: what the kernel lets containers use, before and after a restart of the
+//! node.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -142,7 +142,7 @@ fn the_debian_package_enables_nothing_and_its_scripts_are_correct() {
 fn packages_of_the_node_alone_have_another_name_and_only_its_service() {
     let dir = tempfile::tempdir().unwrap();
     let program = program(dir.path());
-    // Like a binary without the control plane: without `coracle up` there is no man page of it.
+    // Like a binary without the control plane, the program makes no man page of `coracle up`.
     let without =
         format!("{}\n[ \"$1\" != man ] || rm \"$2/coracle-up.1\"\n", fs::read_to_string(&program).unwrap());
     fs::write(&program, without.replace("exec ", "set -e\n")).unwrap();

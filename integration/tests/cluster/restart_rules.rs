@@ -69,7 +69,7 @@ fn an_exit_restarts_its_container_or_all_containers_as_its_rules_say() {
         let runs = cluster.kubectl(&["exec", "all", "-c", "plain", "--", "cat", "/work/runs"]);
         assert_eq!(runs.lines().count(), 2, "the init container runs again, with the same volumes");
 
-        // A restarted agent keeps the containers and their counts. It possibly does not know the ends of removed
+        // A restarted agent keeps the containers and their counts. It may have lost the terminations of removed
         // containers.
         cluster.kill();
         cluster.start();

@@ -26,8 +26,8 @@ impl Chains {
         let part = |text: Option<&str>| permitted_name(text.unwrap_or_default());
         let (namespace, name) = (part(meta.namespace.as_deref()), part(meta.name.as_deref()));
         let family = if port.is_ipv4 { 4 } else { 6 };
-        // The name of the chain contains the protocol and the number of the port, and not the port's name, because it
-        // has at most 255 bytes.
+        // The name of a chain has at most 255 bytes. So it contains the protocol and the number of the port, and not
+        // the port's name.
         let base = format!("{namespace}/{name}/{}-{}/{family}", port.protocol, port.number);
         Self { base, is_ipv4: port.is_ipv4 }
     }

@@ -43,7 +43,7 @@ impl StartQueue {
                     ready = self.first_ready(ready).await;
                 }
             });
-            // After a timeout, containers start in the order in which they arrived.
+            // After a timeout, containers start in the order in which their images become available.
             let _late = before.await;
             self.looked = true;
         }

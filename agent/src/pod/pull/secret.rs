@@ -106,7 +106,7 @@ fn matching(secret: &Secret, reference: &Reference) -> Vec<(usize, AuthConfig)> 
         return Vec::new();
     };
     let entries = entries.unwrap_or_else(|error| {
-        // The error leaves out the parser's message, because it may quote a password.
+        // The warning leaves out the parser's message, because it may quote a password.
         let (secret, line, column) = (&secret.metadata.name, error.line(), error.column());
         tracing::warn!(secret, line, column, "ignoring an invalid pull secret");
         BTreeMap::new()

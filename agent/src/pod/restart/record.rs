@@ -15,7 +15,7 @@ use crate::pod::removed::RemovedContainers;
 /// File name of the record.
 const FILE: &str = "restarting.json";
 
-/// Adds containers to the record of a pod. They replace containers of the same names.
+/// Adds containers to the record of a pod. They replace recorded containers of the same names.
 ///
 /// # Errors
 /// When the file cannot be written.

@@ -133,8 +133,8 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
     update.uid
 }
 
-/// The newest pending status of the pod, or the given status, which was not sent. `known` belongs to the given status,
-/// because the API still has that status.
+/// The newest pending status of the pod, or the given status, which was not sent. The result has the `known` status of
+/// the given update, because the API still has that status.
 fn newest(shared: &Shared, update: Update) -> Update {
     match shared.pending().remove(&update.uid) {
         Some(newer) => Update { known: update.known, ..newer },

@@ -17,8 +17,8 @@ use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape,
 use crate::volume;
 
 impl Worker {
-    /// Reports the addresses of a sandbox that an earlier agent has made to the network policies. Called after the
-    /// first observation.
+    /// Called after the first observation. If an earlier agent has made the sandbox, this gives the sandbox's addresses
+    /// to the network policies.
     pub(super) fn note_earlier_sandbox(&mut self, desired: &DesiredPod) {
         if std::mem::replace(&mut self.was_observed, true) {
             return;

@@ -35,7 +35,7 @@ pub(super) enum DeviceError {
 /// How device nodes get into /dev.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nodes {
-    /// By mknod(2).
+    /// Device nodes made by mknod(2).
     Made,
     /// Bind mounts of the host's nodes, because root of a user namespace cannot make device nodes.
     Bound,

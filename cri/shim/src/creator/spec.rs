@@ -60,7 +60,7 @@ pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
 
 /// Replaces each namespace path of the form `/proc/PID/ns/NAME`. That process may have ended since the spec was
 /// written, and its pid be reused. Paths of pid namespaces become the descriptors that the shim holds. Paths of the
-/// shim's own namespaces become the namespaces of this process.
+/// shim's own namespaces become paths of the namespaces of this process.
 pub(super) fn hold_namespaces(spec: &mut Spec, shim: i32, held: &[&PidNamespace]) -> Result<(), CreateError> {
     let namespaces = spec.linux_mut().as_mut().and_then(|linux| linux.namespaces_mut().as_mut());
     for namespace in namespaces.into_iter().flatten() {

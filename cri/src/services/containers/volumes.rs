@@ -127,9 +127,9 @@ fn resolve_sources(
     Ok(())
 }
 
-/// The canonical form of a path in which the kernel finds no symbolic link. None for other paths, even if the file does not
-/// exist, or its file system returns an error. Most sources are paths without links, and [`Path::canonicalize`] takes a
-/// system call for each component.
+/// The canonical form of a path in which the kernel finds no symbolic link. None for other paths, and if the file does
+/// not exist or its file system returns an error. Most sources are paths without links, and [`Path::canonicalize`]
+/// takes a system call for each component.
 fn found_without_links(path: &Path) -> Option<PathBuf> {
     let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.is_absolute() || !path.components().all(is_plain) {

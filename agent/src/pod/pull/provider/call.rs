@@ -114,7 +114,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let give = async {
         if let Some(mut stdin) = stdin {
-            // The program possibly does not read the request.
+            // The program may end without reading the request.
             let _not_read = stdin.write_all(request.as_bytes()).await;
         }
     };
