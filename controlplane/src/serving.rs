@@ -61,8 +61,8 @@ pub struct NamedCertificate {
     pub certificate: PathBuf,
     /// File of the key.
     pub key: PathBuf,
-    /// Server names; `*` can be the first label. If it is empty, the common name and the DNS names of the certificate
-    /// count.
+    /// Server names; `*` can be the first label. If the list is empty, the common name and the DNS names of the
+    /// certificate count.
     pub names: Vec<String>,
 }
 

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_type_of_a_kind_is_in_memory_at_a_time() {
+    fn only_the_type_of_one_kind_is_in_memory_at_a_time() {
         let former = Cell::new(Weak::<ObjectType>::new());
         let kinds = ["A", "B", "C"].into_iter().map(|name| {
             assert!(former.take().upgrade().is_none(), "the former type before {name}");

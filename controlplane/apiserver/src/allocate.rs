@@ -56,7 +56,8 @@ struct OldAllocation {
 }
 
 impl OldAllocation {
-    /// Reads the addresses and ports of a service. A service of type ExternalName has no allocated addresses.
+    /// Reads the addresses and ports of a service. A service of type ExternalName has no
+    /// allocated addresses and ports.
     fn of(old: &Value) -> Self {
         if old["spec"]["type"] == "ExternalName" {
             return Self::default();

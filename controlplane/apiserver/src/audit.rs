@@ -267,7 +267,8 @@ impl Record {
         self.decision.level == Level::RequestResponse
     }
 
-    /// Records the impersonated user. `constraint` is the verb of constrained impersonation; empty for other requests.
+    /// Records the impersonated user. `constraint` is the verb of constrained impersonation; empty for the verb
+    /// `impersonate`.
     pub(crate) fn impersonates(&self, user: &User, constraint: &str) {
         let mut event = self.event();
         event.impersonated_user = Some(user_info(user));

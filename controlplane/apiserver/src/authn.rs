@@ -196,7 +196,7 @@ impl User {
         Self { name: name.to_owned(), groups, ..Self::default() }
     }
 
-    /// The user of the control plane's controllers, with upstream's name. Only callers in this process are this user.
+    /// The user of the control plane's controllers, with upstream's name. It is only for callers in this process.
     #[must_use]
     pub fn controllers() -> Self {
         Self { component: true, ..Self::new("system:kube-controller-manager", &[]) }

@@ -19,7 +19,7 @@ use crate::{
 /// Maximum number of chunks that wait for a slow client.
 const QUEUED: usize = 4;
 
-/// The response, if the path is the path of backups.
+/// The response, if the request is for a backup.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Result<Option<Reply>> {
     if info.path != BACKUP_PATH || info.verb != "get" {
         return Ok(None);

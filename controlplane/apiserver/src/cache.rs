@@ -55,7 +55,7 @@ pub(crate) const ALLOCATIONS: &str = "allocations";
 /// Number of guards of quotas, which all namespaces share. Changing it requires that all servers are replaced at once.
 pub(crate) const QUOTA_GUARDS: usize = 64;
 /// Store keys of the guards of quotas, without their number: with several servers, each write that increases the use of
-/// a quota also updates a guard. They contain no `/`, so no object has such a key.
+/// a quota also updates a guard. These keys contain no `/`, so no object has such a key.
 const QUOTA_GUARD: &str = "quotas-";
 
 /// Collections by group and resource name.

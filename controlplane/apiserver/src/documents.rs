@@ -155,7 +155,8 @@ fn openapi_document(info: &RequestInfo, document: VersionDocument) -> Reply {
 }
 
 fn not_modified() -> Reply {
-    // The response has no content type, because clients replace the headers of their cached response with its headers.
+    // The response has no content type, because clients replace the headers of their cached response by the headers of
+    // this response.
     let mut reply = Reply::new(reply::full(""));
     *reply.status_mut() = StatusCode::NOT_MODIFIED;
     reply

@@ -250,8 +250,8 @@ impl ApiError {
         ))
     }
 
-    /// Invalid parameters of a request, which upstream reports as fields of an object of `meta.k8s.io`. It is also used
-    /// for an invalid TokenRequest.
+    /// Invalid parameters of a request, which upstream reports as fields of an object of `meta.k8s.io`. This error is
+    /// also used for an invalid TokenRequest.
     pub(crate) fn invalid_parameters((kind, group): (&str, &str), causes: &[Cause]) -> Self {
         let texts: Vec<String> =
             causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();

@@ -1,6 +1,6 @@
-//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. It also limits
-//! the connections to each kubelet and to other servers of the cluster, and the memory of requests that are not
-//! authenticated yet.
+//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Further limits
+//! are on the connections to each kubelet and to other servers of the cluster, and on the memory of requests that are
+//! not authenticated yet.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests

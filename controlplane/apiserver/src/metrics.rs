@@ -472,7 +472,7 @@ fn signed(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The response, if the path is the path of metrics.
+/// The response, if the request is for metrics.
 pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
     let text = match info.path.as_str() {
         PATH => metrics.text(sources),

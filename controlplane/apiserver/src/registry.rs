@@ -29,7 +29,7 @@ pub enum RegistryError {
     /// A built-in resource has the name.
     #[error(transparent)]
     Taken(#[from] resource::Taken),
-    /// The versions are not the versions of one resource, or have more than one stored version.
+    /// The versions belong to different resources, or have different stored versions.
     #[error("cannot serve the resource {0}: its versions need one group, one name and one stored version")]
     Versions(String),
     /// The stored objects could not be read.

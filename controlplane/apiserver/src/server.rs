@@ -132,7 +132,7 @@ impl Apiserver {
                 (Err(error), _) => Ok(self.unauthenticated(&error)),
             }
         };
-        // It is boxed, because each layer around the large future of a request would hold a copy on the stack.
+        // The future is boxed, because each layer around the large future of a request would hold a copy on the stack.
         let (outcome, waited) = waits::measure(Box::pin(answer)).await;
         let mut reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {

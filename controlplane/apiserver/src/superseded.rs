@@ -196,7 +196,7 @@ impl Responses {
         ended
     }
 
-    /// Removes a response. Returns whether it was the last ended response.
+    /// Removes a response. Returns whether it was the last response that was being ended.
     fn remove(&mut self, number: u64) -> bool {
         let was_ending = self.open.remove(&number).is_some_and(|one| one.is_ending);
         if was_ending {

@@ -255,7 +255,7 @@ impl<'a> Checker<'a> {
         (!self.declares(space) && signatures::is_known(&qualified)).then_some(qualified)
     }
 
-    /// Whether the name is the name of a variable.
+    /// Whether a variable has this name.
     fn declares(&self, name: &str) -> bool {
         self.scopes.iter().any(|(known, _)| *known == name) || self.environment.find(name).is_some()
     }

@@ -58,7 +58,8 @@ pub(crate) struct Caches {
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
     pub(crate) service_cidrs: Arc<Cache<ServiceCIDR>>,
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
-    /// [`Caches::synced`] does not wait for the claims. Only their own controller reads them, and it waits itself.
+    /// [`Caches::synced`] does not wait for the claims. The controller that creates and reserves them waits itself. The
+    /// other readers act on each claim when it arrives.
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
     /// [`Caches::synced`] does not wait for the slices: their first list queues the claims of tainted devices.
     pub(crate) resource_slices: Arc<Cache<ResourceSlice>>,
@@ -70,7 +71,8 @@ pub(crate) struct Caches {
     /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
     /// if the API server does not serve the kind.
     pub(crate) pod_groups: Arc<Cache<PodGroup>>,
-    /// [`Caches::synced`] does not wait for this cache, for the same reason as for `pod_groups`.
+    /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
+    /// if the API server does not serve the kind.
     pub(crate) migrations: Arc<Cache<StorageVersionMigration>>,
 }
 

@@ -18,7 +18,7 @@ use crate::zone_metrics::ZoneMetrics;
 pub struct ControllersConfig {
     /// The controllers that run.
     pub selection: ControllerSelection,
-    /// Ranges from which nodes get pod CIDRs, at most one of each address family. If it is empty, nodes get no range.
+    /// Ranges from which nodes get pod CIDRs, at most one of each address family. Without ranges, nodes get none.
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix length of a node's IPv4 pod CIDR.
     pub node_mask_v4: u8,

@@ -17,7 +17,7 @@ const MAX_NAMED: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct TotalCost {
     cost: u64,
-    /// The most expensive rules. The most expensive rule is at the head.
+    /// The most expensive rules in descending order of their costs, at most [`MAX_NAMED`].
     expensive: Vec<(Path, u64)>,
 }
 

@@ -11,7 +11,7 @@
 //! - `walk`: the functions over an object and its schema: owned fields, comparison, merge, removal.
 //! - [`Managers`]: the decoded `managedFields`.
 //!
-//! The rules are the rules of Kubernetes' structured-merge-diff v6 and of `apimachinery/pkg/util/managedfields`.
+//! The rules are from Kubernetes' structured-merge-diff v6 and from `apimachinery/pkg/util/managedfields`.
 //!
 //! Invariants:
 //! - The crate is pure: no I/O, no clock, no global state.

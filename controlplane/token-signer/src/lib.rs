@@ -79,8 +79,8 @@ pub struct TokenSigner {
     client: Client,
     keys: ArcSwap<KeySet>,
     max_seconds: i64,
-    /// Time at which the last fetch for an unknown key ended. It is locked during each such fetch, so that only one
-    /// runs at a time.
+    /// Time at which the last fetch for an unknown key ended. It is locked during every fetch, so that only one runs at
+    /// a time.
     fetched: Mutex<Option<Instant>>,
 }
 

@@ -117,7 +117,7 @@ impl FromStr for Schedule {
         };
         if let Some(interval) = fields.strip_prefix("@every ") {
             let nanos = duration(interval).ok_or_else(|| ScheduleError::Duration(interval.to_owned()))?;
-            // As upstream, it has no fraction of a second, and is at least a second.
+            // As upstream, the interval has no fraction of a second, and is at least a second.
             return Ok(Self(Form::Every(SignedDuration::from_secs((nanos / 1_000_000_000).max(1)))));
         }
         if fields.starts_with('@') {

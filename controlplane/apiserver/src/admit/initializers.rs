@@ -93,7 +93,7 @@ impl Initializers {
             }
             return Ok(());
         }
-        // This holds only for nodes, because any author of a pod could set the annotation.
+        // The annotation counts only for nodes, because any author of a pod could set it.
         let is_mirror = attributes.kind.is("", "Pod")
             && attributes.user.node().is_some()
             && !object["metadata"]["annotations"][MIRROR].is_null();

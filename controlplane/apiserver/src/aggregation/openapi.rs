@@ -343,7 +343,8 @@ fn target(reference: &str) -> Option<(&str, &str)> {
     SECTIONS.contains(&section).then_some((section, name))
 }
 
-/// Merges a part into a document. A definition is renamed if the document has another definition with the same name.
+/// Merges a part into a document. A definition is renamed if the document has a definition with the same name and
+/// other content.
 fn merge(document: &mut Value, mut part: Value) {
     let mut renamed: BTreeMap<(String, String), String> = BTreeMap::new();
     for section in SECTIONS {

@@ -33,8 +33,8 @@ pub(crate) struct Impersonated {
 /// The user that the headers name. `None` without impersonation: the caller sends the request for itself.
 ///
 /// # Errors
-/// The headers are invalid, or no mode allows the impersonation. Then the error of the first mode is returned, as
-/// upstream.
+/// The headers are invalid, or no mode allows the impersonation. If no mode allows it, the error of the first mode is
+/// returned, as upstream.
 pub(crate) async fn impersonated(caller: &Caller<'_>, headers: &HeaderMap) -> Result<Option<Impersonated>> {
     let wanted = wanted(headers)?;
     if wanted.name.is_empty() {

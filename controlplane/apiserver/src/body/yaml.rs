@@ -48,8 +48,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
 }
 
-/// The first duplicate key of a document that [`parse`] has accepted, with its line. The format is the format of
-/// upstream's parser: `line 9: key "foo" already set in map`.
+/// The first duplicate key of a document that [`parse`] has accepted, with its line. It has the format of upstream's
+/// parser: `line 9: key "foo" already set in map`.
 pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
     let left = Cell::new(expansion(bytes));
     let duplicates = RefCell::new(Vec::new());

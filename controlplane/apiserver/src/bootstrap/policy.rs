@@ -1,5 +1,5 @@
-//! The default roles and bindings of every cluster: the defaults of Kubernetes, and the bindings of kubeadm for joining
-//! machines.
+//! The default roles and bindings of every cluster: the defaults of Kubernetes, and the roles and bindings of kubeadm
+//! for joining machines.
 //!
 //! Words in a list are separated by spaces. An empty word is the core group.
 

@@ -27,7 +27,7 @@ where
     F::Output: Send + 'static,
 {
     fn execute(&self, stream: F) {
-        // It is boxed, because each layer around the large future of a request would hold a copy of it in memory.
+        // The stream is boxed, because each layer around the large future of a request would hold a copy in memory.
         let (end, stream) = (CancellationToken::new(), Box::pin(stream));
         tokio::spawn(STREAM_END.scope(end.clone(), end.run_until_cancelled_owned(stream)));
     }

@@ -94,8 +94,8 @@ impl ServingMetrics {
         LongRunning { _counted: Arc::new(Counted(gauge)), _watch: watch, reader }
     }
 
-    /// The durations of watches until their first objects are sent. `namespace` and `name` of the request; empty if it
-    /// has none.
+    /// The durations of watches until their first objects are sent. `namespace` and `name` are from the request, and
+    /// empty if it has none.
     pub(crate) fn initial_events(&self, kind: &Resource, namespace: &str, name: &str) -> Histogram {
         let scope = match (name, namespace) {
             ("", "") => "cluster",

@@ -116,7 +116,7 @@ fn authenticators(
         audiences.clone_from(&issuers);
     }
     let tokens = Tokens::new(keys.ok_or(OpenError::SigningKey)?, issuers, audiences, token_uses);
-    // As upstream, because with the mode AlwaysAllow anonymous clients would have all permissions.
+    // As upstream, the mode AlwaysAllow refuses anonymous clients, because they would have all permissions.
     let refuses_anonymous = allows_all || !config.anonymous_auth;
     let path = config.authentication_file.as_deref();
     let (mut authentication, file) = AuthenticationFile::open(path, refuses_anonymous)?;

@@ -147,12 +147,12 @@ impl ShortLived {
         Self { seats: Some(Arc::new(seats)), ..Self::default() }
     }
 
-    /// The turn also holds the memory of a request whose client is not known.
+    /// Adds the memory of a request whose client is not known.
     pub(super) fn with_unauthenticated(self, memory: Option<Arc<BodyMemory>>) -> Self {
         Self { _unauthenticated: memory, ..self }
     }
 
-    /// The turn also holds the permit of the request in flight.
+    /// Adds the permit of the request in flight.
     pub(super) fn with_permit(self, permit: Option<Permit>) -> Self {
         Self { _permit: permit.map(Arc::new), ..self }
     }

@@ -1,7 +1,7 @@
 //! Field selectors of a custom resource version, which may name fields that the stored version does not have.
 //!
-//! The attributes in the watch cache are the attributes of the stored version. These selectors are therefore applied to
-//! the converted objects.
+//! The attributes in the watch cache belong to the stored version. These selectors are therefore applied to the
+//! converted objects.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -43,7 +43,7 @@ pub(super) fn fingerprint(object: &Value) -> u64 {
     KEY.hash_one(object)
 }
 
-/// Checks the uid of a request against the uid of the stored object. An empty one matches every object.
+/// Checks the uid of a request against the uid of the stored object. An empty uid matches every object.
 pub(crate) fn check_uid((kind, name): (&Resource, &str), stored: &str, given: &str) -> Result<()> {
     if given.is_empty() || given == stored {
         return Ok(());

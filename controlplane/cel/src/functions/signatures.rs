@@ -131,7 +131,7 @@ const TYPE_NAMES: &[(&str, &str)] = &[
     ("optional_type", "optional_type"),
 ];
 
-/// Whether the name is the name of a type.
+/// Whether a type has this name.
 pub(crate) fn is_type_name(name: &str) -> bool {
     type_value(name).is_some()
 }

@@ -21,7 +21,7 @@ pub(crate) enum Claim {
     Good,
     /// The token is unused: record this node in it first.
     Take,
-    /// The token must not be used for this node, with the reason.
+    /// The token must not be used for this node. The text is the reason.
     Refused(String),
 }
 

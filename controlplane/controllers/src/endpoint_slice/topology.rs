@@ -47,7 +47,7 @@ pub(crate) fn zone(node: &Node) -> Option<&String> {
     node.metadata.labels.as_ref()?.get(ZONE)
 }
 
-/// The services that have an endpoint on the node with a zone that is not the node's zone. Upstream corrects these
+/// The services with an endpoint that is on the node but does not have the node's zone. Upstream corrects these
 /// endpoints at the next change of the service.
 pub(crate) fn outdated(slices: &[Arc<EndpointSlice>], node: &Node) -> impl Iterator<Item = Key> {
     let (name, zone) = (node.name(), zone(node));

@@ -53,8 +53,8 @@ fn uid(target: Option<&ObjectReference>) -> Option<&str> {
     target?.uid.as_deref()
 }
 
-/// The time of the earliest change that the written endpoints contain and the existing endpoints do not. A change is a
-/// change of a pod's readiness, or the creation of the service.
+/// The time of the earliest change that the written endpoints contain and the existing endpoints do not. Such a
+/// change is a new readiness of a pod, or the creation of the service.
 ///
 /// `known` has the existing endpoints; `None` if there are none yet. A pod that gets no endpoint, for example because
 /// it has no address, does not count. The result is `None` without a change, for example if only a pod was deleted.

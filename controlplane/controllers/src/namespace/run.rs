@@ -18,7 +18,7 @@ use crate::write::Part;
 
 const FINALIZER: &str = "kubernetes";
 
-/// Queues namespaces that are being deleted, and also when one of their pods is deleted.
+/// Queues a namespace that is being deleted when it changes, and when one of its pods is deleted.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.namespaces.on_change(move |change| {

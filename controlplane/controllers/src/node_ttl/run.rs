@@ -60,7 +60,7 @@ pub(crate) async fn reconcile(
 }
 
 /// Whether the node gets a pod CIDR soon. The write of the pod CIDR, for which the node waits, must not conflict with
-/// this write. It queues the node again.
+/// the write of the annotation. The write of the pod CIDR queues the node again.
 fn waits_for_range(context: &Context, node: &Node) -> bool {
     let assigns = !context.config.cluster_cidrs.is_empty() && context.config.selection.has("pod-cidr");
     assigns && !node.is_being_deleted() && pod_cidr::plan::ranges(node).is_empty()

@@ -71,8 +71,8 @@ impl Pending {
     }
 }
 
-/// Queues nodes with changed NoExecute taints, and deleted nodes. Queues nodes with such taints when a pod on them is
-/// added, or its eviction may change.
+/// Queues nodes with changed NoExecute taints, including deleted nodes that had such taints. Queues nodes with such
+/// taints when a pod on them is added, or its eviction may change.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<Pending>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {

@@ -20,7 +20,7 @@ pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'sta
     why
 }
 
-/// Does the same as [`mismatch`], for a volume that is reserved for the claim. As upstream, the volume may have another
+/// Does the same as [`mismatch`] for a volume that is reserved for the claim. As upstream, the volume may have another
 /// class. For example, an administrator reserved a volume without a class by `claimRef`, and the claim has the default
 /// class.
 fn mismatch_of_reserved(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {

@@ -81,7 +81,7 @@ fn check(shape: &Shape, rule: &str, (unlimited, max, limited): (u64, i64, u64)) 
     assert_eq!(cost(&shape(Some(max)), rule), limited, "{rule} with limits: {}", shape(Some(max)));
 }
 
-// The costs in these tests are the costs in upstream's `TestCostEstimation` and `TestCelEstimatedCostStability`.
+// The costs in these tests are from upstream's `TestCostEstimation` and `TestCelEstimatedCostStability`.
 
 #[test]
 fn loops_cost_one_round_for_each_element_that_fits_into_a_request() {

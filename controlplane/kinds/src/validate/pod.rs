@@ -232,7 +232,7 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks the search domains of a pod. The limits are the limits of the C library.
+/// Checks the search domains of a pod. The limits are from the C library.
 fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
     let count = items(searches).count();
     if count > MAX_SEARCHES {

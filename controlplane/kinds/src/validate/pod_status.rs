@@ -50,7 +50,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
 }
 
 /// Refuses the restart of containers that must not start again. `list` is the field with their states in the status,
-/// and `containers` their field in the spec; `None`: they never may.
+/// and `containers` their field in the spec; `None` if none of them may start again.
 fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
     let spec = &old["spec"];
     if containers.is_some() && restart::may_restart_all(spec) {

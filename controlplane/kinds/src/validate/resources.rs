@@ -11,7 +11,7 @@ pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {
     requirements(causes, path, resources, resource_name);
 }
 
-/// Checks the overhead of a pod or of a RuntimeClass. They have the same rules as a container's limits.
+/// Checks the overhead of a pod or of a RuntimeClass. It has the same rules as a container's limits.
 pub(super) fn overhead(causes: &mut Causes, path: &Path, amounts: &Value) {
     if !amounts.is_null() {
         container(causes, path, &serde_json::json!({"limits": amounts}));

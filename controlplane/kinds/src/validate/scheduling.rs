@@ -117,7 +117,7 @@ fn node_term(causes: &mut Causes, path: &Path, term: &Value) {
     }
 }
 
-/// Checks a requirement for a field of the node. The only possible field is its name.
+/// Checks a requirement for a field of the node. The only possible field is the node's name.
 fn node_field(causes: &mut Causes, path: &Path, expression: &Value) {
     match text(&expression["operator"]) {
         "In" | "NotIn" if items(&expression["values"]).count() != 1 => {

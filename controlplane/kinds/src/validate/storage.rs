@@ -56,7 +56,7 @@ pub(super) fn claim_status(causes: &mut Causes, status: &Value) {
     }
 }
 
-/// Checks the name of a resource of a claim. The only name without a domain is `storage`.
+/// Checks the name of a resource of a claim. A name other than `storage` needs a domain that is not of Kubernetes.
 fn claim_resource(causes: &mut Causes, path: &Path, name: &str) -> bool {
     let before = causes.count();
     causes.format(path, name, format::qualified_name(name));

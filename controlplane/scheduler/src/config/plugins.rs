@@ -34,7 +34,7 @@ const SCORES: [&str; 8] = [
     "ImageLocality",
     DEVICES,
 ];
-/// The plugin whose score can be disabled, although the plugin cannot.
+/// The plugin that cannot be disabled as a whole, but whose score can be disabled.
 const DEVICES: &str = "DynamicResources";
 /// Plugins that no profile can disable.
 const FIXED: [&str; 4] = ["SchedulingGates", "PrioritySort", "DefaultBinder", DEVICES];

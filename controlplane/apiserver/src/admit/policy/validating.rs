@@ -127,7 +127,7 @@ fn invalid(message: String) -> Denial {
     Denial { index: 0, message, reason: "Invalid".to_owned() }
 }
 
-/// Performs the actions of a binding. Returns the denial, if a policy denies the request.
+/// Performs the actions of a binding. Returns the denial, if the policy denies the request.
 fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> Option<ApiError> {
     let (policy, binding) = of;
     let mut denial = None;

@@ -1,4 +1,4 @@
-//! The modes of impersonation: the modes of constrained impersonation (KEP-5284), and the verb `impersonate`.
+//! The modes of impersonation: several constrained modes (KEP-5284), and the verb `impersonate`.
 //!
 //! A constrained mode needs two permissions: `impersonate:MODE` for the impersonated user, and
 //! `impersonate-on:MODE:VERB` for the object of the request. Source: `mode.go` of

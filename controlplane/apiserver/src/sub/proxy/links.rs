@@ -64,7 +64,8 @@ const PLAIN_PIECE: usize = 8 << 10;
 pub(super) struct Links {
     /// Path of the proxy, without a slash at the end.
     pub(super) base: String,
-    /// Hosts and ports by which the page may name its own server: from the client's request, and of the server.
+    /// Hosts and ports by which the page may name its own server: the host in the client's request, and the
+    /// address of the server.
     pub(super) hosts: Vec<String>,
 }
 

@@ -94,8 +94,8 @@ fn family_of(ip: IpAddr) -> &'static str {
     if ip.is_ipv4() { "IPv4" } else { "IPv6" }
 }
 
-/// Checks that an update keeps the primary address and family. Only a change of the policy may release the secondary
-/// address and family.
+/// Checks that an update keeps the primary address and family. It may release the secondary address and family only if
+/// the new policy is `SingleStack`.
 pub(super) fn check_update(causes: &mut Causes, new: &Value, old: &Value) {
     if [new, old].iter().any(|spec| spec["type"] == "ExternalName") {
         return;
