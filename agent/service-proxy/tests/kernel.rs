@@ -16,7 +16,7 @@ use std::time::Duration;
 use coracle_nft::{Attributes, Channel, NLMSG_ERROR, delete_flows, errno_of, kind_of, messages};
 use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
-use coracle_testing::{is_to_be_killed, run_until_killed};
+use coracle_testing::{bind_udp, is_to_be_killed, run_until_killed};
 use coracle_values::object::Key;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
@@ -185,7 +185,7 @@ fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
     in_new_namespace(|| {
         ip("addr replace 10.42.0.2/32 dev lo");
         let receives = |port: u16| {
-            let [server, marker] = [port, MARKER].map(|port| UdpSocket::bind(("10.42.0.2", port)).unwrap());
+            let [server, marker] = [port, MARKER].map(|port| bind_udp(([10, 42, 0, 2], port).into()));
             let client = UdpSocket::bind("10.42.0.1:0").unwrap();
             for port in [port, MARKER] {
                 client.send_to(b"?", ("10.42.0.2", port)).unwrap();

@@ -233,9 +233,23 @@ impl Reader {
         self.count(identity(bytes).into())
     }
 
-    /// As [`Self::add`], for an event in a queue and the object that it keeps in memory.
+    /// As [`Self::add`], for an event in a queue and the object that it keeps in memory. If the result is false, the
+    /// reader has lost: its watch cannot continue. Its bytes are released soon, so watches with as many bytes do not end
+    /// too.
     pub(crate) fn add_event(&self, object: Option<&Bytes>) -> bool {
-        self.count(Piece::event(object))
+        let is_within = self.count(Piece::event(object));
+        if !is_within {
+            self.lose();
+        }
+        is_within
+    }
+
+    /// Ends the response, unless it has lost before.
+    fn lose(&self) {
+        let lost = self.all.lock().end(&self.owner, self.number);
+        if let Some(lost) = lost {
+            lost.cancel();
+        }
     }
 
     fn count(&self, piece: Piece) -> bool {
@@ -437,11 +451,11 @@ impl Unread {
         owner.remaining.last().map(|(_, number)| (name.clone(), *number))
     }
 
-    /// Makes a reader lose. Returns the token that ends its response.
+    /// Makes a reader lose. Returns the token that ends its response. `None` if it has lost before, or holds no bytes.
     fn end(&mut self, owner: &str, number: u64) -> Option<CancellationToken> {
         let class = Class::of(owner);
         let owner = self.owners.get_mut(owner)?;
-        let holding = owner.readers.get_mut(&number)?;
+        let holding = owner.readers.get_mut(&number).filter(|holding| !holding.has_lost)?;
         holding.has_lost = true;
         owner.remaining.remove(&(holding.bytes, number));
         owner.ending += holding.bytes;

@@ -142,7 +142,8 @@ fn devices(usage: &mut Usage, claim: &Value) {
     }
 }
 
-/// Whether the scheduler has made a claim for the extended resources of a pod.
+/// Whether a claim is marked as one that the scheduler has made for the extended resources of a pod. Any user who creates
+/// claims can mark them: upstream also compares the claim with the pod.
 fn is_for_extended_resources(claim: &Value) -> bool {
     let metadata = &claim["metadata"];
     let is_pod =
