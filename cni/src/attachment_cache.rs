@@ -65,6 +65,8 @@ struct Known {
     entry: Entry,
     /// The capabilities as JSON.
     capabilities: Box<[u8]>,
+    /// The hardware address that the capabilities request.
+    requested_mac: Option<[u8; 6]>,
 }
 
 /// All attachments, in memory and on disk.
@@ -156,10 +158,8 @@ impl Cache {
         let has = |known: &&Known| {
             let Entry { at, result, .. } = &known.entry;
             let inside = result.iter().find_map(|result| result.inside(&at.ifname));
-            let capabilities = known.capabilities();
-            let requested = capabilities.get("mac").and_then(Value::as_str);
-            let mut texts = inside.map(|inside| inside.mac.as_str()).into_iter().chain(requested);
-            texts.any(|text| parse_mac(text) == Some(mac))
+            known.requested_mac == Some(mac)
+                || inside.is_some_and(|inside| parse_mac(&inside.mac) == Some(mac))
         };
         of_network.find(has).map(|known| known.entry.at.container_id.clone())
     }
@@ -204,11 +204,12 @@ impl Known {
     fn of(mut entry: Entry) -> Self {
         let capabilities = std::mem::take(&mut entry.at.capabilities);
         // A map of trees always has a text.
+        let requested_mac = capabilities.get("mac").and_then(Value::as_str).and_then(parse_mac);
         let capabilities = serde_json::to_vec(&capabilities).unwrap_or_default().into();
         if let Some(result) = &mut entry.result {
             result.shrink_to_fit();
         }
-        Self { entry, capabilities }
+        Self { entry, capabilities, requested_mac }
     }
 
     fn capabilities(&self) -> Capabilities {
