@@ -1,5 +1,5 @@
-//! Generates load and prints the measurements as JSON: TCP connections, DNS queries, API requests, watches.
-//! scripts/bench-services, scripts/bench-api and scripts/bench-scheduler run it.
+//! Generates load and prints the measurements as JSON: TCP connections, DNS queries, API requests, watches, and acts
+//! as nodes. scripts/bench-services, scripts/bench-api, scripts/bench-scheduler and scripts/bench-controllers run it.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,6 +11,8 @@
 
 #[path = "load/api.rs"]
 mod api;
+#[path = "load/nodes.rs"]
+mod nodes;
 #[path = "load/sockets.rs"]
 mod sockets;
 
@@ -42,6 +44,8 @@ enum Work {
     Requests(api::Requests),
     /// Holds watches, and measures how long their events take.
     Watches(api::Watches),
+    /// Acts as nodes whose pods run without containers, until standard input closes.
+    Nodes(nodes::Nodes),
 }
 
 /// Number and duration of concurrent operations.
@@ -113,5 +117,6 @@ fn main() {
         Work::Dns(dns) => println!("{}", sockets::dns(&dns)),
         Work::Requests(requests) => println!("{}", api::requests(&requests)),
         Work::Watches(watches) => api::watches(&watches),
+        Work::Nodes(nodes) => nodes::run(&nodes),
     }
 }

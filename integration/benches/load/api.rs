@@ -18,7 +18,7 @@ const NAME: &str = "kubernetes.default.svc";
 
 /// How to reach an API server.
 #[derive(Args)]
-struct Server {
+pub(crate) struct Server {
     /// Address and port.
     #[arg(long)]
     server: SocketAddr,
@@ -72,10 +72,10 @@ pub(crate) struct Watches {
     writes: usize,
 }
 
-type Stream = BufReader<StreamOwned<ClientConnection, TcpStream>>;
+pub(crate) type Stream = BufReader<StreamOwned<ClientConnection, TcpStream>>;
 
 impl Server {
-    fn config(&self) -> Arc<ClientConfig> {
+    pub(crate) fn config(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(&self.ca).unwrap() {
             // The file of a self-signed certificate may also contain a certificate that is not an authority.
@@ -86,14 +86,14 @@ impl Server {
         Arc::new(config.with_root_certificates(roots).with_no_client_auth())
     }
 
-    fn connect(&self, config: &Arc<ClientConfig>) -> Stream {
+    pub(crate) fn connect(&self, config: &Arc<ClientConfig>) -> Stream {
         let stream = TcpStream::connect(self.server).unwrap();
         stream.set_nodelay(true).unwrap();
         let client = ClientConnection::new(Arc::clone(config), NAME.try_into().unwrap()).unwrap();
         BufReader::with_capacity(1 << 16, StreamOwned::new(client, stream))
     }
 
-    fn send(&self, stream: &mut Stream, (method, path): (&str, &str), media: &str, body: &str) {
+    pub(crate) fn send(&self, stream: &mut Stream, (method, path): (&str, &str), media: &str, body: &str) {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {NAME}\r\nauthorization: Bearer {}\r\naccept: application/json\r\n\
              content-type: {media}\r\ncontent-length: {}\r\n\r\n{body}",
@@ -107,7 +107,7 @@ impl Server {
 }
 
 /// Status code of a response, and the length of its body unless it is in chunks.
-fn head(stream: &mut Stream) -> (u16, Option<u64>) {
+pub(crate) fn head(stream: &mut Stream) -> (u16, Option<u64>) {
     let mut line = String::new();
     stream.read_line(&mut line).unwrap();
     let status = line.split(' ').nth(1).expect("an HTTP response").parse().unwrap();
@@ -127,7 +127,7 @@ fn head(stream: &mut Stream) -> (u16, Option<u64>) {
 }
 
 /// Reads a body of this length, or one in chunks.
-fn body(stream: &mut Stream, length: Option<u64>) -> Vec<u8> {
+pub(crate) fn body(stream: &mut Stream, length: Option<u64>) -> Vec<u8> {
     let mut content = Vec::new();
     if let Some(length) = length {
         stream.by_ref().take(length).read_to_end(&mut content).unwrap();

@@ -1,0 +1,143 @@
+//! Nodes that run no container: their pods are Running and Ready as soon as they are bound, and gone as soon as they are
+//! deleted.
+
+use std::collections::HashMap;
+use std::io::{BufRead, Read};
+use std::sync::{Mutex, mpsc};
+
+use clap::Args;
+use serde::Deserialize;
+
+use crate::api::{Server, Stream, body, head};
+
+#[derive(Args)]
+pub(crate) struct Nodes {
+    #[command(flatten)]
+    server: Server,
+    /// Namespace of the pods.
+    #[arg(long)]
+    namespace: String,
+    /// Status of a pod that runs, as JSON.
+    #[arg(long)]
+    status: String,
+    /// Connections for the requests of all nodes.
+    #[arg(long, default_value_t = 4)]
+    clients: usize,
+}
+
+/// An event of the watch.
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Pod,
+}
+
+#[derive(Deserialize)]
+struct Pod {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    #[serde(default)]
+    name: String,
+    deletion_timestamp: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+}
+
+/// What a node does next with a pod.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Run,
+    Remove,
+}
+
+/// Prints `ready` when the watch has begun, and acts until standard input closes.
+pub(crate) fn run(arguments: &Nodes) {
+    let (steps, queue) = mpsc::channel();
+    let queue = Mutex::new(queue);
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.clients {
+            scope.spawn(|| act(arguments, &queue));
+        }
+        scope.spawn(move || follow(arguments, &steps));
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        std::process::exit(0);
+    });
+}
+
+/// Sends one step for each pod that was bound, and one for each pod that was deleted.
+fn follow(arguments: &Nodes, steps: &mpsc::Sender<(Step, String)>) {
+    let config = arguments.server.config();
+    let mut stream = arguments.server.connect(&config);
+    let path = format!("/api/v1/namespaces/{}/pods?watch=1", arguments.namespace);
+    arguments.server.send(&mut stream, ("GET", &path), "application/json", "");
+    let (status, _) = head(&mut stream);
+    assert_eq!(status, 200, "watch {path}");
+    println!("ready");
+    let (mut line, mut last) = (Vec::new(), HashMap::new());
+    loop {
+        line.clear();
+        assert!(stream.read_until(b'\n', &mut line).unwrap() > 0, "the watch has ended");
+        // The other lines are sizes of chunks.
+        let Ok(Event { kind, object }) = serde_json::from_slice::<Event>(&line) else { continue };
+        let name = object.metadata.name;
+        if kind == "DELETED" {
+            last.remove(&name);
+            continue;
+        }
+        if object.spec.node_name.is_none() {
+            continue;
+        }
+        let step = if object.metadata.deletion_timestamp.is_some() { Step::Remove } else { Step::Run };
+        if last.insert(name.clone(), step) != Some(step) {
+            steps.send((step, name)).unwrap();
+        }
+    }
+}
+
+/// Sends the requests of steps, one after the other.
+fn act(arguments: &Nodes, steps: &Mutex<mpsc::Receiver<(Step, String)>>) {
+    let config = arguments.server.config();
+    let mut stream = arguments.server.connect(&config);
+    let status = format!("{{\"status\":{}}}", arguments.status);
+    loop {
+        let step = steps.lock().unwrap().recv();
+        let Ok((step, name)) = step else { return };
+        let path = format!("/api/v1/namespaces/{}/pods/{name}", arguments.namespace);
+        let code = match step {
+            Step::Run => {
+                let media = "application/strategic-merge-patch+json";
+                request(arguments, &mut stream, ("PATCH", &format!("{path}/status")), media, &status)
+            }
+            Step::Remove => {
+                let path = format!("{path}?gracePeriodSeconds=0");
+                request(arguments, &mut stream, ("DELETE", &path), "application/json", "")
+            }
+        };
+        assert!(code < 300 || code == 404, "{path}: {code}");
+    }
+}
+
+/// Status code of the response.
+fn request(
+    arguments: &Nodes,
+    stream: &mut Stream,
+    request: (&str, &str),
+    media: &str,
+    content: &str,
+) -> u16 {
+    arguments.server.send(stream, request, media, content);
+    let (status, length) = head(stream);
+    body(stream, length);
+    status
+}
