@@ -14,7 +14,7 @@ use coracle_kinds::{
     protobuf::encode,
     table::{self, MetaVersion},
 };
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, future::Either, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
@@ -31,6 +31,7 @@ use crate::{
     error::{ApiError, Result},
     media::{self, Form},
     offload,
+    polled_when_woken::PolledWhenWoken,
     reply::{Reply, full, status_text},
     request::parse_revision,
     unread_bytes::{MIN_HELD_BYTES, Reader},
@@ -121,9 +122,11 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let unsent = Some(first_events.clone()).filter(|_| !first.objects.is_empty() || first.end.is_some());
     let size: usize = first.objects.iter().map(|object| object.stored_bytes()).sum();
     let open = reader.as_ref().filter(|_| size > 0).map(|reader| superseded.open(reader, begin, size));
-    let first = initial_events(first, reader.as_ref())?.inspect(move |_first| {
+    let reading = first_events.clone();
+    let first = initial_events(first, reader.as_ref())?.inspect(move |event| {
         // The first events are dropped after the last of them is sent.
         let _registered = &open;
+        reading.add_reading(event.weight());
     });
     // A message of a WebSocket is a whole event.
     let is_whole = web_socket::is_upgrade(&call.headers);
@@ -132,7 +135,11 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole, shared };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
-        .then(move |event| converted(conversions.clone(), kind.clone(), event, first_events.clone()))
+        .then(move |event| match is_in_version(&kind, &event) {
+            // Most events. All watches share what a conversion needs, so a clone for each of them takes time.
+            true => Either::Left(std::future::ready(Ok::<_, ApiError>(event))),
+            false => Either::Right(converted(conversions.clone(), kind.clone(), event, first_events.clone())),
+        })
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
                 (Some(transitions), Ok(event)) => transitions.event(event).map(Ok),
@@ -195,6 +202,11 @@ fn content_type(form: Form) -> HeaderValue {
     })
 }
 
+/// Whether an event needs no conversion for a watch of this version.
+fn is_in_version(kind: &Resource, event: &Event) -> bool {
+    event.object().is_none_or(|object| object.api_version() == kind.api_version())
+}
+
 /// The event in the version of the watch.
 async fn converted(
     conversions: Arc<Conversions>,
@@ -203,7 +215,6 @@ async fn converted(
     first: FirstEvents,
 ) -> Result<Event> {
     let began = Instant::now();
-    first.add_reading(event.weight());
     let converted = match event {
         Event::Added(object) => in_version(&conversions, &kind, object).await.map(Event::Added),
         Event::Modified(object) => in_version(&conversions, &kind, object).await.map(Event::Modified),
@@ -309,13 +320,13 @@ fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + us
     let asked = call.info.query.number("timeoutSeconds").filter(|seconds| *seconds > 0);
     let limit = asked.map_or_else(|| unasked_limit(call.state.min_watch), Duration::from_secs);
     let shutdown = call.state.shutdown.clone();
-    lines.take_until(Box::pin(async move {
+    lines.take_until(PolledWhenWoken::new(Box::pin(async move {
         tokio::select! {
             // Both branches only wait, so cancelling one of them loses nothing.
             () = tokio::time::sleep(limit) => {}
             () = shutdown.cancelled_owned() => {}
         }
-    }))
+    })))
 }
 
 /// Duration of a watch without `timeoutSeconds`. Up to the minimum is added at random, so that the clients do not reconnect
