@@ -644,6 +644,43 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_of_unread_bytes_is_exact_to_one_event() {
+        let unread = Arc::<UnreadBytes>::default();
+        let (list, watches) = (unread.reader("bob"), ["eve", "ann"].map(|owner| unread.reader(owner)));
+        let held = [32, 31].map(|mebibytes| list.hold(large(mebibytes)).unwrap());
+        for number in 0..(MAX_BYTES - unread.bytes()) / SLOT_BYTES {
+            assert!(watches[number % 2].add_event(None));
+        }
+        assert_eq!(unread.bytes(), MAX_BYTES);
+        watches[0].remove_event(None);
+        assert!(watches[1].add_event(None));
+        assert!(!list.lost().is_cancelled(), "as many bytes as before");
+        assert!(watches[0].add_event(None));
+        assert!(list.lost().is_cancelled(), "one event above the limit");
+        assert!(!watches.iter().any(|watch| watch.lost().is_cancelled()));
+        drop(held);
+    }
+
+    #[test]
+    fn readers_in_several_threads_leave_nothing() {
+        let (unread, object) = (Arc::<UnreadBytes>::default(), Bytes::from(vec![0_u8; 100]));
+        let read = || {
+            for _ in 0..1000 {
+                let reader = unread.reader("eve");
+                assert!(reader.add_event(Some(&object)));
+                reader.remove_event(Some(&object));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(read);
+            }
+        });
+        let unread = unread.lock();
+        assert!(is_released(&unread) && unread.owners.is_empty());
+    }
+
+    #[test]
     fn a_response_larger_than_the_limit_is_possible() {
         let reader = Arc::<UnreadBytes>::default().reader("eve");
         let held = reader.hold(large(70)).unwrap();
