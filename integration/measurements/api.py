@@ -187,6 +187,8 @@ def fan_out_alone(api):
     report = json.loads(sh(*command).splitlines()[-1])
     row(f"with {MANY} pods a write reaches {WATCHES} watches, ms, p50", report["p50"] / 1000)
     row(f"with {MANY} pods a write reaches {WATCHES} watches, ms, p99", report["p99"] / 1000)
+    for name in ("response", "first_event", "last_event"):
+        row(f"… {name.replace('_', ' ')} of the slowest write, ms", report["slowest"][name] / 1000)
 
 
 def beside():

@@ -67,6 +67,7 @@ mod object_meta;
 mod offload;
 mod part;
 mod pod_references;
+mod polled_when_woken;
 mod pretty;
 mod protobuf_list;
 mod quota;

@@ -29,10 +29,11 @@ use hyper_util::{
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_util::{io::InspectReader, task::TaskTracker};
+use tokio_util::{io::InspectReader, sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     error::ApiError,
+    polled_when_woken::PolledWhenWoken,
     reply,
     server::{Apiserver, PeerAddress},
 };
@@ -69,6 +70,18 @@ const MAX_SEND_BUFFER: usize = 16 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum time for the response to a ping. After it, the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Why the server ends a connection.
+enum Ending {
+    /// The client does not read a response.
+    Unread,
+    /// The header of a request is not complete in time.
+    LateHeader,
+    /// The connection has no request.
+    Idle,
+    /// The server stops.
+    Shutdown,
+}
 
 impl Apiserver {
     /// Serves connections until the shutdown token is cancelled, then waits for running requests.
@@ -130,10 +143,11 @@ async fn connection(
             None => server.state.metrics.serving.failed_handshake(),
         }
     };
+    let expired = PolledWhenWoken::new(Box::pin(permit.expired()));
     tokio::select! {
         // Both futures can be dropped: dropping them closes the connection.
         () = serving => {}
-        () = permit.expired() => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
+        () = expired => tracing::debug!("closed a connection that was evicted or not authenticated in time"),
     }
 }
 
@@ -165,23 +179,37 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     });
     let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
+    let ending = PolledWhenWoken::new(Box::pin(wait_for_ending(&activity, &shutdown, is_http2)));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
-        () = activity.response_timeout() => return tracing::debug!("closed a connection whose client does not read"),
-        () = activity.late_header(HEADER_TIMEOUT), if !is_http2 => {
-            return tracing::debug!("closed a connection whose request header is not complete in time");
-        }
-        () = activity.idle(IDLE_TIMEOUT) => {
-            served.as_mut().graceful_shutdown();
-            tokio::time::timeout(SHUTDOWN_TIMEOUT, served).await.unwrap_or(Ok(()))
-        }
-        () = shutdown.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
+        ending = ending => match ending {
+            Ending::Unread => return tracing::debug!("closed a connection whose client does not read"),
+            Ending::LateHeader => {
+                return tracing::debug!("closed a connection whose request header is not complete in time");
+            }
+            Ending::Idle => {
+                served.as_mut().graceful_shutdown();
+                tokio::time::timeout(SHUTDOWN_TIMEOUT, served).await.unwrap_or(Ok(()))
+            }
+            Ending::Shutdown => {
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
         }
     };
     if let Err(error) = ended {
         tracing::debug!(error, "a connection failed");
+    }
+}
+
+/// Waits until the server must end a connection.
+async fn wait_for_ending(activity: &Activity, shutdown: &CancellationToken, is_http2: bool) -> Ending {
+    tokio::select! {
+        // Cancel-safe: all branches only wait.
+        () = activity.response_timeout() => Ending::Unread,
+        () = activity.late_header(HEADER_TIMEOUT), if !is_http2 => Ending::LateHeader,
+        () = activity.idle(IDLE_TIMEOUT) => Ending::Idle,
+        () = shutdown.cancelled() => Ending::Shutdown,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The form of a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Form {
     /// Unchanged objects and lists.
     Plain,

@@ -10,16 +10,21 @@
 //! Many users can hold a few bytes each, so that a component of the cluster would be the owner with the most. So each
 //! class of owners has a share of the limit that the others cannot take from it.
 
+mod class;
+
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
+    hash::Hash,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
+
+use class::Class;
 
 /// Maximum unread bytes of all owners.
 const MAX_BYTES: usize = 64 << 20;
@@ -31,6 +36,9 @@ pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 /// Bytes of a queued event that watches do not share: its slot in the queue, which is not larger. Small events that many
 /// watches share would otherwise take this memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
+
+/// Number of elements for which an empty map keeps its memory.
+const KEPT_CAPACITY: usize = 14;
 
 /// Address and length. Only bytes in memory at the same time can be compared.
 type Identity = (usize, usize);
@@ -60,6 +68,8 @@ pub(crate) struct Reader {
     class: Class,
     owner: Arc<str>,
     number: u64,
+    /// Whether bytes have counted, so that [`Unread`] has the owner.
+    has_counted: AtomicBool,
     /// Cancelled when the response must end.
     lost: CancellationToken,
 }
@@ -74,20 +84,10 @@ struct Unread {
     classes_of: HashMap<Identity, usize>,
     /// In the order of [`Class::ALL`].
     classes: [ClassBytes; 3],
+    /// An owner stays until its readers are dropped, because a watch has unread bytes for each event for a short time.
     owners: HashMap<Arc<str>, Owner>,
     /// Bytes of readers that have lost and still hold them.
     ending: usize,
-}
-
-/// Classes of owners. Tenants cannot be owners of the first two.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
-    /// Scheduler, controller manager, and service accounts of `kube-system`.
-    Components,
-    /// Kubelets and service proxies.
-    Nodes,
-    /// All others.
-    Others,
 }
 
 /// The unread bytes of a class of owners.
@@ -146,8 +146,16 @@ fn dereference(references: &mut HashMap<Identity, usize>, of: Identity) -> bool 
     let is_last = *found.get() == 0;
     if is_last {
         found.remove();
+        release_if_empty(references);
     }
     is_last
+}
+
+/// Releases most of the memory of an empty map, which may have had many elements.
+fn release_if_empty<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    if map.is_empty() {
+        map.shrink_to(KEPT_CAPACITY);
+    }
 }
 
 // === impl Piece ===
@@ -170,30 +178,6 @@ impl From<Identity> for Piece {
     }
 }
 
-// === impl Class ===
-
-impl Class {
-    const ALL: [Self; 3] = [Self::Components, Self::Nodes, Self::Others];
-
-    fn of(owner: &str) -> Self {
-        match owner {
-            "system:kube-scheduler" | "system:kube-controller-manager" => Self::Components,
-            "system:kube-proxy" => Self::Nodes,
-            _ if owner.starts_with("system:serviceaccount:kube-system:") => Self::Components,
-            _ if owner.starts_with("system:node:") => Self::Nodes,
-            _ => Self::Others,
-        }
-    }
-
-    /// Bytes that other classes cannot take from this class. The sum of the shares is the limit.
-    fn share(self) -> usize {
-        match self {
-            Self::Components => MAX_BYTES / 2,
-            Self::Nodes | Self::Others => MAX_BYTES / 4,
-        }
-    }
-}
-
 // === impl UnreadBytes ===
 
 impl UnreadBytes {
@@ -209,8 +193,9 @@ impl UnreadBytes {
 
     fn add_reader(self: &Arc<Self>, owner: &str, is_of_masters: bool) -> Arc<Reader> {
         let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
-        let (class, lost) = (Class::of(owner), CancellationToken::new());
-        Arc::new(Reader { all: self.clone(), is_of_masters, class, owner: owner.into(), number, lost })
+        let (class, owner, lost) = (Class::of(owner), owner.into(), CancellationToken::new());
+        let has_counted = AtomicBool::new(false);
+        Arc::new(Reader { all: self.clone(), is_of_masters, class, owner, number, has_counted, lost })
     }
 
     /// Number of bytes that count now.
@@ -257,8 +242,12 @@ impl Reader {
             self.all.of_masters.fetch_add(counted(piece.shared), Ordering::Relaxed);
             return true;
         }
+        if self.lost.is_cancelled() {
+            return false;
+        }
+        self.has_counted.store(true, Ordering::Relaxed);
         let mut unread = self.all.lock();
-        if self.lost.is_cancelled() || !unread.add(self, piece) {
+        if !unread.add(self, piece) {
             return false;
         }
         let (mut lost, mut is_kept) = (Vec::new(), true);
@@ -353,6 +342,14 @@ impl Reader {
     }
 }
 
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if *self.has_counted.get_mut() {
+            self.all.lock().remove_unused(&self.owner);
+        }
+    }
+}
+
 // === impl Unread ===
 
 impl Unread {
@@ -411,6 +408,7 @@ impl Unread {
         }
         if is_last {
             owner.readers.remove(&reader.number);
+            release_if_empty(&mut owner.readers);
         }
         owner.bytes -= piece.own;
         class.bytes -= piece.own;
@@ -425,8 +423,13 @@ impl Unread {
                 }
             }
         }
-        if owner.readers.is_empty() {
-            self.owners.remove(&reader.owner);
+    }
+
+    /// Removes an owner without unread bytes.
+    fn remove_unused(&mut self, owner: &str) {
+        if self.owners.get(owner).is_some_and(|owner| owner.readers.is_empty()) {
+            self.owners.remove(owner);
+            release_if_empty(&mut self.owners);
         }
     }
 
@@ -497,6 +500,23 @@ mod tests {
         Bytes::from(vec![0_u8; mebibytes << 20])
     }
 
+    /// Whether nothing counts. Owners whose readers are not dropped yet may be known.
+    fn is_released(unread: &Unread) -> bool {
+        let is_unused = |owner: &Owner| {
+            let bytes = owner.bytes + owner.ending;
+            bytes == 0
+                && owner.references.is_empty()
+                && owner.readers.is_empty()
+                && owner.remaining.is_empty()
+        };
+        let is_empty = |class: &ClassBytes| class.bytes + class.ending == 0 && class.owners_of.is_empty();
+        let bytes = unread.bytes + unread.slot_bytes + unread.ending;
+        bytes == 0
+            && unread.classes_of.is_empty()
+            && unread.classes.iter().all(is_empty)
+            && unread.owners.values().all(is_unused)
+    }
+
     #[test]
     fn large_bytes_count_until_they_are_dropped() {
         let unread = Arc::<UnreadBytes>::default();
@@ -509,7 +529,7 @@ mod tests {
         held.pop();
         assert!(reader.hold(large(1)).is_some_and(|bytes| bytes == large(1)));
         drop((held, last));
-        assert!(unread.bytes() == 0 && unread.lock().owners.is_empty());
+        assert!(is_released(&unread.lock()));
     }
 
     #[test]
@@ -523,7 +543,7 @@ mod tests {
         assert_eq!(unread.bytes(), 1 << 20);
         drop(held);
         let unread = unread.lock();
-        assert!(unread.bytes == 0 && unread.owners.is_empty() && unread.classes_of.is_empty());
+        assert!(is_released(&unread) && unread.owners.is_empty());
     }
 
     #[test]
@@ -545,8 +565,7 @@ mod tests {
         );
         assert!(bob.hold(large(30)).is_none(), "now this owner has the most");
         drop((of_eve, of_ann, first, second));
-        let unread = unread.lock();
-        assert!(unread.bytes == 0 && unread.ending == 0 && unread.owners.is_empty());
+        assert!(is_released(&unread.lock()));
     }
 
     #[test]
@@ -558,8 +577,7 @@ mod tests {
         let has_lost: Vec<bool> = small.iter().map(|reader| reader.lost().is_cancelled()).collect();
         assert_eq!(has_lost, [[false; 44].as_slice(), &[true; 19]].concat(), "the newest ones lose");
         drop((of_eve, of_bob));
-        let unread = unread.lock();
-        assert!(unread.bytes == 0 && unread.ending == 0 && unread.owners.is_empty());
+        assert!(is_released(&unread.lock()));
     }
 
     #[test]
@@ -575,11 +593,7 @@ mod tests {
         assert!(!components.iter().any(|reader| reader.lost().is_cancelled()));
         assert!(components[2].hold(large(1)).is_none(), "the nodes are above their share");
         drop((of_users, held));
-        let unread = unread.lock();
-        assert!(unread.bytes == 0 && unread.ending == 0 && unread.classes_of.is_empty());
-        let is_empty =
-            |class: &ClassBytes| class.bytes == 0 && class.ending == 0 && class.owners_of.is_empty();
-        assert!(unread.classes.iter().all(is_empty));
+        assert!(is_released(&unread.lock()));
     }
 
     #[test]
@@ -608,7 +622,62 @@ mod tests {
         assert!(reader.hold_list(&list[1..100]).is_some());
         assert_eq!(unread.bytes(), 16 << 20, "a short list");
         drop(held);
+        assert!(is_released(&unread.lock()));
+    }
+
+    #[test]
+    fn an_owner_takes_little_memory_between_events_and_none_after_its_last_reader() {
+        let unread = Arc::<UnreadBytes>::default();
+        let (reader, other) = (unread.reader("eve"), unread.reader("eve"));
+        let objects: Vec<Bytes> = (1..1000).map(|length| Bytes::from(vec![0_u8; length])).collect();
+        assert!(objects.iter().all(|object| reader.add_event(Some(object))));
+        objects.iter().for_each(|object| reader.remove_event(Some(object)));
+        let capacity = || unread.lock().owners.get("eve").map(|owner| owner.references.capacity());
+        assert!(is_released(&unread.lock()));
+        assert!(capacity().is_some_and(|kept| kept <= 2 * KEPT_CAPACITY), "{:?}", capacity());
+        drop(reader);
         assert!(unread.lock().owners.is_empty());
+        assert!(other.add_event(None));
+        other.remove_event(None);
+        drop(other);
+        assert!(unread.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn the_limit_of_unread_bytes_is_exact_to_one_event() {
+        let unread = Arc::<UnreadBytes>::default();
+        let (list, watches) = (unread.reader("bob"), ["eve", "ann"].map(|owner| unread.reader(owner)));
+        let held = [32, 31].map(|mebibytes| list.hold(large(mebibytes)).unwrap());
+        for number in 0..(MAX_BYTES - unread.bytes()) / SLOT_BYTES {
+            assert!(watches[number % 2].add_event(None));
+        }
+        assert_eq!(unread.bytes(), MAX_BYTES);
+        watches[0].remove_event(None);
+        assert!(watches[1].add_event(None));
+        assert!(!list.lost().is_cancelled(), "as many bytes as before");
+        assert!(watches[0].add_event(None));
+        assert!(list.lost().is_cancelled(), "one event above the limit");
+        assert!(!watches.iter().any(|watch| watch.lost().is_cancelled()));
+        drop(held);
+    }
+
+    #[test]
+    fn readers_in_several_threads_leave_nothing() {
+        let (unread, object) = (Arc::<UnreadBytes>::default(), Bytes::from(vec![0_u8; 100]));
+        let read = || {
+            for _ in 0..1000 {
+                let reader = unread.reader("eve");
+                assert!(reader.add_event(Some(&object)));
+                reader.remove_event(Some(&object));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(read);
+            }
+        });
+        let unread = unread.lock();
+        assert!(is_released(&unread) && unread.owners.is_empty());
     }
 
     #[test]

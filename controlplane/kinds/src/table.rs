@@ -44,7 +44,7 @@ pub struct Column {
 }
 
 /// `includeObject` of a Table request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Include {
     /// Rows without objects.
     None,
@@ -56,7 +56,7 @@ pub enum Include {
 }
 
 /// The version of `meta.k8s.io` in which tables and partial metadata are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum MetaVersion {
     /// `v1`.
     #[default]
@@ -66,7 +66,7 @@ pub enum MetaVersion {
 }
 
 /// The content of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Content {
     /// The objects of the rows.
     pub include: Include,

@@ -10,6 +10,7 @@ use clap::Args;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
+use serde_json::json;
 
 use crate::{Limits, report, run};
 
@@ -213,7 +214,17 @@ fn sequence(event: &[u8]) -> Option<usize> {
     rest.split('"').next()?.parse().ok()
 }
 
-/// Patches the object and reports the time from each patch until each watch has its event.
+/// The times of a write, from its request on.
+#[derive(Clone, Copy, Default)]
+struct WriteTimes {
+    number: usize,
+    response: Duration,
+    first_event: Duration,
+    last_event: Duration,
+}
+
+/// Patches the object and reports the time from each patch until each watch has its event. The report also has the times
+/// of the slowest write. They tell whether the write itself, or the delivery of its events, took the time.
 fn write_and_wait(
     arguments: &Watches,
     object: &str,
@@ -222,6 +233,7 @@ fn write_and_wait(
     let config = arguments.server.config();
     let mut stream = arguments.server.connect(&config);
     let (mut samples, begin, mut late) = (Vec::new(), Instant::now(), 0);
+    let mut slowest = WriteTimes::default();
     for write in 1..=arguments.writes {
         let patch = format!("{{\"metadata\":{{\"annotations\":{{\"sequence\":\"{write}\"}}}}}}");
         let sent = Instant::now();
@@ -229,6 +241,7 @@ fn write_and_wait(
         let (status, length) = head(&mut stream);
         body(&mut stream, length);
         assert_eq!(status, 200, "PATCH {object}");
+        let (response, before) = (sent.elapsed(), samples.len());
         let mut missing = arguments.count;
         while missing > 0 {
             let Ok((sequence, at)) = events.recv_timeout(Duration::from_secs(10)) else { break };
@@ -238,7 +251,24 @@ fn write_and_wait(
             }
         }
         late += missing;
+        let times = samples.iter().skip(before).copied();
+        let [first_event, last_event] = [times.clone().min(), times.max()].map(Option::unwrap_or_default);
+        if last_event > slowest.last_event {
+            slowest = WriteTimes { number: write, response, first_event, last_event };
+        }
         std::thread::sleep(Duration::from_millis(100));
     }
-    report(samples, begin.elapsed(), late)
+    let mut report = report(samples, begin.elapsed(), late);
+    report["slowest"] = slowest.report();
+    report
+}
+
+impl WriteTimes {
+    /// The times in microseconds.
+    fn report(self) -> serde_json::Value {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let (response, first, last) =
+            (micros(self.response), micros(self.first_event), micros(self.last_event));
+        json!({"number": self.number, "response": response, "first_event": first, "last_event": last})
+    }
 }

@@ -361,6 +361,96 @@ fn unread_watches_share_the_encoded_objects() {
     assert!(grown < 100 << 20, "30 unread watches keep {grown} bytes");
 }
 
+/// The events are small and all watches share them, but each watch has them in its queue.
+#[test]
+fn small_events_of_many_unread_watches_take_bounded_memory() {
+    const CONNECTIONS: usize = 10;
+    const STREAMS: usize = 250;
+    const AT_A_TIME: usize = 50;
+    const WATCHES: usize = CONNECTIONS * STREAMS;
+    /// For all leases together less than the maximum of a queue. Without a limit for all watches, their queues would take
+    /// about 200 MiB.
+    const EVENTS_OF_EACH_LEASE: usize = 875;
+    /// The limit of unread bytes, and what HTTP/2 holds of the response of each watch.
+    const MAX_GROWTH: usize = (64 << 20) + WATCHES * (48 << 10);
+    on_a_machine(|machine| {
+        raise_descriptors();
+        let plane = Plane::start(machine, None);
+        let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+        permit_eve_to_watch_leases(&plane);
+        eventually("the permission to take effect", 20, || plane.get(EVE, path).0 == 200);
+        let leases = ["a", "b", "c", "d"];
+        for name in leases {
+            let lease = json!({"metadata": {"name": name}}).to_string();
+            assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", lease).0, 201);
+        }
+        let connect = |_| Http2::connect_as(&plane.address(), "Bearer eve-token");
+        let mut connections: Vec<Http2> = (0..CONNECTIONS).map(connect).collect();
+        for connection in &mut connections {
+            connection.permit_any_number_of_bytes();
+            // More at a time would wait for their priority level, and some would be refused.
+            for _ in 0..STREAMS / AT_A_TIME {
+                (0..AT_A_TIME).for_each(|_| connection.get(&format!("{path}?watch=1")));
+                assert_eq!(connection.answers(AT_A_TIME), AT_A_TIME);
+            }
+        }
+        eventually("all watches to run", 20, || watches_of_leases(&plane) == WATCHES);
+        let before = plane.memory();
+        std::thread::scope(|scope| {
+            for name in leases {
+                let (address, object) = (plane.address(), format!("{path}/{name}"));
+                scope.spawn(move || {
+                    for number in 0..EVENTS_OF_EACH_LEASE {
+                        let patch = json!({"spec": {"holderIdentity": number.to_string()}}).to_string();
+                        let media = "application/merge-patch+json";
+                        let (code, answer) = address.send(ADMIN, ("PATCH", &object), media, patch);
+                        assert_eq!(code, 200, "{answer}");
+                    }
+                });
+            }
+        });
+        let grown = plane.memory_peak().saturating_sub(before);
+        eprintln!("{WATCHES} unread watches: {} KiB, {} remain", grown >> 10, watches_of_leases(&plane));
+        eventually("some watches to end", 20, || watches_of_leases(&plane) < WATCHES);
+        assert!(grown < MAX_GROWTH, "{WATCHES} unread watches take {grown} bytes");
+        assert_eq!(plane.get(EVE, "/version").0, 200);
+        drop(connections);
+    });
+}
+
+fn permit_eve_to_watch_leases(plane: &Plane) {
+    let group = "rbac.authorization.k8s.io";
+    let rules =
+        json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["list", "watch"]}]);
+    let objects = [
+        ("clusterroles", json!({"metadata": {"name": "watcher"}, "rules": rules})),
+        (
+            "clusterrolebindings",
+            json!({"metadata": {"name": "watcher"},
+                "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "watcher"},
+                "subjects": [{"apiGroup": group, "kind": "User", "name": "eve"}]}),
+        ),
+    ];
+    for (resource, object) in objects {
+        let path = format!("/apis/{group}/v1/{resource}");
+        let (code, answer) = plane.send(ADMIN, ("POST", &path), "application/json", object.to_string());
+        assert_eq!(code, 201, "{answer}");
+    }
+}
+
+/// Number of running watches of leases by clients from the network.
+fn watches_of_leases(plane: &Plane) -> usize {
+    let (_, text) = plane.get(ADMIN, "/metrics");
+    let is_of_leases = |line: &&str| {
+        line.starts_with("apiserver_longrunning_requests{")
+            && line.contains("resource=\"leases\"")
+            && line.contains("verb=\"WATCH\"")
+    };
+    let counts =
+        text.lines().filter(is_of_leases).filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok());
+    counts.sum()
+}
+
 /// Growth of the API server in bytes, while objects of a megabyte change and watches are not read.
 fn unread_watches(count: usize) -> usize {
     let (sender, receiver) = std::sync::mpsc::channel();

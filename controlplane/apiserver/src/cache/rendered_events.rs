@@ -3,7 +3,7 @@
 //! Only the newest events are kept: watches of one collection receive an event at about the same time.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -12,8 +12,9 @@ use bytes::Bytes;
 use super::Object;
 use crate::media::Form;
 
-/// Maximum number of kept events.
-const MAX_EVENTS: usize = 32;
+/// Maximum number of kept events. While a write reaches a thousand watches, further writes make dozens of events. Without
+/// them, the watches that come last would each render their own copy.
+const MAX_EVENTS: usize = 128;
 /// Maximum bytes of all kept events. A larger event is not kept.
 const MAX_BYTES: usize = 256 << 10;
 
@@ -23,16 +24,24 @@ pub(crate) struct RenderedEvents(Mutex<Newest>);
 
 #[derive(Default)]
 struct Newest {
+    events: HashMap<Key, Rendered>,
     /// The newest event last.
-    events: VecDeque<Rendered>,
+    order: VecDeque<Key>,
     bytes: usize,
 }
 
-struct Rendered {
-    /// The address identifies the object: it is not used again as long as this reference exists.
-    object: Weak<Object>,
+/// What determines the bytes of an event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    /// The address of the object.
+    object: usize,
     name: &'static str,
     form: Form,
+}
+
+struct Rendered {
+    /// The address of the object is not used again as long as this reference exists.
+    _object: Weak<Object>,
     event: Bytes,
 }
 
@@ -48,15 +57,13 @@ impl RenderedEvents {
         form: Form,
         render: impl FnOnce() -> Bytes,
     ) -> Bytes {
-        let is_same = |known: &&Rendered| {
-            known.object.as_ptr() == Arc::as_ptr(object) && known.name == name && known.form == form
-        };
-        if let Some(known) = self.lock().events.iter().rev().find(is_same) {
+        let key = Key { object: Arc::as_ptr(object).addr(), name, form };
+        if let Some(known) = self.lock().events.get(&key) {
             return known.event.clone();
         }
         // This runs without the lock, so another watch may render the same event meanwhile.
         let event = render();
-        self.lock().add(Rendered { object: Arc::downgrade(object), name, form, event: event.clone() });
+        self.lock().add(key, Rendered { _object: Arc::downgrade(object), event: event.clone() });
         event
     }
 
@@ -68,15 +75,16 @@ impl RenderedEvents {
 // === impl Newest ===
 
 impl Newest {
-    fn add(&mut self, rendered: Rendered) {
-        if rendered.event.len() > MAX_BYTES {
+    fn add(&mut self, key: Key, rendered: Rendered) {
+        if rendered.event.len() > MAX_BYTES || self.events.contains_key(&key) {
             return;
         }
         self.bytes += rendered.event.len();
-        self.events.push_back(rendered);
-        while self.events.len() > MAX_EVENTS || self.bytes > MAX_BYTES {
-            let Some(oldest) = self.events.pop_front() else { break };
-            self.bytes -= oldest.event.len();
+        self.events.insert(key, rendered);
+        self.order.push_back(key);
+        while self.order.len() > MAX_EVENTS || self.bytes > MAX_BYTES {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.bytes -= self.events.remove(&oldest).map_or(0, |oldest| oldest.event.len());
         }
     }
 }
@@ -111,6 +119,21 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_that_is_a_hundred_events_behind_renders_none() {
+        let (rendered, objects) = (RenderedEvents::default(), [(); 100].map(|()| object("a")));
+        let mut count = 0;
+        for _watch in 0..2 {
+            for object in &objects {
+                rendered.get(object, "MODIFIED", Form::Protobuf, || {
+                    count += 1;
+                    Bytes::from_static(b"x")
+                });
+            }
+        }
+        assert_eq!(count, objects.len());
+    }
+
+    #[test]
     fn few_events_are_kept() {
         let rendered = RenderedEvents::default();
         for length in [MAX_BYTES + 1, MAX_BYTES, MAX_BYTES / 2, 10, 10] {
@@ -120,10 +143,11 @@ mod tests {
         }
         let kept = || {
             let newest = rendered.lock();
+            assert_eq!(newest.events.len(), newest.order.len());
             (newest.events.len(), newest.bytes)
         };
         assert_eq!(kept(), (3, MAX_BYTES / 2 + 20));
-        for _ in 0..100 {
+        for _ in 0..2 * MAX_EVENTS {
             rendered.get(&object("a"), "ADDED", Form::Protobuf, || Bytes::from_static(b"x"));
         }
         assert_eq!(kept(), (MAX_EVENTS, MAX_EVENTS));

@@ -153,18 +153,18 @@ impl Watcher {
 impl Events {
     pub(crate) async fn recv(&mut self) -> Option<Event> {
         let queued = self.events.recv().await?;
-        Some(self.received(&queued))
+        Some(self.received(queued))
     }
 
     #[cfg(test)]
     pub(super) fn try_recv(&mut self) -> Result<Event, mpsc::error::TryRecvError> {
         let queued = self.events.try_recv()?;
-        Ok(self.received(&queued))
+        Ok(self.received(queued))
     }
 
-    fn received(&self, queued: &Queued) -> Event {
+    fn received(&self, queued: Queued) -> Event {
         self.link.queued.fetch_sub(queued.event.weight(), Ordering::Relaxed);
-        queued.event.clone()
+        queued.into_event()
     }
 }
 
@@ -186,20 +186,31 @@ impl Queued {
         let is_within = reader.is_none_or(|reader| reader.add_event(event.stored()));
         is_within.then(|| Self { event, reader: reader.cloned() })
     }
+
+    /// Ends the count. The event is moved, because all watches share the number of references to its object.
+    fn into_event(mut self) -> Event {
+        self.uncount();
+        std::mem::replace(&mut self.event, Event::Bookmark(0))
+    }
+
+    fn uncount(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.remove_event(self.event.stored());
+        }
+    }
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        if let Some(reader) = &self.reader {
-            reader.remove_event(self.event.stored());
-        }
+        self.uncount();
     }
 }
 
 // === impl Event ===
 
 impl Event {
-    fn object(&self) -> Option<&Arc<Object>> {
+    /// The object. `None` for a bookmark.
+    pub(crate) fn object(&self) -> Option<&Arc<Object>> {
         match self {
             Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => Some(object),
             Event::Bookmark(_) | Event::InitialEnd(_) => None,

@@ -1,10 +1,10 @@
 //! GET with `watch=true`: a stream of events. Each line is one JSON object.
 
+mod first_events;
+
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    cell::Cell,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,14 +14,13 @@ use coracle_kinds::{
     protobuf::encode,
     table::{self, MetaVersion},
 };
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, future::Either, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use prometheus::Histogram;
 use rand::RngExt as _;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -31,12 +30,14 @@ use crate::{
     error::{ApiError, Result},
     media::{self, Form},
     offload,
+    polled_when_woken::PolledWhenWoken,
     reply::{Reply, full, status_text},
     request::parse_revision,
     unread_bytes::{MIN_HELD_BYTES, Reader},
     verb::{list, list_options, version_fields, version_fields::Transitions},
     web_socket,
 };
+pub(crate) use first_events::FirstEvents;
 
 /// The media types of a watch, as upstream names them in an error.
 const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
@@ -44,9 +45,6 @@ const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kuber
 /// Maximum time of one conversion that the client gets in addition to read the first events. A client can stop reading
 /// during a conversion, which then seems to last longer.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
-/// Microseconds that the client gets in addition for each byte of the first events that it reads. These are 16.8 s for
-/// each MiB, so half a megabit per second is fast enough. A client that stops reading gets no more time.
-const MICROS_PER_BYTE: u64 = 16;
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
 
@@ -54,7 +52,9 @@ const END_OF_LINE: &[u8] = b"}\n";
 struct Writer {
     kind: Arc<Resource>,
     form: Form,
-    headers_written: bool,
+    headers_written: Cell<bool>,
+    /// The first objects of the watch have this revision or an earlier one.
+    first_revision: u64,
     /// Start of the watch, and the histogram of the durations until the initial events are sent. `None` without initial
     /// events, and after they are sent.
     initial: Option<(Instant, Histogram)>,
@@ -70,20 +70,12 @@ struct Writer {
 #[derive(Clone)]
 pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 
-/// The first events of a watch. Until they are sent, the watch keeps all of these objects in memory, also those that have
-/// changed since.
-#[derive(Clone, Default)]
-pub(crate) struct FirstEvents {
-    /// Cancelled when they are sent.
-    sent: CancellationToken,
-    /// Microseconds that the client gets in addition. The wait for the events takes them and sets 0.
-    additional: Arc<AtomicU64>,
-}
-
 /// The objects that a watch sends first, and the revision of the marker after them.
 #[derive(Default)]
 struct Initial {
     objects: Vec<Arc<Object>>,
+    /// All objects have this revision or an earlier one.
+    revision: u64,
     end: Option<u64>,
 }
 
@@ -119,20 +111,24 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         has_end.then(|| (Instant::now(), metrics.initial_events(&kind, &path.namespace, &path.name)));
     let first_events = FirstEvents::default();
     let unsent = Some(first_events.clone()).filter(|_| !first.objects.is_empty() || first.end.is_some());
+    let revision = first.revision;
     let size: usize = first.objects.iter().map(|object| object.stored_bytes()).sum();
     let open = reader.as_ref().filter(|_| size > 0).map(|reader| superseded.open(reader, begin, size));
-    let first = initial_events(first, reader.as_ref())?.inspect(move |_first| {
+    let reading = first_events.clone();
+    let first = initial_events(first, reader.as_ref())?.inspect(move |event| {
         // The first events are dropped after the last of them is sent.
         let _registered = &open;
+        reading.add_reading(event.weight());
     });
-    // A message of a WebSocket is a whole event.
-    let is_whole = web_socket::is_upgrade(&call.headers);
-    let (shared, conversions) = (call.state.cache.rendered.clone(), call.state.cache.conversions.clone());
-    let writer =
-        Writer { kind: call.kind.clone(), form, headers_written: false, initial, reader, is_whole, shared };
+    let conversions = call.state.cache.conversions.clone();
+    let writer = Writer { initial, ..Writer::new(call, form, revision, reader) };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
-        .then(move |event| converted(conversions.clone(), kind.clone(), event, first_events.clone()))
+        .then(move |event| match is_in_version(&kind, &event) {
+            // Most events. All watches share what a conversion needs, so a clone for each of them takes time.
+            true => Either::Left(std::future::ready(Ok::<_, ApiError>(event))),
+            false => Either::Right(converted(conversions.clone(), kind.clone(), event, first_events.clone())),
+        })
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
                 (Some(transitions), Ok(event)) => transitions.event(event).map(Ok),
@@ -195,6 +191,11 @@ fn content_type(form: Form) -> HeaderValue {
     })
 }
 
+/// Whether an event needs no conversion for a watch of this version.
+fn is_in_version(kind: &Resource, event: &Event) -> bool {
+    event.object().is_none_or(|object| object.api_version() == kind.api_version())
+}
+
 /// The event in the version of the watch.
 async fn converted(
     conversions: Arc<Conversions>,
@@ -203,7 +204,6 @@ async fn converted(
     first: FirstEvents,
 ) -> Result<Event> {
     let began = Instant::now();
-    first.add_reading(event.weight());
     let converted = match event {
         Event::Added(object) => in_version(&conversions, &kind, object).await.map(Event::Added),
         Event::Modified(object) => in_version(&conversions, &kind, object).await.map(Event::Modified),
@@ -296,6 +296,7 @@ fn subscribe(
                 return Err(ApiError::future_revision(asked, newest));
             }
             first.objects = objects.watch_from_now(watcher, newest);
+            first.revision = newest;
             first.end = end_marker.then_some(newest);
         }
         Start::After(u64::MAX) => objects.watch_after(watcher, newest)?,
@@ -309,13 +310,13 @@ fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + us
     let asked = call.info.query.number("timeoutSeconds").filter(|seconds| *seconds > 0);
     let limit = asked.map_or_else(|| unasked_limit(call.state.min_watch), Duration::from_secs);
     let shutdown = call.state.shutdown.clone();
-    lines.take_until(Box::pin(async move {
+    lines.take_until(PolledWhenWoken::new(Box::pin(async move {
         tokio::select! {
             // Both branches only wait, so cancelling one of them loses nothing.
             () = tokio::time::sleep(limit) => {}
             () = shutdown.cancelled_owned() => {}
         }
-    }))
+    })))
 }
 
 /// Duration of a watch without `timeoutSeconds`. Up to the minimum is added at random, so that the clients do not reconnect
@@ -327,46 +328,24 @@ fn unasked_limit(min: Duration) -> Duration {
     }
 }
 
-// === impl FirstEvents ===
-
-impl FirstEvents {
-    /// Records that the events are sent.
-    pub(crate) fn sent(&self) {
-        self.sent.cancel();
-    }
-
-    /// Adds the time of a conversion. The client does not have to read faster than a webhook converts the objects.
-    pub(crate) fn add_conversion(&self, time: Duration) {
-        self.add_micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-    }
-
-    /// Adds the time to read the next event of this length. A client on a slow link needs more than the limit for all
-    /// events.
-    pub(crate) fn add_reading(&self, bytes: usize) {
-        self.add_micros((bytes as u64).saturating_mul(MICROS_PER_BYTE));
-    }
-
-    fn add_micros(&self, micros: u64) {
-        self.additional.fetch_add(micros, Ordering::Relaxed);
-    }
-
-    /// Waits until the events are sent. Returns false if they are not sent within `limit`, not counting the additional time
-    /// for their conversion and length.
-    pub(crate) async fn are_sent_within(&self, limit: Duration) -> bool {
-        let mut left = limit;
-        while !left.is_zero() {
-            if timeout(left, self.sent.cancelled()).await.is_ok() {
-                return true;
-            }
-            left = Duration::from_micros(self.additional.swap(0, Ordering::Relaxed));
-        }
-        false
-    }
-}
-
 // === impl Writer ===
 
 impl Writer {
+    /// The writer of a watch. `first_revision` is the revision of the first objects.
+    fn new(call: &Call, form: Form, first_revision: u64, reader: Option<Arc<Reader>>) -> Self {
+        Self {
+            kind: call.kind.clone(),
+            form,
+            headers_written: Cell::default(),
+            first_revision,
+            initial: None,
+            reader,
+            // A message of a WebSocket is a whole event.
+            is_whole: web_socket::is_upgrade(&call.headers),
+            shared: call.state.cache.rendered.clone(),
+        }
+    }
+
     /// The pieces of an event.
     fn event(&mut self, event: &Event) -> Result<Vec<Bytes>> {
         let bookmark = match event {
@@ -388,7 +367,7 @@ impl Writer {
     }
 
     /// The pieces of a change. A large object that is sent as it is stored is not copied.
-    fn change(&mut self, name: &'static str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
+    fn change(&self, name: &'static str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
         let is_plain = matches!(self.form, Form::Plain | Form::Discovery);
         if is_plain && !self.is_whole && object.json_len() >= MIN_HELD_BYTES {
             let (start, rest) = object.json_parts();
@@ -398,7 +377,9 @@ impl Writer {
         let line = match self.form {
             // Its rows have ages, and the first table of a watch has headers.
             Form::Table(_) => self.rendered_change(name, object),
-            form => self.shared.clone().get(object, name, form, || self.rendered_change(name, object)),
+            // Other watches do not send the first objects of this one now, but events that these would replace.
+            _ if object.revision <= self.first_revision => self.rendered_change(name, object),
+            form => self.shared.get(object, name, form, || self.rendered_change(name, object)),
         };
         Ok(vec![self.held(line)?])
     }
@@ -412,11 +393,11 @@ impl Writer {
     }
 
     /// A change of an object that is not sent as it is stored.
-    fn rendered_change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
+    fn rendered_change(&self, name: &str, object: &Arc<Object>) -> Bytes {
         offload::run(object.is_large(), || self.rendered(name, object))
     }
 
-    fn rendered(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
+    fn rendered(&self, name: &str, object: &Arc<Object>) -> Bytes {
         let rendered = match self.form {
             Form::Plain | Form::Discovery => {
                 return line(name, object.json_len(), |text| object.push_json(text));
@@ -436,14 +417,14 @@ impl Writer {
     }
 
     /// A table with one row. The first table of the watch has column definitions.
-    fn table(&mut self, content: table::Content, object: &Value) -> Value {
-        let headers = !std::mem::replace(&mut self.headers_written, true);
+    fn table(&self, content: table::Content, object: &Value) -> Value {
+        let headers = !self.headers_written.replace(true);
         let meta = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
         let options = table::Options { content, headers, now: jiff::Timestamp::now() };
         table::render(&self.kind, [object], meta, options)
     }
 
-    fn bookmark(&mut self, metadata: Value) -> Bytes {
+    fn bookmark(&self, metadata: Value) -> Bytes {
         let object = match self.form {
             // Clients find the annotation of the last initial event in the object of a row, as upstream.
             Form::Table(content) => self.table(content, &json!({"metadata": metadata})),
@@ -491,7 +472,8 @@ mod tests {
     fn plain_writer(is_whole: bool, reader: Option<Arc<Reader>>) -> Writer {
         let kind = by_kind("v1", "ConfigMap").unwrap().clone();
         let (form, shared) = (Form::Plain, Arc::default());
-        Writer { kind, form, headers_written: false, initial: None, reader, is_whole, shared }
+        let headers_written = Cell::default();
+        Writer { kind, form, headers_written, first_revision: 0, initial: None, reader, is_whole, shared }
     }
 
     #[test]
@@ -527,7 +509,7 @@ mod tests {
         let reader = unread.reader("eve");
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let object = Arc::new(Object::of(kind, "k".into(), 7, &json!({"metadata": {"name": "n"}})));
-        let first = || Initial { objects: vec![object.clone(); 2000], end: Some(7) };
+        let first = || Initial { objects: vec![object.clone(); 2000], revision: 7, end: Some(7) };
         let mut events = initial_events(first(), Some(&reader)).unwrap();
         assert_eq!(unread.bytes(), 2000 * size_of::<usize>());
         assert_eq!(events.by_ref().count(), 2001);
@@ -574,6 +556,23 @@ mod tests {
             assert_eq!((line.len(), &line[0][..]), (1, text.as_bytes()));
             assert_eq!(line[0].as_ptr(), lines[0][0].as_ptr(), "one copy for all");
         }
+    }
+
+    #[test]
+    fn the_first_objects_of_a_watch_replace_no_events_of_others() {
+        let (running, mut starting) = (plain_writer(false, None), plain_writer(false, None));
+        (starting.first_revision, starting.shared) = (7, running.shared.clone());
+        let object = |revision: u64| {
+            Arc::new(Object::of(&running.kind, "k".into(), revision, &json!({"metadata": {"name": "n"}})))
+        };
+        let event = object(8);
+        let line = |writer: &Writer| writer.change("MODIFIED", &event).unwrap().concat();
+        let first = running.change("MODIFIED", &event).unwrap();
+        for _ in 0..1000 {
+            assert_eq!(starting.change("ADDED", &object(7)).unwrap().len(), 1);
+        }
+        assert_eq!(running.change("MODIFIED", &event).unwrap()[0].as_ptr(), first[0].as_ptr(), "it is kept");
+        assert_eq!(line(&running), line(&starting));
     }
 
     #[test]

@@ -256,13 +256,20 @@ pub(super) fn nested_protobuf(depth: usize) -> Vec<u8> {
 pub(super) struct Http2 {
     tls: Tls,
     next: u32,
+    /// Value of the `authorization` header.
+    credentials: &'static str,
 }
 
 impl Http2 {
+    /// A connection of the administrator.
     pub(super) fn connect(address: &Address) -> Self {
+        Self::connect_as(address, "Bearer admin-token")
+    }
+
+    pub(super) fn connect_as(address: &Address, credentials: &'static str) -> Self {
         let mut tls = address.connect(&[b"h2"]);
         tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
-        let mut connection = Self { tls, next: 1 };
+        let mut connection = Self { tls, next: 1, credentials };
         connection.frame(4, 0, 0, &[]);
         connection
     }
@@ -280,10 +287,15 @@ impl Http2 {
     /// Permits the server to send any number of bytes on the connection, and two bytes on each stream.
     pub(super) fn permit_two_bytes_of_each_stream(&mut self) {
         self.frame(4, 0, 0, &[0, 4, 0, 0, 0, 2]);
+        self.permit_any_number_of_bytes();
+    }
+
+    /// Permits the server to send any number of bytes on the connection. Each stream keeps its limit.
+    pub(super) fn permit_any_number_of_bytes(&mut self) {
         self.frame(8, 0, 0, &[0x7f, 0xff, 0, 0]);
     }
 
-    /// Starts a GET request as the administrator.
+    /// Starts a GET request.
     pub(super) fn get(&mut self, path: &str) {
         self.try_get(path).unwrap();
     }
@@ -331,7 +343,7 @@ impl Http2 {
             (":scheme", "https"),
             (":authority", "a"),
             (":path", path),
-            ("authorization", "Bearer admin-token"),
+            ("authorization", self.credentials),
         ];
         for (name, value) in fields {
             // A literal field without indexing and without Huffman coding; all texts are short.
