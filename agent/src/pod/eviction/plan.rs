@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use super::MIN_GRACE;
 use crate::node::{DiskShortage, Resource, Shortage, SoftThresholds};
 
-/// Name of the resource that limits and requests of disk space have.
+/// The name of disk space in limits and requests.
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 /// Pods of this priority and above are critical to the node and never evicted.
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
@@ -159,8 +159,8 @@ pub(super) struct ContainerUsage<'a> {
     pub(super) requested: i64,
 }
 
-/// The message of an eviction for a shortage. `name` is that of the resource, and `text` writes an amount of it.
-/// `containers`: those of the pod, if the resource can be requested.
+/// The message of an eviction for a shortage. `name` is the name of the resource, and `text` formats an amount of it.
+/// `containers` are the containers of the pod if the resource can be requested, and empty otherwise.
 pub(super) fn shortage_message<'a, R>(
     name: &str,
     shortage: &Shortage<R>,
@@ -220,7 +220,7 @@ pub(super) fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
 }
 
-/// Bytes as a quantity: in Gi, Mi or Ki if that is a whole number.
+/// Bytes as a quantity: in the largest of Gi, Mi and Ki that gives a whole number, otherwise in bytes.
 pub(super) fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.is_multiple_of(1 << bits));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_above_their_request_go_first_then_by_priority_then_by_usage() {
+    fn pods_above_their_request_are_evicted_first_then_by_priority_then_by_excess() {
         let with = |priority: i32, request: &str| {
             let resources = json!({"requests": {"ephemeral-storage": request}});
             pod(json!({"priority": priority, "containers": [{"name": "a", "resources": resources}]}))
