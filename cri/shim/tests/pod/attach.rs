@@ -115,7 +115,7 @@ pub(crate) async fn attached_clients_leave_descriptors_for_the_pod(mut pod: Pod)
         }
         assert!(attached.len() < 1000, "there is no limit");
     };
-    assert!(error.message.contains("clients are attached"), "{error}");
+    assert!(error.message.contains("clients that are attached to the pod"), "{error}");
     assert!(descriptors() <= before + 2 * attached.len());
     pod.run("d", "exit 3").await;
     assert_eq!(pod.exit("d", "").await.code, 3);
