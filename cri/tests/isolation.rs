@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         processes::an_exec_runs_in_a_container_with_child_cgroups,
         volumes::a_volume_does_not_hide_files_of_the_pod,
         volumes::recursive_read_only_covers_submounts,
-        volumes::an_image_volume_may_have_a_sub_path,
+        volumes::an_image_volume_can_have_a_sub_path,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,
     ])
 }

@@ -369,6 +369,6 @@ mod tests {
         fs::write(dir.path().join("config.lock"), format!("coracle {}", ended.id())).unwrap();
         drop(Lock::acquire(&file).unwrap());
         fs::write(dir.path().join("config.lock"), "").unwrap();
-        assert!(!is_stale_lock(&dir.path().join("config.lock")), "one of kubectl");
+        assert!(!is_stale_lock(&dir.path().join("config.lock")), "a lock of kubectl");
     }
 }

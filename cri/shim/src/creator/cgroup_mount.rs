@@ -44,7 +44,8 @@ fn view(
         .source("tmpfs")
         .options(strings(&["nosuid", "nodev", "noexec", "mode=755", "size=64k"]));
     into.push(tmpfs.build()?);
-    // Not recursive: mounts below it (the covers of `cgroup_entry`) are only for the library.
+    // The bind mounts are not recursive: mounts below the cgroup (the covers of `cgroup_entry`) are only for the
+    // library.
     let mut options = strings(&["bind", "rprivate"]);
     options.extend(mount.options().iter().flatten().filter(|option| *option != "rw").cloned());
     for hierarchy in hierarchies {
