@@ -39,7 +39,7 @@ fn base(content: &str) -> (Vec<u8>, crate::digest::Digest) {
     )
 }
 
-/// A layer with links to all files; the same for every image.
+/// A layer with links to all files. It is the same for every image.
 fn linking() -> (Vec<u8>, crate::digest::Digest) {
     layer(
         TestTar::new()
