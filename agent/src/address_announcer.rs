@@ -224,7 +224,7 @@ async fn sleep_until_optional(time: Option<Instant>) {
     }
 }
 
-/// The addresses that the node holds: at most [`ADDRESSES_MAX`] of those that are assigned to it.
+/// The addresses that the node holds: at most [`ADDRESSES_MAX`] of the addresses that are assigned to it.
 fn wanted(assigned: &BTreeMap<Key, BTreeSet<IpAddr>>) -> BTreeSet<IpAddr> {
     assigned.values().flatten().copied().take(ADDRESSES_MAX).collect()
 }

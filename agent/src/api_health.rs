@@ -15,7 +15,7 @@ const WITHOUT_COPY: Duration = Duration::from_secs(5);
 /// Time after a failure in which no request with a stored copy is sent.
 const FAILURE_BACKOFF: Duration = Duration::from_secs(10);
 
-/// Handle; cheap to clone.
+/// A handle to the shared state; cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ApiHealth {
     last: Arc<Mutex<LastRequest>>,
@@ -34,7 +34,7 @@ enum LastRequest {
 }
 
 impl ApiHealth {
-    /// Whether a request failed within that time and none has succeeded since.
+    /// Whether a request got no response in the last ten seconds, and no later request has got one.
     pub(crate) fn is_unavailable(&self) -> bool {
         matches!(*self.last(), LastRequest::Failed(at) if at.elapsed() < FAILURE_BACKOFF)
     }

@@ -33,7 +33,7 @@ pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     all(open(path)?, max)
 }
 
-/// Reads a whole file of at most `max` bytes that was found with `O_PATH`. The path below `/proc` is that of the found
+/// Reads a whole file of at most `max` bytes that was found with `O_PATH`. The path below `/proc` leads to the found
 /// file, even if its name belongs to another file now.
 ///
 /// # Errors
@@ -50,7 +50,7 @@ pub(crate) fn read_found(found: &File, max: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Whether a read failed because of the file: it is too large, a link, of another type, or cannot be parsed. After
-/// another error of the kernel the content may be intact, and a later read may succeed.
+/// another error of the kernel the content can be intact, and a later read can succeed.
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, InvalidData, InvalidInput, UnexpectedEof};
     match error.raw_os_error() {

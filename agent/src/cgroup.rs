@@ -292,8 +292,9 @@ impl Cgroups {
     }
 }
 
-/// Maximum processes and threads of all pods together. Pods without a limit of their own could otherwise use up those
-/// of the machine. The node could then start no process to end a pod. `None` if the machine's limits cannot be read.
+/// Maximum processes and threads of all pods together. Pods without their own limit could otherwise use up the process
+/// IDs of the machine. The node could then start no process to end a pod. `None` if the machine's limits cannot be
+/// read.
 fn pids_of_all_pods() -> Option<i64> {
     let read = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;

@@ -18,7 +18,7 @@ pub(crate) struct ConfigCache {
     health: ApiHealth,
 }
 
-/// Why an object is not available now. A retry may succeed.
+/// Why an object is not available now. A retry can succeed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The API server refused or did not answer, and there is no stored copy.
@@ -45,7 +45,7 @@ pub(crate) enum Error {
     },
 }
 
-/// Kinds of objects that pods are configured by.
+/// Namespaced kinds of objects that configure pods.
 pub(crate) trait Config:
     Resource<Scope = NamespaceResourceScope, DynamicType = ()>
     + Clone
@@ -53,7 +53,7 @@ pub(crate) trait Config:
     + DeserializeOwned
     + std::fmt::Debug
 {
-    /// The record of an object.
+    /// The key of an object's record in the checkpoint.
     fn key(namespace: &str, name: &str) -> Key;
 }
 
@@ -89,7 +89,7 @@ impl ConfigCache {
     /// The object; None if the API server reports that it does not exist.
     ///
     /// # Errors
-    /// When the API server does not answer and there is no stored copy.
+    /// When the API server refuses or does not answer, and there is no stored copy.
     pub(crate) async fn get<K: Config>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error> {
         let key = K::key(namespace, name);
         let stored = self.checkpoint.get::<K>(&key);
@@ -116,7 +116,7 @@ impl ConfigCache {
     /// The handler of a RuntimeClass; None if the API server reports that the class does not exist.
     ///
     /// # Errors
-    /// When the API server does not answer and there is no stored copy.
+    /// When the API server refuses or does not answer, and there is no stored copy.
     pub(crate) async fn runtime_handler(&self, class: &str) -> Result<Option<String>, Error> {
         let key = Key::runtime_class(class);
         let stored = self.checkpoint.get::<String>(&key);
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Caches of an API server that has the class `known`, or responds with an error status.
+    /// A cache of an API server that has the class `known`, or responds with an error status.
     fn cache(dir: &std::path::Path, failure: &Arc<AtomicU16>) -> ConfigCache {
         let failure = Arc::clone(failure);
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {

@@ -156,7 +156,7 @@ impl CpuManager {
         self.lock().state.of(uid, container).cloned().unwrap_or_default()
     }
 
-    /// CPUs that containers can get exclusively, including those that are already assigned.
+    /// CPUs that containers can get exclusively, including CPUs that are already assigned.
     pub(crate) fn assignable(&self) -> CpuSet {
         self.policy.assignable()
     }

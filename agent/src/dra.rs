@@ -56,7 +56,7 @@ pub(crate) enum DraError {
     },
     #[error("DRA driver {0} is not registered")]
     NotRegistered(String),
-    /// A deleted claim with the same name is still prepared on this node. `uid` is that of the deleted claim. The
+    /// A deleted claim with the same name is still prepared on this node. `uid` is the uid of the deleted claim. The
     /// message is upstream's (`pkg/kubelet/cm/dra`).
     #[error("old ResourceClaim with same name {name} and different UID {uid} still exists")]
     OldClaim { name: String, uid: String },

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// Parses a duration. Negative ones are rejected.
+/// Parses a duration. None if the text is not a duration, or if the duration is negative.
 #[must_use]
 pub fn parse(text: &str) -> Option<Duration> {
     if text == "0" {
@@ -20,7 +20,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn durations_are_read_as_go_writes_them() {
+    fn durations_in_the_syntax_of_go_are_parsed() {
         for (text, milliseconds) in [
             ("0", Some(0)),
             ("0s", Some(0)),

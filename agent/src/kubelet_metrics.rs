@@ -34,7 +34,8 @@ pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, Retry
 use resource_managers::ManagerMetrics;
 pub(crate) use resource_managers::{Boundary, Scope};
 
-/// Bounds in seconds of calls of the runtime: 5 ms, and each 2.5 times the one before.
+/// Bounds in seconds of calls of the runtime. The first bound is 5 ms, and each further bound is 2.5 times the previous
+/// one.
 const OPERATIONS: [f64; 14] = [
     0.005,
     0.0125,

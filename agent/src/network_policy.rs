@@ -518,7 +518,7 @@ mod tests {
         json!({"namespaces": {"n": {}}, "policies": [policy()]})
     }
 
-    /// Writes the records of an earlier run. Returns the path of that of the namespaces with policies.
+    /// Writes the records of an earlier run. Returns the path of the record of the namespaces with policies.
     fn records_of_earlier_run(dir: &std::path::Path) -> PathBuf {
         let namespaces = record(dir);
         std::fs::write(&namespaces, r#"["n"]"#).unwrap();

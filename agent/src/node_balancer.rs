@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::pod::NodeContext;
 use crate::pod::admit::in_use::{self, Sockets};
 
-/// The class of load balancers that nodes serve, besides those without a class.
+/// The class of load balancers that nodes serve, besides load balancers without a class.
 const CLASS: &str = "coracle.dev/node-addresses";
 /// Annotation of a node: ports that it refuses to serve, as in `TCP/80,UDP/53`. The controller reads it.
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";

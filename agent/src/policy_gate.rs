@@ -234,7 +234,7 @@ impl Restricted {
             .is_none_or(|namespaces| namespaces.contains(namespace) || namespaces.contains(EVERY_NAMESPACE))
     }
 
-    /// Replaces the namespaces by those of listed policies, and writes the record if they differ.
+    /// Replaces the namespaces by the namespaces of listed policies, and writes the record if they differ.
     pub(crate) async fn set(&self, namespaces: BTreeSet<String>) {
         let is_same =
             self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces);

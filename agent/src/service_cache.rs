@@ -375,7 +375,7 @@ impl ServiceCache {
         write(&mut self.shared.tables.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Stores the changed namespaces. The checkpoint skips those without pods of this node.
+    /// Stores the changed namespaces. The checkpoint skips namespaces without pods of this node.
     async fn store(&self) {
         loop {
             self.shared.unsaved_more.notified().await;

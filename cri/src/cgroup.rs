@@ -141,16 +141,16 @@ impl Cgroups {
         self.processes_of(group, MAX_COUNTED_GROUPS)
     }
 
-    fn processes_of(&self, group: &str, most: usize) -> Vec<i32> {
+    fn processes_of(&self, group: &str, max_groups: usize) -> Vec<i32> {
         let dirs = self.dirs(group);
         let mut pids: Vec<i32> =
-            dirs.iter().flat_map(|dir| coracle_tree::cgroup::processes_of(dir, most)).collect();
+            dirs.iter().flat_map(|dir| coracle_tree::cgroup::processes_of(dir, max_groups)).collect();
         pids.sort_unstable();
         pids.dedup();
         pids
     }
 
-    /// Kills all processes of a group and waits for their end. True if none is left.
+    /// Kills all processes of a group and waits for their end. Returns true if no process is left.
     pub(crate) async fn kill(&self, group: &str) -> bool {
         let mut waited = Duration::ZERO;
         loop {
@@ -196,8 +196,8 @@ impl Cgroups {
         freezer.map_or(Ok(()), |dir| coracle_tree::cgroup::thaw(&dir))
     }
 
-    /// Runs work that visits a group and its descendants. A container may have made very many of them. Then the work runs on
-    /// a thread for blocking calls.
+    /// Runs work that visits a group and its descendants. If there are descendants, the work runs on a thread for
+    /// blocking calls: a container can create very many.
     async fn on_tree<T: Send + 'static>(
         &self,
         group: &str,
@@ -252,8 +252,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the groups directly below `parent` that are not among the known ones and have no processes. A pod leaves its
-    /// group if it had processes when the pod was removed, or if the pod's directory was lost.
+    /// Removes the groups directly below `parent` that are not among the known ones and have no processes. A group of a
+    /// pod is left if it had processes when the pod was removed, or if the pod's directory was lost.
     pub(crate) async fn remove_stray_shims(&self, parent: &str, known: HashSet<String>) {
         let mounts: Vec<PathBuf> =
             self.mounted.iter().filter_map(|found| below(&found.mount, parent)).collect();
@@ -303,7 +303,7 @@ fn remove_each(dirs: Vec<PathBuf>) -> Result<(), Error> {
         .try_for_each(|dir| coracle_tree::cgroup::remove(&dir).map_err(Error::file("remove cgroup", dir)))
 }
 
-/// The groups directly below one that are not among the known ones and have no processes.
+/// The groups directly below `parent` that are not among the known ones and have no processes.
 fn strays(parent: &Path, known: &HashSet<String>) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processes_of_very_many_groups_are_not_counted() {
+    fn statistics_count_the_processes_of_a_limited_number_of_groups() {
         let mount = tempfile::tempdir().expect("directory");
         for number in 0..=MAX_COUNTED_GROUPS {
             let group = mount.path().join(format!("c/{number}"));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn groups_of_shims_without_a_pod_and_processes_are_removed() {
+    async fn empty_groups_of_shims_without_a_pod_are_removed() {
         let mount = tempfile::tempdir().expect("directory");
         let shims = mount.path().join("node/coracle/shims");
         for name in ["known", "lost/nested", "running"] {

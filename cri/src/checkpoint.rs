@@ -43,7 +43,7 @@ pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), Check
         coracle_fault::point("checkpoint.noted");
         let one = std::slice::from_ref(subject);
         let dumped = frozen::dump(one, Connections::Kept);
-        // Thawed in every case, and before slow operations.
+        // The container is thawed in every case, and before slow operations.
         let thawed = frozen::thaw(one);
         dumped.and(thawed)?;
         location::pack(&subject.layer, &subject.layer.join(BUILD_DIR), location)
@@ -56,8 +56,8 @@ pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), Check
     made.and(forgotten)
 }
 
-/// Whether an incomplete checkpoint was left.
-pub(crate) fn is_left(layer: &Path) -> bool {
+/// Whether the layer has files of an incomplete checkpoint.
+pub(crate) fn has_incomplete(layer: &Path) -> bool {
     layer.join(BUILD_DIR).exists() || layer.join(OUTPUT).exists() || location::is_noted(layer)
 }
 

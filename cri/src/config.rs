@@ -28,7 +28,7 @@ pub struct RuntimeConfig {
     pub shim_binary: PathBuf,
     /// Timeouts of calls to shims.
     pub shim_timeouts: Timeouts,
-    /// Base URL for the answers of Exec, Attach and PortForward, without a trailing slash.
+    /// Base URL in the responses of Exec, Attach and PortForward, without a trailing slash.
     pub stream_url: String,
     /// Time without traffic after which a stream is closed; none disables the limit.
     pub stream_idle_limit: Option<Duration>,

@@ -11,7 +11,8 @@ use nix::sys::stat::Mode;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Bytes of a process's command line that are read. The programs of this node have their directories in this part.
+/// Maximum bytes of a process's command line that are read. The command lines of this node's programs have the
+/// directory in this part.
 const COMMAND_LINE_MAX: u64 = 16 << 10;
 /// Maximum bytes of another file of a process's directory in /proc.
 const FILE_MAX: u64 = 16 << 20;
@@ -140,9 +141,9 @@ pub(crate) fn is_alive(pidfd: &OwnedFd) -> bool {
 
 /// Whether a process is in a cgroup or its descendants, by its `/proc/PID/cgroup`: one line per hierarchy,
 /// `NUMBER:CONTROLLERS:PATH`.
-fn is_in(lives: &str, group: &str) -> bool {
+fn is_in(cgroups: &str, group: &str) -> bool {
     let group = group.trim_matches('/');
-    let mut paths = lives.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let mut paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     !group.is_empty()
         && paths.any(|path| {
             let below = path.trim_start_matches('/').strip_prefix(group);
@@ -217,12 +218,12 @@ mod tests {
 
     #[test]
     fn a_process_is_in_its_cgroup_and_its_parents() {
-        let lives = "4:memory:/pods/p/c\n1:name=systemd:/\n0::/\n";
+        let cgroups = "4:memory:/pods/p/c\n1:name=systemd:/\n0::/\n";
         for group in ["/pods/p/c", "pods/p/c/", "/pods/p", "/pods"] {
-            assert!(super::is_in(lives, group), "{group}");
+            assert!(super::is_in(cgroups, group), "{group}");
         }
         for group in ["/pods/p/c/d", "/pods/p/c2", "/pod", "", "/", "/p/c"] {
-            assert!(!super::is_in(lives, group), "{group}");
+            assert!(!super::is_in(cgroups, group), "{group}");
         }
     }
 

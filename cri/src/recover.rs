@@ -320,7 +320,7 @@ impl Recovery {
     /// task waits for the end of CRIU; until then the checkpoint counts as in progress.
     async fn end_checkpoint(&self, container: &Arc<Container>) {
         let layer = self.records.layer_dir(&container.id);
-        if !checkpoint::is_left(&layer) {
+        if !checkpoint::has_incomplete(&layer) {
             return;
         }
         let freezer = self.cgroups.freezer(&container.record.cgroup);

@@ -30,7 +30,7 @@ const MESSAGE_LIMIT: usize = 16 << 20;
 impl Runtime {
     /// Serves the CRI over gRPC until `shutdown`, and until calls in progress are answered. Then disconnects NRI plugins.
     ///
-    /// Boxed: the caller is in another crate, which would otherwise compile the server.
+    /// The future is boxed: otherwise the caller's crate would compile the server, too.
     ///
     /// # Errors
     /// If the listener fails.

@@ -86,7 +86,7 @@ impl Shim {
     /// Creates `dir` and writes `config` to `dir/shim.pb` first. An empty `socket` means `dir/shim.sock`. The returned state
     /// has the pid of the pod's init, if there is one. On failure the process is killed.
     /// # Errors
-    /// [`ErrorKind::Spawn`] with the shim's error message.
+    /// [`ErrorKind::Spawn`] with the shim's error message, or the errors of [`Shim::reach`].
     pub async fn spawn(
         binary: &Path,
         dir: &Path,
@@ -228,8 +228,8 @@ impl Shim {
         }
     }
 
-    /// Mounts the root file system and creates the container. [`Shim::start`] then starts it. On failure the creation is
-    /// undone.
+    /// Mounts the root file system, creates the container, and returns the pid of its first process. [`Shim::start`]
+    /// then starts it. On failure the creation is undone.
     pub async fn create(&self, create: shim::CreateContainer) -> Result<i32, Error> {
         match self.call(request::Call::Create(create), Vec::new(), self.timeouts.work).await? {
             (reply::Result::Created(created), _) => Ok(created.pid),
@@ -264,9 +264,9 @@ impl Shim {
         self.done(request::Call::Signal(signal), self.timeouts.answer).await
     }
 
-    /// Starts another process in a running container. Its exit is an event with `exec_id`. If the shim has not answered within
-    /// the timeout, it may still start the process: then the caller must kill it. `process` is a `process` object of the OCI
-    /// runtime specification.
+    /// Starts another process in a running container. Its exit is an event with `exec_id`. If the shim does not answer
+    /// within the timeout, it can still start the process. Then the caller must kill that process. `process` is a
+    /// `process` object of the OCI runtime specification.
     ///
     /// # Errors
     /// [`ErrorKind::CommandNotFound`] and [`ErrorKind::CommandNotExecutable`] for exit codes 127
@@ -387,7 +387,7 @@ impl Shim {
         }
     }
 
-    /// Acknowledges the events up to `sequence`: they are recorded.
+    /// Acknowledges the events up to `sequence`, which the caller has recorded. The shim does not send them again.
     pub async fn acknowledge(&self, sequence: u64) -> Result<(), Error> {
         self.done(request::Call::Acknowledge(shim::Acknowledge { sequence }), self.timeouts.answer).await
     }
@@ -436,7 +436,7 @@ impl Shim {
     }
 
     /// Kills the shim of a directory, if there is one that no client can reach. Such a shim does not listen yet, or no
-    /// longer. The wait for its death has a timeout: with a hanging mount it can take long, and other pods wait.
+    /// longer. The wait for its end has a timeout: other pods wait meanwhile, and a hanging mount can delay the end.
     pub async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
         process::kill_unreachable(dir, timeouts).await;
     }

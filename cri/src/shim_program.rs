@@ -29,7 +29,7 @@ pub(crate) struct ShimProgram {
 // === impl ShimProgram ===
 
 impl ShimProgram {
-    /// Opens the executable. The own executable gets a read-only mount, another one is used as it is.
+    /// Opens the executable. This process's executable gets a read-only mount. Another executable is used directly.
     pub(crate) fn open(program: &Path) -> io::Result<Self> {
         if program != Path::new(OWN_EXECUTABLE) {
             return Ok(Self { path: program.to_owned(), _file: None });

@@ -62,7 +62,7 @@ pub type BoxBody = Full<Bytes>;
 
 /// Timeout for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of the head of a request: its path has the token, and its headers those of the transport.
+/// Maximum bytes of the head of a request: its path has the token, and it has the headers of the transport.
 const HEAD_MAX: usize = 32 << 10;
 /// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
 const SHARE: u64 = 8;

@@ -280,7 +280,7 @@ fn is_hidden_below(layer: &Path, resolved: &[String], lookups: &mut usize) -> Re
     Ok(false)
 }
 
-/// Takes a number of lookups from those that are left.
+/// Subtracts a number of lookups from the lookups that are left.
 fn spend(lookups: &mut usize, names: usize) -> Result<(), Errno> {
     *lookups = lookups.checked_sub(names).ok_or(Errno::E2BIG)?;
     Ok(())

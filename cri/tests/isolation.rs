@@ -42,9 +42,9 @@ fn main() -> ExitCode {
         user_namespace::a_wrong_mapping_is_refused,
         confinement::a_cdi_device_has_its_mounts_hooks_and_environment,
         confinement::a_container_accesses_only_its_devices,
-        confinement::groups_are_those_of_the_policy,
+        confinement::supplemental_groups_follow_the_policy,
         confinement::the_default_profile_applies_if_the_kernel_has_apparmor,
-        confinement::confinement_that_the_kernel_lacks_is_refused,
+        confinement::an_absent_profile_a_global_sysctl_and_a_slice_are_refused,
         fields::the_deprecated_seccomp_field_is_honoured,
         fields::unsupported_fields_are_refused,
         fields::a_privileged_container_needs_a_privileged_pod,
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         processes::an_exec_runs_in_a_container_with_child_cgroups,
         volumes::a_volume_does_not_hide_files_of_the_pod,
         volumes::recursive_read_only_covers_submounts,
-        volumes::an_image_volume_may_have_a_sub_path,
+        volumes::an_image_volume_can_have_a_sub_path,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,
     ])
 }

@@ -1,4 +1,4 @@
-"""The part of scheduler and kubelets: binds pods, writes their statuses, removes terminated ones."""
+"""Acts as the scheduler and the kubelets: binds pods, writes their statuses, removes terminated pods."""
 
 import datetime
 import json

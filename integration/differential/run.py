@@ -166,7 +166,7 @@ def built(base):
     made.update(fields)
     if kind == "CertificateSigningRequest":
         made["spec"]["request"] = (HERE / "request.csr.base64").read_text().strip()
-    # Bases share values. The copy has its own at each place, so that a mutation changes one place only.
+    # Bases share values. The copy has a separate value at each place, so that a mutation changes one place only.
     return json.loads(json.dumps(made))
 
 
@@ -327,7 +327,7 @@ def objects(test):
                   "application/apply-patch+yaml")
         test.both("objects", name + " status", "PATCH", one + "/status", {"status": {"x": 1}}, "application/merge-patch+json")
         test.both("objects", name + " put", "PUT", one, value)
-        # Updates, because some fields are immutable after the creation.
+        # The mutations are updates, because some fields are immutable after the creation.
         for case, changed in mutations(value):
             if changed["metadata"].get("name") != value["metadata"]["name"] or "metadata" in case.split(" ")[0]:
                 continue
@@ -484,7 +484,7 @@ def requests(test):
 
 
 def bootstrap(test):
-    """Compares the objects that a new cluster has. Those that only ours has are left out, and the owners of fields."""
+    """Compares the objects that a new cluster has. Objects that only our server has, and the owners of fields, are left out."""
     rbac, flow = "rbac.authorization.k8s.io", "flowcontrol.apiserver.k8s.io"
     lists = [(rbac, kind) for kind in ("clusterroles", "clusterrolebindings", "roles", "rolebindings")]
     lists += [(flow, "flowschemas"), (flow, "prioritylevelconfigurations"), ("scheduling.k8s.io", "priorityclasses"),

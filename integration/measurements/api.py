@@ -26,7 +26,7 @@ def pod():
 
 
 class Side:
-    """An API server with its store: the programs, the interface to them."""
+    """An API server with its store: the programs, and the client of the API."""
 
     def __init__(self, programs, api):
         self.programs, self.api = programs, api
@@ -63,7 +63,7 @@ def their_side():
 
 
 def in_turn(sides, rounds, measure):
-    """The reports of each side: the sides alternate, and the first one changes with every round."""
+    """The medians of each side's reports. The sides are measured in turn, and the first side changes with every round."""
     reports = [[] for _ in sides]
     for number in range(rounds):
         order = list(enumerate(sides))
@@ -120,7 +120,7 @@ def fan_out(sides):
 
 
 def still():
-    """The control plane alone, without nodes and pods, all controllers included."""
+    """Measures the idle control plane without nodes and pods, with all controllers."""
     plane, api = our_plane(port=6444, name="idle")
     plane.start()
     wait("the API server", 60, api.ready)
@@ -192,7 +192,7 @@ def fan_out_alone(api):
 
 
 def beside():
-    """The requests, in turn to both servers."""
+    """Measures the requests to both servers in turn."""
     plane, api = our_plane("--controllers=-*", "--scheduler=false")
     sides = [Side([plane], api), their_side()]
     for side in sides:

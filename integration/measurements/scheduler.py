@@ -14,7 +14,7 @@ CONTROLLERS = "--controllers=serviceaccount-controller"
 
 
 class Bindings:
-    """Follows the pods that get a node, by a watch, and notes when each event arrives. The watch begins with the pods that
+    """Watches the pods that are bound to a node, and records when each event arrives. The watch begins with the pods that
     have a node already: a watch after a separate list can be too late, because the scheduler binds many pods meanwhile."""
 
     def __init__(self, api):
@@ -59,7 +59,7 @@ def pod(name):
 
 
 def grow(api, first, last):
-    """Creates nodes that are ready."""
+    """Creates the nodes with the numbers from `first` to `last` - 1, which are ready."""
     count = last - first
     flags = {"first": first, "count": count, "clients": 4}
     api.requests("POST", "/api/v1/nodes", {"metadata": {"name": "node-{n}", "labels": {"kubernetes.io/hostname": "node-{n}"}}}, **flags)
@@ -82,7 +82,7 @@ def scheduler(kind, api):
     if kind == "ours":
         return Program(kind, [CORACLE, "controlplane", "--kubeconfig", config, "--pki-dir", path("plane/pki"), "--state-dir", path("client"),
                               "--run-dir", path("client.run"), "--controllers=-*"])
-    # kube-scheduler's own limit of requests would be 50 a second.
+    # By default, kube-scheduler sends at most 50 requests per second.
     return Program(kind, [os.path.join(STOCK, "kube-scheduler"), f"--kubeconfig={config}", "--leader-elect=false",
                           "--kube-api-qps=100000", "--kube-api-burst=100000", "--bind-address=127.0.0.1",
                           f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"])

@@ -28,7 +28,7 @@ class Generator:
                     "cordoned", "names", "nominated", "sparse"]
         self.features = {one for one in features if self.random.random() < 0.35}
         self.claims, self.others = [], []
-        # Numbers of its own, so that the other parts of a case stay those of earlier versions.
+        # A separate generator, so that the other parts of a case are the same as in earlier versions.
         self.declaring = random.Random(f"declared features {seed}")
         self.declares = self.declaring.random() < 0.2
 
@@ -65,7 +65,7 @@ class Generator:
             ports[node] |= own
             start = self.random.randint(0, 59)
             pod["status"] = {"phase": "Running", "startTime": f"2026-01-01T00:{start:02}:00Z"}
-            # When it preempts, upstream subtracts terminating pods that it never counted for a spread constraint.
+            # Not with spread constraints: during preemption, upstream subtracts terminating pods that it has not counted.
             if "spread" not in self.features and self.has("terminating", 0.2):
                 pod["metadata"]["deletionTimestamp"] = "2026-01-01T02:00:00Z"
                 pod["metadata"]["deletionGracePeriodSeconds"] = 30
@@ -199,7 +199,7 @@ class Generator:
                             "spec": spec, "status": {"phase": "Available"}})
 
     def claim(self, namespace, number):
-        # When it preempts, upstream ignores the namespace of the users of a ReadWriteOncePod claim.
+        # The name is unique: during preemption, upstream ignores the namespace of the users of a ReadWriteOncePod claim.
         name = f"{namespace}-claim{number}"
         modes = self.pick([["ReadWriteOnce"], ["ReadWriteMany"], ["ReadWriteOncePod"]])
         spec = {"accessModes": modes, "resources": {"requests": {"storage": self.pick(["1Gi", "2Gi", "4Gi"])}},
@@ -325,7 +325,7 @@ class Generator:
                     continue
                 one = {"maxSkew": self.random.randint(1, 3), "topologyKey": key, "whenUnsatisfiable": way,
                        "labelSelector": self.pick([{"matchLabels": {"app": app}}] * 4 + [{"matchLabels": {"app": self.pick(APPS)}}])}
-                # An empty selector counts no pod, but upstream counts nominated and preempted ones.
+                # An empty selector counts no pod, but upstream counts nominated and preempted pods.
                 if not {"nominated", "priority"} & self.features and self.random.random() < 0.15:
                     one["labelSelector"] = {}
                 if self.random.random() < 0.1:

@@ -145,8 +145,8 @@ impl Crio {
 
     /// Runs a pod with an HTTP server on port 80 and a host port. Returns its id and addresses.
     fn pod(&self, machine: &Machine, name: &str, port: u16) -> (String, [String; 2]) {
-        // For a shared pid namespace, CRI-O starts a pause process with an OOM score that the test is not permitted to
-        // set.
+        // The containers do not share a pid namespace. If they did, CRI-O would start a pause process with an OOM score
+        // that the test is not permitted to set.
         let linux = json!({"cgroup_parent": format!("/{}", machine.name()),
             "security_context": {"namespace_options": {"pid": 1}}});
         let pod = json!({"metadata": {"name": name, "namespace": "default", "uid": name}, "linux": linux,
@@ -212,7 +212,7 @@ fn page(address: &str, port: u16) -> Option<String> {
     answer.lines().next().map(str::to_owned)
 }
 
-/// Allocated addresses.
+/// The addresses that host-local has allocated.
 fn held(machine: &Machine) -> BTreeSet<String> {
     let files = fs::read_dir(machine.path("addresses/web")).unwrap().flatten();
     let names = files.map(|entry| entry.file_name().into_string().unwrap());
@@ -253,7 +253,7 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         );
         let all: BTreeSet<String> = of_a.iter().chain(&of_b).cloned().collect();
         assert_eq!(held(machine), all);
-        assert_eq!(links(), before + 5, "the bridge, and of each pod its end and its bucket");
+        assert_eq!(links(), before + 5, "the bridge, and of each pod a veth end and an ifb device");
         let reached = |crio: &Crio| {
             for address in &all {
                 assert_eq!(eventually("the pod", 20, || page(address, 80)), OK, "{address}");
@@ -273,7 +273,8 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         assert!(log.contains("Checking CNI network web (config version=1.1.0)"), "CHECK follows each ADD");
         assert!(run("nft", &["list", "table", "inet", "cni-test"]).contains("ip saddr 10.77.0.0/24"));
 
-        // After SIGTERM and SIGKILL, its pods are unchanged and GC at its start removes unknown attachments.
+        // After SIGTERM and SIGKILL, the pods of CRI-O are unchanged. At its start, CRI-O calls GC, which removes
+        // unknown attachments.
         for signal in ["TERM", "KILL"] {
             add_unknown(machine);
             assert_eq!(held(machine).len(), 6);
@@ -294,7 +295,8 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         let claims = fs::read_dir(machine.path("plugins/firewall")).unwrap().flatten();
         assert_eq!(claims.map(|entry| entry.file_name()).collect::<Vec<_>>(), ["lock"]);
 
-        // CRI-O calls STATUS until it succeeds once. If the network takes no pods, CRI-O reports our reason.
+        // CRI-O calls STATUS until it succeeds once. If no pod can join the network, CRI-O reports the reason of our
+        // plugin.
         run("ip", &["link", "del", "web0"]);
         run("ip", &["link", "add", "web0", "type", "veth", "peer", "name", "web1"]);
         crio.restart("TERM");

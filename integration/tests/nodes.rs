@@ -152,7 +152,7 @@ fn the_addresses_of_a_pool_move_to_another_node() {
             "loadBalancerClass": "coracle.dev/address-pool", "ipFamilyPolicy": "RequireDualStack",
             "selector": {"app": "nginx"}, "ports": [{"port": 80, "targetPort": 8088}]}}"#,
         );
-        // The test is a machine of the nodes' network, which finds them by ARP and neighbour discovery.
+        // The test acts as a machine in the nodes' network. It finds the addresses by ARP and by neighbour discovery.
         let answers = |ip: &std::net::IpAddr| {
             let limit = std::time::Duration::from_secs(2);
             std::net::TcpStream::connect_timeout(&(*ip, 80).into(), limit).is_ok()
@@ -267,7 +267,7 @@ fn packets_keep_their_source_while_an_agent_does_not_know_its_peers() {
 }
 
 #[test]
-fn a_node_may_change_its_address() {
+fn pods_reach_a_node_that_has_changed_its_address() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);
         let pods = with_nginx(&nodes, 2);
@@ -314,7 +314,8 @@ fn running_pods_get_the_new_mtu_of_the_uplink() {
 fn the_periodic_probe_finds_a_link_whose_mtu_shrinks_without_an_event() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
-        // The agent probes every peer once in 30 renewals of its lease: here each second, by default every ten seconds.
+        // The agent probes every peer once in 30 turns of its lease timer. A turn takes one second here, and ten
+        // seconds by default.
         (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "4"]));
         nodes.wait_ready();
         for agent in nodes.agents() {
@@ -345,7 +346,8 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
                 condition(&nodes, agent.name(), "PodNetworkImpaired") == "False"
             });
         }
-        // First, because large requests to the API server do not pass such a link.
+        // The pods are created before the link gets a smaller MTU: large requests to the API server do not pass such a
+        // link.
         let pods = with_nginx(&nodes, 2);
         all_reach_all(&nodes, &pods, MTU);
         // The path MTU is smaller than the MTU of the interfaces. A netlink event triggers the probe that finds it.
@@ -354,8 +356,8 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
             agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
         }
         for agent in nodes.agents() {
-            // The MTU for IPv6, which has the larger header. A bridge forwards four more bytes, for a VLAN tag. A probe that
-            // lost responses finds a smaller MTU and is repeated.
+            // The range begins at the MTU for IPv6, whose header is larger. A bridge forwards four more bytes, for a
+            // VLAN tag. If a probe loses responses, it finds a smaller MTU, and is repeated.
             eventually("the probe to find the smaller MTU", 30, || {
                 let routes = agent.host().ip(&["route", "show", "proto", "67"]);
                 (1320..=1334).contains(&routes[0]["metrics"][0]["mtu"].as_u64()?).then_some(())
@@ -370,7 +372,8 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
         all_reach_all(&nodes, &pods, MTU);
         nodes.agent("node-2").host().set_link_mtu(1500);
         for agent in nodes.agents() {
-            // A bridge with netfilter sent IPv6 "packet too big"; the kernel caches the path MTU for ten minutes.
+            // The bridge with netfilter has sent IPv6 "packet too big" messages, and the kernel caches the path MTU for
+            // ten minutes.
             agent.host().run("ip", &["-6", "route", "flush", "cache"]);
             agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "1000"]);
         }

@@ -16,7 +16,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Packages of this workspace with the names of their dependencies, without dev-dependencies.
+/// Packages of this workspace with the names of their dependencies, without dev-dependencies and build dependencies.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
@@ -357,7 +357,8 @@ fn a_refused_thread_is_handled() {
     }
 }
 
-/// The last column of every table row of a document: words in backquotes without a slash that look like test names.
+/// Names of tests in a document: words in backquotes in the last column of its tables. They have an underscore, and no
+/// slash, dot or space.
 fn tests_named_in(document: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| "));

@@ -51,8 +51,8 @@ pub(crate) fn delete_stale(channel: &mut Channel, changed: &Changed) -> io::Resu
     first
 }
 
-/// The addresses of this machine's interfaces. A successful bind would not prove that an address is one of them,
-/// because of `ip_nonlocal_bind`.
+/// The addresses of this machine's interfaces. A successful bind would not prove that the node has an address, because
+/// of `ip_nonlocal_bind`.
 fn own_addresses() -> HashSet<IpAddr> {
     let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
     let addresses = interfaces.filter_map(|interface| interface.address);

@@ -35,8 +35,8 @@ pub(crate) struct Write {
 
 impl Limits {
     /// These limits with the CPU quota rounded up to whole percents of a CPU. systemd stores quotas in this form. The
-    /// kubelet rounds in the same way. On v1 the quota of a pod cannot be set below that of its container, which is
-    /// rounded, too.
+    /// kubelet rounds in the same way. On v1 the quota of a pod cannot be set below the quota of its container, which
+    /// is rounded, too.
     pub(crate) fn with_whole_percent_quota(&self) -> Self {
         const PERCENT: i64 = PERIOD / 100;
         let round = |quota: i64| quota.saturating_add(PERCENT - 1) / PERCENT * PERCENT;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 
 pub use coracle_values::qos::QosClass;
 
-/// The class of a pod: the one in its status, if there is one, because a pod never changes its class.
+/// The class of a pod. A class in its status takes precedence, because the class of a pod never changes.
 pub fn qos_class(pod: &Pod) -> QosClass {
     let recorded = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
     recorded.and_then(QosClass::from_name).unwrap_or_else(|| computed(pod))

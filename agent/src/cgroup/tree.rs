@@ -103,8 +103,8 @@ impl Tree {
         self.mounts.get("cpuset").filter(|_| !self.is_v2()).cloned()
     }
 
-    /// Writes limits. On v1 the kernel refuses a CPU quota below that of a child, even if the child's container has
-    /// ended. Then the quotas of children without processes are removed, and the limits are written again.
+    /// Writes limits. On v1 the kernel refuses a CPU quota below the quota of a child, even if the child's container
+    /// has ended. Then the quotas of children without processes are removed, and the limits are written again.
     fn write(&self, dirs: &BTreeMap<String, PathBuf>, limits: &Limits) -> Result<(), CgroupError> {
         let written = super::write::limits(dirs, limits, self.is_v2());
         let was_refused = written.is_err() && !self.is_v2();

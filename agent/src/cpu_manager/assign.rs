@@ -99,7 +99,8 @@ impl<'a> Accumulator<'a> {
         of_part.map(|(number, _)| *number).collect()
     }
 
-    /// Parts with free CPUs, those with the fewest free CPUs first. `within` restricts them to parts of another part.
+    /// Parts with free CPUs. Parts with the fewest free CPUs are first. `within` restricts them to parts of another
+    /// part.
     fn sorted(&self, level: Level, within: Option<(Level, u32)>) -> Vec<u32> {
         let is_within = |cpu: &&Cpu| within.is_none_or(|(level, part)| cpu.part(level) == part);
         let parts: BTreeSet<u32> = self.free.values().filter(is_within).map(|cpu| cpu.part(level)).collect();

@@ -145,7 +145,7 @@ impl StaticPolicy {
         state.shared.difference(&self.reserved)
     }
 
-    /// CPUs that containers can get exclusively, including those that are already assigned.
+    /// CPUs that containers can get exclusively, including CPUs that are already assigned.
     pub(crate) fn assignable(&self) -> CpuSet {
         self.topology.all().difference(&self.reserved)
     }

@@ -99,7 +99,7 @@ impl Choice {
 }
 
 /// Devices of the preferred NUMA nodes, of other NUMA nodes, and without NUMA node. A device of several nodes is
-/// aligned if one of them is preferred.
+/// aligned if one of its nodes is preferred.
 fn by_affinity(affinity: Option<u64>, free: &Devices) -> [Vec<String>; 3] {
     let Some(mask) = affinity else { return [Vec::new(), Vec::new(), free.keys().cloned().collect()] };
     let (mut aligned, mut unaligned, mut unbound) = (Vec::new(), Vec::new(), Vec::new());

@@ -21,7 +21,8 @@ pub(super) struct ListCodec;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestEncoder;
 
-/// Decodes a list. Of more devices or NUMA nodes than allowed, it keeps one above the limit, so that the list is refused.
+/// Decodes a list. If it has too many devices or NUMA nodes, one more than the limit is decoded, so that the caller
+/// refuses the list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListDecoder;
 
@@ -33,7 +34,7 @@ enum Field<'a> {
     Number(u64),
     /// A text, or a message.
     Bytes(&'a [u8]),
-    /// A type that the messages here do not have.
+    /// A wire type that no field of these messages has.
     Other,
 }
 
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_not_valid_is_refused() {
+    fn an_invalid_message_is_refused() {
         let long = [0xff; 11];
         let bad: [&[u8]; 6] =
             [&[0x0a], &[0x0a, 2, 0x0a], &[0x0b], &long, &[0x0a, 3, 0x0a, 1, 0xff], &[0x09, 0]];

@@ -24,7 +24,7 @@ impl<K: Clone + Eq + Hash> Locks<K> {
         self.of(key).lock_owned().await
     }
 
-    /// The lock of a key, for its holders.
+    /// The lock of a key. It exists as long as a caller keeps it.
     pub(super) fn of(&self, key: &K) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lock) = locks.get(key).and_then(Weak::upgrade) {

@@ -88,8 +88,8 @@ impl Record {
 // === impl Records ===
 
 impl Records {
-    /// Reads all records. A damaged one is renamed to `*.bad`: its claim stays prepared in its driver, until a pod of the
-    /// claim prepares it again. One that cannot be read now is read later: see [`Records::reread`].
+    /// Reads all records. A damaged record is renamed to `*.bad`: its claim stays prepared in its driver, until a pod
+    /// of the claim prepares it again. A record that cannot be read now is read later: see [`Records::reread`].
     pub(super) fn open(dir: PathBuf) -> Self {
         let mut state = State::default();
         match entries(&dir) {
@@ -119,7 +119,7 @@ impl Records {
     /// When it still cannot be read. Other pods may use the claim.
     pub(super) fn reread(&self, uid: &str) -> io::Result<()> {
         let path = self.path(uid);
-        // With the lock held, so that no newer record is replaced.
+        // The lock is held while the file is read, so that no newer record is replaced.
         let mut state = self.state();
         let is_unlisted = state.is_unlisted && state.claims.values().all(|record| record.uid != uid);
         if is_unlisted || state.unread.contains(&path) { state.read(&path) } else { Ok(()) }
@@ -208,7 +208,7 @@ impl Records {
 
 impl State {
     /// Reads a record, and removes it from the unread ones. A damaged record is renamed to `*.bad`. A record of a
-    /// deleted claim is ignored if a new claim has its name.
+    /// deleted claim stays unread as long as a new claim has its name.
     ///
     /// # Errors
     /// When the record cannot be read now.

@@ -24,7 +24,7 @@ struct Info {
     in_use: bool,
 }
 
-/// All images.
+/// Reads all images from the runtime, and whether they are in use.
 pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Image>, RuntimeError> {
     // Containers are listed before the pods are read. A container that is created in between uses the image of a pod.
     let containers = runtime.list_containers(cri::ListContainersRequest::default()).await?.containers;
@@ -57,8 +57,8 @@ pub(super) struct NamedImages {
 // === impl NamedImages ===
 
 impl NamedImages {
-    /// Whether one of these pods names an image. The names are read again only if the pods have changed. Otherwise
-    /// each of many images would read the names of all pods, and a user can make pods with a hundred thousand names.
+    /// Whether one of these pods names an image. The names are collected again only if the pods have changed. A user
+    /// can create pods that name a hundred thousand images, and there can be many images.
     pub(super) fn contains(&mut self, pods: Vec<Arc<Pod>>, id: &str, names: &[String]) -> bool {
         let is_same = |(one, other): (&Arc<Pod>, &Arc<Pod>)| Arc::ptr_eq(one, other);
         if pods.len() != self.pods.len() || !pods.iter().zip(&self.pods).all(is_same) {
@@ -83,7 +83,7 @@ async fn info(runtime: &dyn Runtime, image: &cri::Image) -> Result<Option<Info>,
 fn to_image(image: cri::Image, info: Info, used: &HashSet<String>) -> Image {
     let pulled = info.pulled_at.unwrap_or(Timestamp::UNIX_EPOCH);
     let layers = if info.layers.is_empty() || info.layers.len() != info.layer_bytes.len() {
-        // The runtime does not report layers: the image counts as one.
+        // The runtime does not report the layers: the whole image counts as one layer.
         vec![(image.id.clone(), image.size)]
     } else {
         info.layers.into_iter().zip(info.layer_bytes).collect()
@@ -104,7 +104,8 @@ fn has_name(among: &HashSet<String>, id: &str, names: &[String]) -> bool {
     among.contains(id) || names.iter().any(|name| among.contains(name))
 }
 
-/// Normalized names of all images that pods of this node use, and ids that pods use as names.
+/// Normalised names of all images that these pods use, and the ids that they use as names. Pods that have ended are
+/// skipped.
 fn named(pods: &[impl AsRef<Pod>]) -> HashSet<String> {
     let specs =
         pods.iter().map(AsRef::as_ref).filter(|pod| !has_ended(pod)).filter_map(|pod| pod.spec.as_ref());
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_names_the_images_of_all_that_it_will_run_and_mount() {
+    fn all_images_of_containers_and_volumes_are_named_by_a_pod_that_has_not_ended() {
         let pods = [
             pod(json!({"spec": {
                 "initContainers": [{"name": "i", "image": "first"}],

@@ -47,7 +47,7 @@ impl Files {
         if found == *hash {
             return Ok(());
         }
-        let (found, wanted) = (format!("the cluster with {found}"), format!("that with {hash}"));
+        let (found, wanted) = (format!("the cluster with {found}"), format!("the cluster with {hash}"));
         Err(JoinError::Joined { found, wanted })
     }
 
@@ -57,7 +57,7 @@ impl Files {
 
     pub(super) fn client(&self) -> Result<Identity, JoinError> {
         let path = self.dir.join("client.pem");
-        read(&path)?.ok_or_else(|| unusable(&path, &"it is not there"))
+        read(&path)?.ok_or_else(|| unusable(&path, &"it does not exist"))
     }
 
     pub(super) fn write_client(&self, identity: &Identity) -> Result<(), JoinError> {
@@ -155,7 +155,7 @@ pub(super) struct ServingFile {
 }
 
 impl ServingFile {
-    /// The serving certificate; None if there is none. An unusable one is ignored, and requested again.
+    /// The serving certificate; None if there is none. An unusable certificate is ignored, and a new one is requested.
     pub(super) fn read(&self) -> Result<Option<Identity>, JoinError> {
         let path = &self.path;
         match read(path) {
@@ -175,7 +175,7 @@ impl ServingFile {
 
 const KEY: &str = "-----BEGIN PRIVATE KEY-----";
 
-/// Certificate and key are in one file, so that they always fit.
+/// Certificate and key are in one file, so that they always match.
 fn write_identity(path: &Path, identity: &Identity) -> Result<(), JoinError> {
     write(path, &format!("{}\n{}", identity.certificate.trim_end(), identity.key))
 }

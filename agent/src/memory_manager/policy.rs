@@ -459,7 +459,7 @@ pub(crate) fn requested_of_pod(spec: &PodSpec) -> Result<Amounts, String> {
     Ok(mains.iter().map(|(name, size)| (name.clone(), whole(name, *size))).collect())
 }
 
-/// The preferred hint with the fewest nodes, or the one with the fewest nodes if none is preferred.
+/// The preferred hint with the fewest nodes. If no hint is preferred, the hint with the fewest nodes.
 fn best(hints: &[Hint]) -> Option<Hint> {
     let key = |hint: &Hint| {
         let nodes = hint.nodes.unwrap_or_default();

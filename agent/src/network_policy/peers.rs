@@ -18,7 +18,7 @@ const FAILURE_MAX: usize = 512;
 
 /// An event of a watch, or why a request failed.
 pub(super) type Received<K> = Result<Event<K>, Error>;
-/// The events of a watch, in batches of those that are ready.
+/// The events of a watch, in batches. A batch has the events that are ready.
 pub(super) type Events<K> = BoxStream<'static, Vec<Received<K>>>;
 
 /// Objects of a list that is being received.

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_nodes_conditions_are_events_except_that_it_waits_for_its_network() {
+    fn conditions_of_a_new_node_are_events_except_that_it_is_not_ready() {
         let new = NodeStatus::default();
         assert_eq!(reasons(&new, &status("False", "False", "b")), ["NodeHasSufficientMemory"]);
         assert_eq!(reasons(&new, &status("True", "False", "b")), ["NodeHasSufficientMemory", "NodeReady"]);
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(reasons(&well, &status("False", "False", "b")), ["NodeNotReady"]);
         assert_eq!(reasons(&well, &status("True", "True", "b")), ["NodeHasInsufficientMemory"]);
         let unknown = status("Unknown", "Unknown", "b");
-        assert_eq!(reasons(&well, &unknown), [""; 0], "that is not ours to say");
+        assert_eq!(reasons(&well, &unknown), [""; 0], "the node does not report Unknown");
         assert_eq!(reasons(&unknown, &well), ["NodeHasSufficientMemory", "NodeReady"]);
     }
 

@@ -97,7 +97,7 @@ fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quant
     Ok(capacity)
 }
 
-/// The size of the file system, if it enforces sizes of volumes. Otherwise volumes may request any size.
+/// The size of the file system, if it enforces sizes of volumes. Otherwise volumes can request any size.
 fn limited_kib(dir: &Path) -> Option<u64> {
     project_quota::limits_sizes(present(dir)).then(|| storage_kib(dir).ok()).flatten()
 }
@@ -112,7 +112,7 @@ fn storage_kib(dir: &Path) -> rustix::io::Result<u64> {
     Ok(found.f_blocks * found.f_frsize / 1024)
 }
 
-/// A line of meminfo, in KiB.
+/// The value of a line of meminfo, in KiB.
 pub(crate) fn kib(meminfo: &str, name: &str) -> u64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
@@ -186,8 +186,9 @@ fn allocatable(
     Ok(left)
 }
 
-/// Memory that all pods together can use. As upstream, the threshold of evictions is not subtracted: pods may use that
-/// memory, too, although no pod can request it. Source: `getNodeAllocatableAbsolute` of the kubelet's container manager.
+/// Memory that all pods together can use. As upstream, the threshold of evictions is not subtracted: pods can use that
+/// memory, too, although no pod can request it. Source: `getNodeAllocatableAbsolute` of the kubelet's container
+/// manager.
 fn memory_of_pods(
     capacity: &BTreeMap<String, Quantity>,
     reserved: &[BTreeMap<String, String>],
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_describes_itself() {
+    fn facts_of_this_machine_are_found() {
         let config = NodeConfig::for_test(Path::new("/var/lib/coracle-is-not-there"));
         let facts = find(&config).expect("facts");
         assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);

@@ -45,7 +45,7 @@ pub(crate) async fn keep(
         match &mut changes {
             Some(changes) => match changes.changed().await {
                 Ok(()) => {}
-                // The runtime has ended, and so will the agent.
+                // The runtime has ended, and the agent ends soon.
                 Err(_closed) => return std::future::pending().await,
             },
             None => tokio::time::sleep(PERIOD).await,
@@ -54,7 +54,7 @@ pub(crate) async fn keep(
     }
 }
 
-/// The largest images, which are the most expensive to pull elsewhere.
+/// The largest images, which are the most expensive to pull on another node.
 fn reported(mut images: Vec<cri::Image>) -> Vec<ContainerImage> {
     images.sort_by(|a, b| (Reverse(a.size), &a.id).cmp(&(Reverse(b.size), &b.id)));
     let reported = images.into_iter().take(MAX_IMAGES).map(|image| {

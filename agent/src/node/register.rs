@@ -73,7 +73,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
     }
 }
 
-/// An error of the watch, which restarts by itself.
+/// The watch failed. It restarts by itself.
 fn watch_error(error: &coracle_watch::Error) -> kube::Error {
     kube::Error::Service(chain(error).into())
 }

@@ -64,7 +64,9 @@ fn end(family: &Family, annotations: &BTreeMap<String, String>) -> Result<Option
         text.parse().map_err(|_error| format!("its annotation {} is not an address: {text:?}", family.ip))?;
     let vtep = match annotations.get(family.data).map(String::as_str) {
         None | Some("null" | "") => None,
-        Some(text) => Some(vtep(text).ok_or_else(|| format!("its annotation {} is {text:?}", family.data))?),
+        Some(text) => {
+            Some(vtep(text).ok_or_else(|| format!("its annotation {} is invalid: {text:?}", family.data))?)
+        }
     };
     Ok(Some(End { ip, vtep }))
 }
@@ -79,7 +81,7 @@ fn vtep(text: &str) -> Option<(u32, Mac)> {
     parts.next().is_none().then_some((vni, bytes))
 }
 
-/// The annotations of this node that are missing or outdated. None as a value removes one.
+/// The annotations of this node that are missing or outdated. The value None removes an annotation.
 pub(crate) fn patch(
     kind: PeerKind,
     ends: &[End],
@@ -89,7 +91,7 @@ pub(crate) fn patch(
         BTreeMap::from([(MANAGED, Some("true".to_owned())), (BACKEND, Some(kind.name().to_owned()))]);
     for (family, v6) in [(V4, false), (V6, true)] {
         let end = ends.iter().find(|end| end.ip.is_ipv6() == v6);
-        // A public address that an administrator set, for example one behind a NAT.
+        // A public address that an administrator has set takes precedence, for example the address of a NAT.
         let overwrite = held.get(family.overwrite).and_then(|text| text.parse::<IpAddr>().ok());
         want.insert(family.ip, end.map(|end| overwrite.unwrap_or(end.ip).to_string()));
         want.insert(family.data, end.map(data));
@@ -98,7 +100,7 @@ pub(crate) fn patch(
     want
 }
 
-/// Removes the annotations of a node without an overlay.
+/// The patch that removes the annotations of a node without an overlay.
 pub(crate) fn removal(held: &BTreeMap<String, String>) -> BTreeMap<&'static str, Option<String>> {
     let all = [MANAGED, BACKEND, V4.ip, V4.data, V6.ip, V6.data];
     all.into_iter().filter(|name| held.contains_key(*name)).map(|name| (name, None)).collect()
@@ -125,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_flannels_is_a_peer() {
-        // As flannel 0.27 writes them.
+    fn a_node_with_annotations_of_flannel_is_a_peer() {
+        // flannel 0.27 writes these annotations.
         let node = node(&[
             (BACKEND, "vxlan"),
             (MANAGED, "true"),
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_annotations_is_not_a_peer_and_invalid_ones_are_refused_by_name() {
+    fn a_node_without_annotations_is_not_a_peer_and_invalid_annotations_are_named() {
         assert!(peer(&node(&[])).is_none());
         let mut without_range = node(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7")]);
         without_range.spec = None;

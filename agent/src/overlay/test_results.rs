@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coracle_cni::{self as cni, ProbePath, ProbeResult};
 
-/// Number of consecutive failed tests that count as a fault. The first test may fail because the peer is not ready yet.
+/// Number of consecutive failed tests that count as a fault. The first test can fail because the peer is not ready yet.
 const CONFIRMED: u32 = 2;
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Maximum doublings of the retry's pause.
@@ -32,11 +32,11 @@ enum Offload {
     /// As the devices are created.
     #[default]
     On,
-    /// Off: packets with it were lost.
+    /// Off: packets with offload were lost.
     Off,
-    /// On: packets without it were lost, too.
+    /// On: packets without offload were lost, too.
     OnAlthoughLost,
-    /// Off, switched off by an administrator: it stays so.
+    /// Off: an administrator has switched it off, and it stays off.
     OffByAdministrator,
 }
 

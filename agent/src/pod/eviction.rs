@@ -71,7 +71,7 @@ pub(crate) struct Evicted {
     pub(crate) grace: u32,
 }
 
-/// The task that checks the resources of the node and evicts pods if one of them is short.
+/// The task that checks the resources of the node, and evicts pods if a resource is short.
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
     /// Changes at each turn of the lease's timer.
@@ -186,7 +186,7 @@ impl Eviction {
         }
     }
 
-    /// Measures the resources of the node, and evicts a pod if one of them is short.
+    /// Measures the resources of the node, and evicts a pod if a resource is short.
     async fn round(&mut self) {
         let now = Instant::now();
         let (machine, disk) = self.find_shortages(now);

@@ -15,7 +15,7 @@ use super::state::{
     WorkerState, is_sidecar,
 };
 
-/// Time for which a failed start is reported with its own reason, before the back-off's.
+/// Time for which a failed pull is reported with its own reason. After it, the reason is `ImagePullBackOff`.
 const SHOW_FAILURE: SignedDuration = SignedDuration::from_secs(1);
 
 /// An action on the pod.
@@ -54,11 +54,11 @@ pub(crate) enum Action {
 pub(crate) struct StartContainer {
     pub(crate) name: String,
     pub(crate) attempt: u32,
-    /// A created container that never started, and is removed first.
+    /// The id of a container that was created but never started. It is removed first.
     pub(crate) instead_of: Option<String>,
-    /// End of the container before it: its back-off counts from then.
+    /// The end of the container before it, from which the back-off counts.
     pub(crate) crashed: Option<Timestamp>,
-    /// While a resize waits: the pod with the resources that its cgroup has. They stay until the resize.
+    /// The pod with the resources that its cgroup has, while a resize is pending.
     pub(crate) pod_before: Option<Arc<Pod>>,
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     };
     let shape = Shape::of(spec);
     if let Some(grace) = facts.desired.ending() {
-        // A pod with a long grace period may be evicted while it ends.
+        // A pod with a long grace period can be evicted during its deletion.
         let grace = facts.state.evicted_grace().map_or(grace, |evicted| evicted.min(grace));
         end(facts, grace, &mut plan);
         return plan;
@@ -141,7 +141,8 @@ fn end(facts: &Facts<'_>, grace: i64, plan: &mut Plan) {
     plan.actions.push(action);
 }
 
-/// Whether no container of this pod may start again: by a rejection or failure, a final phase, or final exits.
+/// Whether no container of this pod starts again: the pod was rejected or has failed, or its containers have ended and
+/// are not restarted.
 pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     if facts.state.verdict.is_some() || matches!(phase, Some("Failed" | "Succeeded")) {
@@ -230,7 +231,7 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     }
     match due {
         resize::Due::No => {}
-        // The next plan starts the containers: it depends on the outcome of the resize.
+        // The next plan starts the containers, because the start depends on the result of the resize.
         resize::Due::Now => return,
         resize::Due::Later(before) => {
             starts.iter_mut().for_each(|start| start.pod_before = Some(Arc::clone(&before)))
@@ -280,7 +281,7 @@ fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
     wanted.is_some_and(|wanted| observed.has_other_image(wanted))
 }
 
-/// Plans the init containers in their order. True when the main containers may start.
+/// Plans the init containers in their order. True if the main containers can start.
 fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec<StartContainer>) -> bool {
     // A main container in this sandbox proves that initialization has completed.
     let over = shape.mains().iter().any(|c| facts.observed.current(&c.name).is_some());
@@ -410,7 +411,7 @@ fn crash_loop(seconds: i64, container: &Container, pod: &Pod) -> Waiting {
     }
 }
 
-/// Seconds in Go's form of a duration, which people search for.
+/// Formats seconds as a duration of Go. People search logs and events for this form.
 fn length_text(seconds: i64) -> String {
     match (seconds / 60, seconds % 60) {
         (0, s) => format!("{s}s"),
@@ -418,7 +419,8 @@ fn length_text(seconds: i64) -> String {
     }
 }
 
-/// Keeps the newest ended container of each name, for its status and log, and removes older ones and empty sandboxes.
+/// Plans the removal of old containers and of empty sandboxes. For each name, the latest container and the last one
+/// that ended before it are kept, for the status and the log.
 fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let old = |c: &&ObservedContainer| {
         let Some(latest) = facts.observed.latest(&c.name) else { return false };

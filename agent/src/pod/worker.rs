@@ -118,15 +118,15 @@ struct StatusChange {
 struct RunningJob {
     future: JobFuture,
     interrupt: CancellationToken,
-    /// The kubelet's name of the sync, and its begin.
+    /// The kubelet's name of the sync, and the time of its begin.
     sync: (&'static str, Instant),
-    /// Grace period in seconds that the job was started with, if it ends the pod.
+    /// Grace period of the ending pod in seconds, as the job knows it. None if the pod is not ending.
     grace: Option<i64>,
 }
 
 /// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
 ///
-/// The arguments are in a box: a future keeps the places of its arguments for as long as it lives.
+/// The arguments are in a box: a future keeps the memory of its arguments for as long as it lives.
 pub(crate) async fn run(start: Box<WorkerStart>) {
     let wake = Arc::clone(&start.wake);
     if let Some(received) = start.received {
@@ -198,7 +198,7 @@ async fn next_event(
     }
 }
 
-/// The end of the running job; pending without one.
+/// Waits for the end of the running job. Pending if no job is running.
 async fn job_end(job: &mut Option<RunningJob>) -> Result<(), Vec<ApplyError>> {
     match job {
         Some(job) => job.future.as_mut().await,

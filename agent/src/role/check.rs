@@ -226,7 +226,7 @@ fn optional() -> Vec<Finding> {
         finding(
             resource,
             Severity::Degraded(
-                "OOM scores below that of this process and hard limits above its own are clamped",
+                "containers get at least the OOM score of this process, and at most its hard limits",
             ),
             has_resource,
         ),
@@ -250,8 +250,8 @@ fn optional() -> Vec<Finding> {
     all.into_iter().chain(parser).chain(selinux).collect()
 }
 
-/// Whether the kernel has VXLAN, or the tun device by which the overlay replaces it. A node of a tun device may exist
-/// without its module. An open loads the module.
+/// Whether the kernel has VXLAN, or the tun device by which the overlay replaces it. The node of the tun device can
+/// exist while its module is not loaded. Opening it loads the module.
 fn tunnel(has_vxlan: Result<bool, OverlayError>, device: &Path) -> Result<(), String> {
     if has_vxlan.map_err(|error| chain(&error))? {
         return Ok(());

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::settings::{Credentials, Node};
 
-/// Open parts of a node.
+/// The parts of a node, opened.
 pub(crate) struct OpenRuntime {
     pub(crate) images: Images,
     pub(crate) network: Network,

@@ -54,7 +54,7 @@ pub enum ConnectError {
         #[source]
         source: tonic::transport::Error,
     },
-    /// The runtime does not answer by the CRI.
+    /// The runtime does not implement the CRI v1.
     #[error("the container runtime at {path} does not serve the CRI v1")]
     Cri {
         /// Path of the socket.
@@ -68,7 +68,7 @@ pub enum ConnectError {
 // === impl Remote ===
 
 impl Remote {
-    /// A client on this channel. The channel may connect lazily.
+    /// A client on this channel. The channel can connect lazily.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let runtime = RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MESSAGE_MAX);
@@ -87,7 +87,7 @@ impl Remote {
         let path = path.ok_or_else(|| ConnectError::Endpoint(endpoint.to_owned()))?;
         let socket = path.clone();
         let connector = tower::service_fn(move |_: http::Uri| open(socket.clone()));
-        // The URL is the authority of the requests only.
+        // The URL is used only as the authority of the requests.
         let channel = Endpoint::from_static("http://localhost")
             .connect_timeout(CONNECT_TIMEOUT)
             .connect_with_connector(connector)
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_endpoint_is_a_unix_socket_that_serves_the_cri() {
+    async fn an_endpoint_must_be_the_absolute_path_of_an_existing_socket() {
         for bad in ["", "/run/containerd/containerd.sock", "tcp://127.0.0.1:1", "unix://relative.sock"] {
             assert!(matches!(Remote::connect(bad).await, Err(ConnectError::Endpoint(_))), "{bad}");
         }

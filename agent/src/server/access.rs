@@ -66,8 +66,8 @@ struct Cache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
 // === impl RequiredPermission ===
 
 impl RequiredPermission {
-    /// Derived from the route, not the path, so that no spelling of a path is authorized as one resource and served
-    /// as another. Streams need `create` with every method: a WebSocket begins with GET.
+    /// The permission is derived from the route and not from the path. So no spelling of a path is authorized as one
+    /// resource and served as another. Streams need `create` with every method: a WebSocket begins with GET.
     pub(super) fn of(method: &http::Method, route: Option<&Route>) -> Self {
         let verb = match *method {
             http::Method::POST => "create",
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_need_create_and_unknown_paths_need_all() {
+    fn streams_need_create_and_unknown_paths_need_proxy() {
         let target = Route::of("/exec/ns/p/c");
         let get = |route: Option<&Route>| RequiredPermission::of(&http::Method::GET, route);
         assert_eq!(get(target.as_ref()), RequiredPermission { verb: "create", subresources: &["proxy"] });

@@ -165,8 +165,8 @@ impl UnreadResponses {
 // === impl Unread ===
 
 impl Unread {
-    /// The oldest response of the source with the most bytes, including those of a new response of `source`. `None` if
-    /// that source has only the new response.
+    /// The oldest response of the source with the most bytes. The bytes of a new response of `source` are included.
+    /// `None` if that source has only the new response.
     fn oldest_of_largest_source(&self, source: Source, bytes: usize) -> Option<u64> {
         let mut of_sources = HashMap::from([(source, bytes)]);
         for held in self.responses.values() {

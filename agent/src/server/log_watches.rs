@@ -1,8 +1,8 @@
-//! Watches on directories of logs, for all followers by one inotify instance.
+//! Watches on directories of logs. All followers share one inotify instance.
 //!
 //! The kernel limits the instances of a user, to 128 by default. Root in a container without a user namespace is the
-//! same user as the node. If each follower had an instance, a few followers would use up the limit. The only instance
-//! exists from the agent's start on.
+//! same user as the node. If each follower had an instance, a few followers would use up the limit. The agent opens the
+//! only instance at its start.
 #![allow(unsafe_code, reason = "tokio requires the promise that a descriptor which it polls stays open")]
 
 use std::collections::HashMap;
@@ -184,7 +184,7 @@ mod tests {
     async fn many_followers_share_one_instance_and_wake_by_their_directory_only() {
         let watches = LogWatches::open();
         let [one, two] = [(); 2].map(|()| tempfile::tempdir().expect("directory"));
-        // More than a user may have instances by default.
+        // More followers than the number of instances that a user can have by default.
         let mut all: Vec<Watch> = (0..300)
             .map(|number| watches.on(if number % 2 == 0 { one.path() } else { two.path() }).expect("watch"))
             .collect();

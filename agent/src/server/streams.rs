@@ -1,4 +1,5 @@
-//! Exec, attach and port-forward: authorized here, prepared by a CRI call, served by the runtime.
+//! Exec, attach and port-forward. The kubelet API authorizes them, a CRI call prepares them, and the runtime serves
+//! them.
 
 use coracle_proto::cri;
 use http::{Request, Response, StatusCode};

@@ -17,7 +17,7 @@ use super::config::{Certificate, ServerConfig, ServerError};
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let clients: Arc<dyn ClientCertVerifier> = match &config.client_ca {
-        Some(path) => clients_of(path, &provider)?,
+        Some(path) => client_verifier(path, &provider)?,
         None => Arc::new(NoClientAuth),
     };
     let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -37,7 +37,7 @@ pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, Serv
 }
 
 /// A verifier of client certificates that the CAs in a file have signed.
-fn clients_of(
+fn client_verifier(
     path: &Path,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, ServerError> {

@@ -1,5 +1,5 @@
-//! EndpointSlices in the checkpoint: those of the namespaces of this node's pods. With them and the stored
-//! services, a node can serve its pods after a boot while the API server does not answer.
+//! EndpointSlices in the checkpoint, from the namespaces of this node's pods. With them and the stored services, a node
+//! can serve its pods after a boot while the API server does not answer.
 //!
 //! After a boot the pods of this node have other addresses. So the record of a slice names the pods of this node among
 //! its endpoints. When the record is used, these endpoints get the current addresses of the pods.

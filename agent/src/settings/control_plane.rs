@@ -14,7 +14,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{Age, Percent, PortRange, SniCertKey};
+use super::value::{GoDuration, Percent, PortRange, SniCertKey};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -73,7 +73,7 @@ settings! {
     /// Kubeconfig file of the webhook that authenticates bearer tokens by TokenReviews.
     authentication_token_webhook_config_file: Option<PathBuf> = unset "", "FILE";
     /// Time to live of the webhook's cached answers about tokens.
-    authentication_token_webhook_cache_ttl: Age = default "2m", "DURATION";
+    authentication_token_webhook_cache_ttl: GoDuration = default "2m", "DURATION";
     /// Version of the TokenReviews: v1 or v1beta1.
     authentication_token_webhook_version: String = default "v1", "VERSION";
     /// Certificate authorities of an authenticating proxy, which sends the user's name in request headers.
@@ -95,9 +95,9 @@ settings! {
     /// Kubeconfig file of the mode Webhook.
     authorization_webhook_config_file: Option<PathBuf> = unset "", "FILE";
     /// Time to live of cached decisions of the webhook that allow a request.
-    authorization_webhook_cache_authorized_ttl: Age = default "5m", "DURATION";
+    authorization_webhook_cache_authorized_ttl: GoDuration = default "5m", "DURATION";
     /// Time to live of cached decisions of the webhook that do not allow a request.
-    authorization_webhook_cache_unauthorized_ttl: Age = default "30s", "DURATION";
+    authorization_webhook_cache_unauthorized_ttl: GoDuration = default "30s", "DURATION";
     /// Version of the SubjectAccessReviews: v1 or v1beta1.
     authorization_webhook_version: String = default "v1", "VERSION";
     /// Authorizers, several webhooks and their conditions: an AuthorizationConfiguration, as for kube-apiserver, instead of
@@ -111,7 +111,7 @@ settings! {
     /// URL of the keys of service account tokens in the discovery document of the issuer.
     service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
     /// Maximum validity of service account tokens. A request for a longer one is shortened.
-    service_account_max_token_expiration: Option<Age> = unset "", "DURATION";
+    service_account_max_token_expiration: Option<GoDuration> = unset "", "DURATION";
     /// Extend tokens of pods with the default validity (about an hour) to one year, for programs that do not read the
     /// renewed token file. Uses after the default validity are recorded in audit events and metrics.
     service_account_extend_token_expiration: bool = default "true", "BOOL";
@@ -136,11 +136,11 @@ settings! {
     /// Prefix of the keys in etcd. Clusters that share an etcd have different prefixes.
     etcd_prefix: String = default "/coracle", "PREFIX";
     /// Time after which another control plane on the same etcd takes over controllers and scheduler; whole seconds.
-    leader_elect_lease_duration: Age = default "15s", "DURATION";
+    leader_elect_lease_duration: GoDuration = default "15s", "DURATION";
     /// Time after which controllers and scheduler stop if their lease cannot be renewed.
-    leader_elect_renew_deadline: Age = default "10s", "DURATION";
+    leader_elect_renew_deadline: GoDuration = default "10s", "DURATION";
     /// Pause between attempts to take or to renew the lease.
-    leader_elect_retry_period: Age = default "2s", "DURATION";
+    leader_elect_retry_period: GoDuration = default "2s", "DURATION";
     /// Configurations of admission plugins: an AdmissionConfiguration, as for kube-apiserver.
     admission_control_config_file: Option<PathBuf> = unset "", "FILE";
     /// Admission plugins that run besides the default ones, by upstream's names.
@@ -175,7 +175,7 @@ settings! {
     /// Maximum number of audit events in one request to the server.
     audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
     /// Maximum time that an audit event waits until its batch is full.
-    audit_webhook_batch_max_wait: Age = default "30s", "DURATION";
+    audit_webhook_batch_max_wait: GoDuration = default "30s", "DURATION";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
@@ -195,7 +195,7 @@ settings! {
     tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
     /// Time without use after which the token in an automatically created Secret of a service account (Kubernetes
     /// before 1.24) becomes invalid. After the same time again, the Secret is deleted.
-    legacy_service_account_token_clean_up_period: Age = default "8760h", "DURATION";
+    legacy_service_account_token_clean_up_period: GoDuration = default "8760h", "DURATION";
     /// Name of the node that joins from this machine. Its certificate may contain addresses of the API server.
     own_node: Option<String> = unset "", "NAME";
     /// Validity of certificates that nodes request, in seconds.
@@ -215,9 +215,9 @@ settings! {
     /// Seconds for which a pod without its own toleration of the taint unreachable stays on an unreachable node.
     default_unreachable_toleration_seconds: i64 = default "300", "SECONDS";
     /// Time after which an event is deleted; at least 1s.
-    event_ttl: Age = default "1h", "DURATION";
+    event_ttl: GoDuration = default "1h", "DURATION";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
-    request_timeout: Age = default "60s", "DURATION";
+    request_timeout: GoDuration = default "60s", "DURATION";
     /// Minimum duration in seconds of a watch whose request has no timeout. Such a watch ends at a random time between
     /// once and twice this duration; 0: no limit.
     min_request_timeout: u32 = default "1800", "SECONDS";
@@ -231,7 +231,7 @@ settings! {
     /// Maximum mutating API requests in flight. One user gets at most half of each number.
     max_mutating_requests_inflight: NonZero<u32> = default "200", "COUNT";
     /// Time for which the API server still accepts requests during its shutdown, while /readyz fails.
-    shutdown_delay_duration: Age = default "0s", "DURATION";
+    shutdown_delay_duration: GoDuration = default "0s", "DURATION";
 }
 
 // === impl ControlPlaneSettings ===

@@ -8,7 +8,7 @@ use coracle_agent::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThres
 use super::NodeSettings;
 use super::value::{Percent, Thresholds};
 
-/// The thresholds, and when a shortage ends.
+/// Converts the settings to thresholds, and to the conditions under which a shortage ends.
 pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<EvictionThresholds> {
     let thresholds = thresholds(node.eviction_hard.as_ref(), node.disk_free_percent)?;
     let soft = soft(node.eviction_soft.as_ref(), &node.eviction_soft_grace_period)?;
@@ -20,8 +20,8 @@ pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<EvictionThresholds> 
     })
 }
 
-/// Maps signals to thresholds. Without `eviction-hard` the defaults of the kubelet apply, with `disk-free-percent` for
-/// `nodefs.available`, and 5 % for `pid.available`.
+/// Maps signals to thresholds. Without `eviction-hard`, the defaults of [`EvictionThresholds`] apply, and
+/// `disk-free-percent` replaces the default of `nodefs.available`.
 fn thresholds(hard: Option<&Thresholds>, disk_free: Option<Percent>) -> anyhow::Result<EvictionThresholds> {
     let Some(Thresholds(signals)) = hard else {
         let defaults = EvictionThresholds::default();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_threshold_of_zero_is_a_node_that_is_never_short() {
+    fn a_node_whose_only_threshold_is_zero_is_never_under_pressure() {
         let thresholds = of("nodefs.available=0%", None).unwrap();
         let all = [
             thresholds.memory_available,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn minimum_amounts_belong_to_signals() {
+    fn each_minimum_reclaim_belongs_to_its_signal() {
         let parse = |text: &str| Option::<Thresholds>::parse(&[text.to_owned()]).unwrap();
         let amounts = minimum_reclaim(parse("nodefs.available=10%").as_ref()).unwrap();
         let expected = MinimumReclaim { nodefs_available: Threshold::percent(10), ..MinimumReclaim::NONE };
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_that_have_no_effect_are_refused() {
+    fn unsupported_and_invalid_thresholds_are_refused() {
         for wrong in ["imagefs.available<20%", "memory.free<1Gi", "memory.available", "nodefs.available<101%"]
         {
             assert!(of(wrong, None).is_err(), "{wrong}");

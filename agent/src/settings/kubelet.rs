@@ -54,7 +54,7 @@ impl Parser<'_> {
         self.file.problems.push(format!("{} {path}: {problem}", self.place));
     }
 
-    /// Adds the field with this path, or those below it.
+    /// Adds the field with this path, or the fields below it.
     fn field(&mut self, path: &str, value: &Value) {
         if value.is_null() {
             return;

@@ -22,7 +22,9 @@ use super::eviction;
 use super::feature_gates::FeatureGates;
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{Age, ByteSize, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds};
+use super::value::{
+    ByteSize, GoDuration, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds,
+};
 use super::{
     Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay,
     resource_managers,
@@ -158,7 +160,7 @@ settings! {
     /// percentage for each signal, such as memory.available=200Mi.
     eviction_minimum_reclaim: Option<Thresholds> = unset "", "AMOUNTS";
     /// Time for which the node stays under pressure after a resource was last short.
-    eviction_pressure_transition_period: Age = default "5m", "DURATION";
+    eviction_pressure_transition_period: GoDuration = default "5m", "DURATION";
     /// Percentage of nodefs.available in the default of eviction-hard.
     disk_free_percent: Option<Percent> = unset "10", "PERCENT";
     /// Duration of the node's lease in seconds. The node renews it every quarter of this duration.
@@ -168,9 +170,9 @@ settings! {
     /// Disk usage in percent at which the removal of images stops. The longest unused images are removed first.
     image_gc_low_threshold: Option<Percent> = unset "80, or 5 less than image-gc-high-threshold", "PERCENT";
     /// Minimum age of an image since its pull before it is removed.
-    image_minimum_gc_age: Age = default "2m", "DURATION";
+    image_minimum_gc_age: GoDuration = default "2m", "DURATION";
     /// Age at which an unused image is removed although the disk has room; 0: never.
-    image_maximum_gc_age: Age = default "0", "DURATION";
+    image_maximum_gc_age: GoDuration = default "0", "DURATION";
     /// Images that are never removed as unused: a name, a prefix and *, or a word between two *.
     pinned_image: Vec<PinPattern> = default "", "PATTERN";
     /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.

@@ -10,8 +10,8 @@ use super::value::PathOrOff;
 const OWN_RUN_DIR: &str = "/run/coracle";
 
 /// The runtime with the default run directory uses the default paths of NRI. Another runtime has its socket in its own
-/// run directory, and starts no plugins unless a setting names them.
-/// `plugins` is the directory of the plugins, and `configs` that of their configurations.
+/// run directory, and starts no plugins unless a setting names them. `plugins` is the directory of the plugins, and
+/// `configs` is the directory of their configurations.
 pub(super) fn decide(
     socket: Option<PathOrOff>,
     plugins: Option<PathOrOff>,

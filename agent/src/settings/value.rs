@@ -47,13 +47,13 @@ pub(crate) struct PortRange(pub(crate) RangeInclusive<u16>);
 pub(crate) struct SniCertKey {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Without any, those in the certificate.
+    /// Server names. If the list is empty, the names in the certificate are used.
     pub(crate) names: Vec<String>,
 }
 
-/// A duration as Kubernetes writes it: `2m`, `168h`, `0`.
+/// A duration in the syntax of Go, as Kubernetes uses it: `2m`, `168h`, `0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Age(pub(crate) Duration);
+pub(crate) struct GoDuration(pub(crate) Duration);
 
 /// A duration, or a number of seconds. `None` for 0: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,7 +166,7 @@ impl Value for Resources {
     fn parse(texts: &[String]) -> Result<Self, String> {
         let amounts = <BTreeMap<String, String> as Value>::parse(texts)?;
         for (name, amount) in &amounts {
-            // The node reports no other resource that the system or Kubernetes could use.
+            // The node reports no other resource that can be reserved for the system or for Kubernetes.
             if !["cpu", "memory", "ephemeral-storage"].contains(&name.as_str()) {
                 return Err(format!("{name:?} cannot be reserved; use cpu, memory or ephemeral-storage"));
             }
@@ -307,7 +307,7 @@ impl Single for PortRange {
     }
 }
 
-impl Single for Age {
+impl Single for GoDuration {
     fn parse(text: &str) -> Result<Self, String> {
         coracle_agent::duration(text)
             .map(Self)
@@ -382,7 +382,7 @@ macro_rules! choices {
 }
 pub(crate) use choices;
 
-/// One of the values of an enumeration.
+/// Parses one of the values of an enumeration.
 pub(crate) fn choose<T: ValueEnum>(text: &str) -> Result<T, String> {
     let value = T::value_variants()
         .iter()

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// NUMA nodes from 0 to 63, one bit each. Written as a list of numbers.
+/// NUMA nodes from 0 to 63, one bit each. In JSON it is a list of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "Vec<u32>", into = "Vec<u32>")]
 pub(crate) struct NumaMask(u64);
@@ -66,7 +66,8 @@ impl From<NumaMask> for Vec<u32> {
     }
 }
 
-/// Calls a function with each mask of some of these nodes: first those of one node, then those of two nodes, and so on.
+/// Calls a function with each mask of some of these nodes: first the masks of one node, then the masks of two nodes,
+/// and so on.
 pub(crate) fn for_each_mask(nodes: &[u32], mut each: impl FnMut(NumaMask)) {
     for size in 1..=nodes.len() {
         combine(nodes, size, NumaMask::default(), &mut each);

@@ -99,8 +99,8 @@ pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path, is_bidirectiona
 
 /// Ends the propagation from the mounted parts of volumes at or below a path to their volumes.
 ///
-/// A part has the mounts that are in its volume, such as those of a directory of the host. While it is in their peer
-/// groups, the kernel applies an unmount in the part to the volume as well.
+/// A part has the mounts that are in its volume, such as the mounts of a directory of the host. While it is in their
+/// peer groups, the kernel applies an unmount in the part to the volume as well.
 ///
 /// # Errors
 /// As mount(2).

@@ -17,7 +17,7 @@ use super::lock;
 use super::payload::{Data, Kind, config_map_data, secret_data};
 use crate::config_cache::{Config, ConfigCache};
 
-/// All that is being watched.
+/// All watched objects.
 pub(super) struct Objects {
     client: Client,
     configs: ConfigCache,

@@ -85,7 +85,7 @@ pub(super) async fn write(
     Ok(Written { sources, triggers })
 }
 
-/// Starts the pod's task, or replaces the one of an older version of the pod.
+/// Starts the pod's task, or replaces the task of an older version of the pod.
 pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
     let Written { mut sources, mut triggers } = written;
     sources.shrink_to_fit();

@@ -2,8 +2,8 @@
 //!
 //! As in the kubelet, only volumes that may have a file system of their own are measured: local ones and NFS. A server
 //! that does not answer blocks its reader in the kernel. So each volume is read in a thread of its own, which the
-//! caller does not wait for. A volume with too many blocked readers is left out until one of them ends. No volume is
-//! read while all together have too many.
+//! caller does not wait for. A volume with too many blocked readers is left out until a blocked reader ends. No volume
+//! is read while all together have too many.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -325,7 +325,7 @@ impl<R: BufRead> Archive<R> {
 
     fn skip_data(&mut self) -> Result<(), ArchiveError> {
         self.skip(self.data_left)?;
-        // The padding of the last entry may be missing: some writers omit it.
+        // The padding of the last entry can be missing: some writers omit it.
         let mut padding = std::mem::take(&mut self.padding);
         while padding > 0 {
             let available = self.input.fill_buf().map_err(ArchiveError::Read)?.len() as u64;

@@ -1,4 +1,4 @@
-//! Applies a container's changes to a writable layer, by the code that unpacks image layers: no path leads
+//! Applies a container's changes to a writable layer. The code that unpacks image layers does it, so that no path leads
 //! out of the directory.
 
 use std::io::{self, BufRead};
@@ -16,7 +16,7 @@ const UNLIMITED: Limits = Limits {
     zstd_window_log: 27,
 };
 
-/// Maximum whiteouts in the memory at a time: each takes 512 bytes at least, and a container determines their number.
+/// Maximum whiteouts in memory at a time: each takes 512 bytes at least, and a container determines their number.
 const DELETIONS_AT_ONCE: usize = 1000;
 
 /// Unpacks an archive of changed files into a writable layer.

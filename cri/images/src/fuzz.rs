@@ -13,11 +13,11 @@ use crate::unpack::{Rebuilt, unpack_with_recipe};
 const LIMITS: Limits =
     Limits { layer_bytes: 4 << 20, layer_entries: 200, ratio: 250, ratio_from: 1 << 20, zstd_window_log: 27 };
 
-/// Manifests, indexes and configurations.
+/// Fuzz target: manifests, indexes and configurations.
 pub fn manifest(data: &[u8]) {
     let platform = Platform::host();
     if let Ok(mut search) = Search::new(data, &platform) {
-        // Each requested document is this one again.
+        // The input is also the content of each requested document.
         while let Ok(step) = search.next() {
             let _refused = match step {
                 Step::Document(wanted) => search.document(&wanted, data),
@@ -33,7 +33,7 @@ pub fn manifest(data: &[u8]) {
     }
 }
 
-/// A layer: nothing is written outside its directory, and an accepted layer can be rebuilt.
+/// Fuzz target: a layer. Nothing is written outside its directory, and an accepted layer can be rebuilt.
 pub fn layer(data: &[u8]) {
     let Ok(directory) = TempDir::new() else { return };
     let (files, recipe) = (directory.0.join("fs"), directory.0.join("recipe"));
@@ -53,13 +53,13 @@ pub fn layer(data: &[u8]) {
     }
 }
 
-/// Registry settings (`hosts.toml`).
+/// Fuzz target: registry settings (`hosts.toml`).
 pub fn hosts(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     crate::registry::fuzz_hosts(text);
 }
 
-/// Image names: a parsed name is equal after formatting and parsing.
+/// Fuzz target: image names. A parsed name is equal after formatting and parsing.
 pub fn reference(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(reference) = Reference::parse(text) {
@@ -68,7 +68,7 @@ pub fn reference(data: &[u8]) {
     }
 }
 
-/// Authentication challenges of registries.
+/// Fuzz target: authentication challenges of registries.
 pub fn challenge(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     crate::registry::fuzz_challenge(text);

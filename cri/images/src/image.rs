@@ -50,8 +50,8 @@ pub enum Auth {
 pub struct Login {
     /// The credentials.
     pub auth: Auth,
-    /// The host, with a port if it is not the default one, alone or in a URL. If empty: the registry of the
-    /// image's name. No other host gets the credentials, not even a mirror of the registry.
+    /// The host, with a port if it is not the default one, alone or in a URL. If it is empty, the credentials are for
+    /// the registry in the image's name. No other host gets the credentials, not even a mirror of the registry.
     pub address: String,
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Inner {
     pub(crate) pulls: PullsInProgress,
     pub(crate) owner_limits: OwnerLimits,
     pub(crate) fetch_slots: FetchSlots,
-    /// The slot of the only layer that may have a large zstd window.
+    /// The slot for a layer with a large zstd window. Only one such layer is unpacked at a time.
     pub(crate) large_window: FetchSlots,
     directory: PathBuf,
     records: PathBuf,
@@ -327,7 +327,7 @@ impl Images {
         for id in abandoned {
             self.remove_record(&id).await?;
         }
-        // Removing very many files takes long; other pulls may proceed meanwhile.
+        // Removing very many files takes long. Pulls can continue meanwhile.
         drop(turn);
         self.sweep().await
     }

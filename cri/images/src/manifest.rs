@@ -190,7 +190,7 @@ pub(crate) fn parse_config(
         return Err(ManifestError::ConfigValues(values));
     }
     let field = platform_of(&value);
-    if !platform::may_be(wanted, &field, chosen) {
+    if !platform::is_usable(wanted, &field, chosen) {
         return Err(ManifestError::Platform {
             wanted: platform::name(wanted),
             available: platform::field_name(&field),

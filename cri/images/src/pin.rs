@@ -41,7 +41,7 @@ impl From<String> for PinPattern {
         let kind = match (lower.strip_prefix('*'), lower.strip_suffix('*')) {
             (Some(rest), Some(_)) => Kind::Keyword(rest.strip_suffix('*').unwrap_or_default().to_owned()),
             (None, Some(prefix)) => Kind::Prefix(prefix.to_owned()),
-            // A complete name may be written as in a pod, without defaults.
+            // An exact name can be short, as in a pod: the default registry and the default tag are added.
             (_, None) => Kind::Exact(
                 Reference::parse(&text).map_or(lower, |reference| reference.to_string().to_lowercase()),
             ),

@@ -1,8 +1,8 @@
 //! Pulls an image: resolves it, selects the platform, fetches and unpacks missing layers, writes the record.
 //!
-//! Layers are not written to disk compressed, except spools for a resume. One task reads a layer from the
-//! network and verifies its digest; a blocking thread decompresses, hashes and writes it. A bounded channel
-//! between them limits the memory.
+//! Compressed layers are not written to the disk, except spools for a resume. One task reads a layer from the network
+//! and verifies its digest; a blocking thread decompresses, hashes and writes it. A bounded channel between them limits
+//! the memory.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
@@ -75,8 +75,7 @@ impl Images {
         self.pull_for("", reference, login, progress).await
     }
 
-    /// [`pull`](Self::pull) on behalf of an owner. The pulls of one owner, together, do not get all of the layers that are
-    /// fetched at the same time.
+    /// [`pull`](Self::pull) on behalf of an owner. All pulls of one owner together do not get all slots for layers.
     ///
     /// # Errors
     /// See [`ErrorKind`].
@@ -288,7 +287,7 @@ fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<(Descriptor, Digest
 }
 
 fn parse_digest(digest: &str) -> Result<Digest, PullError> {
-    // Was validated when the reference was parsed.
+    // The digest was validated when the reference was parsed.
     digest.parse().map_err(|_invalid| PullError::ConfigText)
 }
 

@@ -22,7 +22,7 @@ pub struct Reference {
 /// Tag or digest of a reference.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// A tag, which may be moved to another image.
+    /// A tag, which can be moved to another image.
     Tag(String),
     /// A digest, `sha256:…` or `sha512:…`.
     Digest(String),
@@ -55,7 +55,7 @@ impl Reference {
         &self.domain
     }
 
-    /// The repository within the registry, as `library/nginx`.
+    /// The repository within the registry, such as `library/nginx`.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
@@ -106,7 +106,7 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
         Some((rest, digest)) => (rest, Some(check_digest(digest)?)),
         None => (text, None),
     };
-    // A colon after the last slash starts the tag; an earlier one starts a port.
+    // A colon after the last slash starts the tag. An earlier colon starts a port.
     let tail = rest.rfind('/').map_or(0, |slash| slash + 1);
     let (name, tag) = match rest[tail..].find(':') {
         Some(colon) => (&rest[..tail + colon], Some(check_tag(&rest[tail + colon + 1..])?)),
@@ -286,7 +286,7 @@ mod tests {
             "a@b@c",
             "näme",
         ] {
-            assert!(Reference::parse(given).is_err(), "{given:?} was taken");
+            assert!(Reference::parse(given).is_err(), "{given:?} was accepted");
         }
         assert!(Reference::parse(&format!("nginx:{}", "t".repeat(129))).is_err());
     }

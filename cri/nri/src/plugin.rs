@@ -147,7 +147,7 @@ impl RuntimeService {
     }
 }
 
-/// Updates containers one after the other. Returns the failed updates, except those that may fail
+/// Updates containers one after the other. Returns the failed updates, except updates that are permitted to fail
 /// (`ignore_failure`).
 pub(crate) async fn update_all(host: &Arc<dyn Host>, updates: Vec<ContainerUpdate>) -> Vec<ContainerUpdate> {
     let mut failed = Vec::new();

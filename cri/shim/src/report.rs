@@ -1,9 +1,9 @@
 //! The report of a forked child to the shim: one message per packet over a private socket.
 //!
-//! It is a socket, not a pipe, because a pipe can be opened a second time through `/proc/PID/fd` and a socket
-//! cannot (`sock_no_open` in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`,
-//! unix(7)). The shim accepts a message only from a process that may send it, see [`Senders`]. The child's
-//! end is close-on-exec, so end of file means that the program runs.
+//! It is a socket, not a pipe, because a pipe can be opened a second time through `/proc/PID/fd` and a socket cannot
+//! (`sock_no_open` in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`, unix(7)). The shim
+//! accepts a message only from a process that may send it, see [`Senders`]. The child's end is close-on-exec. So end of
+//! file means that the program runs, or that the child has ended.
 
 mod senders;
 
@@ -39,7 +39,7 @@ pub(crate) enum Message {
     Pid(i32),
     /// The first process waits for the start signal.
     Ready,
-    /// The container library made the container; it waits at the library's socket.
+    /// The container library has created the container, whose first process waits at the library's socket.
     ByLibrary,
     /// An error that the container library logged: the cause of a failure that may follow.
     Cause(String),
@@ -118,7 +118,7 @@ impl Reporter {
         self.fd
     }
 
-    /// Sends a message. A failure means that the shim is dead, and is ignored: the child ends too. Uses
+    /// Sends a message. A failure is ignored: it means that the shim is dead, and the child ends with it. Uses
     /// write(2), which a container's seccomp profile allows.
     pub(crate) fn send(self, message: &Message) {
         let _ = nix::unistd::write(kernel::borrow(self.fd), &message.encode());
@@ -188,7 +188,7 @@ impl Report {
         }
     }
 
-    /// An error with the causes received before.
+    /// An error with the causes that were received before, outermost first.
     pub(crate) fn error(&mut self, kind: Kind, message: &str) -> CallError {
         let causes = std::mem::take(&mut self.causes);
         // The library logs the innermost cause first, and some causes on every level.
@@ -224,13 +224,13 @@ pub(crate) fn note(text: &str) {
     }
 }
 
-/// Fuzz target for messages of any processes. A message from a process that is not permitted to send it is ignored, and
-/// no message counts twice. The input is a list of messages, each a byte for the sender, a byte for the length, and the
-/// text.
+/// Fuzz target for messages from arbitrary processes. A message from a process that is not permitted to send it is
+/// ignored, and no message counts twice. The input is a list of messages, each a byte for the sender, a byte for the
+/// length, and the text.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     const CHILD: i32 = 1;
-    let (mut senders, mut owed, mut counted) = (Senders::default(), vec![CHILD], Vec::new());
+    let (mut senders, mut permitted, mut counted) = (Senders::default(), vec![CHILD], Vec::new());
     senders.expect(CHILD);
     let mut rest = data;
     while let [sender, length, tail @ ..] = rest {
@@ -241,13 +241,13 @@ pub fn fuzz(data: &[u8]) {
         assert_eq!(Message::decode(&line).map(|message| message.encode()), Some(line));
         let (sender, is_cause) = (i32::from(*sender), matches!(message, Message::Cause(_)));
         let admitted = senders.admit(sender, message);
-        assert!(is_cause || owed.contains(&sender) || admitted.is_empty(), "{sender} may not send");
+        assert!(is_cause || permitted.contains(&sender) || admitted.is_empty(), "{sender} may not send");
         for message in admitted.into_iter().filter(|message| !matches!(message, Message::Cause(_))) {
             let kind = std::mem::discriminant(&message);
             assert!(!counted.contains(&kind), "{message:?} counted twice");
             counted.push(kind);
             if let Message::Successor(pid) | Message::Pid(pid) = message {
-                owed.push(pid);
+                permitted.push(pid);
             }
         }
     }
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_survives_the_socket() {
+    fn messages_are_received_in_order_with_newlines_replaced() {
         let (mut report, child_end) = pair();
         let messages = [
             Message::Cgroup("/a/b".into()),
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(report.error(Kind::Internal, "outer").message, "outer: middle: inner");
     }
 
-    /// Sends from another process that has the socket, as a container's would if it inherited it.
+    /// The other process has the socket, as a container's process would have it if it inherited the descriptor.
     #[test]
     fn a_message_of_another_process_is_ignored() {
         let (mut report, child_end) = pair();

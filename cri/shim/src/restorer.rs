@@ -1,9 +1,8 @@
 //! The restorer: a fork of the shim that executes CRIU to restore a container from a checkpoint.
 //!
-//! The container is created like any other. Its first process waits in its cgroup, with its root, mounts and
-//! streams. CRIU takes from it the root, the external mounts (the pod's files, volumes, the cgroup) and the
-//! pipes; everything else is in the images. The restored first process is a child of the shim, like the one
-//! it replaces.
+//! The container is created like any other. Its first process waits in its cgroup, with its root, mounts and streams.
+//! CRIU takes the root, the external mounts (the pod's files, volumes, the cgroup) and the pipes from that process.
+//! Everything else is in the images. The restored first process is a child of the shim, like the one it replaces.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -77,7 +76,7 @@ impl RestoreRequest<'_> {
     }
 }
 
-/// Runs the restorer to its end.
+/// Runs the restorer: executes CRIU, or writes the error to standard error and exits.
 pub(crate) fn run(request: &RestoreRequest<'_>) -> ! {
     kernel::die_with(request.shim);
     kernel::reset_signals();
@@ -106,7 +105,7 @@ fn become_criu(request: &RestoreRequest<'_>) -> Result<std::convert::Infallible,
     Err(RestoreError::Program(why))
 }
 
-/// Redirects standard output and error to a file, for the analysis of failures.
+/// Redirects standard output and error to a file, for the analysis of failures, and standard input to `/dev/null`.
 fn redirect_output(path: &Path) -> Result<(), RestoreError> {
     let failed = |source| RestoreError::Log { path: path.to_owned(), source };
     let file = File::options().create(true).append(true).mode(0o600).open(path).map_err(failed)?;

@@ -88,9 +88,10 @@ pub(crate) struct OwnCgroups {
 // === impl OwnCgroups ===
 
 impl OwnCgroups {
-    /// Containers leave the shim's cgroup only in the hierarchies whose controllers limit them. In the others they stay
-    /// in it. Root of a container can mount that cgroup in a user namespace of its own, and kill or freeze its processes.
-    /// So there each pod has a cgroup of its own below `path`, which the runtime removes with the pod.
+    /// Makes the cgroups of the shim. Containers leave them only in the hierarchies whose controllers limit containers,
+    /// and stay in them in the other hierarchies. Root of a container can mount such a cgroup in a user namespace of
+    /// its own, and kill or freeze the processes in it. So in the other hierarchies each pod has its own cgroup below
+    /// `path`, which the runtime removes with the pod.
     fn make(hierarchies: &[Hierarchy], path: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
         if path.is_empty() {
             return Ok(Self { entered_unified: true, ..Self::default() });
@@ -117,7 +118,7 @@ impl OwnCgroups {
         })
     }
 
-    /// The cgroups that could not be entered without waiting.
+    /// The cgroups that the shim has not entered yet, because entering them takes time.
     pub(crate) fn not_entered(&self) -> &[PathBuf] {
         if self.entered_unified { &[] } else { &self.unified }
     }
@@ -195,9 +196,9 @@ pub(crate) fn enter(
     Ok(Pod { hierarchies, own_cgroups, host_mounts, signals, listener, init, user })
 }
 
-/// The mount namespace always belongs to the node's user namespace: the shim makes mounts there that root of
-/// the pod may not make. Returns the pod's user namespace, and the pid of process 1 if it had to be forked
-/// inside that namespace (else 0).
+/// Makes the pod's namespaces. The mount namespace always belongs to the node's user namespace: the shim makes mounts
+/// there that root of the pod is not permitted to make. Returns the pod's user namespace, and the pid of process 1 if
+/// it had to be forked inside that namespace (else 0).
 fn make_namespaces(
     config: &SandboxConfig,
     init: Option<&Init>,
@@ -244,7 +245,7 @@ pub(crate) fn set_parameters(
         let path =
             parameter_path(name).ok_or_else(|| failed(io::Error::from(io::ErrorKind::InvalidInput)))?;
         let written = match (fs::write(&path, value), user) {
-            // Some parameters may be written by root of the owning user namespace only.
+            // Some parameters can be written only by root of the user namespace that owns them.
             (Err(error), Some(user)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 user_namespace::as_its_root(user, || fs::write(&path, value))
             }

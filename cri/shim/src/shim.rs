@@ -33,7 +33,7 @@ use crate::wire::{Agent, Received};
 
 /// Version of the shim protocol that this shim implements.
 const PROTOCOL: u32 = 1;
-/// Bytes of one read from a container's output; also the maximum length of a log line.
+/// Maximum bytes of one read from a container's output.
 const BUFFER: usize = 16 * 1024;
 
 type CallResult = Result<(reply::Result, Vec<OwnedFd>), CallError>;
@@ -66,7 +66,7 @@ enum Source {
     Agent,
     Report(u32),
     Output(u32, Output),
-    /// A terminal with queued input that becomes writable.
+    /// The container's terminal, which has queued input and is to become writable.
     Master(u32),
     /// Input of an attached terminal, by the socket's descriptor.
     Terminal(u32, i32),

@@ -124,7 +124,7 @@ impl Stdio {
     }
 
     /// Number of descriptors for attached clients.
-    pub(crate) fn attached(&self) -> usize {
+    pub(crate) fn attached_descriptors(&self) -> usize {
         self.readers.len() + self.terminals.len()
     }
 

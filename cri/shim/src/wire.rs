@@ -98,7 +98,8 @@ impl Agent {
                 Ok(Packet { id, body: Some(packet::Body::Request(request)) }) => {
                     Received::Request { id, request, fds }
                 }
-                // From a later protocol version: an empty request, which is answered with an error.
+                // The packet is from a later protocol version. It counts as an empty request, which is answered with an
+                // error.
                 Ok(Packet { id, .. }) => Received::Request { id, request: Request { call: None }, fds },
                 Err(_) => Received::End,
             },
@@ -190,8 +191,8 @@ impl AsFd for Agent {
     }
 }
 
-/// Property for any packets: an invalid packet ends the connection, every request is answered with its id, and no other
-/// packet is sent.
+/// Fuzz target for arbitrary packets: an invalid packet ends the connection, every request is answered with its id, and
+/// no other packet is sent.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     use nix::sys::socket::{recv, send, socketpair};

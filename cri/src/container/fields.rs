@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_namespaces_must_be_the_pods() {
+    fn requested_namespaces_must_match_the_namespaces_of_the_pod() {
         let (own, nodes) = (NamespaceOption::default(), {
             let node = NamespaceMode::Node.into();
             NamespaceOption { network: node, ipc: node, ..Default::default() }

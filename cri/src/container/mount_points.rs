@@ -4,8 +4,9 @@
 //! its `/etc` directory. These files would be created at every start and removed at every end. This is slow on a file
 //! system with recent removals: ext4 skips the entries removed in the last seconds one by one.
 //!
-//! Most pods have a token at `/var/run/secrets/kubernetes.io/serviceaccount`. In most images `/var/run` is a link to `/run`.
-//! So one layer has the token's mount point below `/run`, another below `/var/run`. A container with a token gets one of them.
+//! Most pods have a token at `/var/run/secrets/kubernetes.io/serviceaccount`. In most images `/var/run` is a link to
+//! `/run`. So one layer has the token's mount point below `/run`, another below `/var/run`. A container with a token
+//! gets one of these layers.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::PermissionsExt as _;

@@ -64,10 +64,10 @@ fn name(numbers: &str) -> String {
     name.map_or_else(|| numbers.to_owned(), |name| format!("/dev/{name}"))
 }
 
-/// v1: a line per device and operation, `8:0 Read 4096`, and a total.
+/// Parses blkio files of cgroup v1: a line per device and operation, `8:0 Read 4096`, and a total.
 pub(super) fn parse_v1(bytes: &str, counts: &str) -> Vec<Io> {
     let mut found: BTreeMap<String, Io> = BTreeMap::new();
-    for (text, pick) in [(bytes, true), (counts, false)] {
+    for (text, is_bytes) in [(bytes, true), (counts, false)] {
         for line in text.lines() {
             let mut words = line.split_whitespace();
             let (Some(device), Some(operation), Some(value)) = (words.next(), words.next(), words.next())
@@ -76,14 +76,14 @@ pub(super) fn parse_v1(bytes: &str, counts: &str) -> Vec<Io> {
             };
             let Ok(value) = value.parse() else { continue };
             let io = found.entry(device.to_owned()).or_default();
-            let values = if pick { &mut io.bytes } else { &mut io.counts };
+            let values = if is_bytes { &mut io.bytes } else { &mut io.counts };
             values.insert(operation.to_owned(), value);
         }
     }
     found.into_iter().map(|(device, io)| Io { device, ..io }).collect()
 }
 
-/// v2: a line per device, `8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0`.
+/// Parses `io.stat` of cgroup v2: a line per device, `8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0`.
 pub(super) fn parse_v2(text: &str) -> Vec<Io> {
     let mut found = Vec::new();
     for line in text.lines() {
@@ -112,15 +112,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_versions_have_the_same_result() {
+    fn io_of_both_cgroup_versions_is_parsed_to_the_same_values() {
         let bytes = "254:0 Read 4096\n254:0 Write 8192\n254:0 Total 12288\nTotal 12288\n";
         let counts = "254:0 Read 1\n254:0 Write 2\n254:0 Total 3\nTotal 3\n";
         let v1 = parse_v1(bytes, counts);
         let v2 = parse_v2("254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n254:1 \n");
         assert_eq!((v1.len(), v2.len()), (1, 2));
-        for (name, read, written) in [("Read", 4096, 1), ("Write", 8192, 2)] {
-            assert_eq!((v1[0].bytes[name], v2[0].bytes[name]), (read, read));
-            assert_eq!((v1[0].counts[name], v2[0].counts[name]), (written, written));
+        for (name, bytes, count) in [("Read", 4096, 1), ("Write", 8192, 2)] {
+            assert_eq!((v1[0].bytes[name], v2[0].bytes[name]), (bytes, bytes));
+            assert_eq!((v1[0].counts[name], v2[0].counts[name]), (count, count));
         }
         assert_eq!(v1[0].device, "254:0");
         assert_eq!(parse_v1("", ""), []);

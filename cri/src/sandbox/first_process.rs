@@ -1,8 +1,9 @@
 //! The user and seccomp profile of a pod's first process. Pure.
 //!
-//! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have none: the shim holds
-//! their namespaces, and it cannot drop its privileges because it creates containers. Their configuration is still validated.
-//! The root directory of the first process is an empty directory without write access, with any `readonly_rootfs`.
+//! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have none: the shim
+//! holds their namespaces, and it cannot drop its privileges because it creates containers. Their configuration is
+//! still validated. The root directory of the first process is an empty directory without write access, whatever
+//! `readonly_rootfs` says.
 
 use coracle_proto::cri::{LinuxSandboxSecurityContext, SecurityProfile};
 
@@ -10,7 +11,8 @@ use crate::error::Error;
 use crate::security_profile;
 use crate::user::{User, id};
 
-/// The user: root by default. Without account files all groups are the listed ones, with either group policy.
+/// The user of the first process: root by default. There are no account files, so its groups are the listed groups,
+/// with either group policy.
 pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error> {
     if security.run_as_user.is_none() && security.run_as_group.is_some() {
         return Err(Error::invalid("run_as_group", "is set without run_as_user"));

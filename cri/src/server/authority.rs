@@ -139,7 +139,7 @@ impl Frames {
         Self { skip: PREFACE, header: [0; HEADER], received: 0, part: Part::Header, block: Block::default() }
     }
 
-    /// Processes the next bytes of the client. They may be divided at any position.
+    /// Processes the next bytes of the client. They can be divided at any position.
     fn process(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let taken = self.process_part(bytes);

@@ -44,7 +44,8 @@ pub(crate) type StartTask = JoinHandle<Result<Exec, Error>>;
 // === impl ExecService ===
 
 impl ExecService {
-    /// Starts a command in a container. It has the settings of the container's own process: user, environment, limits.
+    /// Starts a command in a container. The command has the settings of the container's own process: user, environment,
+    /// limits.
     pub(crate) async fn exec(
         &self,
         container: &Container,

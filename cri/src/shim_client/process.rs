@@ -26,7 +26,7 @@ use crate::pidfd;
 /// File name of the configuration in a shim's directory.
 const CONFIG: &str = "shim.pb";
 
-/// Threads that start shims. Each ends after its work, because its descriptors are not those of the process.
+/// Threads that start shims. Each ends after its work, because it does not share the descriptors of the process.
 static STARTERS: Threads = Threads::new("shim-start");
 
 /// A process for whose end any number of tasks can wait.
@@ -146,7 +146,7 @@ pub(super) async fn spawn(
     {
         let _asleep = timeout(timeouts.death, process.kill_and_reap()).await;
     }
-    Err(Error::new(ErrorKind::Spawn, format!("start the shim: not ready within {:?}", timeouts.work)))
+    Err(Error::new(ErrorKind::Spawn, format!("cannot start the shim: not ready within {:?}", timeouts.work)))
 }
 
 /// Ends the shim of a directory to which no client can connect, see [`super::Shim::kill_unreachable`].
@@ -173,8 +173,8 @@ pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) -> bool 
     true
 }
 
-/// Starts the shim from a thread without the descriptors of the process: the child would copy and close them all.
-/// That thread cannot wake tasks, for which it would need a descriptor, so this one waits for it.
+/// Starts the shim from a thread without the descriptors of the process: the child would copy and close them all. That
+/// thread cannot wake tasks, because it would need a descriptor for that. So the current thread waits for it.
 fn start_detached(
     binary: PathBuf,
     dir: PathBuf,

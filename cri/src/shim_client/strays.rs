@@ -1,5 +1,6 @@
 //! Shims whose sandbox has no directory any more, for example because the run directory was removed while the node was
-//! stopped. No client can reach them, and their pods are started again. Without this they would run forever.
+//! stopped. No client can reach them, and their pods are started again. If they were not killed here, they would run
+//! forever.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -29,8 +30,8 @@ pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeou
             continue;
         }
         for process in &descendants {
-            // The first processes of most containers end with their shim, but not a program that has changed its user.
-            // With the node's pid namespace, the others do not end with the first one.
+            // The first process of a container ends with its shim, except a program that has changed its user. If the
+            // container uses the node's pid namespace, its other processes do not end with the first one.
             let _ended = pidfd::send(process, libc::SIGKILL);
         }
     }
@@ -47,8 +48,8 @@ fn find(parent: &Path, known: &HashSet<String>) -> Vec<(i32, PathBuf)> {
     process::all().filter_map(stray).collect()
 }
 
-/// Whether a process has the user of the node and its user namespace, as shims have. Any process can have the command line
-/// of a shim.
+/// Whether a process has the user and the user namespace of this process, as shims have. Any process can have the
+/// command line of a shim.
 fn is_of_node(pid: i32) -> bool {
     let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
@@ -85,10 +86,10 @@ fn descendants(pid: i32) -> Vec<OwnedFd> {
 fn children(pid: i32, process: &OwnedFd) -> Vec<(i32, OwnedFd)> {
     let opened: Vec<(i32, OwnedFd)> =
         list(pid).into_iter().filter_map(|child| Some((child, pidfd::open(child).ok()?))).collect();
-    // The number of a child that ended before it was opened may belong to another process.
+    // If a child ended before it was opened, its pid can belong to another process.
     let still = list(pid);
     if !pidfd::is_alive(process) {
-        // Its own number may belong to another process, too.
+        // The pid of the parent can belong to another process, too.
         return Vec::new();
     }
     opened.into_iter().filter(|(child, _)| still.contains(child)).collect()
@@ -119,7 +120,7 @@ mod tests {
         command
     }
 
-    /// Starts the command. Returns its descendants, too.
+    /// Starts the command. Returns it and its descendants.
     fn start(command: &mut Command) -> (Child, Vec<OwnedFd>) {
         let mut shim = command.spawn().expect("sh");
         shim.stdout.take().expect("output").read_exact(&mut [0]).expect("it has descendants");
@@ -135,7 +136,7 @@ mod tests {
         // Any user can enter this directory.
         let place = tempfile::tempdir_in("/dev/shm").expect("directory");
         std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).expect("mode");
-        // It has a child, which has a child.
+        // The shim has a child, and the child has a child.
         std::fs::write(place.path().join("shim"), "(sleep 1000 & echo; wait) & wait").expect("script");
         let parent = place.path().join("sandboxes");
         std::fs::create_dir(&parent).expect("directory");

@@ -46,9 +46,9 @@ impl StreamService {
         Ok(cri::PortForwardResponse { url: self.url_for(StreamRequest::PortForward(request)) })
     }
 
-    fn url_for(&self, ticket: StreamRequest) -> String {
-        let verb = ticket.verb();
-        format!("{}/{verb}/{}", self.url, self.tokens.issue(ticket))
+    fn url_for(&self, request: StreamRequest) -> String {
+        let verb = request.verb();
+        format!("{}/{verb}/{}", self.url, self.tokens.issue(request))
     }
 }
 

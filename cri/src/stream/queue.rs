@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 const MESSAGES: usize = 16;
 /// Memory in bytes that each client has: a piece of a message.
 const OWN_MEMORY: u32 = 16 << 10;
-/// Memory in bytes of the queues of all clients, beyond the one that each client has.
+/// Memory in bytes of the queues of all clients, beyond the memory that each client has.
 const SHARED_MEMORY: usize = 32 << 20;
 
 /// The part of [`SHARED_MEMORY`] that is free.

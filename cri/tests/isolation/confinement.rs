@@ -117,7 +117,7 @@ pub(super) async fn a_container_accesses_only_its_devices(machine: &mut Machine)
     std::fs::remove_dir_all(dir).expect("remove");
 }
 
-pub(super) async fn groups_are_those_of_the_policy(machine: &mut Machine) {
+pub(super) async fn supplemental_groups_follow_the_policy(machine: &mut Machine) {
     let pod = machine.pod("groups").await;
     for (policy, groups) in [
         (cri::SupplementalGroupsPolicy::Merge, vec![0, 77, 42]),
@@ -147,7 +147,7 @@ pub(super) async fn groups_are_those_of_the_policy(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-/// A pod with a container under the default profile, and one without a profile. Both run as root with CAP_SYS_ADMIN.
+/// Containers that request no profile, the default profile, and no confinement. All run as root with CAP_SYS_ADMIN.
 pub(super) async fn the_default_profile_applies_if_the_kernel_has_apparmor(machine: &mut Machine) {
     let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
     let enabled = enabled.is_ok_and(|text| text.trim() == "Y");
@@ -192,7 +192,7 @@ pub(super) async fn the_default_profile_applies_if_the_kernel_has_apparmor(machi
     machine.remove_pod(&pod).await;
 }
 
-pub(super) async fn confinement_that_the_kernel_lacks_is_refused(machine: &mut Machine) {
+pub(super) async fn an_absent_profile_a_global_sysctl_and_a_slice_are_refused(machine: &mut Machine) {
     let pod = machine.pod("confined").await;
     let profile = cri::SecurityProfile {
         profile_type: cri::security_profile::ProfileType::Localhost.into(),

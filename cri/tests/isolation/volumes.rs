@@ -73,7 +73,7 @@ fn image(inside: &str, sub_path: &str) -> cri::Mount {
     }
 }
 
-pub(super) async fn an_image_volume_may_have_a_sub_path(machine: &mut Machine) {
+pub(super) async fn an_image_volume_can_have_a_sub_path(machine: &mut Machine) {
     let pod = machine.pod("image").await;
     let before = machine.traces().await;
     let mounts = vec![image("/image", ""), image("/bins", "bin"), image("/one", "etc/passwd")];

@@ -49,11 +49,11 @@ impl Freezer {
 }
 
 /// Creates the state that a runtime leaves when it is killed during a pod's checkpoint.
-fn leave_half_made(machine: &Machine, pod: &str, id: &str, output: &Path) -> Freezer {
+fn leave_incomplete_checkpoint(machine: &Machine, pod: &str, id: &str, output: &Path) -> Freezer {
     let freezer = Freezer::of(machine, pod, id);
     freezer.freeze();
     let layer = layer(machine, id);
-    std::fs::create_dir_all(layer.join("checkpoint/checkpoint")).expect("workshop");
+    std::fs::create_dir_all(layer.join("checkpoint/checkpoint")).expect("directory");
     std::fs::write(layer.join("checkpoint.output"), output.display().to_string()).expect("note");
     std::fs::write(output.join(format!("{id}.tar")), "half").expect("file");
     freezer
@@ -78,7 +78,7 @@ pub(crate) async fn containers_that_a_dead_runtime_froze_continue(machine: &mut 
     count(machine, &ids[0]).await;
     let output = empty_directory(machine, "half-made");
     machine.close_runtime().await;
-    leave_half_made(machine, "frozen", &ids[0], &output);
+    leave_incomplete_checkpoint(machine, "frozen", &ids[0], &output);
     machine.open_runtime().await;
     goes_on(machine, &ids[0]).await;
     nothing_is_left(machine, &ids[0], &output).await;
@@ -89,11 +89,11 @@ pub(crate) async fn containers_that_a_dead_runtime_froze_continue(machine: &mut 
 /// Argument with which the test program imitates CRIU.
 const ROLE: &str = "--wait-as-criu";
 
-/// Starts a process with CRIU's command line, which ends at the end of its input. Returns when the command line is
-/// visible.
-fn criu_in(workshop: &Path) -> Child {
+/// Starts a process with CRIU's command line. The process ends at the end of its input. Returns when the command line
+/// is visible.
+fn criu_in(build_dir: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
-    command.arg0("/sbin/criu").arg(ROLE).arg(workshop).stdin(Stdio::piped());
+    command.arg0("/sbin/criu").arg(ROLE).arg(build_dir).stdin(Stdio::piped());
     let child = command.spawn().expect("a process");
     let begun = Instant::now();
     let called = || std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
@@ -107,7 +107,7 @@ fn criu_in(workshop: &Path) -> Child {
     child
 }
 
-/// Runs that process if this program was started as one.
+/// Waits for the end of the input, if [`criu_in`] has started this program.
 pub(crate) fn wait_if_called() -> Option<ExitCode> {
     if std::env::args().nth(1).is_none_or(|role| role != ROLE) {
         return None;
@@ -123,13 +123,13 @@ pub(crate) async fn a_criu_that_outlives_its_runtime_delays_only_its_container(m
     count(machine, &ids[0]).await;
     let output = empty_directory(machine, "outlived");
     machine.close_runtime().await;
-    let dumped = leave_half_made(machine, "outlived", &ids[0], &output);
-    let waiting = leave_half_made(machine, "outlived", &ids[1], &output);
+    let dumped = leave_incomplete_checkpoint(machine, "outlived", &ids[0], &output);
+    let waiting = leave_incomplete_checkpoint(machine, "outlived", &ids[1], &output);
     let mut criu = criu_in(&layer(machine, &ids[0]).join("checkpoint"));
     let begun = Instant::now();
     machine.open_runtime().await;
     let exec = machine.exec(&other, &["true"], 0).await.expect("exec");
-    // Without the fix the runtime would wait for CRIU without end.
+    // A runtime that waits for CRIU at its start would never serve this call.
     assert!(exec.exit_code == 0 && begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     assert!(!waiting.is_frozen() && dumped.is_frozen());
     // This call waits for CRIU's end and then continues.
@@ -153,7 +153,7 @@ pub(crate) async fn a_frozen_container_can_be_stopped(machine: &mut Machine) {
     let begun = Instant::now();
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
     machine.runtime.stop_pod_sandbox(Request::new(stop)).await.expect("stop");
-    // A frozen container would not end by itself.
+    // The signal of a stop does not end a frozen container.
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     for id in &ids {
         assert_eq!(machine.status(id).await.exit_code, 137);

@@ -207,8 +207,8 @@ async fn large_pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
 
 /// Waits until CRIU writes the container's memory. Returns CRIU's processes.
 async fn criu_writes(machine: &Machine, id: &str) -> Vec<i32> {
-    let workshop = layer(machine, id).join("checkpoint");
-    let images = workshop.join("checkpoint");
+    let build_dir = layer(machine, id).join("checkpoint");
+    let images = build_dir.join("checkpoint");
     let written = || {
         let files = std::fs::read_dir(&images).into_iter().flatten().flatten();
         let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
@@ -218,7 +218,7 @@ async fn criu_writes(machine: &Machine, id: &str) -> Vec<i32> {
     let mut criu = Vec::new();
     while written() < SOME || criu.is_empty() {
         if criu.is_empty() {
-            criu = criu_in(&workshop);
+            criu = criu_in(&build_dir);
         }
         let files = || images.exists().then(|| names(&images));
         assert!(begun.elapsed() < Duration::from_secs(180), "CRIU writes nothing: {:?}", files());
@@ -227,8 +227,8 @@ async fn criu_writes(machine: &Machine, id: &str) -> Vec<i32> {
     criu
 }
 
-fn criu_in(workshop: &Path) -> Vec<i32> {
-    let wanted = workshop.display().to_string();
+fn criu_in(build_dir: &Path) -> Vec<i32> {
+    let wanted = build_dir.display().to_string();
     let processes = std::fs::read_dir("/proc").expect("processes").flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {

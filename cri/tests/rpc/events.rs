@@ -19,8 +19,8 @@ async fn listen(machine: &Machine) -> impl Stream<Item = ReceivedEvent> + Unpin 
     machine.runtime.get_container_events(request).await.expect("events").into_inner()
 }
 
-/// A listener that has received all previous events: it makes and removes a pod and waits for the event of the
-/// removal.
+/// A listener that has received all previous events. To get there, this function makes and removes a pod, and waits for
+/// the event of the removal.
 async fn up_to_date(machine: &Machine) -> impl Stream<Item = ReceivedEvent> + Unpin + use<> {
     let mut events = listen(machine).await;
     let last = machine.pod("last").await;

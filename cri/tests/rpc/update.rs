@@ -87,7 +87,7 @@ pub(crate) async fn limits_change_in_the_kernel_and_on_record(machine: &mut Mach
     let id = machine.create(&pod, "c", &["sleep", "1000"], limited).await.expect("create");
     let group = Group::of(machine, &id).await;
     assert_eq!(group.memory(), (64 * MIB).to_string());
-    // Before its start.
+    // The container is not started yet.
     update(machine, &id, |linux| linux.memory_limit_in_bytes = 256 * MIB).await.expect("grow");
     assert_eq!(group.memory(), (256 * MIB).to_string());
     machine.start(&id).await;
@@ -107,7 +107,7 @@ pub(crate) async fn limits_change_in_the_kernel_and_on_record(machine: &mut Mach
     let score = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("score");
     assert_eq!(score.trim(), "700");
     let later = machine.exec(&id, &["cat", "/proc/self/oom_score_adj"], 0).await.expect("exec");
-    assert_eq!(String::from_utf8_lossy(&later.stdout).trim(), "700", "limit of processes that start later");
+    assert_eq!(String::from_utf8_lossy(&later.stdout).trim(), "700", "score of later processes");
     let found = resources(machine, &id).await;
     assert_eq!((found.memory_limit_in_bytes, found.cpu_shares, found.oom_score_adj), (32 * MIB, 2048, 700));
     let shown = &Group::of(machine, &id).await.spec["linux"]["resources"];

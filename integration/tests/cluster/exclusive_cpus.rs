@@ -120,8 +120,8 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
             "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
         );
         cluster.stop();
-        // The size of a virtual machine's memory may change at any time. Then the agent does not start with this record, as
-        // the kubelet.
+        // The size of a virtual machine's memory can change at any time. Then the agent, like the kubelet, does not
+        // start with this record. So the test removes it.
         fs::remove_file(machine.path("state/memory_manager_state")).unwrap();
         let recorded = || -> Value {
             let state = fs::read_to_string(machine.path("state/cpu_manager_state")).unwrap();

@@ -207,7 +207,7 @@ fn a_killed_create_is_removed_completely() {
             "virtual-host.interface-made",
         ] {
             let status = create().env("CORACLE_FAULT", point).status().unwrap();
-            assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} is passed");
+            assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} was not reached");
             remove(&format!("at {point}"));
         }
         for millis in [5, 20, 60, 150, 400, 900] {

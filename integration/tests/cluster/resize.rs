@@ -67,7 +67,7 @@ const QUOTA: [&str; 2] = ["cpu.max", "cpu/cpu.cfs_quota_us"];
 const MEMORY: [&str; 2] = ["memory.max", "memory/memory.limit_in_bytes"];
 
 #[test]
-fn a_running_container_gets_other_limits_and_a_policy_may_restart_it() {
+fn limits_of_a_running_container_change_with_a_restart_only_if_its_policy_says_so() {
     with_cluster(|cluster| {
         run(cluster, "p", &both("20m", "35Mi"), &json!([]));
         for (cpu, memory, quota, bytes) in [
@@ -97,7 +97,7 @@ fn a_running_container_gets_other_limits_and_a_policy_may_restart_it() {
 }
 
 #[test]
-fn a_container_without_limits_follows_those_of_its_pod() {
+fn a_container_without_limits_has_the_limits_of_its_pod() {
     with_cluster(|cluster| {
         let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"]});
         let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "whole"},
@@ -156,7 +156,7 @@ fn a_memory_limit_below_the_usage_is_an_error_until_it_is_withdrawn() {
 }
 
 #[test]
-fn a_resize_waits_for_room_also_over_a_restart_of_the_node() {
+fn a_resize_waits_for_free_resources_and_survives_a_restart_of_the_node() {
     with_cluster(|cluster| {
         let node = &cluster.get(&["nodes"])["items"][0];
         let text = node["status"]["allocatable"]["cpu"].as_str().unwrap();
@@ -184,7 +184,7 @@ fn a_resize_waits_for_room_also_over_a_restart_of_the_node() {
             cluster.try_kubectl(&["patch", "pod", "small", "--subresource", "resize", "--patch", &over]);
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(message.contains("node didn't have enough allocatable resources"), "{message}");
-        // A smaller pod makes room, as a deleted one does.
+        // The smaller requests of another pod make room, as its deletion would.
         resize(cluster, "large", &cpu(30));
         resized(cluster, "large", &cpu(30));
         let found = resized(cluster, "small", &cpu(60));

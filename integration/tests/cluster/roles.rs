@@ -59,7 +59,7 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         let mut plane = Role::start(machine, "plane.log", &plane_words);
         let line = eventually("the agent's command", 20, || {
             let log = std::fs::read_to_string(machine.path("plane.log")).ok()?;
-            // The file may be partly written.
+            // The last line can be incomplete.
             let mut lines = log.split_inclusive('\n');
             lines.find(|l| l.starts_with("coracle agent") && l.ends_with('\n')).map(str::to_owned)
         });
@@ -101,8 +101,8 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
     });
 }
 
-/// Settings of the kubelet's file, of a flag and of the environment, as kubectl shows them. The node is not registered
-/// while a setting is wrong, and all wrong settings are named.
+/// Settings of the kubelet's file and of flags, as kubectl shows them. The agent does not start while a setting is
+/// wrong, and it names all wrong settings.
 #[test]
 fn a_kubelet_configuration_labels_and_taints_show_in_kubectl() {
     on_a_machine(|machine| {

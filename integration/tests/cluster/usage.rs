@@ -80,7 +80,8 @@ fn an_autoscaler_adds_pods_to_a_deployment_above_its_target() {
         cluster.apply(&deployment.to_string());
         let replicas = || cluster.get(&["deployment", "d"])["status"]["readyReplicas"].clone();
         eventually("the pod to be ready", 60, || replicas() == 1);
-        // Memory, because the CPU usage of a pod that has just become ready counts only in the next round.
+        // The target is memory, because the CPU usage of a pod that has just become ready counts only in the next
+        // round.
         let memory = json!({"name": "memory", "target": {"type": "AverageValue", "averageValue": "1Ki"}});
         let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
         let spec = json!({"scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 2,

@@ -52,7 +52,7 @@ impl Containerd {
             mirrors.display()
         );
         fs::write(machine.path("containerd.toml"), config).unwrap();
-        // Paths that are not configurable: sockets of shims, named network namespaces, libcni's cache.
+        // These paths are not configurable: sockets of shims, named network namespaces, libcni's cache.
         let inside = format!(
             "mount -t tmpfs tmpfs /run && mount --bind {} /var/lib && {{ containerd --config {} & read -r end; }}",
             path("var"),
@@ -61,7 +61,8 @@ impl Containerd {
         let out = fs::File::create(&log).unwrap();
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &inside]);
-        // Process 1 exits when its standard input closes, so also when the test is killed. The kernel then ends all others.
+        // Process 1 exits when its standard input closes, also because the test is killed. The kernel then ends all
+        // other processes.
         command.stdin(Stdio::piped()).stdout(out.try_clone().unwrap()).stderr(out);
         let process = command.spawn().expect("scripts/packages containerd");
         let containerd = Self { process, crictl: Crictl::new(&format!("unix://{socket}")), log };

@@ -1,4 +1,4 @@
-//! Root inside a container that attacks exec, probes and the files that the node reads for it.
+//! Attacks by root of a container on exec, on probes, and on the files that the node reads for the container.
 
 #[path = "container/cgroups.rs"]
 mod cgroups;
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
 
 /// Time limit of an exec in seconds, for slow machines. Usually it takes a fraction of a second.
-const PATIENCE: &str = "120";
+const EXEC_TIMEOUT: &str = "120";
 
 /// Mode of the pod's pid namespace, with the CRI's numbers.
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ impl<'a> Attacker<'a> {
         attacker
     }
 
-    /// Another container of the pod.
+    /// Creates another container of the pod. Returns its id.
     fn create(&self, config: &Value, pids: Pids) -> String {
         let output = self.try_create(config, pids);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -80,7 +80,7 @@ impl<'a> Attacker<'a> {
 
     /// Runs a script in the container without standard input, as a probe does. Returns its output.
     fn sh(&self, script: &str) -> String {
-        let output = self.try_sh(script, PATIENCE);
+        let output = self.try_sh(script, EXEC_TIMEOUT);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{script}: {said}");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()

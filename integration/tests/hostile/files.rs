@@ -15,7 +15,8 @@ use nix::sys::stat::{Mode, umask};
 /// An unprivileged user.
 const NOBODY: u32 = 65_534;
 
-/// Pods that need files in the state and run directories as unprivileged users.
+/// A secret, and a pod whose containers need files of the state and run directories. One container has an unprivileged
+/// user.
 const PODS: &str = r#"
 apiVersion: v1
 kind: Secret
@@ -47,7 +48,7 @@ spec:
   volumes: [{name: shared, emptyDir: {}}, {name: key, secret: {secretName: key}}]
 "#;
 
-/// The same for a pod with a user namespace.
+/// A pod with a user namespace and an unprivileged user, which needs such files.
 const MAPPED: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -124,7 +125,7 @@ fn reachable(tops: &[PathBuf]) -> Vec<String> {
 
 fn assert_private(machine: &Machine) {
     let (state, run) = (machine.path("state"), machine.path("run"));
-    // Except an empty layer with mount points, which is the same on every machine.
+    // The empty layer with mount points is excluded. It is the same on every machine.
     let mut open = reachable(&[state.clone(), run.clone()]);
     open.retain(|path| !path.contains("/state/mount-points"));
     assert!(open.is_empty(), "a local user reaches {} paths: {:?}", open.len(), &open[..open.len().min(20)]);
@@ -151,7 +152,7 @@ fn assert_private(machine: &Machine) {
     }
 }
 
-/// Asserts the modes that containers see, for every umask.
+/// Asserts the file modes that containers see. They do not depend on the umask.
 fn assert_seen(cluster: &Cluster) {
     let modes = cluster.kubectl(&[
         "exec",
@@ -189,9 +190,9 @@ fn a_local_user_reaches_nothing_of_state_and_run_directories_when_the_umask_is_0
         start_pods(cluster);
         assert_private(machine);
         assert_seen(cluster);
-        let open_logs = machine.path("logs");
-        assert_eq!(mode(&open_logs), 0o750);
-        // Modes that an earlier version created.
+        let logs = machine.path("logs");
+        assert_eq!(mode(&logs), 0o750);
+        // The modes that an earlier version has set.
         cluster.stop();
         for path in [
             "state",

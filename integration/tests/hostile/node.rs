@@ -61,7 +61,7 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
                 port(10250),
                 "hostPort 10250/TCP is in use on this node by the kubelet API".to_owned(),
             ),
-            // Last, because without the check the kubelet API stops responding.
+            // The port of the API server is the last one: without the check, the test loses its API server here.
             ("api", port(6443), format!("(process {})", cluster.pid())),
         ] {
             create(cluster, name, spec);
@@ -88,7 +88,7 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
     });
 }
 
-/// The soft limit of open files of a process.
+/// Sets the soft limit of open files of a process.
 fn limit_files(pid: u32, soft: &str) {
     let limit = format!("--nofile={soft}:");
     assert!(Command::new("prlimit").args(["--pid", &pid.to_string(), &limit]).status().unwrap().success());

@@ -16,13 +16,14 @@ use crate::pods::{self, HOSTILE};
 
 /// An administrator, a tenant with the role `edit` in the hostile namespace, and a user without permissions.
 pub(crate) const TOKENS: &str =
-    "admin-token,admin,1,\"system:masters\"\nmallory-token,mallory,4\neve-token,eve,2\nbob-token,bob,3\n";
+    "admin-token,admin,1,\"system:masters\"\nmallory-token,mallory,4\neve-token,eve,2\n";
 const MALLORY: &str = "authorization: Bearer mallory-token";
 /// A request that every user may make.
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// Number of silent connections to each port, and their source addresses.
+/// Number of silent connections to each port.
 const SILENT: usize = 800;
+/// Number of source addresses of the silent connections.
 const SOURCES: u8 = 20;
 /// Number of objects of one megabyte in the unread list.
 const LARGE: usize = 10;
@@ -92,7 +93,7 @@ impl fmt::Display for Attack {
 }
 
 impl Client {
-    /// Sleeps and counts a request. Returns whether to continue.
+    /// Counts a request and sleeps. Returns whether to continue.
     fn next(&self, pause: Duration) -> bool {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let until = Instant::now() + pause;
@@ -106,7 +107,7 @@ impl Client {
         self.address.send(user, ("POST", REVIEWS), media, body);
     }
 
-    /// A request with an unread response.
+    /// Sends a request and leaves its response unread.
     fn open(&self, user: &str, path: &str) -> Option<Tls> {
         let mut connection = self.address.try_connect(&[]).ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n{user}\r\n\r\n");
@@ -126,7 +127,7 @@ impl Client {
         self.address.send(client::ADMIN, ("POST", &path), "application/json", object).0
     }
 
-    /// Connections that send nothing. If the server closes one, it is opened again.
+    /// Keeps connections open that send nothing. If the server closes a connection, the client opens another one.
     fn stay_silent(&self) {
         let mut open: Vec<TcpStream> = Vec::new();
         loop {
@@ -145,7 +146,7 @@ impl Client {
         }
     }
 
-    /// Request bodies at one byte per second.
+    /// Sends request bodies at one byte per second.
     fn send_slowly(&self) {
         let head = format!(
             "POST {REVIEWS} HTTP/1.1\r\nhost: a\r\n{EVE}\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
@@ -198,7 +199,7 @@ impl Client {
         }
     }
 
-    /// JSON patches in which each copy contains the previous one.
+    /// Sends JSON patches in which each copy contains the previous one.
     fn copy_by_patches(&self) {
         let copy = |at| json!({"op": "copy", "from": "/data", "path": format!("/data/b{at}")});
         let patch = (0..30).map(copy).collect::<serde_json::Value>().to_string();
@@ -218,7 +219,7 @@ impl Client {
         }
     }
 
-    /// Unread watches of an object that changes.
+    /// Leaves watches unread while an object changes.
     fn leave_watches_unread(&self) {
         let path = format!("/api/v1/namespaces/{HOSTILE}/configmaps");
         loop {
@@ -236,7 +237,7 @@ impl Client {
         }
     }
 
-    /// Pods that ignore SIGTERM, three at a time.
+    /// Creates and deletes pods that ignore SIGTERM, three at a time.
     fn make_and_remove_pods(&self) {
         for round in 0_u64.. {
             let name = format!("short-{round}");

@@ -31,7 +31,7 @@ pub(crate) struct Frame<'a> {
 pub(crate) struct Packet<'a> {
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
-    /// Length with headers, from the header.
+    /// Length including the headers, as the header states it.
     pub(crate) length: usize,
     protocol: u8,
     payload: &'a [u8],
@@ -46,7 +46,7 @@ pub(crate) struct Datagram<'a> {
 // === impl Capture ===
 
 impl Capture {
-    /// For an interface in the calling thread's network namespace.
+    /// Opens a capture on an interface in the network namespace of the calling thread.
     pub(crate) fn on(interface: &str) -> Self {
         let socket =
             socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll);
@@ -124,7 +124,8 @@ impl<'a> Packet<'a> {
         Self { from: v6(8), to: v6(24), length, protocol: bytes[6], payload: &bytes[40..length] }
     }
 
-    /// The UDP datagram in the packet, if this is its first fragment.
+    /// The UDP datagram in the packet. The packet must not be a later fragment of an IPv4 datagram: it begins without
+    /// ports.
     pub(crate) fn datagram(&self) -> Option<Datagram<'a>> {
         let payload = self.payload;
         (self.protocol == 17).then(|| Datagram {
@@ -140,7 +141,11 @@ impl<'a> Datagram<'a> {
     /// VNI and inner frame of a VXLAN datagram (RFC 7348, section 5).
     pub(crate) fn vxlan(&self) -> (u32, Frame<'a>) {
         let header = &self.payload[..8];
-        assert_eq!((&header[..4], header[7]), (&[8, 0, 0, 0][..], 0), "the flags of a VXLAN with a number");
+        assert_eq!(
+            (&header[..4], header[7]),
+            (&[8, 0, 0, 0][..], 0),
+            "the flags of a VXLAN header with a VNI"
+        );
         (u32::from_be_bytes([0, header[4], header[5], header[6]]), Frame::of(&self.payload[8..]))
     }
 }

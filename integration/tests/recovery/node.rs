@@ -53,7 +53,7 @@ pub(crate) type Received = Vec<(String, i32)>;
 impl Node {
     /// Starts the runtime and waits until it responds.
     pub(crate) async fn start(machine: &Machine, mirrors: &Path, armed: Option<&str>) -> Self {
-        Self::try_start(machine, mirrors, armed).await.expect("it ended before it served")
+        Self::try_start(machine, mirrors, armed).await.expect("the runtime ended before it responded")
     }
 
     /// Like [`start`](Self::start). None if the runtime exits before it responds.
@@ -281,7 +281,7 @@ impl Node {
         let memory = self.exec(id, memory).await.map_err(say)?;
         if memory.trim() != limits.memory_limit_in_bytes.to_string() {
             return Err(format!(
-                "the limit of memory is {}, not {}",
+                "the memory limit is {}, not {}",
                 memory.trim(),
                 limits.memory_limit_in_bytes
             ));
@@ -413,7 +413,11 @@ fn is_connected(address: &str, info: &HashMap<String, String>) -> Result<(), Str
     let output = Command::new("nsenter").args([&netns, "ip", "-o", "addr"]).output().unwrap();
     let inside = String::from_utf8_lossy(&output.stdout).into_owned();
     let is_inside = !address.is_empty() && inside.contains(&format!(" {address}/"));
-    if is_inside { Ok(()) } else { Err(format!("a ready pod has not its address {address:?}: {inside}")) }
+    if is_inside {
+        Ok(())
+    } else {
+        Err(format!("a ready pod does not have its address {address:?}: {inside}"))
+    }
 }
 
 /// Polls a condition. Returns whether it became true within the time limit.

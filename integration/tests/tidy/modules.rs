@@ -58,14 +58,14 @@ fn named(code: &str, module: &[String]) -> Vec<Vec<String>> {
     found
 }
 
-/// The text without comments and tests, and the names of its modules that only tests have.
+/// The text without comments and tests, and the names of its modules that only a test build has.
 fn code(text: &str) -> (String, Vec<&str>) {
     let mut parts = text.split("#[cfg(test)]\nmod ");
     let mut kept = parts.next().unwrap_or_default().to_owned();
     let mut only_tests = vec!["tests", "fuzz"];
     for part in parts {
         let name = word(part);
-        // A module in the text is the last part of a file.
+        // A test module with a body is the last part of a file.
         let Some(rest) = part[name.len()..].strip_prefix(';') else { break };
         only_tests.push(name);
         kept.push_str(rest);
@@ -108,7 +108,7 @@ fn edges() -> BTreeMap<String, Edges> {
     edges
 }
 
-/// Leaves the modules that are part of a cycle, or between two cycles.
+/// Returns the modules that are part of a cycle, or between two cycles.
 fn cyclic(mut edges: Edges) -> BTreeSet<String> {
     loop {
         let before = edges.len();

@@ -5,12 +5,12 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use super::facts::refuse;
 use crate::pod::state::Verdict;
 
-/// Maximum containers of a pod. The API server limits the bytes of a pod only: some 40,000 containers, of which each takes
-/// memory in the node while the pod exists.
+/// Maximum containers of a pod. The API server limits only the bytes of a pod, which allows about 40,000 containers.
+/// Each takes memory of the node while the pod exists.
 const MAX_CONTAINERS: usize = 500;
 
-/// Maximum volumes of a pod, and mounts with a sub path. Each can be a mount of the node, whose mount namespace has at most
-/// 100,000 (`fs.mount-max`) for all pods.
+/// Maximum volumes of a pod, and mounts with a sub path. Each can be a mount of the node, whose mount namespace has at
+/// most 100,000 mounts (`fs.mount-max`) for all pods.
 const MAX_VOLUMES: usize = 500;
 
 /// Rejects a pod with too many containers, volumes or mounts with a sub path.
@@ -35,7 +35,7 @@ pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
     Ok(())
 }
 
-/// Rejects an ephemeral container above the limit of them. The pod continues without it.
+/// Rejects an ephemeral container beyond the maximum number. The pod continues without it.
 pub(crate) fn check_added(spec: &PodSpec, name: &str) -> Result<(), String> {
     let mut all = spec.ephemeral_containers.iter().flatten();
     match all.position(|container| container.name == name) {
@@ -54,7 +54,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_has_a_limited_number_of_containers() {
+    fn containers_volumes_and_sub_paths_of_a_pod_are_limited() {
         let list =
             |count: usize| -> Vec<_> { (0..count).map(|n| json!({"name": format!("c{n}")})).collect() };
         let pod = |init: usize, main: usize| -> Pod {

@@ -1,4 +1,5 @@
-//! Check of node selector and `NoExecute` taints, as in the kubelet. Affinity is left to the scheduler.
+//! Checks the node selector and the `NoExecute` taints at admission, as the kubelet does. Only the scheduler checks
+//! node affinity.
 
 use coracle_values::label_selector::has_all;
 use coracle_values::toleration::{evicts, is_tolerated};

@@ -1,4 +1,4 @@
-//! Check of sysctls: only those that are namespaced and safe.
+//! Checks sysctls: only sysctls that are namespaced and safe are accepted.
 
 use super::facts::{Facts, refuse};
 use crate::pod::state::Verdict;

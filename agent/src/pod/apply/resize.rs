@@ -25,7 +25,7 @@ struct MemoryDecrease {
 
 impl Job {
     /// Grows the pod's cgroup, updates the containers, and shrinks the pod's cgroup. A container that grows is updated
-    /// after those that shrink.
+    /// after the containers that shrink.
     pub(super) async fn resize(&mut self, before: &Pod, containers: Vec<ResizeContainer>) {
         let began = Instant::now();
         let resized = self.try_resize(before, containers).await;

@@ -10,14 +10,14 @@ use futures::future::{FutureExt, MaybeDone, maybe_done};
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{Missing, Present, PullTask};
 
-/// Time for which a container with an image waits for those before it in the spec. A lookup in the image store takes
-/// less than a millisecond; a pull takes longer.
+/// Time for which a container with an image waits for the containers before it in the spec. A lookup in the image store
+/// takes less than a millisecond; a pull takes longer.
 const LOOKUP_WAIT: Duration = Duration::from_millis(20);
 
 /// Containers that wait for their images, in the order of the spec.
 pub(super) struct StartQueue {
     waiting: Vec<(StartContainer, MaybeDone<PullTask>)>,
-    /// Whether that time has passed.
+    /// Whether [`LOOKUP_WAIT`] has passed.
     looked: bool,
 }
 

@@ -99,7 +99,7 @@ fn annotations(pod: &Pod, container: &Container, attempt: u32) -> HashMap<String
     let spec = pod.spec.as_ref();
     let mut all: HashMap<String, String> = HashMap::new();
     let mut put = |key: &str, value: String| all.insert(key.to_owned(), value);
-    // For tools that read the annotation; the agent never compares it.
+    // The hash is only for tools that read the annotation. The agent never compares it.
     let hash = serde_json::to_vec(container).map(Sha256::digest).unwrap_or_default();
     put("io.kubernetes.container.hash", hex::encode(&hash[..4]));
     put("io.kubernetes.container.restartCount", attempt.to_string());

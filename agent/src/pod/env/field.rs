@@ -47,7 +47,8 @@ fn subscript(path: &str) -> Option<(&str, &str)> {
     Some((map, rest.strip_suffix(']')?.trim_matches('\'')))
 }
 
-/// A container's request or limit, divided and rounded up. The node's allocatable amount replaces a missing limit.
+/// A container's request or limit, divided by the divisor of the selector and rounded up. The node's allocatable amount
+/// replaces a missing limit.
 pub(super) fn resource(
     pod: &Pod,
     container: &Container,

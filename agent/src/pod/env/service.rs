@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-/// Variables of the API server's service, and with `links` of the namespace's services. A service of the namespace
-/// takes precedence over the API server's if it has the same name, as in the kubelet (`getServiceEnvVarMap`).
+/// Variables of the API server's service and, with `links`, of the services of the namespace. A service of the
+/// namespace takes precedence over the API server's if it has the same name, as in the kubelet (`getServiceEnvVarMap`).
 pub(super) fn environment(
     services: &[Arc<Service>],
     namespace: &str,
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_of_the_namespace_replaces_the_api_servers_of_the_same_name() {
+    fn a_service_named_kubernetes_in_the_namespace_takes_precedence() {
         let api_server = service("default", "10.0.0.1", &[("https", 443)]);
         let own = service("ns", "10.0.0.2", &[("web", 80)]);
         for services in [[api_server.clone(), own.clone()], [own, api_server.clone()]] {

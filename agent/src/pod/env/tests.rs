@@ -35,7 +35,7 @@ fn references_expand_to_variables_set_before() {
 }
 
 #[test]
-fn fields_and_resources_of_the_pod_itself() {
+fn variables_are_set_from_fields_and_resources_of_the_pod() {
     let sources = Sources {
         addresses: Addresses { pod_ips: vec!["10.0.0.2".into()], host_ips: vec!["1.2.3.4".into()] },
         node: [("cpu", "2"), ("memory", "1Gi"), ("ephemeral-storage", "5Gi")]
@@ -77,7 +77,7 @@ fn config_maps_and_secrets_are_required_unless_optional() {
 }
 
 #[test]
-fn a_variable_from_a_file_is_a_variable_for_those_after_it() {
+fn later_variables_can_refer_to_a_variable_from_a_file() {
     let container = json!({"name": "c", "env": [
         {"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "K"}}},
         {"name": "B", "value": "$(A)!"},
@@ -110,7 +110,7 @@ fn variables_are_set_for_the_api_server_and_for_services_of_the_namespace() {
 }
 
 #[test]
-fn references_without_an_end_take_linear_time() {
+fn unclosed_references_take_linear_time() {
     let text = "$(".repeat(3 << 19);
     assert_eq!(expand(&text, BYTES_MAX, |_| None).as_ref(), Ok(&text));
     let text = format!("$(A){text}");
@@ -118,7 +118,7 @@ fn references_without_an_end_take_linear_time() {
 }
 
 #[test]
-fn references_cannot_multiply_a_value_without_end() {
+fn references_and_copies_cannot_make_variables_of_any_size() {
     let doubled =
         (1..30).map(|i| json!({"name": format!("V{i}"), "value": format!("$(V{0})$(V{0})", i - 1)}));
     let first = json!({"name": "V0", "value": "x".repeat(1024)});

@@ -1,8 +1,8 @@
 //! Eviction of pods that exceed limits on their disk usage.
 //!
-//! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
-//! repeated only after fifty times its duration. Without such pods nothing is measured. This is a task of its own: a pod
-//! with many files would delay evictions for a lack of memory.
+//! The directories of pods with limits are measured every ten seconds, which is the kubelet's interval. After a slow
+//! measurement, the next one starts only after fifty times its duration. Without such pods nothing is measured. The
+//! measurements run in a separate task: a pod with many files must not delay evictions because of memory pressure.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl LimitEviction {
         Self { node, limited, due: DueTimes::default() }
     }
 
-    /// Measures and evicts until it is dropped.
+    /// Measures and evicts until the future or the node's pods are dropped.
     pub(crate) async fn run(mut self) {
         loop {
             let measures = *self.limited.borrow_and_update() > 0;
@@ -88,14 +88,14 @@ impl DueTimes {
         self.0.insert(uid.to_owned(), begun + (took * MIN_INTERVAL_FACTOR).max(INTERVAL));
     }
 
-    /// Removes all other pods.
+    /// Removes the entries of all other pods.
     fn keep(&mut self, pods: &[Arc<Pod>]) {
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
     }
 }
 
-/// Whether a pod may use resources and is not ending already.
+/// Whether the pod has not ended and is not being deleted.
 fn is_running(pod: &Pod) -> bool {
     !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use coracle_values::Quantity;
 use coracle_values::quantity::value_of;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, ResourceRequirements};
 
 use super::MIN_GRACE;
 use crate::node::{DiskShortage, Resource, Shortage, SoftThresholds};
 
-/// Name of the resource that limits and requests of disk space have.
+/// The name of disk space in limits and requests.
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 /// Pods of this priority and above are critical to the node and never evicted.
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
@@ -63,14 +63,20 @@ impl Usage {
     }
 }
 
-/// Whether the pod has a limit on its disk usage.
+/// Whether the pod is evicted if it exceeds its own limits on disk usage: it has such a limit, and is not critical.
 pub(crate) fn is_limited(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
+    let Some(spec) = pod.spec.as_ref().filter(|_| !is_critical(pod)) else { return false };
     let limited = |container: &Container| limit_of(container).is_some();
     let volumes = spec.volumes.iter().flatten().filter_map(|volume| volume.empty_dir.as_ref());
-    volumes.into_iter().any(|empty| is_on_disk(empty.medium.as_deref()) && empty.size_limit.is_some())
+    volumes.into_iter().any(|empty| is_on_disk(empty.medium.as_deref()) && size_limit(empty).is_some())
         || spec.containers.iter().any(limited)
         || spec.init_containers.iter().flatten().any(limited)
+}
+
+/// The size limit of an `emptyDir` in bytes, with its text. Zero means that there is no limit, as in the kubelet.
+fn size_limit(empty: &EmptyDirVolumeSource) -> Option<(i64, &str)> {
+    let limit = empty.size_limit.as_ref()?;
+    Some((value_of(limit), limit.0.as_str())).filter(|(bytes, _)| *bytes > 0)
 }
 
 /// Whether an `emptyDir` of this medium is on the disk of the node.
@@ -87,12 +93,12 @@ pub(crate) fn is_critical(pod: &Pod) -> bool {
 pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<(String, &'static str)> {
     let spec = pod.spec.as_ref()?;
     for volume in spec.volumes.iter().flatten() {
-        let limit = volume.empty_dir.as_ref().and_then(|empty| empty.size_limit.as_ref());
+        let limit = volume.empty_dir.as_ref().and_then(size_limit);
         let used = usage.empty_dirs.iter().find(|(name, _)| *name == volume.name);
-        if let (Some(limit), Some((name, used))) = (limit, used)
-            && exceeds(used.bytes, value_of(limit))
+        if let (Some((limit, text)), Some((name, used))) = (limit, used)
+            && exceeds(used.bytes, limit)
         {
-            let message = format!("Usage of EmptyDir volume \"{name}\" exceeds the limit \"{}\". ", limit.0);
+            let message = format!("Usage of EmptyDir volume \"{name}\" exceeds the limit \"{text}\". ");
             return Some((message, "emptydirfs.limit"));
         }
     }
@@ -159,8 +165,8 @@ pub(super) struct ContainerUsage<'a> {
     pub(super) requested: i64,
 }
 
-/// The message of an eviction for a shortage. `name` is that of the resource, and `text` writes an amount of it.
-/// `containers`: those of the pod, if the resource can be requested.
+/// The message of an eviction for a shortage. `name` is the name of the resource, and `text` formats an amount of it.
+/// `containers` are the containers of the pod if the resource can be requested, and empty otherwise.
 pub(super) fn shortage_message<'a, R>(
     name: &str,
     shortage: &Shortage<R>,
@@ -220,7 +226,7 @@ pub(super) fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
 }
 
-/// Bytes as a quantity: in Gi, Mi or Ki if that is a whole number.
+/// Bytes as a quantity: in the largest of Gi, Mi and Ki that gives a whole number, otherwise in bytes.
 pub(super) fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.is_multiple_of(1 << bits));
@@ -337,7 +343,19 @@ mod tests {
     }
 
     #[test]
-    fn pods_above_their_request_go_first_then_by_priority_then_by_usage() {
+    fn critical_pods_and_size_limits_of_zero_do_not_lead_to_evictions() {
+        let containers = json!([{"name": "a", "resources": limited("10Mi")}]);
+        let with = |priority: i32| pod(json!({"priority": priority, "containers": containers}));
+        assert!(is_limited(&with(CRITICAL_PRIORITY - 1)));
+        assert!(!is_limited(&with(CRITICAL_PRIORITY)));
+        let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "0"}}]);
+        let unlimited = pod(json!({"containers": [{"name": "a"}], "volumes": volumes}));
+        assert!(!is_limited(&unlimited));
+        assert_eq!(exceeded(&unlimited, &usage(&[], &[("cache", 1)])), None);
+    }
+
+    #[test]
+    fn pods_above_their_request_are_evicted_first_then_by_priority_then_by_excess() {
         let with = |priority: i32, request: &str| {
             let resources = json!({"requests": {"ephemeral-storage": request}});
             pod(json!({"priority": priority, "containers": [{"name": "a", "resources": resources}]}))

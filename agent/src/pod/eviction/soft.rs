@@ -46,8 +46,8 @@ impl<R: Copy + PartialEq> Crossed<R> {
         self.lasting.contains(&resource)
     }
 
-    /// Stores the resources that are short now, those below soft thresholds with their grace periods. Returns the kind of
-    /// the threshold that leads to an eviction.
+    /// Stores the resources that are short now. Resources below soft thresholds have their grace periods. Returns the
+    /// kind of the threshold that leads to an eviction.
     pub(super) fn update(
         &mut self,
         hard: Option<R>,

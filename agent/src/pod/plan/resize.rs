@@ -19,7 +19,7 @@ pub(super) enum Due {
     Later(Arc<Pod>),
 }
 
-/// Plans updates of running containers, and stops of those whose resize policy requires a restart.
+/// Plans updates of running containers, and stops of containers whose resize policy requires a restart.
 pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) -> Due {
     let (mut containers, mut is_due) = (Vec::new(), facts.state.resize.is_cgroup_due);
     for (container, observed) in running(facts, shape) {

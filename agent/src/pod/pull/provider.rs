@@ -49,9 +49,9 @@ struct Provider {
     kept: Mutex<HashMap<Key, CachedCredentials>>,
     /// Running calls: a second caller waits for the result of the first.
     flights: Flights<Key, CallResult>,
-    /// The key type of the last response. With it, concurrent pulls, as after a boot, need one call if the key is
-    /// shared.
-    usual: Mutex<call::KeyType>,
+    /// The key type of the last response. Concurrent pulls whose images have the same key share one call, for example
+    /// after a boot.
+    last_key_type: Mutex<call::KeyType>,
 }
 
 /// Result of a call, and the image of its request.
@@ -96,7 +96,7 @@ impl Providers {
             let name = settings.name.clone();
             let wrong = |what: String| ProviderError::Provider { name: name.clone(), what };
             if !names.insert(name.clone()) {
-                return Err(wrong("is configured twice".to_owned()));
+                return Err(wrong("the provider is configured twice".to_owned()));
             }
             providers.push(Provider::new(settings, programs).map_err(wrong)?);
         }
@@ -128,7 +128,7 @@ impl Provider {
             || name == ".."
             || name.contains(|c: char| c == '/' || c.is_whitespace())
         {
-            return Err("the name must be that of a program".to_owned());
+            return Err("the name must be the file name of a program, without spaces".to_owned());
         }
         if settings.match_images.is_empty() {
             return Err("matchImages is empty".to_owned());
@@ -147,8 +147,8 @@ impl Provider {
         let program = programs.join(name);
         access(&program, AccessFlags::X_OK)
             .map_err(|error| format!("{} cannot be executed: {error}", program.display()))?;
-        let (kept, usual) = (Mutex::default(), Mutex::new(call::KeyType::Image));
-        Ok(Provider { settings, program, default_cache, kept, flights: Flights::default(), usual })
+        let (kept, last_key_type) = (Mutex::default(), Mutex::new(call::KeyType::Image));
+        Ok(Provider { settings, program, default_cache, kept, flights: Flights::default(), last_key_type })
     }
 
     fn serves(&self, reference: &Reference) -> bool {
@@ -163,10 +163,10 @@ impl Provider {
         if let Some(entries) = self.cached(image, Instant::now()) {
             return Some(entries);
         }
-        let usual = *self.usual.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut result = self.flights.join(Key::of(usual, image), || self.ask(image)).await;
+        let last_key_type = *self.last_key_type.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = self.flights.join(Key::of(last_key_type, image), || self.ask(image)).await;
         if !result.is_for(image) {
-            // The key type changed, and the result is of another image.
+            // The result is for another image, because the key type has changed.
             result = self.flights.join(Key::of(call::KeyType::Image, image), || self.ask(image)).await;
         }
         result.answer.as_ref().ok().map(|answer| answer.entries.clone())
@@ -177,7 +177,7 @@ impl Provider {
         let answer = call::call(&self.settings, &self.program, image).await;
         match &answer {
             Ok(answer) => {
-                *self.usual.lock().unwrap_or_else(PoisonError::into_inner) = answer.key;
+                *self.last_key_type.lock().unwrap_or_else(PoisonError::into_inner) = answer.key;
                 let lasts = answer.cache.unwrap_or(self.default_cache).min(MAX_CACHE_TIME);
                 if !lasts.is_zero() {
                     let kept =
@@ -215,7 +215,7 @@ fn keep(all: &mut HashMap<Key, CachedCredentials>, key: Key, kept: CachedCredent
 // === impl CallResult ===
 
 impl CallResult {
-    /// Whether the result is valid for this image, too.
+    /// Whether the result is valid for this image.
     fn is_for(&self, image: &str) -> bool {
         let good_for = self.answer.as_ref().map_or(call::KeyType::Image, |answer| answer.key);
         Key::of(good_for, &self.image) == Key::of(good_for, image)

@@ -87,7 +87,7 @@ impl Sync {
         self.node.resizes.remove(uid);
     }
 
-    /// Evaluates all pending resizes, in upstream's order. An accepted one may make room for those before it.
+    /// Evaluates all pending resizes, in upstream's order. An accepted resize can make room for resizes before it.
     pub(super) fn retry_resizes(&mut self, trigger: RetryTrigger) {
         if self.pending.is_empty() || self.orphans.is_some() {
             // Before all pods are received, the node may seem to have more room than it has.

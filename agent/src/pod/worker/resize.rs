@@ -22,7 +22,7 @@ impl Worker {
                 let reported = self.reported.as_deref().or(pod.status.as_ref());
                 resize.pod_before = reported.and_then(|status| status.resources.clone()).map(Box::new);
             }
-            // A new resize clears the error of the one before.
+            // A new resize clears the error of the previous resize.
             resize.in_progress =
                 Some(InProgress { generation: accepted.pod.metadata.generation, error: None });
             resize.is_cgroup_due = true;

@@ -108,7 +108,8 @@ fn renamed(written: &Value, name: &str, server: &str) -> anyhow::Result<Value> {
     }))
 }
 
-/// A kubeconfig with those entries of another kubeconfig that are named `name`.
+/// A kubeconfig with the entries of another kubeconfig, whose name is `name`. They replace earlier entries of that
+/// name.
 fn merged(mut present: Value, own: &Value, name: &str) -> anyhow::Result<Value> {
     for (list, _) in LISTS {
         let entries = entries(&mut present, list)?;
@@ -369,6 +370,6 @@ mod tests {
         fs::write(dir.path().join("config.lock"), format!("coracle {}", ended.id())).unwrap();
         drop(Lock::acquire(&file).unwrap());
         fs::write(dir.path().join("config.lock"), "").unwrap();
-        assert!(!is_stale_lock(&dir.path().join("config.lock")), "one of kubectl");
+        assert!(!is_stale_lock(&dir.path().join("config.lock")), "a lock of kubectl");
     }
 }

@@ -22,7 +22,7 @@ use crate::lock::Lock;
 const PROGRAM: &str = "/proc/self/exe";
 /// Resolver configurations, the preferred one first.
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
-/// Maximum size of a resolver configuration or a log's end in bytes.
+/// Maximum size of a resolver configuration or a log in bytes.
 const TEXT_MAX: u64 = 1 << 20;
 /// Maximum size of a node's command line in bytes. Any process can declare all of its memory to be its command line.
 const COMMAND_LINE_MAX: u64 = 64 << 10;
@@ -46,7 +46,7 @@ pub(super) struct Started {
 pub(super) enum Role<'a> {
     /// The node has the control plane.
     ControlPlane,
-    /// The node joins it with these arguments.
+    /// The node joins the control plane with these arguments.
     Worker(&'a [String]),
 }
 
@@ -95,7 +95,7 @@ impl Node<'_> {
         Lock::holder(&self.run_dir()).is_some()
     }
 
-    /// The last line of its log.
+    /// The last line of its log. Empty if the log is larger than 1 MiB.
     pub(super) fn last_line(&self) -> String {
         let log = coracle_agent::read_text(&self.log(), TEXT_MAX).unwrap_or_default();
         log.lines().last().unwrap_or_default().to_owned()
@@ -155,7 +155,7 @@ impl Node<'_> {
         put("node-name", json!(self.name()));
         put("node-ip", json!([cluster.address(*number)]));
         put("pod-log-dir", json!(self.dir().join("logs")));
-        // The nodes share no parent directory: the removal of one node could remove it while another node starts.
+        // The nodes share no parent cgroup: the removal of one node could remove it while another node starts.
         put("cgroup-root", json!(format!("/coracle-cluster-{}-{number}", cluster.name)));
         // The node does not have the plugins and networks of this machine.
         put("cni-conf-dir", json!(""));
@@ -166,8 +166,8 @@ impl Node<'_> {
         if let Some(dir) = &of_cluster.registry_config_dir {
             put("registry-config-dir", json!(dir));
         }
-        // The node is never short of resources: its memory, disk and process IDs are those of this machine, which has other
-        // nodes, and all of them would evict pods at the same time.
+        // The node is never short of resources. All nodes share the memory, disk and process IDs of this machine, and
+        // would evict pods at the same time.
         text.push_str("eviction-hard = { \"nodefs.available\" = \"0%\" }\n");
         text.push_str("\n[control-plane]\n");
         let mut put = |key: &str, value: Value| {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_environment_are_not_those_of_a_node() {
+    fn a_node_gets_no_settings_from_the_environment() {
         let command = program(["CORACLE_STATE_DIR", "PATH"].into_iter().map(std::ffi::OsString::from));
         assert_eq!(command.get_envs().count(), 1);
         let (name, value) = command.get_envs().next().expect("one");
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resolver_on_loopback_is_not_for_nodes() {
+    fn a_resolver_configuration_with_only_loopback_servers_is_not_used() {
         let files = |first: &str, second: &str| [("a", first.to_owned()), ("b", second.to_owned())];
         let (stub, real) = ("nameserver 127.0.0.53\n", "# x\nnameserver 192.0.2.1\n");
         assert_eq!(resolver(&files(real, "")), "a");

@@ -34,7 +34,7 @@ async fn try_api(cluster: &Cluster) -> anyhow::Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Waits until all nodes are Ready, and pods may run on them.
+/// Waits until all nodes are Ready, and pods can run on them.
 pub(super) async fn nodes(cluster: &Cluster, client: &Client) -> anyhow::Result<()> {
     let mut missing: BTreeSet<String> = cluster.nodes().map(|node| node.name()).collect();
     let config = Config::default().pauses(PAUSE, PAUSE);
@@ -67,7 +67,7 @@ mod tests {
     use super::is_ready;
 
     #[test]
-    fn a_node_with_the_taint_of_one_that_is_not_ready_is_not() {
+    fn a_node_with_a_not_ready_taint_is_not_ready() {
         let node = |status: &str, taints: &[&str]| {
             let taints: Vec<_> =
                 taints.iter().map(|key| json!({"key": key, "effect": "NoSchedule"})).collect();

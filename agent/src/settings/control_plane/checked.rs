@@ -15,7 +15,7 @@ use ipnetwork::IpNetwork;
 
 use super::super::ranges::Ranges;
 use super::super::sources::Sources;
-use super::super::value::Age;
+use super::super::value::GoDuration;
 use super::super::{Dirs, address_or_port};
 use super::ControlPlaneSettings;
 
@@ -151,7 +151,7 @@ impl ControlPlaneSettings {
             &self.leader_elect_renew_deadline,
             &self.leader_elect_retry_period,
         ];
-        election_times(times.map(|Age(time)| *time))
+        election_times(times.map(|GoDuration(time)| *time))
     }
 
     /// The audit, if there are a policy and a backend.
@@ -226,7 +226,7 @@ impl ControlPlaneSettings {
 
     /// The options that kube-apiserver has with the same defaults.
     fn options(&self) -> anyhow::Result<ServerOptions> {
-        let Age(event_lifetime) = self.event_ttl;
+        let GoDuration(event_lifetime) = self.event_ttl;
         anyhow::ensure!(
             event_lifetime >= Duration::from_secs(1),
             "event-ttl {event_lifetime:?} must be at least 1s"
@@ -238,7 +238,7 @@ impl ControlPlaneSettings {
         if let Some(url) = keys_url.as_deref().filter(|url| !url.starts_with("https://")) {
             anyhow::bail!("service-account-jwks-uri {url:?} must begin with https://");
         }
-        let max_token_seconds = self.service_account_max_token_expiration.map(|Age(limit)| limit.as_secs());
+        let max_token_seconds = self.service_account_max_token_expiration.map(|limit| limit.0.as_secs());
         if let Some(seconds) = max_token_seconds {
             let is_allowed = (3600..=1 << 32).contains(&seconds);
             anyhow::ensure!(
@@ -413,13 +413,13 @@ fn transport_security(directives: &[String]) -> anyhow::Result<String> {
     Ok(directives.join("; "))
 }
 
-fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
+fn at_least_a_second(GoDuration(timeout): GoDuration) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
 }
 
 /// As upstream, the period must not be 0. The controller counts in days.
-fn clean_up_period(Age(period): Age) -> anyhow::Result<Duration> {
+fn clean_up_period(GoDuration(period): GoDuration) -> anyhow::Result<Duration> {
     anyhow::ensure!(
         period >= Duration::from_secs(1),
         "legacy-service-account-token-clean-up-period {period:?} must be at least 1s"
@@ -485,8 +485,8 @@ mod tests {
 
     #[test]
     fn tokens_are_not_cleaned_up_at_once() {
-        assert!(clean_up_period(Age(Duration::ZERO)).is_err());
-        assert_eq!(clean_up_period(Age(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
+        assert!(clean_up_period(GoDuration(Duration::ZERO)).is_err());
+        assert_eq!(clean_up_period(GoDuration(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
     }
 
     #[test]
@@ -505,7 +505,7 @@ mod tests {
 
     #[test]
     fn a_request_has_at_least_a_second() {
-        assert!(at_least_a_second(Age(Duration::ZERO)).is_err());
-        assert_eq!(at_least_a_second(Age(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
+        assert!(at_least_a_second(GoDuration(Duration::ZERO)).is_err());
+        assert_eq!(at_least_a_second(GoDuration(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
     }
 }

@@ -24,8 +24,8 @@ const PER_HISTORY_ENTRY: usize = 256;
 // === impl Images ===
 
 impl Images {
-    /// Whether the store may get an image with this configuration. To be called before its layers are fetched;
-    /// [`Images::put`] checks it again.
+    /// Checks whether the store accepts an image with this configuration. Call it before the layers are fetched;
+    /// [`Images::put`] checks again.
     pub(crate) fn may_put(
         &self,
         image: (&Digest, &str),
@@ -36,7 +36,7 @@ impl Images {
     }
 }
 
-/// Checks whether the table may get an image with this configuration. An image in the table has its part already.
+/// Checks whether the table accepts an image with this configuration. An image that is in the table counts already.
 pub(super) fn check(
     table: &Table,
     (id, owner): (&Digest, &str),
@@ -52,15 +52,15 @@ fn fits(table: &Table, owner: &str, bytes: usize) -> bool {
     bytes == 0 || is_within(table.all().map(of_entry), bytes, !owner.is_empty())
 }
 
-/// Whether a configuration of `bytes` fits beside the others. `others` has for each of them whether it has the same
-/// owner, and its bytes. Without `has_share` only the sum has a limit.
-fn is_within(others: impl Iterator<Item = (bool, usize)>, bytes: usize, has_share: bool) -> bool {
+/// Whether a configuration of `bytes` fits beside the others. `others` yields for each other configuration whether it
+/// has the same owner, and its bytes. If `has_owner` is false, only the sum has a limit.
+fn is_within(others: impl Iterator<Item = (bool, usize)>, bytes: usize, has_owner: bool) -> bool {
     let (mut all, mut of_owner) = (bytes, bytes);
     for (is_own, other) in others {
         all = all.saturating_add(other);
         of_owner = of_owner.saturating_add(if is_own { other } else { 0 });
     }
-    LARGE_TOTAL.checked_sub(all).is_some_and(|free| !has_share || of_owner <= free)
+    LARGE_TOTAL.checked_sub(all).is_some_and(|free| !has_owner || of_owner <= free)
 }
 
 /// Estimated bytes of a configuration: the document and its parsed form. 0 for a small one.
@@ -85,7 +85,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_configuration_that_does_not_fit_is_not_a_lack_of_disk_space() {
+    fn a_configuration_above_the_limit_is_rejected_and_is_no_lack_of_disk_space() {
         assert_eq!(StoreError::Configurations.kind(), ErrorKind::Rejected);
     }
 
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_leaves_as_much_as_it_has() {
+    fn an_owner_must_leave_as_much_free_as_it_uses() {
         let (own, other) = (|bytes: usize| (true, bytes), |bytes: usize| (false, bytes));
         let fits = |others: &[(bool, usize)], bytes| is_within(others.iter().copied(), bytes, true);
         let half = LARGE_TOTAL / 2;

@@ -18,7 +18,7 @@ use crate::layers::{Layers, UnpackDir};
 
 /// Maximum number of files in an archive.
 const FILES_MAX: usize = 100_000;
-/// Maximum bytes of the names of all files and links. A single name may have a megabyte.
+/// Maximum bytes of the names of all files and links. A single name can have a megabyte.
 const NAMES_MAX: usize = 64 << 20;
 /// Maximum length of a chain of links.
 const LINKS_MAX: usize = 40;

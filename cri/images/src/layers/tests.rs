@@ -1,4 +1,4 @@
-//! Tests of layers: one unpacking each, references, and recovery from an unclean stop.
+//! Tests of layers: each layer is unpacked once, references, and recovery from an unclean stop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,5 +115,5 @@ async fn two_layers_with_a_common_digest_prefix_are_not_confused() {
         .await;
     assert!(matches!(made, Err(LayerError::Commit(_))));
     assert!(layers.path(&first.diff_id()).join("a").is_file());
-    assert!(layers.lease(twin).is_none(), "the other layer is not taken for it");
+    assert!(layers.lease(twin).is_none(), "the first layer is not used in its place");
 }

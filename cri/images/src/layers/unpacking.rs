@@ -36,11 +36,11 @@ enum Origin {
 
 /// Unpackings of one layer, at least one.
 pub(super) struct InProgress {
-    /// Notified when one of them fails, closed when the layer is complete or all of them failed.
+    /// Notified when an unpacking fails, closed when the layer is complete or all unpackings have failed.
     changed: watch::Sender<()>,
     /// The callers that fetch or unpack the layer, by number.
     callers: Vec<(u64, Arc<Origin>)>,
-    /// Whether one of them moves the layer into place.
+    /// Whether an unpacking moves the layer into place.
     is_committing: bool,
     /// Bytes of the [names] of the layer that is moved into place.
     names: usize,
@@ -115,8 +115,8 @@ impl InProgress {
 // === impl Layers ===
 
 impl Layers {
-    /// A reference to a layer, which is unpacked if it is absent. A second caller with the same source waits for the first
-    /// one, and unpacks itself if that one fails.
+    /// A reference to a layer, which is unpacked if it is absent. A second caller with the same source waits for the
+    /// first caller, and unpacks the layer itself if the first caller fails.
     pub(crate) async fn ensure<E: From<LayerError>>(
         self: &Arc<Layers>,
         diff_id: Digest,

@@ -49,20 +49,19 @@ pub(crate) fn fits(manifest: &Descriptor, wanted: &Platform) -> bool {
     manifest.platform.as_ref().is_some_and(|given| platform_rank(wanted, given).is_some())
 }
 
-/// Rank of an image with this platform in its configuration; smaller is better. One without a platform ranks
-/// last.
+/// Rank of an image with this platform in its configuration; smaller is better. An image without a platform ranks last.
 pub(super) fn config_rank(wanted: &Platform, given: &PlatformField) -> Option<usize> {
     let other_system = !given.os.is_empty() && given.os != wanted.os;
     let unstated = given.architecture.is_empty() && !other_system;
     platform_rank(wanted, given).or(unstated.then_some(usize::MAX))
 }
 
-/// Whether an image may be used whose configuration states the platform `given`.
+/// Whether an image can be used. `given` is the platform in its configuration.
 ///
 /// An index that states platforms is trusted, as its publisher's choice. A single image was requested
 /// explicitly. Its architecture is often stated wrongly or is emulated (binfmt_misc), so it is used with a
 /// warning; containerd, CRI-O and Docker do the same. An image for another operating system is refused.
-pub(super) fn may_be(wanted: &Platform, given: &PlatformField, chosen: Chosen) -> bool {
+pub(super) fn is_usable(wanted: &Platform, given: &PlatformField, chosen: Chosen) -> bool {
     let fits = config_rank(wanted, given).is_some();
     match chosen {
         Chosen::Unmarked => fits,

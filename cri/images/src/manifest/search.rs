@@ -1,8 +1,8 @@
 //! Searches the image for this machine: which document to read next, and its consequences. Pure.
 //!
-//! Most indexes state the platforms of their manifests and are trusted. If an index does not, the
-//! configurations of its manifests are read. Then several are examined, and entries that are not images (such
-//! as signatures) are skipped.
+//! Most indexes state the platforms of their manifests and are trusted. If an index does not state them, the
+//! configurations of its manifests are read. Then several are examined, and entries that are not images (such as
+//! signatures) are skipped.
 
 use super::platform::{self, Chosen, Fitting, choose};
 use super::{Descriptor, Document, Manifest, ManifestError, config_platform, parse};
@@ -16,13 +16,13 @@ pub(super) const UNMARKED_MAX: usize = 16;
 /// The state of a search.
 pub(crate) struct Search<'a> {
     wanted: &'a Platform,
-    /// Documents to read, the last one first.
+    /// Documents to read. The last element is read first.
     unread: Vec<DocumentToRead>,
     /// A manifest whose configuration is read next.
     candidate: Option<Candidate>,
     /// The result, if name or index identify it.
     found: Option<Found>,
-    /// Some index does not state platforms.
+    /// An index does not state the platforms of its manifests.
     unsure: bool,
     documents_read: usize,
     /// The best candidate so far, with its rank; smaller is better.
@@ -122,7 +122,7 @@ impl<'a> Search<'a> {
             Err(error) => return self.skip(Err(error)),
         };
         let rank = platform::config_rank(self.wanted, &given);
-        // A nested index may have marked it.
+        // A nested index can have marked the candidate.
         let rank = rank.or((candidate.chosen == Chosen::ByPlatform).then_some(usize::MAX));
         let Some(rank) = rank else {
             self.available.push(platform::field_name(&given));
@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
             Fitting::Marked(descriptor) => self.unread.push(wanted(descriptor, Chosen::ByPlatform)),
             Fitting::Unmarked(all) => {
                 self.unsure = true;
-                // More are never read.
+                // No more documents are read.
                 let first = all.into_iter().take(UNMARKED_MAX).rev();
                 self.unread.extend(first.map(|descriptor| wanted(descriptor, Chosen::Unmarked)));
             }
@@ -168,7 +168,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Skips one of several candidates. Keeps the first error, for the case that no other one matches.
+    /// Skips one of several candidates. Keeps the first error, for the case that no other candidate matches.
     fn skip(&mut self, followed: Result<(), ManifestError>) -> Result<(), ManifestError> {
         if let Err(error) = followed {
             self.refused.get_or_insert(error);

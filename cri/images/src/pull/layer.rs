@@ -209,7 +209,7 @@ impl Pull {
     }
 
     /// The spool for a layer that is large enough, or that needs several turns. Each owner has its own spools, so that
-    /// no owner can occupy or change those of another.
+    /// no owner can occupy or change the spools of another owner.
     fn spool(&self, descriptor: &Descriptor, turn: &Turn) -> Option<Spool> {
         let inner = &self.images.inner;
         let spool = (descriptor.size >= inner.config.resume_from || turn.earlier > 0)

@@ -186,8 +186,8 @@ impl<'a> Blob<'a> {
         RegistryError::DamagedSpool { digest: self.digest.into(), source }
     }
 
-    /// Starts again from the beginning, at a host that may have better content. If there is none, returns the
-    /// error with those of the other hosts.
+    /// Starts again from the beginning, at a host that may have better content. If there is none, returns the error
+    /// with the errors of the other hosts.
     pub(crate) fn start_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         let wrong = matches!(error, RegistryError::Digest { .. });
         let is_of_spool =

@@ -1,4 +1,4 @@
-//! Modification times. Not by functions of the C library: on 32-bit ARM its seconds have 32 bits, which end in 2038.
+//! Modification times, without functions of the C library: on 32-bit ARM their seconds have 32 bits, which end in 2038.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;

@@ -1,9 +1,9 @@
 //! The `cgroup` mount of a container on v1.
 //!
-//! The container library looks up its parent in the host's /proc by a pid of the container's pid namespace. In a
-//! shared pid namespace that number belongs to another process or to none, and the mount fails. So a `cgroup` mount is
-//! replaced by its meaning: a small tmpfs with a bind mount of the container's own cgroup of each hierarchy. On v2
-//! nothing is replaced.
+//! The container library looks up its parent in the host's /proc by a pid of the container's pid namespace. In a shared
+//! pid namespace that number belongs to another process or to none, and the mount fails. So a `cgroup` mount is
+//! replaced by equivalent mounts: a small tmpfs with a bind mount of the container's own cgroup of each hierarchy. On
+//! v2 nothing is replaced.
 
 use std::path::Path;
 
@@ -44,7 +44,8 @@ fn view(
         .source("tmpfs")
         .options(strings(&["nosuid", "nodev", "noexec", "mode=755", "size=64k"]));
     into.push(tmpfs.build()?);
-    // Not recursive: mounts below it (the covers of `cgroup_entry`) are only for the library.
+    // The bind mounts are not recursive: mounts below the cgroup (the covers of `cgroup_entry`) are only for the
+    // library.
     let mut options = strings(&["bind", "rprivate"]);
     options.extend(mount.options().iter().flatten().filter(|option| *option != "rw").cloned());
     for hierarchy in hierarchies {

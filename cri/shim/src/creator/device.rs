@@ -9,7 +9,7 @@ use nix::unistd::{Gid, Uid, chown};
 
 use crate::user_namespace::Mapping;
 
-/// Makes the node; its owner is the spec's uid and gid, mapped to the node's ids.
+/// Makes the device node. Its owner is the uid and gid of the spec, mapped to the ids of the machine.
 pub(super) fn make(path: &Path, device: &LinuxDevice, mapping: &Mapping) -> nix::Result<()> {
     let kind = match device.typ() {
         LinuxDeviceType::B => SFlag::S_IFBLK,

@@ -31,8 +31,8 @@ fn linux_is_supported(linux: &Linux) -> bool {
         && limits_are_supported(linux)
 }
 
-/// Only the library sets a host name in a new UTS namespace. A container does not own a mount namespace that
-/// it joins.
+/// Whether the direct creation supports a namespace. Only the library sets a host name in a new UTS namespace. The
+/// direct creation mounts only in a mount namespace that the container owns.
 fn namespace_is_supported(namespace: &LinuxNamespace) -> bool {
     match namespace.typ() {
         LinuxNamespaceType::Uts => namespace.path().is_some(),

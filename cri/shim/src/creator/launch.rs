@@ -119,7 +119,7 @@ fn enter(cgroups: &Cgroups<'_>, shim: i32, reporter: Reporter) -> Result<(), Lau
     }
 }
 
-/// Joins the namespaces that the spec names by path. Returns the flags of those that the container gets for
+/// Joins the namespaces that the spec names by path. Returns the flags of the namespaces that the container gets for
 /// itself. A joined pid namespace applies to children only.
 fn join_namespaces(spec: &Spec) -> Result<CloneFlags, LaunchError> {
     let namespaces = spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref());

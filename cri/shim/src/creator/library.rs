@@ -45,8 +45,9 @@ pub(super) fn build(request: &CreateRequest<'_>, reporter: Reporter) -> Result<i
     container.pid().map(|pid| pid.as_raw()).ok_or(CreateError::Missing("process"))
 }
 
-/// Whether the library sets this user correctly. On 32-bit ARM it calls setresuid(2), setresgid(2) and setgroups(2) by
-/// their numbers for ids of 16 bits. It would cut off ids, and read the upper half of each group as another group.
+/// Whether the library sets this user correctly. On 32-bit ARM it calls the variants of setresuid(2), setresgid(2) and
+/// setgroups(2) for ids of 16 bits. They would cut off larger ids, and read the upper half of each group as another
+/// group.
 pub(super) fn can_set(user: &User) -> bool {
     let groups = user.additional_gids().as_deref().unwrap_or_default();
     let is_short = |id: &u32| u16::try_from(*id).is_ok();
@@ -61,8 +62,8 @@ fn own(fd: &OwnedFd) -> Result<OwnedFd, CreateError> {
     borrowed.try_clone_to_owned().map_err(CreateError::Duplicate)
 }
 
-/// The last step of a creation by the library. It distinguishes absent from forbidden programs, and reports
-/// them at start, not at creation, as other runtimes do.
+/// The last step of a creation by the library: executes the program after the start signal. It distinguishes a program
+/// that does not exist from one that cannot be executed. The failure is an error of the start, not of the creation.
 #[derive(Clone)]
 struct Runner {
     reporter: Reporter,
@@ -71,7 +72,7 @@ struct Runner {
 impl Executor for Runner {
     fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
         kernel::reset_signals();
-        // The pod's processes end with the shim. Set here, because the change of ids clears it.
+        // The pod's processes end with the shim. The signal for that is set here, because a change of ids clears it.
         let _ = kernel::die_with_parent();
         let label = spec.process().as_ref().and_then(|process| process.selinux_label().as_ref());
         if let Some(label) = label.filter(|label| !label.is_empty())

@@ -18,9 +18,8 @@ pub(super) struct Unit<'a> {
 // === impl Unit ===
 
 impl<'a> Unit<'a> {
-    /// Makes the scope with this process in it, because a scope exists only while it has processes. The
-    /// devices are passed now: on v1 systemd denies all before it allows some, which running programs would
-    /// notice.
+    /// Makes the scope with this process in it, because a scope exists only while it has processes. The devices are
+    /// passed now: on v1 systemd denies all devices before it allows some, which running programs would notice.
     pub(super) fn start(
         scope: &Scope,
         hierarchies: &'a [Hierarchy],
@@ -60,8 +59,8 @@ fn initial_properties(rules: &[Rule], v1: bool) -> Vec<Property> {
     property::devices(devices(rules).as_deref(), &drivers)
 }
 
-/// The devices to pass to systemd on v2. systemd cannot express exceptions, so for rules with one it gets no
-/// restriction. The cgroup's BPF program enforces them.
+/// The devices to pass to systemd on v2. systemd cannot express exceptions. It gets no restriction if the rules have an
+/// exception. The cgroup's BPF program enforces them.
 fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     let (rest, rules) = access::split(rules);
     let plain = |rule: &Rule| rule.allow && rule.kind != Kind::Any;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// Bytes of /etc/passwd that are read at most. The file comes from the image and is untrusted.
+/// Maximum bytes of /etc/passwd that are read. The file comes from the image and is untrusted.
 const MAX_PASSWD: u64 = 1 << 20;
 
 /// The home directory of a user; `/` if there is none.
@@ -24,7 +24,7 @@ fn open(path: &str) -> Option<File> {
     file.metadata().is_ok_and(|found| found.is_file()).then_some(file)
 }
 
-/// An account file of an image: a home is an absolute path of one line.
+/// Fuzz target for an account file of an image: a home directory is an absolute path in one line.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     for line in data.lines().map_while(Result::ok) {

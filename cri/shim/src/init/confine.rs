@@ -32,7 +32,7 @@ pub(super) enum ConfineError {
     Seccomp(#[source] io::Error),
 }
 
-/// User and profiles of process 1. Checked in the shim, so that errors are reported to its caller.
+/// User and profiles of process 1. They are checked in the shim, so that errors are reported to its caller.
 #[derive(Debug)]
 pub(super) struct Confinement {
     process: InitProcess,
@@ -72,7 +72,7 @@ impl Confinement {
         }
         // Otherwise a tracer could make it execute a set-uid program.
         kernel::no_new_privileges().map_err(ConfineError::NoNewPrivileges)?;
-        // Set last, because a change of ids clears it.
+        // The parent-death signal is set after the user, because a change of ids clears it.
         kernel::die_with_parent().map_err(ConfineError::End)?;
         self.filter.as_ref().map_or(Ok(()), Filter::load).map_err(ConfineError::Seccomp)
     }

@@ -7,15 +7,17 @@ use super::{CallResult, Shim};
 use crate::call_error::CallError;
 use crate::container::Phase;
 
-/// Maximum descriptors for all attached clients of a pod. It leaves descriptors for creates and execs.
+/// Maximum descriptors of all attached clients of a pod. It leaves descriptors for creates and execs.
 const MAX_ATTACHED: usize = 256;
 
 impl Shim {
     pub(super) fn attach(&mut self, attach: &Attach) -> CallResult {
-        let attached: usize = self.containers.values().map(|container| container.stdio.attached()).sum();
+        let attached: usize =
+            self.containers.values().map(|container| container.stdio.attached_descriptors()).sum();
         if attached >= MAX_ATTACHED {
-            let message =
-                format!("{MAX_ATTACHED} clients are attached to the pod's containers, which is the maximum");
+            let message = format!(
+                "the clients that are attached to the pod have {attached} streams, the maximum is {MAX_ATTACHED}"
+            );
             return Err(CallError::new(Kind::Internal, message));
         }
         let container = self.container(&attach.container_id)?;

@@ -12,8 +12,8 @@ use nix::sys::socket::{
 use super::{CallId, CallResult, Shim};
 use crate::call_error::CallError;
 
-/// Maximum connections in progress. A connection to a server that does not accept may take minutes and holds
-/// a descriptor.
+/// Maximum connections in progress. A connection to a server that does not accept can take minutes, and holds a
+/// descriptor.
 const MAX_CONNECTING: usize = 256;
 
 /// A connection in progress.
@@ -22,7 +22,7 @@ pub(super) struct Connecting {
     port: u16,
     socket: OwnedFd,
     /// The error over IPv4, after which IPv6 is tried. `None` during the attempt over IPv4.
-    four: Option<Errno>,
+    ipv4_error: Option<Errno>,
 }
 
 impl AsFd for Connecting {
@@ -48,26 +48,28 @@ impl Shim {
         self.try_connect(call_id, port, None)
     }
 
-    fn try_connect(&mut self, call_id: CallId, port: u16, four: Option<Errno>) -> Option<CallResult> {
-        match (begin(port, four.is_some()), four) {
+    fn try_connect(&mut self, call_id: CallId, port: u16, ipv4_error: Option<Errno>) -> Option<CallResult> {
+        match (begin(port, ipv4_error.is_some()), ipv4_error) {
             (Ok((socket, true)), _) => Some(connected(socket)),
-            (Ok((socket, false)), four) => {
+            (Ok((socket, false)), ipv4_error) => {
                 let serial = self.next_serial();
-                self.connects.insert(serial, Connecting { call_id, port, socket, four });
+                self.connects.insert(serial, Connecting { call_id, port, socket, ipv4_error });
                 None
             }
             (Err(errno), None) => self.try_connect(call_id, port, Some(errno)),
-            (Err(errno), Some(four)) => Some(Err(refused(port, four, errno))),
+            (Err(errno), Some(ipv4_error)) => Some(Err(refused(port, ipv4_error, errno))),
         }
     }
 
     pub(super) fn finish_connect(&mut self, serial: u32) {
-        let Some(Connecting { call_id, port, socket, four }) = self.connects.remove(&serial) else { return };
+        let Some(Connecting { call_id, port, socket, ipv4_error }) = self.connects.remove(&serial) else {
+            return;
+        };
         let errno = getsockopt(&socket, sockopt::SocketError).map_or_else(|errno| errno, Errno::from_raw);
-        let answer = match (errno, four) {
+        let answer = match (errno, ipv4_error) {
             (Errno::UnknownErrno, _) => Some(connected(socket)),
             (errno, None) => self.try_connect(call_id, port, Some(errno)),
-            (errno, Some(four)) => Some(Err(refused(port, four, errno))),
+            (errno, Some(ipv4_error)) => Some(Err(refused(port, ipv4_error, errno))),
         };
         if let Some(answer) = answer {
             self.reply(call_id, answer);
@@ -76,11 +78,11 @@ impl Shim {
 }
 
 /// Starts a connection. Returns the socket, and whether it is connected already.
-fn begin(port: u16, six: bool) -> nix::Result<(OwnedFd, bool)> {
+fn begin(port: u16, over_ipv6: bool) -> nix::Result<(OwnedFd, bool)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let family = if six { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let family = if over_ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let fd = socket(family, SockType::Stream, flags, None)?;
-    let result = if six {
+    let result = if over_ipv6 {
         let address = std::net::SocketAddrV6::new(std::net::Ipv6Addr::LOCALHOST, port, 0, 0);
         connect(fd.as_raw_fd(), &SockaddrIn6::from(address))
     } else {
@@ -98,9 +100,9 @@ fn connected(socket: OwnedFd) -> CallResult {
 }
 
 /// The error of a refused connection. In a pod without IPv6 the error over IPv4 is reported.
-fn refused(port: u16, four: Errno, six: Errno) -> CallError {
-    let lacks_six = matches!(six, Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT | Errno::ENETUNREACH);
-    let errno = if lacks_six { four } else { six };
+fn refused(port: u16, ipv4_error: Errno, ipv6_error: Errno) -> CallError {
+    let lacks_ipv6 = matches!(ipv6_error, Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT | Errno::ENETUNREACH);
+    let errno = if lacks_ipv6 { ipv4_error } else { ipv6_error };
     let kind = if errno == Errno::ECONNREFUSED { Kind::ConnectionRefused } else { Kind::Internal };
     CallError::new(kind, format!("cannot connect to port {port} of the pod: {}", errno.desc()))
 }
@@ -110,8 +112,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_is_that_of_the_address_family_that_the_pod_has() {
-        let of = |four, six| refused(80, four, six).kind;
+    fn the_error_is_from_an_address_family_that_the_pod_has() {
+        let of = |ipv4_error, ipv6_error| refused(80, ipv4_error, ipv6_error).kind;
         assert_eq!(of(Errno::ECONNREFUSED, Errno::EADDRNOTAVAIL), Kind::ConnectionRefused);
         assert_eq!(of(Errno::ECONNREFUSED, Errno::EAFNOSUPPORT), Kind::ConnectionRefused);
         assert_eq!(of(Errno::ENETUNREACH, Errno::ECONNREFUSED), Kind::ConnectionRefused);

@@ -1,4 +1,4 @@
-//! DeleteContainer: kills, waits, unmounts, removes the cgroup. Driven by events of the loop.
+//! DeleteContainer: kills, waits, unmounts, removes the cgroup. Events of the loop drive it.
 //!
 //! Each attempt kills all processes of the container. Then it determines what to wait for. That is the exit of the
 //! first process (SIGCHLD), the exits of other processes in its cgroup (their pidfds), or the kernel. The kernel
@@ -14,7 +14,7 @@ use crate::creator;
 use crate::kernel;
 use crate::report::note;
 
-/// Maximum delay between attempts. It starts at a millisecond and doubles.
+/// Maximum delay between attempts. The delay starts at two milliseconds and doubles.
 const MAX_DELAY: Duration = Duration::from_millis(200);
 /// Attempts (half a minute) after which a busy cgroup is reported as an error.
 const MAX_ATTEMPTS: u32 = 160;
@@ -34,7 +34,7 @@ impl Shim {
         self.continue_deletion(serial);
     }
 
-    /// One attempt.
+    /// Makes one attempt.
     pub(super) fn continue_deletion(&mut self, serial: u32) {
         let hierarchies = &self.pod.hierarchies;
         let Some(container) = self.containers.get_mut(&serial) else { return };
@@ -67,11 +67,11 @@ impl Shim {
                 );
                 self.deleted(serial, Err(error));
             }
-            // The end of its report triggers the next attempt. A process of the library may outlive the
-            // creator and hold the report open; it enters the cgroup later, where the next attempt finds it.
-            // So there is a timer too. A restorer is treated alike.
+            // The end of the creator's report triggers the next attempt. A process of the library can outlive the
+            // creator and hold the report open. It enters the cgroup later, where the next attempt finds it. So there
+            // is a timer, too. A restorer is treated in the same way.
             Phase::Creating { .. } | Phase::Restoring { .. } => deletion.pause(),
-            // Its exit triggers the next attempt.
+            // The exit of the first process triggers the next attempt.
             Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => {}
         }
     }
@@ -133,8 +133,8 @@ pub(super) fn end(pid: i32) {
 }
 
 impl Deletion {
-    /// Waits for the ends of these processes, or for the timer if they cannot be watched. A process that is
-    /// dead but still listed would make its pidfd permanently ready.
+    /// Waits for the ends of these processes, or for the timer if they cannot be watched. After three attempts only the
+    /// timer counts: the pidfd of a process that is dead but still listed would be ready without end.
     fn wait_for(&mut self, pids: &std::collections::BTreeSet<i32>) {
         self.attempts += 1;
         self.dying = pids.iter().filter_map(|pid| kernel::pidfd_open(*pid).ok()).collect();

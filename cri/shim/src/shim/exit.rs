@@ -137,7 +137,7 @@ impl Shim {
         self.end_draining(serial);
     }
 
-    /// Queues the exit event when all output is read or the grace period is over.
+    /// Queues the exit event when all output is read, or [`DRAIN_TIMEOUT`] is over.
     pub(super) fn end_draining(&mut self, serial: u32) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let Phase::Draining { exit, until } = container.phase else { return };

@@ -58,8 +58,8 @@ impl Shim {
                 return true;
             }
             if container.pid == pid {
-                // It is not needed once its mounts are copied. If it ended before, the restorer fails and
-                // reports what is missing.
+                // The waiting process is not needed after its mounts are copied. If it ended before, the restorer fails
+                // and reports what is missing.
                 container.pid = 0;
                 return true;
             }

@@ -39,9 +39,9 @@ impl Shim {
         serials.into_iter().for_each(|serial| self.begin_deletion(serial, None));
     }
 
-    /// Process 1 has ended, and the kernel has killed all processes of its namespace. Containers with pid
-    /// namespaces of their own are killed too, because the pod has ended. Further calls are refused. The
-    /// agent is notified by the shim's exit.
+    /// Handles the end of process 1. The kernel has killed all processes of its pid namespace. Containers with pid
+    /// namespaces of their own are killed too, because the pod has ended. Further calls are refused. The agent is
+    /// notified by the shim's exit.
     pub(super) fn init_ended(&mut self) {
         if self.shutdown.is_some() {
             return;
@@ -78,7 +78,8 @@ impl Shim {
             init.kill();
         }
         if !self.config.shm_dir.is_empty() {
-            // Its mount namespace ends anyway. The explicit unmount makes the directory removable at once.
+            // The mount ends with the shim's mount namespace anyway. The explicit unmount makes the directory removable
+            // at once.
             let _ = umount2(self.config.shm_dir.as_str(), MntFlags::MNT_DETACH);
         }
         let _ = std::fs::remove_file(&self.config.socket);

@@ -26,7 +26,7 @@ pub(crate) async fn readers_get_what_is_written_and_a_slow_one_is_dropped(mut po
         (out, err)
     });
     pod.shim.start("c").await.unwrap();
-    // The output of `slow` is not read. The container exits all the same.
+    // The output of `slow` is not read, and the container exits nevertheless.
     assert_eq!(pod.exit("c", "").await.code, 0);
     let (out, err) = reading.join().unwrap();
     assert!(out.starts_with(b"one\n"));
@@ -55,7 +55,7 @@ pub(crate) async fn stdin_goes_to_the_container_and_ends_with_its_only_writer(mu
     let attached = pod.shim.attach("d", AttachTo { stdin: true, ..AttachTo::default() }).await.unwrap();
     std::fs::File::from(attached.stdin.unwrap()).write_all(b"first\n").unwrap();
     pod.until_logged("d", "first").await;
-    // Still open for the next client.
+    // The standard input is still open for the next client.
     pod.shim.close_stdin("d").await.unwrap();
     assert_eq!(pod.exit("d", "").await.code, 0);
     assert_eq!(pod.output("d", "stdout"), ["first", "end"]);
@@ -115,7 +115,7 @@ pub(crate) async fn attached_clients_leave_descriptors_for_the_pod(mut pod: Pod)
         }
         assert!(attached.len() < 1000, "there is no limit");
     };
-    assert!(error.message.contains("clients are attached"), "{error}");
+    assert!(error.message.contains("clients that are attached to the pod"), "{error}");
     assert!(descriptors() <= before + 2 * attached.len());
     pod.run("d", "exit 3").await;
     assert_eq!(pod.exit("d", "").await.code, 3);

@@ -61,7 +61,7 @@ pub(crate) async fn each_exec_has_a_keyring_of_its_own(mut pod: Pod) {
     let mut found = Vec::new();
     for id in ["first", "second"] {
         let mut read = process(&["cat", "/proc/keys"]);
-        // Keyrings belong to root. Another user sees only the one that its process has.
+        // Keyrings belong to root. Another user sees only the keyring that its process has.
         read["user"] = json!({ "uid": 1000, "gid": 1000 });
         let (code, keys) = output(&mut pod, id, read).await;
         let own: Vec<String> = keys.lines().filter(|line| line.contains(" _ses: ")).map(serial).collect();

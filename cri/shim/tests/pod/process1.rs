@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::fixture::{Pod, until};
 use crate::shim_client::{Closed, ErrorKind};
 
-/// A pod with a process 1, and its pid.
+/// A pod with a process 1, and the pid of that process.
 async fn shared(pod: Pod, change: impl FnOnce(&mut coracle_proto::shim::SandboxConfig)) -> (Pod, i32) {
     pod.end().await;
     let pod = Pod::start_with(|config| {
@@ -33,7 +33,7 @@ fn joining(pod: &Pod, id: &str, pid: i32, script: &str) -> Value {
     spec
 }
 
-pub(crate) async fn it_has_a_program_and_a_root_of_its_own(pod: Pod) {
+pub(crate) async fn process_1_has_its_own_program_and_root(pod: Pod) {
     // The configuration has a user, and a filter that allows everything.
     let process = InitProcess {
         uid: 1000,
@@ -83,7 +83,7 @@ pub(crate) async fn it_has_a_program_and_a_root_of_its_own(pod: Pod) {
     pod.abandon().await;
 }
 
-pub(crate) async fn its_end_ends_the_pod_and_the_exits_are_reported(pod: Pod) {
+pub(crate) async fn the_end_of_process_1_ends_the_pod_and_the_exits_are_reported(pod: Pod) {
     let (mut pod, init) = shared(pod, |_| {}).await;
     let spec = joining(&pod, "inside", init, "trap '' TERM; sleep 1000");
     pod.run_request(pod.create_request("inside", &spec)).await;
@@ -112,7 +112,7 @@ pub(crate) async fn a_creator_joins_no_process_that_is_not_of_the_pod(pod: Pod) 
     let debugger = pod.run_request(pod.create_request("debugger", &spec)).await;
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap();
     assert_eq!(namespace(debugger), namespace(target));
-    // As if the target's pid had been reused: the reaped pid itself, and a process of the test.
+    // These pids belong to no process of a container, as after a reuse of the target's pid.
     pod.shim.kill("target", libc::SIGKILL).await.unwrap();
     until(|| !Path::new(&format!("/proc/{target}")).exists()).await;
     for foreign in [target, std::process::id().cast_signed(), 1, pod.shim.pid()] {
@@ -127,7 +127,7 @@ pub(crate) async fn a_creator_joins_no_process_that_is_not_of_the_pod(pod: Pod) 
     pod.end().await;
 }
 
-/// Descriptors that are open in the process that starts the runtime.
+/// Descriptors that are open in the process that starts the shim do not reach the pod's processes.
 pub(crate) async fn inherited_descriptors_stay_outside(pod: Pod) {
     pod.end().await;
     let file = fs::File::open("/etc/hostname").or_else(|_absent| fs::File::open("/etc/passwd")).unwrap();

@@ -67,7 +67,8 @@ impl CheckpointService {
     }
 }
 
-/// Refuses a location with anything but a regular file, which is replaced. A link or a device would be replaced, too.
+/// Refuses a location at which something other than a regular file exists. The checkpoint would replace a link or a
+/// device.
 fn is_replaceable(location: &Path) -> Result<(), Error> {
     match std::fs::symlink_metadata(location) {
         Ok(found) if found.is_file() => Ok(()),

@@ -90,7 +90,7 @@ impl CheckpointService {
             restored.push(self.restore_container(&sandbox, config, origin).await?);
             coracle_fault::point("restore-pod.container");
         }
-        // The record no longer says `restoring`: a restart keeps the pod.
+        // The new record does not say `restoring`, so that the pod is kept when the runtime restarts.
         self.records.write_sandbox(&sandbox.record_now())?;
         Ok(restored)
     }

@@ -45,7 +45,7 @@ impl ExecService {
     /// (`gone`), the command is killed with all processes that it started.
     ///
     /// A timeout is an error, as in containerd. By the error code the kubelet distinguishes a probe that took too long
-    /// from one that could not run. An error has no field for outputs, so its text has the ends of the outputs. A
+    /// from a probe that could not run. An error has no field for outputs, so its text has the ends of the outputs. A
     /// command that exits in time is a success, even if child processes hold its outputs open.
     pub(crate) async fn exec_sync(
         &self,

@@ -49,7 +49,7 @@ impl SandboxService {
         let namespaces = live.as_ref().map(|live| namespaces_of(&sandbox.record, live)).unwrap_or_default();
         let namespaces: Vec<Value> =
             namespaces.iter().map(|one| json!({"type": one.r#type, "path": one.path})).collect();
-        // After the end, another pod can have the addresses.
+        // After the end of the pod, another pod can have the addresses.
         let answer = live.as_ref().and_then(|_| self.network.answer(&sandbox.id));
         let limits = |limits: &cri::LinuxContainerResources| json!({"linux": message(limits)});
         json!({

@@ -58,7 +58,7 @@ pub(super) enum FrameError {
     Short(u16),
 }
 
-/// A copy of the next bytes: a part of the buffer would keep all of it, and a frame may be a small part.
+/// A copy of the next bytes. A slice would keep the whole buffer in memory, and a frame can be a small part of it.
 fn take(buffer: &mut BytesMut, length: usize) -> Bytes {
     Bytes::copy_from_slice(&buffer.split_to(length))
 }

@@ -56,7 +56,7 @@ pub(super) struct Reader<R> {
 #[derive(Debug)]
 pub(super) struct Writer<W> {
     output: W,
-    /// A message was begun and is not complete.
+    /// A message was written in part, because its sending was interrupted.
     is_partial: bool,
     pongs: mpsc::Receiver<Bytes>,
 }
@@ -74,7 +74,7 @@ pub(super) struct Frames {
 #[derive(Debug)]
 struct DataFrame {
     left: u64,
-    /// Begins with the byte for the next byte of the payload.
+    /// The masking key, rotated: its first byte belongs to the next byte of the payload.
     mask: [u8; 4],
     begins_message: bool,
     ends_message: bool,
@@ -144,7 +144,8 @@ fn unmask(masked: &[u8], mask: [u8; 4]) -> Bytes {
 // === impl Reader ===
 
 impl<R: AsyncRead + Unpin> Reader<R> {
-    /// The next piece of a message. None when the client has closed. Pings are passed to the writer.
+    /// The next piece of a message. None when the client has sent a close frame or has ended its output. Pings are
+    /// passed to the writer.
     pub(super) async fn next(&mut self) -> io::Result<Option<Piece>> {
         loop {
             match self.frames.next()? {
@@ -176,8 +177,8 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         self.output.flush().await
     }
 
-    /// Sends the last frame. After a message whose sending was interrupted, the client would read it as a part of that
-    /// message, so it is not sent.
+    /// Sends the close frame. It is not sent after an interrupted message, because the client would read it as a part
+    /// of that message.
     pub(super) async fn close(&mut self) -> io::Result<()> {
         if self.is_partial {
             return Ok(());
@@ -240,7 +241,11 @@ impl Frames {
         let begins_message = match (head.opcode, self.is_message_open) {
             (TEXT | BINARY, false) => true,
             (CONTINUATION, true) => false,
-            _ => return Err(invalid("a frame is not the expected one of its message")),
+            _ => {
+                return Err(invalid(
+                    "a continuation frame has no message, or a message begins inside another message",
+                ));
+            }
         };
         self.buffer.advance(head.size);
         self.is_message_open = !head.is_final;
@@ -253,7 +258,7 @@ impl Frames {
         Ok(())
     }
 
-    /// The received part of the current frame. None without bytes; the frame can be empty.
+    /// The received part of the current frame. None if no byte of it has arrived. An empty frame gives an empty piece.
     fn piece(&mut self) -> Option<Piece> {
         let frame = self.current.as_mut()?;
         let left = usize::try_from(frame.left).unwrap_or(usize::MAX);
@@ -276,7 +281,7 @@ impl Frames {
 
 #[cfg(any(test, feature = "fuzzing"))]
 impl Frames {
-    /// The events of a client that has sent these bytes.
+    /// The frames of a client that has sent these bytes.
     pub(super) fn of(received: &[u8]) -> Self {
         Self { buffer: received.into(), ..Self::default() }
     }
@@ -424,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_have_the_shortest_length() {
+    fn heads_encode_the_length_in_the_shortest_form() {
         for (length, head) in [
             (125, vec![0x82, 125]),
             (126, vec![0x82, 126, 0, 126]),

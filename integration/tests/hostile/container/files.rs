@@ -5,7 +5,7 @@ use std::fs;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use super::{Attacker, PATIENCE, Pids, container_config, on_a_runtime, on_an_attacker};
+use super::{Attacker, EXEC_TIMEOUT, Pids, container_config, on_a_runtime, on_an_attacker};
 
 /// An exec reads HOME from /etc/passwd.
 #[test]
@@ -19,7 +19,7 @@ fn a_passwd_that_is_not_a_regular_file_does_not_block_exec() {
         for other in others {
             attacker.sh(&format!("rm -rf /etc/passwd; {other}"));
             // An exec that opens a FIFO without a writer never ends.
-            let output = attacker.try_sh("echo $HOME", PATIENCE);
+            let output = attacker.try_sh("echo $HOME", EXEC_TIMEOUT);
             assert!(output.status.success(), "{other}: {}", String::from_utf8_lossy(&output.stderr));
             assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "/", "{other}");
         }

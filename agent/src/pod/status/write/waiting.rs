@@ -104,7 +104,7 @@ fn is_starting(container: &ContainerStatus) -> bool {
         && container.last_state.as_ref().is_none_or(|last| *last == ContainerState::default())
 }
 
-/// Whether the conditions that both statuses have are equal, but for the one of the sandbox.
+/// Whether the conditions that both statuses have are equal, except the condition of the sandbox.
 fn conditions_agree(known: &PodStatus, status: &PodStatus) -> bool {
     let known = || known.conditions.iter().flatten();
     status.conditions.iter().flatten().filter(|condition| condition.type_ != HAS_SANDBOX).all(|condition| {

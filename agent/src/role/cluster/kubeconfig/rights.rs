@@ -37,8 +37,8 @@ impl Rights {
         let former_groups = getgroups()?;
         // Of this thread only. The C library would change the groups of all threads: nptl(7).
         match set_thread_groups(&[]) {
-            // No process in such a user namespace can change its groups (user_namespaces(7)). They are those of the
-            // user who made the namespace, and do not exceed that user's rights.
+            // No process in such a user namespace can change its groups (user_namespaces(7)). Its groups are the groups
+            // of the user who made the namespace, so they do not exceed that user's rights.
             Err(rustix::io::Errno::PERM) if denies_setgroups() => {}
             dropped => dropped?,
         }

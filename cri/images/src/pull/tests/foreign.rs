@@ -80,7 +80,7 @@ async fn layers_at_the_registry_are_not_requested_from_their_urls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_without_a_source_is_an_error_with_all_urls_and_none_of_their_text() {
+async fn the_error_for_a_layer_without_a_source_names_all_urls_and_no_text_of_their_responses() {
     let (registry, elsewhere) = (TestRegistry::start().await, TestRegistry::start().await);
     let secret = "HTTP/1.1 403 Forbidden\r\ncontent-length: 6\r\n\r\nsecret";
     let (_refusing, refused) = place(&elsewhere, ProxyFault::Reply(secret.into())).await;

@@ -12,7 +12,7 @@ fn in_image(image: &Image, script: &str) -> Vec<String> {
     let place = tempfile::tempdir().unwrap();
     let lower: Vec<String> = image.layers.iter().map(|layer| layer.display().to_string()).collect();
     let mount = "mount -t overlay -o \"lowerdir=$1\" overlay \"$2\" && cd \"$2\" && eval \"$3\"";
-    // An image of one layer is not an overlayfs mount.
+    // A read-only overlayfs mount needs two lower directories: an empty one is added for images of one layer.
     let lower = format!("{}:{}", lower.join(":"), place.path().display());
     let view = tempfile::tempdir().unwrap();
     let output = Command::new("unshare")
@@ -39,7 +39,7 @@ fn base(content: &str) -> (Vec<u8>, crate::digest::Digest) {
     )
 }
 
-/// A layer with links to all files; the same for every image.
+/// A layer with links to all files. It is the same for every image.
 fn linking() -> (Vec<u8>, crate::digest::Digest) {
     layer(
         TestTar::new()
@@ -61,10 +61,10 @@ async fn a_layer_links_to_the_layers_below_it_in_each_image() {
     let images = store(root.path()).await;
     let one = images.pull(&registry.name("r:one"), None, None).await.unwrap();
     let two = images.pull(&registry.name("r:two"), None, None).await.unwrap();
-    let inspect_path = "cat text own; echo; stat -c '%a %u:%g %Y %i' bin/tool tmp/tool; \
+    let script = "cat text own; echo; stat -c '%a %u:%g %Y %i' bin/tool tmp/tool; \
                 stat -c '%a %u:%g' tmp bin; readlink away; ls again 2>&1 || true; stat -c %i usr/text text";
     for (image, content) in [(&one, "one"), (&two, "two")] {
-        let output = in_image(image, inspect_path);
+        let output = in_image(image, script);
         assert_eq!(output[0], format!("{content}own"));
         assert!(output[1].starts_with("4755 12:34 1200000000 "), "{output:?}");
         assert_eq!(output[1], output[2], "one inode");
@@ -76,7 +76,7 @@ async fn a_layer_links_to_the_layers_below_it_in_each_image() {
     }
     let shared: Vec<_> = one.layers.iter().filter(|layer| two.layers.contains(layer)).collect();
     assert!(shared.iter().any(|layer| layer.join("own").exists()), "{shared:?}");
-    // The additional layer is found again, also by the next process, and is removed with its image.
+    // A second pull and a restarted store use the same additional layer. The layer is removed with its image.
     assert_eq!(images.pull(&registry.name("r:one"), None, None).await.unwrap().layers, one.layers);
     let usage = images.usage();
     drop(images);
@@ -103,7 +103,7 @@ async fn links_to_links_and_across_several_layers_are_one_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn links_to_absent_files_are_refused_by_name() {
+async fn links_that_lead_to_no_file_of_a_lower_layer_are_refused_and_named() {
     let registry = TestRegistry::start().await;
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("secret"), "secret").unwrap();
