@@ -163,7 +163,7 @@ impl CpuManager {
 
     /// Records the CPUs with which a container has started. If the shared pool has changed since its creation, the
     /// container is updated.
-    pub(crate) fn started(&self, (uid, container): (&str, &str), id: &str, cpus: &str) {
+    pub(crate) fn started(&self, uid: &str, container: &str, id: &str, cpus: &str) {
         let Ok(cpus) = cpus.parse::<CpuSet>() else { return };
         let mut current = self.lock();
         let is_outdated = *current.state.cpus_of(uid, container) != cpus;

@@ -159,7 +159,7 @@ impl HintProvider for MemoryManager {
         let known = current.state.of(uid, &container.name).cloned();
         let allocated = match known {
             Some(blocks) => Ok(blocks),
-            None => current.assign((uid, spec), container, affinity),
+            None => current.assign(uid, spec, container, affinity),
         };
         self.metrics.memory_pinned(allocated.is_ok());
         let blocks = allocated?;
@@ -203,7 +203,8 @@ impl Current {
     /// Allocates memory. After an error the state is the same as before.
     fn assign(
         &mut self,
-        (uid, spec): (&str, &PodSpec),
+        uid: &str,
+        spec: &PodSpec,
         container: &Container,
         affinity: Hint,
     ) -> Result<Vec<Block>, AllocationError> {

@@ -95,7 +95,7 @@ impl NodeBalancer {
         let host_ports = LazyCell::new(|| in_use::host_ports_at(&all, addresses));
         let user = |port: (&str, u16)| match host_ports.contains(&(port.0, i32::from(port.1))) {
             true => Ok(Some("a host port of a pod".to_owned())),
-            false => sockets.program_at(&own, port, addresses),
+            false => sockets.program_at(&own, port.0, port.1, addresses),
         };
         let (check, is_new) = checked(services.get(key), &service, user);
         let is_refused = !check.refused.is_empty();

@@ -84,12 +84,14 @@ impl Default for Families {
         let registry = Registry::new();
         let transactions = histogram(
             &registry,
-            ("sync_proxy_rules_duration_seconds", valid(exponential_buckets(0.001, 2.0, 15))),
+            "sync_proxy_rules_duration_seconds",
+            valid(exponential_buckets(0.001, 2.0, 15)),
             "Duration of a transaction of the service proxy in seconds.",
         );
         let programmed = histogram(
             &registry,
-            ("network_programming_duration_seconds", programming_buckets()),
+            "network_programming_duration_seconds",
+            programming_buckets(),
             "Seconds from the change of a pod or Service until its endpoints are in the table.",
         );
         let opts = options(
@@ -132,7 +134,7 @@ fn options(name: &str, help: &str) -> Opts {
     Opts::new(full(name), help)
 }
 
-fn histogram(registry: &Registry, (name, buckets): (&str, Vec<f64>), help: &str) -> HistogramVec {
+fn histogram(registry: &Registry, name: &str, buckets: Vec<f64>, help: &str) -> HistogramVec {
     let opts = HistogramOpts::new(full(name), help).buckets(buckets);
     registered(registry, HistogramVec::new(opts, &LABELS))
 }

@@ -210,12 +210,12 @@ impl ResourceManagers {
     }
 
     /// Records that a container has started with these CPUs.
-    pub(crate) fn started(&self, pod: &Pod, container: &str, (id, cpus): (&str, &str)) {
+    pub(crate) fn started(&self, pod: &Pod, container: &str, id: &str, cpus: &str) {
         let (Some(shared), Some(uid), Some(spec)) = (&self.shared, &pod.metadata.uid, &pod.spec) else {
             return;
         };
         if let Some(cpu) = &shared.cpu {
-            cpu.started((uid, container), id, cpus);
+            cpu.started(uid, container, id, cpus);
         }
         if let Some(memory) = &shared.memory {
             memory.started(uid, spec, container);

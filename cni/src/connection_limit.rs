@@ -317,7 +317,7 @@ fn counter(rule: Rule, length: u32, count: u32) -> Rule {
         return rule.immediate(to, &0u32.to_ne_bytes());
     }
     let rule = rule.destination(is_ipv4, to).payload(Header::Transport, 0, 4, to + length / 4);
-    rule.hash((to, length + 4), count, to)
+    rule.hash(to, length + 4, count, to)
 }
 
 #[cfg(test)]

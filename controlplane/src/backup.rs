@@ -209,7 +209,8 @@ pub fn offline_backup(state_dir: &Path) -> Result<Option<Backup>, BackupError> {
 /// [`BackupError`]. After an error the store is unchanged.
 pub fn restore_backup(
     state_dir: &Path,
-    (key_file, encryption_config): (Option<&Path>, Option<&Path>),
+    key_file: Option<&Path>,
+    encryption_config: Option<&Path>,
     backup: &Path,
 ) -> Result<BackupSummary, BackupError> {
     let failed = |source| BackupError::File { path: backup.to_owned(), source };
@@ -263,7 +264,7 @@ mod tests {
         );
         let backup = directory.path().join("b");
         fs::write(&backup, "no backup").unwrap();
-        let Err(error) = restore_backup(directory.path(), (None, None), &backup) else {
+        let Err(error) = restore_backup(directory.path(), None, None, &backup) else {
             panic!("a restored file that is no backup")
         };
         assert_eq!(error.to_string(), format!("cannot use the backup file {}", backup.display()));

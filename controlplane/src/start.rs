@@ -131,8 +131,7 @@ fn serving_tls(
     let invalid = |why| Error::Tls(TlsError::Options(why));
     let cryptography = config.serving_tls.provider().map_err(invalid)?;
     let versions = config.serving_tls.versions().map_err(invalid)?;
-    let tls =
-        tls::server(certificates.clone(), &authorities, (cryptography, versions)).map_err(Error::Tls)?;
+    let tls = tls::server(certificates.clone(), &authorities, cryptography, versions).map_err(Error::Tls)?;
     Ok((certificates, tls))
 }
 

@@ -71,7 +71,8 @@ pub(crate) fn chain(certificate: &str, key: &str) -> Result<Chain, TlsError> {
 pub(crate) fn server(
     certificates: Arc<dyn ResolvesServerCert>,
     authority: &str,
-    (cryptography, versions): (CryptoProvider, &[&'static SupportedProtocolVersion]),
+    cryptography: CryptoProvider,
+    versions: &[&'static SupportedProtocolVersion],
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authority)?), provider())
         .allow_unauthenticated()

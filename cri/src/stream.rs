@@ -108,7 +108,7 @@ impl StreamService {
             match upgraded.await {
                 Ok(connection) => {
                     let (connection, abandonment) = watch_reads(TokioIo::new(connection), permit);
-                    service.serve_upgraded((ticket, transport), connection, abandonment).await;
+                    service.serve_upgraded(ticket, transport, connection, abandonment).await;
                 }
                 Err(error) => debug!(%error, "a client did not upgrade its connection"),
             }
@@ -119,7 +119,8 @@ impl StreamService {
     /// Serves a stream until it ends, its idle limit is reached, or its client is gone.
     async fn serve_upgraded(
         &self,
-        (ticket, transport): (StreamRequest, Transport),
+        ticket: StreamRequest,
+        transport: Transport,
         connection: ReadWatch<TokioIo<Upgraded>>,
         abandonment: Abandonment,
     ) {

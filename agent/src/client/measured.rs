@@ -68,7 +68,7 @@ impl Default for RestClientMetrics {
 
 impl RestClientMetrics {
     /// Counts a request. `code` is `None` without a response.
-    fn count(&self, (method, host): (&'static str, &str), code: Option<u16>, took: Option<Duration>) {
+    fn count(&self, method: &'static str, host: &str, code: Option<u16>, took: Option<Duration>) {
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
         self.requests.with_label_values(&[code.as_str(), method, host]).inc();
         if let Some(took) = took {
@@ -119,7 +119,7 @@ where
             let response = responding.await;
             let code = response.as_ref().ok().map(|response| response.status().as_u16());
             let took = (!is_watch).then(|| began.elapsed());
-            metrics.count((method, &host), code, took);
+            metrics.count(method, &host, code, took);
             response
         })
     }

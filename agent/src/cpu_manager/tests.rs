@@ -126,12 +126,12 @@ fn container(id: &str) -> cri::Container {
 fn running_containers_are_due_when_the_shared_pool_changes() {
     let dir = tempfile::tempdir().unwrap();
     let first = manager(&state_path(dir.path()));
-    first.started(("u", "b"), "b", "0-7");
+    first.started("u", "b", "b", "0-7");
     assert_eq!(first.due(&container("b")), None);
     allocate(&first, &pod("u", &[], &[("a", "1")]));
     assert_eq!(first.due(&container("b")).unwrap().to_string(), "0-3,5-7");
     assert_eq!(first.due(&container("a")).unwrap().to_string(), "4", "not known yet");
-    first.started(("u", "a"), "a", "4");
+    first.started("u", "a", "a", "4");
     assert_eq!(first.due(&container("a")), None);
     assert_eq!(first.due(&cri::Container::default()), None, "a container without labels");
 }
@@ -141,7 +141,7 @@ fn restarts_of_containers_do_not_fill_the_memory() {
     let dir = tempfile::tempdir().unwrap();
     let first = manager(&state_path(dir.path()));
     for attempt in 0..3 {
-        first.started(("u", "b"), &format!("b{attempt}"), "0-7");
+        first.started("u", "b", &format!("b{attempt}"), "0-7");
     }
     assert_eq!(first.lock().applied["u"].len(), 1);
     assert!(first.due(&container("b2")).is_none() && first.due(&container("b0")).is_some());
@@ -155,7 +155,7 @@ fn a_container_that_was_updated_before_its_start_was_noted_is_updated_again() {
     let first = manager(&state_path(dir.path()));
     // The pool was 0-3 for a moment, after the container was created with 0-7.
     first.updated(&container("b"), "0-3".parse().unwrap());
-    first.started(("u", "b"), "b", "0-7");
+    first.started("u", "b", "b", "0-7");
     assert_eq!(first.due(&container("b")).unwrap().to_string(), "0-7");
 }
 

@@ -436,7 +436,8 @@ impl Table {
         &self,
         uid: &str,
         resource: &str,
-        (count, machine): (usize, &[u32]),
+        count: usize,
+        machine: &[u32],
     ) -> Option<Vec<DeviceHint>> {
         let all = self.all(resource)?;
         let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
@@ -654,12 +655,12 @@ mod tests {
     fn a_pod_keeps_its_devices_in_its_topology_hints() {
         let (mut table, _) = table(&[("a", true), ("b", true)]);
         let hint = Some(vec![DeviceHint { nodes: 0b1, preferred: true }]);
-        assert_eq!(table.pod_hints("p", NAME, (2, &[0])), hint);
+        assert_eq!(table.pod_hints("p", NAME, 2, &[0]), hint);
         give(&mut table, at("p", "c"), 2);
-        assert_eq!(table.pod_hints("p", NAME, (2, &[0])), hint);
+        assert_eq!(table.pod_hints("p", NAME, 2, &[0]), hint);
         assert_eq!(table.hints(at("p", "c"), &want(2), &[0]), hint);
-        assert_eq!(table.pod_hints("q", NAME, (1, &[0])), Some(Vec::new()));
-        assert_eq!(table.pod_hints("q", "x.io/other", (1, &[0])), None);
+        assert_eq!(table.pod_hints("q", NAME, 1, &[0]), Some(Vec::new()));
+        assert_eq!(table.pod_hints("q", "x.io/other", 1, &[0]), None);
     }
 
     #[test]
@@ -670,7 +671,7 @@ mod tests {
         table.list(NAME, number, devices).unwrap();
         assert_eq!(give(&mut table, at("p", "c"), 1), ["a"]);
         let hint = |nodes, preferred| DeviceHint { nodes, preferred };
-        let found = table.pod_hints("p", NAME, (1, &[0, 1])).unwrap();
+        let found = table.pod_hints("p", NAME, 1, &[0, 1]).unwrap();
         assert_eq!(found, [hint(0b01, true), hint(0b11, false)]);
     }
 

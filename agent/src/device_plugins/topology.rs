@@ -121,7 +121,7 @@ impl DevicePlugins {
         let state = self.state();
         let numbers = requests::at_once(&requests::of_pod(pod)).into_iter();
         let hints = numbers.filter_map(|(resource, count)| {
-            let found = state.table.pod_hints(uid, &resource, (count, machine))?;
+            let found = state.table.pod_hints(uid, &resource, count, machine)?;
             Some((resource, found))
         });
         hints.collect()

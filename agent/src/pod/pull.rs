@@ -259,7 +259,7 @@ impl Subject<'_> {
                 self.pull_failed(&RuntimeError::NotFound("the pulled image is not in the store".to_owned()))
             );
         };
-        records.pulled(begun, (&image.id, &reference.repository()), secret).await;
+        records.pulled(begun, &image.id, &reference.repository(), secret).await;
         let took = std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default();
         self.node.metrics.pulled(image.size, took);
         let took = format!("{took:?}");

@@ -131,7 +131,7 @@ async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -
     let (sender, receiver) = mpsc::channel::<Bytes>(MAX_WAITING_CHUNKS);
     let ended =
         if options.follow { container::ended(backend, &of.id).await } else { container::Ended::of_stopped() };
-    let reading = follow::read(of.log_path.into(), options, (ended, Arc::clone(&backend.logs)), sender);
+    let reading = follow::read(of.log_path.into(), options, ended, Arc::clone(&backend.logs), sender);
     tokio::spawn(async move {
         if let Err(error) = reading.await {
             tracing::warn!(error = coracle_error_chain::chain(&error), "cannot read a container's log");

@@ -161,7 +161,7 @@ impl Machine {
         let mut cpus = BTreeMap::new();
         for cpu in online.iter() {
             let numa = numa_of.get(&cpu).copied().unwrap_or(0);
-            cpus.insert(cpu, place(&cpu_dir.join(format!("cpu{cpu}")), cpu, (numa, &online)));
+            cpus.insert(cpu, place(&cpu_dir.join(format!("cpu{cpu}")), cpu, numa, &online));
         }
         share_caches(&mut cpus, &cpu_dir, &online);
         Ok(Self { cpus: CpuTopology::new(cpus), nodes })
@@ -169,7 +169,7 @@ impl Machine {
 }
 
 /// The place of a CPU. Its cache is set later.
-fn place(dir: &Path, cpu: u32, (numa, online): (u32, &CpuSet)) -> Cpu {
+fn place(dir: &Path, cpu: u32, numa: u32, online: &CpuSet) -> Cpu {
     let dir = dir.join("topology");
     let siblings = cpu_list(&dir.join("thread_siblings_list")).unwrap_or_default().intersection(online);
     let core = siblings.iter().next().unwrap_or(cpu);

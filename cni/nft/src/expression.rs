@@ -367,7 +367,7 @@ impl Rule {
     /// Loads a hash (`jhash`) of `length` bytes in the registers from `of`: a number below `modulus`, in host byte
     /// order. `modulus` is at least 2. Equal bytes have equal hashes in all rules.
     #[must_use]
-    pub fn hash(self, (of, length): (u32, u32), modulus: u32, into: u32) -> Self {
+    pub fn hash(self, of: u32, length: u32, modulus: u32, into: u32) -> Self {
         const JENKINS: u32 = 0;
         // Without a seed the kernel chooses a different one for each rule.
         const SEED: u32 = 1;

@@ -48,7 +48,7 @@ impl Conditions {
         let session = input.session(&NO_VARIABLES);
         let (mut budget, mut errors) = (BUDGET, Vec::new());
         for (source, program) in &self.0 {
-            match evaluate((&session, input.cost), (source, program), &mut budget) {
+            match evaluate(&session, input.cost, source, program, &mut budget) {
                 Ok(Cel::Bool(true)) => {}
                 Ok(Cel::Bool(false)) => return Ok(false),
                 Ok(_) => errors.push(format!("expression '{source}' did not evaluate to a bool")),

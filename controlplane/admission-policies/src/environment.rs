@@ -178,8 +178,10 @@ impl<'a> Input<'a> {
 
 /// Evaluates an expression within its own budget and the budget of the request. Errors have upstream's text.
 pub(crate) fn evaluate<'a>(
-    (session, request): (&Session<'a>, &RequestCost),
-    (source, program): (&str, &'a Result<Program, String>),
+    session: &Session<'a>,
+    request: &RequestCost,
+    source: &str,
+    program: &'a Result<Program, String>,
     budget: &mut u64,
 ) -> Result<Cel<'a>, String> {
     let program = program.as_ref().map_err(|error| format!("expression '{source}': {error}"))?;

@@ -88,7 +88,7 @@ impl MutatingPolicy {
             return Err(format!("there is no mutation {index}"));
         };
         let session = input.session(&self.shared);
-        let result = evaluate((&session, input.cost), (source, program), &mut BUDGET.clone())?;
+        let result = evaluate(&session, input.cost, source, program, &mut BUDGET.clone())?;
         // The size is checked before the value is traversed for other checks.
         let json = result
             .to_limited_json()

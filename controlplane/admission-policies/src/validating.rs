@@ -110,11 +110,11 @@ impl ValidatingPolicy {
         let mut budget = BUDGET;
         for (index, validation) in self.validations.iter().enumerate() {
             let (source, program) = &validation.expression;
-            let (message, reason) = match evaluate((&session, input.cost), (source, program), &mut budget) {
+            let (message, reason) = match evaluate(&session, input.cost, source, program, &mut budget) {
                 Ok(Cel::Bool(true)) => continue,
                 Ok(_) => {
                     let message = validation.message(|(source, program)| {
-                        evaluate((&session, input.cost), (source, program), &mut budget).ok()
+                        evaluate(&session, input.cost, source, program, &mut budget).ok()
                     });
                     (message, validation.reason.clone())
                 }
@@ -129,7 +129,7 @@ impl ValidatingPolicy {
         let session = input.session(&self.shared);
         let mut budget = BUDGET;
         for (key, (source, program)) in &self.annotations {
-            match evaluate((&session, input.cost), (source, program), &mut budget) {
+            match evaluate(&session, input.cost, source, program, &mut budget) {
                 Ok(Cel::Null) => {}
                 Ok(Cel::String(text)) => {
                     let text = text.trim();

@@ -254,8 +254,8 @@ impl<'a> MeasuredStep<'a> {
 
 impl Drop for MeasuredStep<'_> {
     fn drop(&mut self) {
-        let labels = (self.step, self.operation);
-        self.metrics.admission.step(labels, !self.is_passed, self.began.elapsed());
+        let took = self.began.elapsed();
+        self.metrics.admission.step(self.step, self.operation, !self.is_passed, took);
     }
 }
 

@@ -76,7 +76,7 @@ async fn restore_own_service(state: &Arc<State>) -> Result<()> {
         return Ok(());
     }
     let call = Call::internal(state, kind.clone(), &object);
-    let written = write::update(&call, write::text(&object, "name"), (Part::Main, Writer::Update), |old| {
+    let written = write::update(&call, write::text(&object, "name"), Part::Main, Writer::Update, |old| {
         let mut new = old.clone();
         for field in FIELDS {
             new["spec"][field] = object["spec"][field].clone();
@@ -110,7 +110,7 @@ async fn default_range(state: &Arc<State>) -> Result<()> {
     let found = stored(state, kind, &object).unwrap_or_default();
     let ranges = &object["spec"]["cidrs"];
     if is_extended(&found["spec"]["cidrs"], ranges) {
-        let extended = write::update(&call, DEFAULT_RANGE, (Part::Main, Writer::Update), |old| {
+        let extended = write::update(&call, DEFAULT_RANGE, Part::Main, Writer::Update, |old| {
             let mut new = old.clone();
             if is_extended(&old["spec"]["cidrs"], ranges) {
                 new["spec"]["cidrs"] = ranges.clone();
@@ -122,7 +122,7 @@ async fn default_range(state: &Arc<State>) -> Result<()> {
     if !lacks_status(&found) {
         return Ok(());
     }
-    let written = write::update(&call, DEFAULT_RANGE, (Part::Status, Writer::Update), |old| {
+    let written = write::update(&call, DEFAULT_RANGE, Part::Status, Writer::Update, |old| {
         let mut new = old.clone();
         if lacks_status(old) {
             let condition = json!({"type": "Ready", "status": "True", "reason": "",
@@ -230,7 +230,7 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     }
     ensure_kind(state, kind, map.clone()).await?;
     let call = Call::internal(state, kind.clone(), &map);
-    let written = write::update(&call, write::text(&map, "name"), (Part::Main, Writer::Update), |old| {
+    let written = write::update(&call, write::text(&map, "name"), Part::Main, Writer::Update, |old| {
         let mut new = old.clone();
         if let Some(new) = new.as_object_mut() {
             new.insert("data".to_owned(), map["data"].clone());

@@ -203,7 +203,7 @@ impl Call {
         };
         let mut causes = Causes::default();
         describe(&mut causes);
-        ApiError::invalid_parameters((options, "meta.k8s.io"), &causes.into_list())
+        ApiError::invalid_parameters(options, "meta.k8s.io", &causes.into_list())
     }
 
     /// The namespace in the keys of this kind's objects.

@@ -129,7 +129,7 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     };
     let document = {
         let resources = state.registry.load();
-        state.merged.find((&resources, &state.remotes), form, |tag| matches(headers, tag))
+        state.merged.find(&resources, &state.remotes, form, |tag| matches(headers, tag))
     };
     let mut reply = document.body.map_or_else(not_modified, |body| reply::bytes(200, media, body));
     set(&mut reply, header::ETAG, &document.tag);

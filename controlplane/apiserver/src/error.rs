@@ -237,7 +237,7 @@ impl ApiError {
 
     /// An invalid Scale of a workload.
     pub(crate) fn invalid_scale(name: &str, causes: &[Cause]) -> Self {
-        let mut error = Self::invalid_parameters(("Scale", "autoscaling"), causes);
+        let mut error = Self::invalid_parameters("Scale", "autoscaling", causes);
         error.message = error.message.replacen("\"\"", &format!("\"{name}\""), 1);
         error.details["name"] = name.into();
         error
@@ -252,7 +252,7 @@ impl ApiError {
 
     /// Invalid parameters of a request, which upstream reports as fields of an object of `meta.k8s.io`. This error is
     /// also used for an invalid TokenRequest.
-    pub(crate) fn invalid_parameters((kind, group): (&str, &str), causes: &[Cause]) -> Self {
+    pub(crate) fn invalid_parameters(kind: &str, group: &str, causes: &[Cause]) -> Self {
         let texts: Vec<String> =
             causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
         let texts =

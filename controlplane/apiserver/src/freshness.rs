@@ -26,11 +26,7 @@ const CACHE_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
 /// Waits until the cache is current enough for a request with this `resourceVersion`.
-pub(crate) async fn wait(
-    (store, cache): (&dyn Store, &Cache),
-    verb: &str,
-    resource_version: &str,
-) -> Result<()> {
+pub(crate) async fn wait(store: &dyn Store, cache: &Cache, verb: &str, resource_version: &str) -> Result<()> {
     if !store.is_shared() || is_any_age(verb, resource_version)? {
         return Ok(());
     }

@@ -130,7 +130,7 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Result<F
         "Table" if is_json && forms.contains(&wanted) => {
             Some(Ok(Form::Table(Content { include: include(), version })))
         }
-        METADATA | METADATA_LIST => metadata_form(media, (wanted, version), forms),
+        METADATA | METADATA_LIST => metadata_form(media, wanted, version, forms),
         _ => None,
     }
 }
@@ -139,7 +139,8 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Result<F
 /// not try the client's next media type.
 fn metadata_form(
     media: &MediaType<'_>,
-    (wanted, version): (&str, MetaVersion),
+    wanted: &str,
+    version: MetaVersion,
     forms: &[&str],
 ) -> Option<Result<Form>> {
     let form = match &*media.name {

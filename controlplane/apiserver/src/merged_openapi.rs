@@ -80,7 +80,8 @@ impl Merged {
     /// The document, without its bytes if `is_known` accepts its tag.
     pub(crate) fn find(
         self: &Arc<Self>,
-        (resources, remotes): (&Arc<Resources>, &Remotes),
+        resources: &Arc<Resources>,
+        remotes: &Remotes,
         form: Form,
         is_known: impl Fn(&str) -> bool,
     ) -> Document {

@@ -123,24 +123,22 @@ impl Metrics {
                 "apiserver_request_duration_seconds",
                 "Response latency distribution in seconds for \
                 each verb, dry run value, group, version, resource, subresource, scope and component.",
-                (&DURATIONS, &LABELS),
+                &DURATIONS,
+                &LABELS,
             ),
             sli_durations: histogram(
                 "apiserver_request_sli_duration_seconds",
                 "Response latency distribution in seconds, without the time of webhooks and queues, for \
                 each verb, group, version, resource, subresource, scope and component.",
-                (&SLI_DURATIONS, &SLI_LABELS),
+                &SLI_DURATIONS,
+                &SLI_LABELS,
             ),
             authentications: counter(
                 "authentication_attempts",
                 "Counter of authenticated attempts.",
                 &["result"],
             ),
-            certificates: histogram(
-                "apiserver_client_certificate_expiration_seconds",
-                "Distribution of the remaining lifetime on the certificate used to authenticate a request.",
-                (&VALIDITIES, &[]),
-            ),
+            certificates: certificate_lifetimes(),
             authorizations: counter(
                 "authorization_attempts_total",
                 "Counter of authorization attempts broken down by result.",
@@ -150,7 +148,8 @@ impl Metrics {
             sizes: histogram(
                 "apiserver_response_sizes",
                 "Sizes of the responses to reads in bytes, for each verb, resource, scope and component.",
-                (&SIZES, &SLI_LABELS),
+                &SIZES,
+                &SLI_LABELS,
             ),
             deprecated: gauge(
                 "apiserver_requested_deprecated_apis",
@@ -196,7 +195,7 @@ impl Metrics {
     }
 
     /// Counts an answered request. `took` is its duration, `waited` its wait for webhooks and seats.
-    pub(crate) fn answered(&self, request: &Request, reply: &Reply, (took, waited): (Duration, Duration)) {
+    pub(crate) fn answered(&self, request: &Request, reply: &Reply, took: Duration, waited: Duration) {
         let labels = request.labels();
         let code = reply.status().as_u16().to_string();
         let with_code: Vec<&str> = labels.into_iter().chain([code.as_str()]).collect();
@@ -438,7 +437,16 @@ fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     all.collect().into_iter().chain(errors.collect()).collect()
 }
 
-fn histogram(name: &str, help: &str, (buckets, labels): (&[f64], &[&str])) -> HistogramVec {
+fn certificate_lifetimes() -> HistogramVec {
+    histogram(
+        "apiserver_client_certificate_expiration_seconds",
+        "Distribution of the remaining lifetime on the certificate used to authenticate a request.",
+        &VALIDITIES,
+        &[],
+    )
+}
+
+fn histogram(name: &str, help: &str, buckets: &[f64], labels: &[&str]) -> HistogramVec {
     valid(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels))
 }
 

@@ -70,7 +70,8 @@ impl Registry {
     /// Adds all versions of one resource, or replaces its former versions. The stored version need not be served.
     pub(crate) async fn add(
         &self,
-        (cache, store): (&Cache, &dyn Store),
+        cache: &Cache,
+        store: &dyn Store,
         versions: &[Arc<Resource>],
     ) -> Result<(), RegistryError> {
         let Some(stored) = stored_version(versions) else {

@@ -166,7 +166,8 @@ pub(crate) fn table_of<'a>(
 pub(crate) async fn list(
     form: Form,
     kind: Arc<Resource>,
-    (objects, copies): (Vec<Arc<Object>>, BodyMemory),
+    objects: Vec<Arc<Object>>,
+    copies: BodyMemory,
     meta: Value,
 ) -> Reply {
     let (body, media) = match form {

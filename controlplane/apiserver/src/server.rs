@@ -62,7 +62,7 @@ impl Apiserver {
     /// [`RegistryError`] if a built-in resource has the name, or the stored objects cannot be read.
     pub async fn add_resource(&self, versions: &[Arc<Resource>]) -> std::result::Result<(), RegistryError> {
         let state = &self.state;
-        state.registry.add((&state.cache, &*state.store), versions).await
+        state.registry.add(&state.cache, &*state.store, versions).await
     }
 
     /// Removes all versions of a custom resource. Its watches end; stored objects stay in the store.
@@ -142,7 +142,7 @@ impl Apiserver {
             Some(token) => self.note_token(reply, token, record.as_deref()),
             None => reply,
         };
-        self.state.metrics.answered(&counted, &reply, (began.elapsed(), waited));
+        self.state.metrics.answered(&counted, &reply, began.elapsed(), waited);
         let reply = match record {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
@@ -416,7 +416,7 @@ impl Apiserver {
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
         let body = turn::receive(state, body, &mut memory, requester, seats).await?;
-        freshness::wait((&*state.store, &state.cache), info.verb, info.query.get("resourceVersion")).await?;
+        freshness::wait(&*state.store, &state.cache, info.verb, info.query.get("resourceVersion")).await?;
         let (warnings, audit) = (Warnings::about(&kind), record);
         let (state, cost) = (state.clone(), RequestCost::default());
         let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };

@@ -42,7 +42,7 @@ pub(crate) struct TlsServer {
 }
 
 /// The address of a pod. The default port is the first port of its containers.
-pub(crate) fn pod(cache: &Cache, namespace: &str, (name, port): (&str, &str)) -> Result<Endpoint> {
+pub(crate) fn pod(cache: &Cache, namespace: &str, name: &str, port: &str) -> Result<Endpoint> {
     let kind = by_resource("", "v1", "pods").ok_or_else(ApiError::no_resource)?;
     let pod = cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?.value();
     let address = pod["status"]["podIP"].as_str().unwrap_or_default();
@@ -66,7 +66,7 @@ fn number(port: &Value) -> Option<u16> {
 
 /// A ready endpoint of a service. `port` is a number or a name; it may be empty if the service has one port or an
 /// unnamed one.
-pub(crate) fn service(cache: &Cache, (namespace, name): (&str, &str), port: &str) -> Result<Endpoint> {
+pub(crate) fn service(cache: &Cache, namespace: &str, name: &str, port: &str) -> Result<Endpoint> {
     let services = by_resource("", "v1", "services").ok_or_else(ApiError::no_resource)?;
     let service = cache.get(services, namespace, name);
     let service = service.ok_or_else(|| ApiError::not_found(services, name))?.value();
@@ -82,11 +82,11 @@ pub(crate) fn service(cache: &Cache, (namespace, name): (&str, &str), port: &str
         Ok(number) => ApiError::unavailable(format!("no service port {number} found for service {name:?}")),
         Err(_name) => no_endpoints(name),
     };
-    ready(cache, (namespace, name), wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default())
+    ready(cache, namespace, name, wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default())
 }
 
 /// A random ready endpoint of a service's port. Endpoints to which requests must not be sent are excluded.
-pub(crate) fn ready(cache: &Cache, (namespace, name): (&str, &str), port_name: &str) -> Result<Endpoint> {
+pub(crate) fn ready(cache: &Cache, namespace: &str, name: &str, port_name: &str) -> Result<Endpoint> {
     let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
     let slices = cache.list(kind, namespace);
     let slices: Vec<Value> = slices.iter().map(|slice| slice.value()).collect();
@@ -147,7 +147,7 @@ impl Endpoint {
         let target = self.to_string();
         let stream = PermitStream::new(self.connect().await?, permit);
         if !is_tls {
-            return exchange(stream, request, (&target, limit)).await;
+            return exchange(stream, request, &target, limit).await;
         }
         let config = any_certificate().map_err(ApiError::internal)?;
         let server = TlsServer { config, name: ServerName::from(self.address) };
@@ -180,7 +180,7 @@ impl Endpoint {
         let connecting = TlsConnector::from(server.config).connect(server.name, stream);
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
-        exchange(stream, request, (&self.to_string(), limit)).await
+        exchange(stream, request, &self.to_string(), limit).await
     }
 }
 
@@ -204,7 +204,8 @@ fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::E
 pub(crate) async fn exchange<I>(
     stream: I,
     request: Request<Full<bytes::Bytes>>,
-    (target, limit): (&str, Duration),
+    target: &str,
+    limit: Duration,
 ) -> Result<Response<Incoming>>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -257,7 +258,7 @@ mod tests {
             "spec": {"ports": [{"name": "http", "port": 80}]}});
         let (key, value) = (key_of(kind, "n", "web").into(), Some(encode(kind, &web)));
         cache.apply(&Commit { key, revision: 2, value, created: 2, guard_follows: false });
-        let error = |port: &str| service(&cache, ("n", "web"), port).unwrap_err().message;
+        let error = |port: &str| service(&cache, "n", "web", port).unwrap_err().message;
         assert_eq!(error("81"), "no service port 81 found for service \"web\"");
         for port in ["80", "http", "https"] {
             assert_eq!(error(port), "no endpoints available for service \"web\"", "{port}");
@@ -275,8 +276,8 @@ mod tests {
                 theirs.write_all(head.as_bytes()).await.unwrap();
             };
             let request = Request::get("/").header("Host", "a").body(Full::default()).unwrap();
-            let target = ("a", Duration::from_secs(60));
-            let (response, ()) = tokio::join!(exchange(ours, request, target), answer);
+            let exchanged = exchange(ours, request, "a", Duration::from_secs(60));
+            let (response, ()) = tokio::join!(exchanged, answer);
             assert_eq!(response.is_ok(), is_accepted, "{length}");
         }
     }

@@ -97,8 +97,8 @@ async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
     let measured = objects.iter().filter_map(|object| {
         let (earlier, later) = pairs.get(&node_of(call, object)?)?;
         match call.kind.namespaced {
-            true => pod(call, object, (earlier, later)),
-            false => node(call, object, (earlier, later)),
+            true => pod(call, object, earlier, later),
+            false => node(call, object, earlier, later),
         }
     });
     measured.collect()
@@ -125,7 +125,7 @@ pub(crate) async fn record(state: &Arc<State>, history: &UsageHistory) {
         let Some(pair) = node_of(&call, object).and_then(|node| pairs.get(&node)) else { continue };
         for (image, rate) in images(object, pair) {
             let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
-            history.record((namespace, image), rate.container_usage(), now);
+            history.record(namespace, image, rate.container_usage(), now);
         }
     }
 }
@@ -161,14 +161,14 @@ async fn samples_of(call: &Call, objects: &[Value]) -> HashMap<String, Pair> {
     pairs
 }
 
-fn node(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Option<Value> {
+fn node(call: &Call, object: &Value, earlier: &Sample, later: &Sample) -> Option<Value> {
     let rate = later.node_since(earlier)?;
     let mut measured = head(call, object, &rate);
     measured.insert("usage".to_owned(), rate.usage());
     Some(measured.into())
 }
 
-fn pod(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Option<Value> {
+fn pod(call: &Call, object: &Value, earlier: &Sample, later: &Sample) -> Option<Value> {
     let rates = declared(object, later.pod_since(earlier, object["metadata"]["uid"].as_str()?));
     let mut measured = head(call, object, &rates.first()?.1);
     let containers = rates.iter().map(|(name, rate)| json!({"name": name, "usage": rate.usage()}));

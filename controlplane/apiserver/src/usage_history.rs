@@ -97,7 +97,7 @@ impl UsageHistory {
     }
 
     /// Counts the usage of a container at a time in seconds since 1970.
-    pub(crate) fn record(&self, (namespace, image): (&str, &str), usage: ContainerUsage, now: u64) {
+    pub(crate) fn record(&self, namespace: &str, image: &str, usage: ContainerUsage, now: u64) {
         if image.is_empty() || image.len() > MAX_NAME {
             return;
         }
@@ -118,7 +118,8 @@ impl UsageHistory {
     pub(crate) fn estimate(
         &self,
         resource: Estimated,
-        (namespace, image): (&str, &str),
+        namespace: &str,
+        image: &str,
         now: u64,
     ) -> Option<u64> {
         if image.len() > MAX_NAME {
@@ -269,7 +270,7 @@ mod tests {
 
     fn fill(history: &UsageHistory, place: (&str, &str), cpu_millis: u64, (count, at): (u64, u64)) {
         let usage = ContainerUsage { cpu_millis, memory_bytes: cpu_millis << 20 };
-        (0..count).for_each(|_| history.record(place, usage, at));
+        (0..count).for_each(|_| history.record(place.0, place.1, usage, at));
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
         };
         let all = history(false);
         let estimate =
-            |history: &UsageHistory, image: &str| history.estimate(Estimated::Cpu, ("ns", image), NOW);
+            |history: &UsageHistory, image: &str| history.estimate(Estimated::Cpu, "ns", image, NOW);
         assert_eq!(estimate(&all, "web:1"), None);
         fill(&all, ("other", "web:2"), 800, (MIN_SAMPLES, NOW));
         near(estimate(&all, "web:1"), 800);
@@ -316,7 +317,7 @@ mod tests {
         near(estimate(&all, "web:1"), 200);
         fill(&all, ("ns", "web:1"), 100, (1, NOW));
         near(estimate(&all, "web:1"), 100);
-        let memory = all.estimate(Estimated::Memory, ("ns", "web:1"), NOW);
+        let memory = all.estimate(Estimated::Memory, "ns", "web:1", NOW);
         near(memory, 100 << 20);
         let own = history(true);
         fill(&own, ("other", "web:1"), 400, (MIN_SAMPLES, NOW));
@@ -329,7 +330,7 @@ mod tests {
     fn old_weeks_are_removed() {
         let all = history(false);
         fill(&all, ("ns", "web"), 100, (50, NOW - WEEKS * WEEK));
-        assert_eq!(all.estimate(Estimated::Cpu, ("ns", "web"), NOW), None);
+        assert_eq!(all.estimate(Estimated::Cpu, "ns", "web", NOW), None);
         fill(&all, ("ns", "web"), 100, (1, NOW));
         assert_eq!(all.lock()["ns"]["web"].weeks.len(), 1);
     }
@@ -362,10 +363,11 @@ mod tests {
         let hostile = history(false);
         for power in 0..64 {
             let usage = ContainerUsage { cpu_millis: 1 << power, memory_bytes: u64::MAX >> power };
-            hostile.record(("ns", "web"), usage, NOW);
+            hostile.record("ns", "web", usage, NOW);
         }
         hostile.record(
-            ("ns", &"x".repeat(MAX_NAME + 1)),
+            "ns",
+            &"x".repeat(MAX_NAME + 1),
             ContainerUsage { cpu_millis: 1, memory_bytes: 1 },
             NOW,
         );

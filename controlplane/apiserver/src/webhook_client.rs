@@ -141,14 +141,14 @@ async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
             Ok(stream)
         }
         Target::Service { namespace, name, port, .. } => {
-            let endpoint = endpoint(cache, (namespace, name), *port)?;
+            let endpoint = endpoint(cache, namespace, name, *port)?;
             endpoint.connect().await.map_err(|error| error.message)
         }
     }
 }
 
 /// A ready endpoint of a service. The rules of proxied requests apply, because tenants can write endpoints.
-fn endpoint(cache: &Cache, (namespace, name): (&str, &str), port: u16) -> Result<target::Endpoint, String> {
+fn endpoint(cache: &Cache, namespace: &str, name: &str, port: u16) -> Result<target::Endpoint, String> {
     let services = by_resource("", "v1", "services").ok_or("the kind is not served")?;
     let service = cache.get(services, namespace, name);
     let service = service.ok_or_else(|| format!("service {name:?} not found"))?.value();
@@ -156,7 +156,7 @@ fn endpoint(cache: &Cache, (namespace, name): (&str, &str), port: u16) -> Result
     let wanted = ports.into_iter().find(|one| one["port"].as_u64() == Some(port.into()));
     let wanted = wanted.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
     let port_name = wanted["name"].as_str().unwrap_or_default();
-    target::ready(cache, (namespace, name), port_name).map_err(|error| error.message)
+    target::ready(cache, namespace, name, port_name).map_err(|error| error.message)
 }
 
 // === impl Endpoint ===

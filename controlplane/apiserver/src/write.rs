@@ -187,7 +187,8 @@ fn stamp_new(object: &mut Value, writer: Writer) {
 pub(crate) async fn update(
     call: &Call,
     name: &str,
-    (part, writer): (Part, Writer),
+    part: Part,
+    writer: Writer,
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
     let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
@@ -200,7 +201,7 @@ pub(crate) async fn update(
         let has_unknown = kind.strategy().canonical_stored(&mut old);
         let new = offload::run(is_large, || change(&old))?;
         let old_object = OldObject { value: &old, is_large };
-        let (new, reserved) = prepared(call, (part, writer), old_object, new).await?;
+        let (new, reserved) = prepared(call, part, writer, old_object, new).await?;
         // An object that is stored in another API version, with unknown fields, or encrypted with an earlier key, is
         // written again, even if nothing changes.
         let is_current = !has_unknown && current.api_version() == kind.stored_as().api_version();
@@ -238,7 +239,7 @@ fn drop_scheduling_group(call: &Call, object: &mut Value, old: Option<&Value>) {
     if call.state.registry.load().serves_pod_groups() {
         return;
     }
-    if strategy::drop_scheduling_group((&*call.kind.group, &*call.kind.plural), object, old) {
+    if strategy::drop_scheduling_group(&call.kind.group, &call.kind.plural, object, old) {
         let text = "schedulingGroup: dropped, because the server does not serve scheduling.k8s.io/v1alpha2";
         call.warnings.add(text.to_owned());
     }
@@ -256,7 +257,8 @@ struct OldObject<'a> {
 /// addresses and ports are held until the commit.
 async fn prepared(
     call: &Call,
-    (part, writer): (Part, Writer),
+    part: Part,
+    writer: Writer,
     old: OldObject<'_>,
     mut new: Value,
 ) -> Result<(Value, Reservations)> {

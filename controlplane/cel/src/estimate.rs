@@ -202,17 +202,17 @@ impl<'a> Estimator<'a> {
         };
         let (key, value) = (range.entries.map(|made| made.key), range.entries.map(|made| made.value));
         match &inner.second {
-            None if is_list => self.declare_part(&inner.variable, (range, &Step::Item), value),
-            None => self.declare_part(&inner.variable, (range, &Step::Key), key),
+            None if is_list => self.declare_part(&inner.variable, range, &Step::Item, value),
+            None => self.declare_part(&inner.variable, range, &Step::Key, key),
             Some(second) => {
                 let step = if is_list { Step::Index } else { Step::Key };
-                self.declare_part(&inner.variable, (range, &step), key);
-                self.declare_part(second, (range, &Step::Item), value);
+                self.declare_part(&inner.variable, range, &step, key);
+                self.declare_part(second, range, &Step::Item, value);
             }
         }
     }
 
-    fn declare_part(&mut self, name: &'a str, (range, step): (&Part<'a>, &Step<'_>), size: Option<Size>) {
+    fn declare_part(&mut self, name: &'a str, range: &Part<'a>, step: &Step<'_>, size: Option<Size>) {
         let origin = self.limits.below(range.origin, step);
         self.locals.push(Local { name, origin, size, entries: None });
     }

@@ -348,7 +348,7 @@ impl<'a> Value<'a> {
         }
         if let (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) = (self, other) {
             if let Some(of) = self.unordered().or_else(|| other.unordered())
-                && let Some(equal) = self.equals_unordered(other, of, (&mut *work, depth))?
+                && let Some(equal) = self.equals_unordered(other, of, work, depth)?
             {
                 return Some(equal);
             }

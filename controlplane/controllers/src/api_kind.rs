@@ -57,7 +57,7 @@ impl Discovered {
                     found.unavailable.push(format!("{name}/{known}"));
                 }
                 for resource in &version.resources {
-                    let kind = ApiKind::read((name, known), resource);
+                    let kind = ApiKind::read(name, known, resource);
                     if found.kinds[first..].iter().all(|other| other.resource.plural != kind.resource.plural)
                     {
                         found.kinds.push(kind);
@@ -75,7 +75,7 @@ impl Discovered {
 }
 
 impl ApiKind {
-    fn read((group, version): (&str, &str), resource: &APIResourceDiscovery) -> Self {
+    fn read(group: &str, version: &str, resource: &APIResourceDiscovery) -> Self {
         let kind = resource.response_kind.as_ref().and_then(|kind| kind.kind.clone()).unwrap_or_default();
         let gvk = GroupVersionKind::gvk(group, version, &kind);
         let plural = resource.resource.as_deref().unwrap_or_default();

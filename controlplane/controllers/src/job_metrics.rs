@@ -101,36 +101,32 @@ impl JobMetrics {
         let counts = self.lock();
         let mut text = String::new();
         let name = "job_controller_job_sync_duration_seconds";
-        head(
-            &mut text,
-            (name, "histogram", "Duration of reconciles of jobs in seconds."),
-            counts.syncs.len(),
-        );
+        head(&mut text, name, "histogram", "Duration of reconciles of jobs in seconds.", counts.syncs.len());
         for (labels, syncs) in &counts.syncs {
-            syncs.write(&mut text, name, (&sync_labels(labels), &SYNCS));
+            syncs.write(&mut text, name, &sync_labels(labels), &SYNCS);
         }
         let name = "job_controller_job_syncs_total";
-        head(&mut text, (name, "counter", "Number of reconciles of jobs."), counts.syncs.len());
+        head(&mut text, name, "counter", "Number of reconciles of jobs.", counts.syncs.len());
         for (labels, syncs) in &counts.syncs {
             line(&mut text, name, &sync_labels(labels), syncs.count);
         }
         let name = "job_controller_jobs_finished_total";
-        head(&mut text, (name, "counter", "Number of jobs that ended."), counts.finished.len());
+        head(&mut text, name, "counter", "Number of jobs that ended.", counts.finished.len());
         for ([mode, result, reason], count) in &counts.finished {
             let labels = format!("completion_mode=\"{mode}\",result=\"{result}\",reason=\"{reason}\"");
             line(&mut text, name, &labels, *count);
         }
         let name = "job_controller_job_pods_finished_total";
         let help = "Number of ended pods that the status of their job counts.";
-        head(&mut text, (name, "counter", help), counts.pods.len());
+        head(&mut text, name, "counter", help, counts.pods.len());
         for ([mode, result], count) in &counts.pods {
             line(&mut text, name, &format!("completion_mode=\"{mode}\",result=\"{result}\""), *count);
         }
         let name = "cronjob_controller_job_creation_skew_duration_seconds";
         let help = "Seconds from the scheduled time of a cron job until its job is created.";
-        head(&mut text, (name, "histogram", help), counts.delays.buckets.len());
+        head(&mut text, name, "histogram", help, counts.delays.buckets.len());
         if counts.delays.count > 0 {
-            counts.delays.write(&mut text, name, ("", &DELAYS));
+            counts.delays.write(&mut text, name, "", &DELAYS);
         }
         text
     }
@@ -161,7 +157,7 @@ fn sync_labels([mode, result, action]: &[&str; 3]) -> String {
 }
 
 /// Writes the head of a metric that has samples.
-fn head(text: &mut String, (name, kind, help): (&str, &str, &str), samples: usize) {
+fn head(text: &mut String, name: &str, kind: &str, help: &str, samples: usize) {
     if samples > 0 {
         // Writing to memory cannot fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -184,7 +180,7 @@ impl Histogram {
         self.sum += value;
     }
 
-    fn write(&self, text: &mut String, name: &str, (labels, bounds): (&str, &[f64])) {
+    fn write(&self, text: &mut String, name: &str, labels: &str, bounds: &[f64]) {
         let comma = if labels.is_empty() { "" } else { "," };
         for (count, bound) in self.buckets.iter().zip(bounds) {
             line(text, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{bound}\""), *count);

@@ -95,7 +95,7 @@ pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
 }
 
 /// The condition DisruptionTarget of a pod that a controller deletes, with the controller's reason and message.
-pub(crate) fn disruption_target(pod: &Pod, (reason, message): (&str, &str), now: Timestamp) -> Value {
+pub(crate) fn disruption_target(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Value {
     json!({
         "type": "DisruptionTarget",
         "status": "True",
@@ -237,7 +237,7 @@ mod tests {
         let mut pod = Pod::default();
         pod.metadata.generation = Some(3);
         let now = "2026-01-01T12:00:00.5Z".parse().unwrap();
-        let condition = disruption_target(&pod, ("Why", "because"), now);
+        let condition = disruption_target(&pod, "Why", "because", now);
         assert_eq!(condition["observedGeneration"], 3);
         assert_eq!(condition["lastTransitionTime"], "2026-01-01T12:00:00Z");
     }

@@ -41,11 +41,12 @@ impl ZoneMetrics {
     pub fn text(&self) -> String {
         let counts = self.lock();
         let mut text = String::new();
-        let evictions = ("evictions_total", "counter", "Number of nodes that got a NoExecute taint.");
-        write(&mut text, evictions, counts.iter().map(|(zone, counts)| (zone.as_str(), counts.evictions)));
+        let evictions = counts.iter().map(|(zone, counts)| (zone.as_str(), counts.evictions));
+        let help = "Number of nodes that got a NoExecute taint.";
+        write(&mut text, "evictions_total", "counter", help, evictions);
         let size = |counts: &Counts| u64::try_from(counts.nodes).unwrap_or(u64::MAX);
         let nodes = counts.iter().map(|(zone, counts)| (zone.as_str(), size(counts)));
-        write(&mut text, ("zone_size", "gauge", "Number of registered nodes in a zone."), nodes);
+        write(&mut text, "zone_size", "gauge", "Number of registered nodes in a zone.", nodes);
         text
     }
 
@@ -56,7 +57,9 @@ impl ZoneMetrics {
 
 fn write<'a>(
     text: &mut String,
-    (name, kind, help): (&str, &str, &str),
+    name: &str,
+    kind: &str,
+    help: &str,
     values: impl ExactSizeIterator<Item = (&'a str, u64)>,
 ) {
     let number = values.len();

@@ -43,8 +43,8 @@ pub fn mandatory_levels() -> Vec<Value> {
 /// The flow schemas that every cluster has and whose spec cannot be changed.
 pub fn mandatory_schemas() -> Vec<Value> {
     vec![
-        schema("exempt", ("exempt", 1, ""), whole_api(groups(&["system:masters"]))),
-        schema("catch-all", ("catch-all", 10_000, "ByUser"), whole_api(groups(EVERYBODY))),
+        schema("exempt", "exempt", 1, "", whole_api(groups(&["system:masters"]))),
+        schema("catch-all", "catch-all", 10_000, "ByUser", whole_api(groups(EVERYBODY))),
     ]
 }
 
@@ -64,42 +64,49 @@ pub fn suggested_schemas() -> Vec<Value> {
     let nodes = || groups(&["system:nodes"]);
     let mut electors = users(&[CONTROLLERS, SCHEDULER]);
     electors.extend(system_accounts());
-    let leases = |verbs: &[&str]| on(verbs, "coordination.k8s.io", (&["leases"], false));
+    let leases = |verbs: &[&str]| on(verbs, "coordination.k8s.io", &["leases"], false);
+    let node_rules = json!([on(&["*"], "", &["nodes", "nodes/status"], true), leases(&["*"])]);
     let probes = json!([{"verbs": ["get"], "nonResourceURLs": ["/healthz", "/readyz", "/livez"]}]);
     vec![
-        schema("system-nodes", ("system", 500, "ByUser"), whole_api(nodes())),
+        schema("system-nodes", "system", 500, "ByUser", whole_api(nodes())),
         schema(
             "system-node-high",
-            ("node-high", 400, "ByUser"),
-            json!({"subjects": nodes(), "resourceRules": [on(&["*"], "", (&["nodes", "nodes/status"], true)), leases(&["*"])]}),
+            "node-high",
+            400,
+            "ByUser",
+            json!({"subjects": nodes(), "resourceRules": node_rules}),
         ),
-        schema(
-            "probes",
-            ("exempt", 2, ""),
-            json!({"subjects": groups(EVERYBODY), "nonResourceRules": probes}),
-        ),
+        schema("probes", "exempt", 2, "", json!({"subjects": groups(EVERYBODY), "nonResourceRules": probes})),
         schema(
             "system-leader-election",
-            ("leader-election", 100, "ByUser"),
+            "leader-election",
+            100,
+            "ByUser",
             json!({"subjects": electors, "resourceRules": [leases(&["get", "create", "update"])]}),
         ),
         schema(
             "kube-controller-manager",
-            ("workload-high", 800, "ByNamespace"),
+            "workload-high",
+            800,
+            "ByNamespace",
             whole_api(users(&[CONTROLLERS])),
         ),
-        schema("kube-scheduler", ("workload-high", 800, "ByNamespace"), whole_api(users(&[SCHEDULER]))),
+        schema("kube-scheduler", "workload-high", 800, "ByNamespace", whole_api(users(&[SCHEDULER]))),
         schema(
             "kube-system-service-accounts",
-            ("workload-high", 900, "ByNamespace"),
+            "workload-high",
+            900,
+            "ByNamespace",
             whole_api(system_accounts()),
         ),
         schema(
             "service-accounts",
-            ("workload-low", 9000, "ByUser"),
+            "workload-low",
+            9000,
+            "ByUser",
             whole_api(groups(&["system:serviceaccounts"])),
         ),
-        schema("global-default", ("global-default", 9900, "ByUser"), whole_api(groups(EVERYBODY))),
+        schema("global-default", "global-default", 9900, "ByUser", whole_api(groups(EVERYBODY))),
     ]
 }
 
@@ -108,7 +115,7 @@ fn object(kind: &str, name: &str, spec: Value) -> Value {
         "metadata": {"name": name, "annotations": {"apf.kubernetes.io/autoupdate-spec": "true"}}})
 }
 
-fn schema(name: &str, (level, precedence, distinguisher): (&str, i64, &str), rule: Value) -> Value {
+fn schema(name: &str, level: &str, precedence: i64, distinguisher: &str, rule: Value) -> Value {
     let mut spec = serde_json::Map::new();
     spec.insert("priorityLevelConfiguration".to_owned(), json!({"name": level}));
     spec.insert("matchingPrecedence".to_owned(), precedence.into());
@@ -120,11 +127,11 @@ fn schema(name: &str, (level, precedence, distinguisher): (&str, i64, &str), rul
 }
 
 fn whole_api(subjects: Vec<Value>) -> Value {
-    json!({"subjects": subjects, "resourceRules": [on(&["*"], "*", (&["*"], true))],
+    json!({"subjects": subjects, "resourceRules": [on(&["*"], "*", &["*"], true)],
         "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}]})
 }
 
-fn on(verbs: &[&str], group: &str, (resources, cluster): (&[&str], bool)) -> Value {
+fn on(verbs: &[&str], group: &str, resources: &[&str], cluster: bool) -> Value {
     let mut rule = json!({"verbs": verbs, "apiGroups": [group], "resources": resources, "namespaces": ["*"]});
     if let (true, Some(rule)) = (cluster, rule.as_object_mut()) {
         rule.insert("clusterScope".to_owned(), true.into());

@@ -95,7 +95,7 @@ pub(crate) fn decide_measured(
     let (input, start) = (input?, Instant::now());
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
-    let found = filter_nodes((pod, profile), input, snapshot, refused_by_nominated);
+    let found = filter_nodes(pod, profile, input, snapshot, refused_by_nominated);
     // As upstream, the filters succeed if they refuse all nodes.
     ran(ExtensionPoint::Filter, AttemptResult::of(&found), start);
     let (found, start) = (found?, Instant::now());
@@ -161,7 +161,7 @@ pub(crate) fn filter<'a>(
     refused_by_nominated: HashMap<String, Refused>,
 ) -> Result<Filtered<'a>, Unschedulable> {
     let input = pre_filter(pod, profile, snapshot)?;
-    filter_nodes((pod, profile), input, snapshot, refused_by_nominated)
+    filter_nodes(pod, profile, input, snapshot, refused_by_nominated)
 }
 
 /// The result of the pre-filters.
@@ -203,7 +203,8 @@ fn named<'p>(pod: &'p Pod, profile: &Profile) -> Option<BTreeSet<&'p str>> {
 
 /// Filters the nodes after the pre-filters. The error is a fault of claims or classes.
 fn filter_nodes<'a>(
-    (pod, profile): (&Pod, &Profile),
+    pod: &Pod,
+    profile: &Profile,
     input: PreFiltered<'_>,
     snapshot: &'a Snapshot,
     refused_by_nominated: HashMap<String, Refused>,

@@ -455,7 +455,7 @@ impl State {
         work: &Work,
         node: &NodeProperties,
     ) -> Result<Option<Vec<Value>>, Failure> {
-        Allocator::new(self.classes.by_name(), &self.slices, &self.allocated, (node, work)).allocate(claims)
+        Allocator::new(self.classes.by_name(), &self.slices, &self.allocated, node, work).allocate(claims)
     }
 }
 

@@ -193,7 +193,7 @@ impl Queue {
         }
         while let Some(due) = self.retries.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.remove();
-            self.help(&uid, Changes::ALL, (TIMEOUT, now));
+            self.help(&uid, Changes::ALL, TIMEOUT, now);
         }
         let (_, uid) = self.ready.pop_first()?;
         self.start(&uid)
@@ -249,14 +249,14 @@ impl Queue {
 
     /// Makes a gated pod ready, and retries a refused one.
     pub(crate) fn wake(&mut self, uid: &str, now: Instant) {
-        self.wake_by(uid, (ACTIVATED, now));
+        self.wake_by(uid, ACTIVATED, now);
     }
 
-    fn wake_by(&mut self, uid: &str, (event, now): (&'static str, Instant)) {
+    fn wake_by(&mut self, uid: &str, event: &'static str, now: Instant) {
         if self.entries.get(uid).is_some_and(|entry| entry.state == QueueState::Gated) {
             self.put_ready(uid, event);
         } else {
-            self.help(uid, Changes::ALL, (event, now));
+            self.help(uid, Changes::ALL, event, now);
         }
     }
 
@@ -297,11 +297,11 @@ impl Queue {
 
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
-        self.refuse(uid, (helped_by, Changes::default()), now);
+        self.refuse(uid, helped_by, Changes::default(), now);
     }
 
     /// Does the same as [`Self::refused`]. `changes` happened after the pod was tried.
-    fn refuse(&mut self, uid: &str, (helped_by, changes): (Changes, Changes), now: Instant) {
+    fn refuse(&mut self, uid: &str, helped_by: Changes, changes: Changes, now: Instant) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
         self.serial += 1;
@@ -317,7 +317,7 @@ impl Queue {
         let changes = newer.fold(entry.changes_in_flight | changes, |all, (one, _)| all | one);
         self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
         if helped_by.overlaps(changes) {
-            self.help(uid, changes, (FAILED, now));
+            self.help(uid, changes, FAILED, now);
         } else {
             self.metrics.pod_queued(QueueName::Unschedulable, FAILED);
         }
@@ -325,7 +325,7 @@ impl Queue {
 
     /// Marks a pod whose binding failed: it is retried after its back-off.
     pub(crate) fn failed(&mut self, uid: &str, now: Instant) {
-        self.refuse(uid, (Changes::ALL, Changes::ALL), now);
+        self.refuse(uid, Changes::ALL, Changes::ALL, now);
     }
 
     /// Records changes that may make refused pods schedulable. Only the pods that the changes may help are read.
@@ -338,7 +338,7 @@ impl Queue {
         }
         let helped = self.unschedulable.iter().filter(|(helped_by, _)| helped_by.overlaps(changes));
         for uid in helped.flat_map(|(_, uids)| uids).cloned().collect::<Vec<_>>() {
-            self.help(&uid, changes, (changes.event(), now));
+            self.help(&uid, changes, changes.event(), now);
         }
     }
 
@@ -351,9 +351,9 @@ impl Queue {
         });
         for (uid, uses) in helped.collect::<Vec<_>>() {
             if uses {
-                self.wake_by(&uid, (CLAIM_CHANGED, now));
+                self.wake_by(&uid, CLAIM_CHANGED, now);
             } else {
-                self.help(&uid, Changes::DEVICES, (Changes::DEVICES.event(), now));
+                self.help(&uid, Changes::DEVICES, Changes::DEVICES.event(), now);
             }
         }
     }
@@ -366,7 +366,7 @@ impl Queue {
             changes.supply || self.entries.get(*uid).is_some_and(uses)
         });
         for uid in helped.cloned().collect::<Vec<_>>() {
-            self.help(&uid, Changes::ALL, (VOLUME_CHANGED, now));
+            self.help(&uid, Changes::ALL, VOLUME_CHANGED, now);
         }
     }
 
@@ -377,7 +377,7 @@ impl Queue {
 
     /// Retries a refused pod, as after a change that helps it.
     pub(crate) fn retry(&mut self, uid: &str, now: Instant) {
-        self.help(uid, Changes::ALL, (ACTIVATED, now));
+        self.help(uid, Changes::ALL, ACTIVATED, now);
     }
 
     /// The uids of all pods in the queue.
@@ -385,7 +385,7 @@ impl Queue {
         self.entries.keys().cloned().collect()
     }
 
-    fn help(&mut self, uid: &str, changes: Changes, (event, now): (&'static str, Instant)) {
+    fn help(&mut self, uid: &str, changes: Changes, event: &'static str, now: Instant) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         match (entry.state, entry.backoff_until) {
             (QueueState::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}

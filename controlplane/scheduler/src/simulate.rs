@@ -147,13 +147,14 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
         }
         return decision;
     };
-    make_room(snapshot, (pod, &profile), &mut decision, refused);
+    make_room(snapshot, pod, &profile, &mut decision, refused);
     decision
 }
 
 fn make_room(
     snapshot: &mut Snapshot,
-    (pod, profile): (&Pod, &Profile),
+    pod: &Pod,
+    profile: &Profile,
     decision: &mut Decision,
     refused: Unschedulable,
 ) {

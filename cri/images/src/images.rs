@@ -277,11 +277,7 @@ impl Images {
         let (records, known) = {
             let mut table = self.table_mut();
             let known = table.entry(&record.id).is_some();
-            weight::check(
-                &table,
-                (&record.id, record.owner.as_str()),
-                (record.config.as_str(), &new.parsed),
-            )?;
+            weight::check(&table, &record.id, record.owner.as_str(), record.config.as_str(), &new.parsed)?;
             (table.plan_put(record), known)
         };
         self.write(records.clone()).await?;

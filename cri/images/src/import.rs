@@ -148,7 +148,7 @@ impl Images {
         let id = found.id;
         let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
         let owner = String::new();
-        self.may_put((&id, owner.as_str()), &config, &parsed)?;
+        self.may_put(&id, owner.as_str(), &config, &parsed)?;
         let (from, mut leases) = (Origin::local(), Vec::<Lease>::new());
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
             let (layers, limits) = (self.inner.layers.clone(), self.inner.config.limits);

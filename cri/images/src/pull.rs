@@ -99,7 +99,7 @@ impl Images {
         let task = tokio::spawn(async move {
             let PullKey { owner, reference, login } = key;
             let _permit = images.inner.owner_limits.acquire(&owner).await;
-            let pulled = pull(&images, owner, (&reference, login.as_ref()), progress).await;
+            let pulled = pull(&images, owner, &reference, login.as_ref(), progress).await;
             if let Err(error) = &pulled {
                 if error.kind() == ErrorKind::NoSpace {
                     images.inner.layers.spools.clear();
@@ -122,7 +122,8 @@ fn stopped() -> Error {
 async fn pull(
     images: &Images,
     owner: String,
-    (reference, login): (&Reference, Option<&Login>),
+    reference: &Reference,
+    login: Option<&Login>,
     progress: watch::Sender<PullProgress>,
 ) -> Result<Image, PullError> {
     let config = &images.inner.config;
@@ -205,7 +206,7 @@ impl Pull {
         let platform = &self.images.inner.config.platform;
         let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), platform, chosen)?;
         let id = manifest.config.digest;
-        self.images.may_put((&id, self.owner.as_str()), &config, &parsed)?;
+        self.images.may_put(&id, self.owner.as_str(), &config, &parsed)?;
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let wanted = wanted(&manifest.layers, &parsed.diff_ids);
         self.progress.send_replace(PullProgress {

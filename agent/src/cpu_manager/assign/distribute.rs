@@ -106,7 +106,7 @@ fn balanced(free: &BTreeMap<u32, usize>, nodes: &[u32], request: Distribution) -
     let mut best: Option<Choice> = None;
     for size in (1..=takers.len()).rev() {
         for_each_choice(&takers, size, &mut Vec::new(), &mut |takers: &[u32]| {
-            let Some(balance) = with_remainder(left.clone(), takers, (remainder, group)) else { return };
+            let Some(balance) = with_remainder(left.clone(), takers, remainder, group) else { return };
             if best.as_ref().is_none_or(|best| balance < best.balance) {
                 best = Some(choice(takers.to_vec(), balance));
             }
@@ -120,7 +120,8 @@ fn balanced(free: &BTreeMap<u32, usize>, nodes: &[u32], request: Distribution) -
 fn with_remainder(
     mut left: BTreeMap<u32, usize>,
     takers: &[u32],
-    (mut remainder, group): (usize, usize),
+    mut remainder: usize,
+    group: usize,
 ) -> Option<i64> {
     while remainder > 0 {
         let before = remainder;

@@ -72,7 +72,8 @@ impl Sockets {
     pub(crate) fn program_at(
         &mut self,
         own: &[OwnPort],
-        (protocol, port): (&str, u16),
+        protocol: &str,
+        port: u16,
         addresses: &[IpAddr],
     ) -> io::Result<Option<String>> {
         let wanted = HostPort { ip: String::new(), port: port.into(), protocol: protocol.to_owned() };
@@ -361,16 +362,16 @@ mod tests {
         let own = [(Protocol::Tcp, 10250, "the kubelet API")];
         let mut sockets = Sockets::default();
         let mut user =
-            |address: &str| sockets.program_at(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
+            |address: &str| sockets.program_at(&own, "TCP", port, &[address.parse().unwrap()]).unwrap();
         assert!(user("127.0.0.1").is_some_and(|user| user.contains(&std::process::id().to_string())));
         assert_eq!(user("192.0.2.1"), None, "no packet to this address reaches the socket");
         assert_eq!(sockets.owners.len(), 1);
         let mut user =
-            |address: &str| sockets.program_at(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
+            |address: &str| sockets.program_at(&own, "TCP", port, &[address.parse().unwrap()]).unwrap();
         drop(server);
         assert!(user("127.0.0.1").is_some(), "the list and the owners are cached together");
         assert!(
-            sockets.program_at(&own, ("TCP", 10250), &[]).unwrap().is_some(),
+            sockets.program_at(&own, "TCP", 10250, &[]).unwrap().is_some(),
             "also while it does not listen"
         );
     }

@@ -68,7 +68,7 @@ impl Job {
     /// this check and the update, as in the upstream kubelet.
     async fn check_usage(&self, before: &Pod, containers: &[ResizeContainer]) -> Result<(), String> {
         let spec = self.spec();
-        let decreases = decreases((before, &self.pod), containers, &Shape::of(&spec));
+        let decreases = decreases(before, &self.pod, containers, &Shape::of(&spec));
         if decreases.is_empty() {
             return Ok(());
         }
@@ -89,7 +89,8 @@ impl Job {
 
 /// The memory limits that decrease between two versions of a pod.
 fn decreases(
-    (before, after): (&Pod, &Pod),
+    before: &Pod,
+    after: &Pod,
     containers: &[ResizeContainer],
     shape: &Shape<'_>,
 ) -> Vec<MemoryDecrease> {
@@ -159,7 +160,7 @@ mod tests {
         let one = |pod: &Pod| wanted(pod, &spec.containers[0]);
         let containers =
             [ResizeContainer { name: "a".to_owned(), id: "a0".to_owned(), before: one(&before) }];
-        let found = decreases((&before, &after), &containers, &Shape::of(&spec));
+        let found = decreases(&before, &after, &containers, &Shape::of(&spec));
         let found: Vec<_> = found.iter().map(|d| (d.container.as_deref(), d.limit)).collect();
         assert_eq!(found, [(None, 10240), (Some("a"), 10240)]);
     }

@@ -176,7 +176,7 @@ impl Job {
             self.record_failure(container, status.message());
             return Err(NotStarted::new("RunContainerError", status.message(), Failed::Run));
         }
-        self.node.managers.started(&self.pod, &container.name, (&id, &cpus));
+        self.node.managers.started(&self.pod, &container.name, &id, &cpus);
         self.event(container, "Started", format!("Started container {}", container.name));
         self.post_start(container, &id).await
     }

@@ -63,7 +63,7 @@ impl DiskUsages {
             let layers = layers.remove(uid).unwrap_or_default();
             let total = usage::with_layers(&self.node, pod, layers).await.total();
             let measured = PodDiskUsage { bytes: total.bytes, inodes: total.inodes, time: Timestamp::now() };
-            self.lock().add(uid, measured, (begun, begun.elapsed()));
+            self.lock().add(uid, measured, begun, begun.elapsed());
         }
     }
 
@@ -98,7 +98,7 @@ impl Known {
     }
 
     /// Adds a measurement with its start and its duration. After a slow measurement the next one is due later.
-    fn add(&mut self, uid: &str, measured: PodDiskUsage, (begun, took): (Instant, Duration)) {
+    fn add(&mut self, uid: &str, measured: PodDiskUsage, begun: Instant, took: Duration) {
         let due = begun + INTERVAL.max(took * MIN_INTERVAL_FACTOR);
         self.0.insert(uid.to_owned(), (measured, due));
     }
@@ -113,7 +113,7 @@ mod tests {
         let mut known = Known::default();
         let measured = PodDiskUsage { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
         for uid in ["u", "v"] {
-            known.add(uid, measured, (Instant::now(), Duration::ZERO));
+            known.add(uid, measured, Instant::now(), Duration::ZERO);
         }
         let mut pod = Pod::default();
         pod.metadata.uid = Some("v".to_owned());
@@ -133,9 +133,9 @@ mod tests {
         let (mut known, begun) = (Known::default(), Instant::now());
         let measured = PodDiskUsage { bytes: 1, inodes: 1, time: Timestamp::UNIX_EPOCH };
         assert!(known.is_due("u", begun));
-        known.add("u", measured, (begun, Duration::from_millis(10)));
+        known.add("u", measured, begun, Duration::from_millis(10));
         assert!(!known.is_due("u", begun + INTERVAL / 2) && known.is_due("u", begun + INTERVAL));
-        known.add("u", measured, (begun, INTERVAL));
+        known.add("u", measured, begun, INTERVAL);
         assert!(!known.is_due("u", begun + INTERVAL * 49) && known.is_due("u", begun + INTERVAL * 50));
     }
 }

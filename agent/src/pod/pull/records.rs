@@ -240,7 +240,8 @@ impl PullRecords {
     pub(super) async fn pulled(
         &self,
         pull: RunningPull,
-        (id, repository): (&str, &str),
+        id: &str,
+        repository: &str,
         secret: Option<UsedSecret>,
     ) {
         let is_changed = self.change(id, |record| record.add(repository, secret));
@@ -444,7 +445,7 @@ mod tests {
     }
 
     async fn pull(records: &Arc<PullRecords>, id: &str, secret: Option<UsedSecret>) {
-        records.pulled(begin(records), (id, "r.io/a"), secret).await;
+        records.pulled(begin(records), id, "r.io/a", secret).await;
     }
 
     #[tokio::test]

@@ -48,7 +48,8 @@ pub(super) enum ReadError {
 pub(super) async fn read(
     log: PathBuf,
     options: Options,
-    (mut ended, watches): (Ended, Arc<LogWatches>),
+    mut ended: Ended,
+    watches: Arc<LogWatches>,
     sender: mpsc::Sender<Bytes>,
 ) -> Result<(), ReadError> {
     let directory = log.parent().unwrap_or(Path::new("/")).to_owned();

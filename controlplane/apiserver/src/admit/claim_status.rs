@@ -42,10 +42,10 @@ impl Admit for ClaimStatus {
         let Some(old) = attributes.old.filter(|_| is_claim && is_update) else { return Ok(()) };
         let (old, new) = (&old["status"], &object["status"]);
         let mut causes = Causes::default();
-        binding(admission, attributes, (old, new), &mut causes).await;
+        binding(admission, attributes, old, new, &mut causes).await;
         // Without an allocation the status has no devices: `kinds::strategy` removes them.
         if !new["allocation"].is_null() {
-            devices(admission, attributes, (old, new), &mut causes).await;
+            devices(admission, attributes, old, new, &mut causes).await;
         }
         if causes.is_empty() {
             return Ok(());
@@ -62,7 +62,8 @@ impl Admit for ClaimStatus {
 async fn binding(
     admission: &Admission,
     attributes: &Attributes<'_>,
-    (old, new): (&Value, &Value),
+    old: &Value,
+    new: &Value,
     causes: &mut Causes,
 ) {
     if old["allocation"] == new["allocation"] && list(&old["reservedFor"]) == list(&new["reservedFor"]) {
@@ -83,7 +84,8 @@ async fn binding(
 async fn devices(
     admission: &Admission,
     attributes: &Attributes<'_>,
-    (old, new): (&Value, &Value),
+    old: &Value,
+    new: &Value,
     causes: &mut Causes,
 ) {
     let is_own_node =

@@ -56,7 +56,7 @@ fn is_garbage_collection(old: &Value, new: &Value) -> bool {
 }
 
 async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
-    if may(admission, attributes, "escalate", (&attributes.kind.plural, attributes.name)).await {
+    if may(admission, attributes, "escalate", &attributes.kind.plural, attributes.name).await {
         return Ok(());
     }
     let mut wanted = Rule::list(role);
@@ -71,7 +71,7 @@ async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value)
 async fn bind(admission: &Admission, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
     let (kind, name) = (role["kind"].as_str(), role["name"].as_str().unwrap_or_default());
     let resource = if kind == Some("Role") { "roles" } else { "clusterroles" };
-    if may(admission, attributes, "bind", (resource, name)).await {
+    if may(admission, attributes, "bind", resource, name).await {
         return Ok(());
     }
     let policy = admission.authorizers.policies.current(&admission.cache);
@@ -94,7 +94,8 @@ async fn may(
     admission: &Admission,
     attributes: &Attributes<'_>,
     verb: &str,
-    (resource, name): (&str, &str),
+    resource: &str,
+    name: &str,
 ) -> bool {
     let resource = ResourceInfo {
         group: rbac::GROUP.to_owned(),

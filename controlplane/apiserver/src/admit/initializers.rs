@@ -57,7 +57,7 @@ impl Admit for Initializers {
     ) -> Result<()> {
         match (attributes.operation, attributes.subresource, attributes.old) {
             (Operation::Create, "", _) => self.create(admission, attributes, object).await,
-            (Operation::Update, "", Some(old)) => update(admission, attributes, (object, old)).await,
+            (Operation::Update, "", Some(old)) => update(admission, attributes, object, old).await,
             (Operation::Update, subresource, Some(old))
                 if OF_SPEC.contains(&subresource) && is_uninitialized(old) =>
             {
@@ -138,7 +138,8 @@ impl Initializers {
 async fn update(
     admission: &Admission,
     attributes: &Attributes<'_>,
-    (new, old): (&mut Value, &Value),
+    new: &mut Value,
+    old: &Value,
 ) -> Result<()> {
     if is_uninitialized(new) && is_empty(new) {
         // The last initializer has removed its entry, or the client sends empty initializers for an initialized object.

@@ -95,7 +95,7 @@ impl Member {
         let TimedCall { step, operation, began } = *call;
         let durations = &self.durations.0[step as usize][operation as usize][usize::from(rejected)];
         let create =
-            || admission.metrics.admission.plugin_durations(self.name, (step, operation.name()), rejected);
+            || admission.metrics.admission.plugin_durations(self.name, step, operation.name(), rejected);
         durations.get_or_init(create).observe(began.elapsed().as_secs_f64());
     }
 }

@@ -50,9 +50,7 @@ impl Admit for NodeRestriction {
             ("", "PersistentVolume") => local_volume(node, attributes, object),
             ("storage.k8s.io", "CSINode") => csi_node(node, object),
             ("certificates.k8s.io", "CertificateSigningRequest") => request(attributes, object),
-            ("resource.k8s.io", "ResourceSlice") => {
-                slice(node, (attributes.operation, attributes.old), object)
-            }
+            ("resource.k8s.io", "ResourceSlice") => slice(node, attributes.operation, attributes.old, object),
             _ => Ok(()),
         };
         checked.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
@@ -251,7 +249,7 @@ fn csi_node(node: &str, object: &Value) -> Checked {
 }
 
 /// Checks that a node writes only slices of its own devices, and does not assign them to another node.
-fn slice(node: &str, (operation, old): (Operation, Option<&Value>), object: &Value) -> Checked {
+fn slice(node: &str, operation: Operation, old: Option<&Value>, object: &Value) -> Checked {
     let written = matches!(operation, Operation::Create | Operation::Update).then_some(object);
     let own = |slice: &Value| slice["spec"]["nodeName"] == node;
     ensure(old.into_iter().chain(written).all(own), || {
@@ -291,7 +289,7 @@ mod tests {
             (Operation::Delete, Some(&own), &Value::Null, true),
             (Operation::Delete, Some(&foreign), &Value::Null, false),
         ] {
-            assert_eq!(slice("n", (operation, old), new).is_ok(), expect, "{operation:?} {old:?} {new}");
+            assert_eq!(slice("n", operation, old, new).is_ok(), expect, "{operation:?} {old:?} {new}");
         }
     }
 

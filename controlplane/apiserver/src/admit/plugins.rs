@@ -51,7 +51,7 @@ struct Configured {
 /// # Errors
 /// A name is unknown or not supported, a plugin is both enabled and disabled, or a configuration is invalid.
 pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> Result<Plugins, String> {
-    let limited = configured((QUOTA, true), selection, || limited_resources::read(&mut configs, QUOTA))?;
+    let limited = configured(QUOTA, true, selection, || limited_resources::read(&mut configs, QUOTA))?;
     let rows = rows(Configured::read(&mut configs, selection)?);
     for plugin in configs.unused() {
         tracing::warn!(plugin, "the configuration of an admission plugin that does not run is ignored");
@@ -108,25 +108,25 @@ impl Configured {
     /// Reads the configurations of the plugins that run.
     fn read(configs: &mut PluginConfigs, selection: &PluginSelection) -> Result<Self, String> {
         Ok(Self {
-            pod_security: configured(("PodSecurity", true), selection, || {
+            pod_security: configured("PodSecurity", true, selection, || {
                 pod_security::PodSecurityConfig::read(configs).map(pod_security::PodSecurity)
             })?,
-            node_selector: configured(("PodNodeSelector", false), selection, || {
+            node_selector: configured("PodNodeSelector", false, selection, || {
                 optional::PodNodeSelector::read(configs)
             })?,
-            toleration_restriction: configured(("PodTolerationRestriction", false), selection, || {
+            toleration_restriction: configured("PodTolerationRestriction", false, selection, || {
                 optional::PodTolerationRestriction::read(configs)
             })?,
-            event_rate_limit: configured(("EventRateLimit", false), selection, || {
+            event_rate_limit: configured("EventRateLimit", false, selection, || {
                 optional::EventRateLimit::read(configs)
             })?,
-            image_policy: configured(("ImagePolicyWebhook", false), selection, || {
+            image_policy: configured("ImagePolicyWebhook", false, selection, || {
                 optional::ImagePolicyWebhook::read(configs)
             })?,
-            mutating_webhooks: configured((MUTATING_WEBHOOKS, true), selection, || {
+            mutating_webhooks: configured(MUTATING_WEBHOOKS, true, selection, || {
                 webhook::identities(configs, MUTATING_WEBHOOKS)
             })?,
-            validating_webhooks: configured((VALIDATING_WEBHOOKS, true), selection, || {
+            validating_webhooks: configured(VALIDATING_WEBHOOKS, true, selection, || {
                 webhook::identities(configs, VALIDATING_WEBHOOKS)
             })?,
         })
@@ -135,7 +135,8 @@ impl Configured {
 
 /// Reads a plugin with its configuration if it runs. Otherwise returns the default.
 fn configured<P: Default>(
-    (name, by_default): (&str, bool),
+    name: &str,
+    by_default: bool,
     selection: &PluginSelection,
     read: impl FnOnce() -> Result<P, String>,
 ) -> Result<P, String> {

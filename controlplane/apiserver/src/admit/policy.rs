@@ -103,7 +103,7 @@ impl<P> Policies<P> {
         offload::run(true, || match known() {
             (true, bound) => bound,
             (false, old) => {
-                let bound = self.compile(admission, (policies, bindings), &old);
+                let bound = self.compile(admission, policies, bindings, &old);
                 self.replace(of, &bound);
                 bound
             }
@@ -123,7 +123,8 @@ impl<P> Policies<P> {
     fn compile(
         &self,
         admission: &Admission,
-        (policies, bindings): (&Resource, &Resource),
+        policies: &Resource,
+        bindings: &Resource,
         old: &[Bound<P>],
     ) -> Arc<[Bound<P>]> {
         let mut known: HashMap<&str, &Arc<Policy<P>>> =
@@ -139,7 +140,7 @@ impl<P> Policies<P> {
             let Some(bindings) = by_policy.remove(object.name()) else { continue };
             let old = known.remove(object.name()).filter(|policy| policy.revision == object.revision);
             let policy = old.cloned().unwrap_or_else(|| {
-                Arc::new(Policy::read((object.name(), object.revision), &object.value()["spec"], self.read))
+                Arc::new(Policy::read(object.name(), object.revision, &object.value()["spec"], self.read))
             });
             bound.push(Bound { policy, bindings });
         }
@@ -150,7 +151,7 @@ impl<P> Policies<P> {
 // === impl Policy ===
 
 impl<P> Policy<P> {
-    fn read((name, revision): (&str, u64), spec: &Value, read: fn(&Value) -> P) -> Self {
+    fn read(name: &str, revision: u64, spec: &Value, read: fn(&Value) -> P) -> Self {
         Self {
             name: name.to_owned(),
             revision,
@@ -200,7 +201,7 @@ const SMALL: usize = 2 << 10;
 const FEW_PARAMS: usize = 8;
 
 /// Whether the evaluation may take long with these objects, this parameter, and this number of parameters.
-fn is_heavy(objects: &Objects, (params, number): (Option<&Value>, usize)) -> bool {
+fn is_heavy(objects: &Objects, params: Option<&Value>, number: usize) -> bool {
     number > FEW_PARAMS
         || [Some(&objects.new), Some(&objects.old), params]
             .into_iter()
@@ -247,16 +248,16 @@ mod tests {
     fn expressions_over_long_objects_or_parameters_are_heavy() {
         let (short, long) = (serde_json::json!({"a": 1}), Value::from("x".repeat(SMALL)));
         let objects = |new: &Value, old: &Value| Objects { new: new.clone(), old: old.clone() };
-        assert!(!is_heavy(&objects(&short, &Value::Null), (Some(&short), FEW_PARAMS)));
-        assert!(is_heavy(&objects(&long, &short), (None, 1)));
-        assert!(is_heavy(&objects(&short, &long), (None, 1)));
-        assert!(is_heavy(&objects(&short, &short), (Some(&long), 1)));
-        assert!(is_heavy(&objects(&short, &short), (Some(&short), FEW_PARAMS + 1)));
+        assert!(!is_heavy(&objects(&short, &Value::Null), Some(&short), FEW_PARAMS));
+        assert!(is_heavy(&objects(&long, &short), None, 1));
+        assert!(is_heavy(&objects(&short, &long), None, 1));
+        assert!(is_heavy(&objects(&short, &short), Some(&long), 1));
+        assert!(is_heavy(&objects(&short, &short), Some(&short), FEW_PARAMS + 1));
     }
 
     #[tokio::test]
     async fn the_cost_of_an_evaluation_is_recorded_with_the_policy() {
-        let policy = || Policy::read(("p", 1), &serde_json::json!({}), |_spec| ());
+        let policy = || Policy::read("p", 1, &serde_json::json!({}), |_spec| ());
         let (cheap, costly, cost) = (policy(), policy(), RequestCost::default());
         cheap.run(&cost, false, || cost.add(LIGHT)).await;
         assert!(!cheap.is_costly.load(Ordering::Relaxed));

@@ -41,7 +41,8 @@ pub(super) struct Objects {
 /// Builds the AdmissionReview of a request.
 pub(super) fn request(
     of: &Attributes<'_>,
-    (version, uid): (&str, &str),
+    version: &str,
+    uid: &str,
     kind: &Resource,
     objects: &Objects,
 ) -> Value {
@@ -129,11 +130,7 @@ fn parameters(query: &Query) -> serde_json::Map<String, Value> {
 }
 
 /// Parses the response to a review with this version and uid. An error counts as a failed call.
-pub(super) fn response(
-    review: &Value,
-    (version, uid): (&str, &str),
-    phase: Phase,
-) -> Result<Verdict, String> {
+pub(super) fn response(review: &Value, version: &str, uid: &str, phase: Phase) -> Result<Verdict, String> {
     let api_version = format!("admission.k8s.io/{version}");
     // As upstream, version, uid and patch type of a v1beta1 response are not checked.
     let is_v1 = version == "v1";
@@ -216,7 +213,7 @@ mod tests {
     fn responses_are_checked() {
         let read = |response| response_of(response);
         fn response_of(answer: Value) -> Result<Verdict, String> {
-            response(&review(answer), ("v1", "7"), Phase::Mutating)
+            response(&review(answer), "v1", "7", Phase::Mutating)
         }
         let allowed = read(json!({"uid": "7", "allowed": true, "warnings": ["w"]})).unwrap();
         assert_eq!((allowed.allowed, allowed.warnings), (true, vec!["w".to_owned()]));
@@ -224,7 +221,7 @@ mod tests {
         let patched = json!({"uid": "7", "allowed": true, "patch": patch, "patchType": "JSONPatch"});
         assert_eq!(read(patched).unwrap().patch[0]["path"], "/a");
         let older = json!({"response": {"allowed": true, "patch": patch}});
-        assert_eq!(response(&older, ("v1beta1", "7"), Phase::Validating).unwrap().patch[0]["path"], "/a");
+        assert_eq!(response(&older, "v1beta1", "7", Phase::Validating).unwrap().patch[0]["path"], "/a");
         assert!(!read(json!({"uid": "7"})).unwrap().allowed);
         for (answer, why) in [
             (json!({"uid": "8", "allowed": true}), "expected response.uid=\"7\", got \"8\""),
@@ -234,12 +231,12 @@ mod tests {
         ] {
             assert_eq!(read(answer).unwrap_err(), why);
         }
-        assert!(response(&json!({}), ("v1", "7"), Phase::Mutating).is_err());
+        assert!(response(&json!({}), "v1", "7", Phase::Mutating).is_err());
     }
 
     #[test]
     fn a_validating_webhook_may_not_return_a_patch() {
-        let read = |answer: Value| response(&review(answer), ("v1", "7"), Phase::Validating);
+        let read = |answer: Value| response(&review(answer), "v1", "7", Phase::Validating);
         let patched = json!({"uid": "7", "allowed": true, "patch": "W10=", "patchType": "JSONPatch"});
         assert_eq!(read(patched).unwrap_err(), "validating webhook may not return response.patch");
         let typed = json!({"uid": "7", "allowed": true, "patchType": "JSONPatch"});

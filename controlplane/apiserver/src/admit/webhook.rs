@@ -267,11 +267,11 @@ async fn call(
     }
     let objects = objects(attributes, kind, object).await?;
     let uid = uuid::Uuid::new_v4().to_string();
-    let request = review::request(attributes, (hook.version, &uid), kind, &objects);
+    let request = review::request(attributes, hook.version, &uid, kind, &objects);
     let began = std::time::Instant::now();
     let mut memory = admission.in_flight.response(&hook.endpoint.host());
     let answer = match webhook_client::call(&admission.cache, &hook.endpoint, &request, &mut memory).await {
-        Ok(answer) => review::response(&answer, (hook.version, &uid), phase),
+        Ok(answer) => review::response(&answer, hook.version, &uid, phase),
         Err(why) => Err(why),
     };
     let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);

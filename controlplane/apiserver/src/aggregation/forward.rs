@@ -91,7 +91,7 @@ impl Forwarder {
         identify(request.headers_mut(), user)?;
         let (namespace, name, port) = &remote.service;
         let config = remote.tls.clone().map_err(ApiError::unavailable)?;
-        let endpoint = target::service(&self.cache, (namespace, name), &port.to_string())?;
+        let endpoint = target::service(&self.cache, namespace, name, &port.to_string())?;
         let host = format!("{name}.{namespace}.svc");
         let server_name = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
         let server = TlsServer { config, name: server_name };

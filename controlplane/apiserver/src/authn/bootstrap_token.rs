@@ -31,7 +31,7 @@ fn user(cache: &Cache, token: &str) -> Option<User> {
     let (id, secret) = parts(token)?;
     let kind = by_resource("", "v1", "secrets")?;
     let object = cache.get(kind, NAMESPACE, &format!("bootstrap-token-{id}"))?;
-    identity(&object.value(), (id, secret), jiff::Timestamp::now())
+    identity(&object.value(), id, secret, jiff::Timestamp::now())
 }
 
 /// Splits a token of the form `[a-z0-9]{6}\.[a-z0-9]{16}` into id and secret.
@@ -41,7 +41,7 @@ fn parts(token: &str) -> Option<(&str, &str)> {
     (id.len() == 6 && secret.len() == 16 && plain(id) && plain(secret)).then_some((id, secret))
 }
 
-fn identity(object: &Value, (id, secret): (&str, &str), now: jiff::Timestamp) -> Option<User> {
+fn identity(object: &Value, id: &str, secret: &str, now: jiff::Timestamp) -> Option<User> {
     let field = |name: &str| {
         let bytes = BASE64_STANDARD.decode(object["data"][name].as_str()?).ok()?;
         String::from_utf8(bytes).ok()
@@ -92,7 +92,7 @@ mod tests {
     }
 
     fn found(object: &Value, secret: &str, now: &str) -> Option<User> {
-        identity(object, ("abcdef", secret), now.parse().unwrap())
+        identity(object, "abcdef", secret, now.parse().unwrap())
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Tokens {
         let namespace = about["namespace"].as_str()?;
         let (name, uid) =
             (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
-        require_live(cache, "serviceaccounts", (namespace, name, uid))?;
+        require_live(cache, "serviceaccounts", namespace, name, uid)?;
         let mut user = account(namespace, name, uid);
         if let Some(id) = claims["jti"].as_str().filter(|id| !id.is_empty()) {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
@@ -128,7 +128,7 @@ impl Tokens {
             // A token that is bound only to a node is valid while the Node exists. A pod's token depends only on the
             // pod.
             if about.get("pod").is_none() {
-                require_live(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
+                require_live(cache, "nodes", "", node["name"].as_str()?, node["uid"].as_str()?)?;
             }
             for field in ["name", "uid"] {
                 let Some(value) = node[field].as_str() else { continue };
@@ -139,7 +139,7 @@ impl Tokens {
         for (claim, resource) in [("pod", "pods"), ("secret", "secrets")] {
             let Some(bound) = about.get(claim) else { continue };
             let (name, uid) = (bound["name"].as_str()?, bound["uid"].as_str()?);
-            require_live(cache, resource, (namespace, name, uid))?;
+            require_live(cache, resource, namespace, name, uid)?;
             for (field, value) in [("name", name), ("uid", uid)] {
                 let key = format!("authentication.kubernetes.io/{claim}-{field}");
                 user.extra.insert(key, vec![value.to_owned()]);
@@ -165,7 +165,7 @@ impl Tokens {
         let stored = base64::prelude::BASE64_STANDARD.decode(secret["data"]["token"].as_str()?).ok()?;
         let is_live = secret["metadata"]["deletionTimestamp"].is_null();
         (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
-        require_live(cache, "serviceaccounts", (namespace, name, uid))?;
+        require_live(cache, "serviceaccounts", namespace, name, uid)?;
         // As upstream, the use of a refused token is also recorded, so that an administrator sees that the token is
         // still used.
         self.legacy_uses.note(&secret);
@@ -175,7 +175,7 @@ impl Tokens {
             return None;
         }
         let secret = claim("secret.name")?.to_owned();
-        let is_generated = names_secret(cache, (namespace, name), &secret);
+        let is_generated = names_secret(cache, namespace, name, &secret);
         let mut user = account(namespace, name, uid);
         user.noted_token = Some(NotedToken::Legacy(LegacyToken { secret, is_generated }));
         Some(user)
@@ -218,7 +218,7 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
 }
 
 /// Whether the `secrets` of a service account list a Secret.
-fn names_secret(cache: &Cache, (namespace, name): (&str, &str), secret: &str) -> bool {
+fn names_secret(cache: &Cache, namespace: &str, name: &str, secret: &str) -> bool {
     let kind = coracle_kinds::kind::by_resource("", "v1", "serviceaccounts");
     let account = kind.and_then(|kind| cache.get(kind, namespace, name));
     let named = account.map(|account| account.part(&[&["secrets"]]));
@@ -229,7 +229,7 @@ fn names_secret(cache: &Cache, (namespace, name): (&str, &str), secret: &str) ->
 
 /// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for a
 /// limited time.
-fn require_live(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
+fn require_live(cache: &Cache, resource: &str, namespace: &str, name: &str, uid: &str) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let fields: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "uid"]];
     let object = cache.get(kind, namespace, name)?.part(fields);

@@ -63,12 +63,12 @@ impl TokenWebhook {
                 "spec": {"token": token, "audiences": audiences},
             });
             let answered = self.remote.post(&request).await;
-            let user = answered.and_then(|answer| user(&answer["status"], (audiences, &self.audiences)));
+            let user = answered.and_then(|answer| user(&answer["status"], audiences, &self.audiences));
             match user {
                 Ok(user) => {
                     let user = user.map(Arc::new);
                     let outcome = if user.is_some() { Outcome::Accepted } else { Outcome::Refused };
-                    self.answers.insert(cache_key, user.clone(), (outcome, self.config.cache));
+                    self.answers.insert(cache_key, user.clone(), outcome, self.config.cache);
                     user.map(Arc::unwrap_or_clone)
                 }
                 // Failed calls are not cached.
@@ -100,7 +100,7 @@ impl Authenticator for TokenWebhook {
 
 /// The user in a response, or `None` if the token is invalid. A response without audiences is valid only for this API
 /// server.
-fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<User>, String> {
+fn user(status: &Value, asked: &[String], own: &[String]) -> Result<Option<User>, String> {
     match status["authenticated"].as_bool() {
         Some(true) => {}
         // Webhooks may omit the field if the token is invalid.

@@ -84,11 +84,11 @@ impl Webhook {
             Err(reason) => return self.failure(&reason),
         };
         if text.len() <= MAX_CACHED_REVIEW {
-            let lasts = match answer.verdict {
+            let (outcome, lasts) = match answer.verdict {
                 Verdict::Allow => (Outcome::Accepted, self.settings.authorized),
                 _ => (Outcome::Refused, self.settings.unauthorized),
             };
-            self.decisions.insert(key(&[text.as_bytes()]), answer.clone(), lasts);
+            self.decisions.insert(key(&[text.as_bytes()]), answer.clone(), outcome, lasts);
         }
         answer
     }

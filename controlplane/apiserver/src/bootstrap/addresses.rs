@@ -131,7 +131,7 @@ async fn replace(
     }
     ensure_kind(state, kind, object.clone()).await?;
     let call = Call::internal(state, kind.clone(), &object);
-    let changed = write::update(&call, "kubernetes", (Part::Main, Writer::Update), |old| {
+    let changed = write::update(&call, "kubernetes", Part::Main, Writer::Update, |old| {
         let mut new = old.clone();
         if let Some(new) = new.as_object_mut() {
             for field in fields {

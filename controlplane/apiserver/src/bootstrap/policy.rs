@@ -193,7 +193,7 @@ impl Rule {
     }
 }
 
-fn object(kind: &str, (namespace, name): (&str, &str)) -> Value {
+fn object(kind: &str, namespace: &str, name: &str) -> Value {
     let mut metadata = json!({
         "name": name,
         "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"},
@@ -210,7 +210,7 @@ fn label(to: &str) -> String {
 }
 
 fn role(&(name, to, rules): &Role<'_>) -> Value {
-    let mut role = object("ClusterRole", ("", name));
+    let mut role = object("ClusterRole", "", name);
     if !to.is_empty() {
         role["metadata"]["labels"][label(to)] = "true".into();
     }
@@ -233,7 +233,8 @@ fn subject(&(kind, name): &Subject<'_>) -> Value {
 
 fn binding<'a>(
     mut object: Value,
-    (kind, role): (&str, &str),
+    kind: &str,
+    role: &str,
     subjects: impl Iterator<Item = Subject<'a>>,
 ) -> Value {
     object["roleRef"] = json!({"apiGroup": API, "kind": kind, "name": role});
@@ -247,7 +248,7 @@ fn binding<'a>(
 /// All default objects, roles before their bindings. As upstream, rules about optional resources are included only
 /// while these are served.
 pub(super) fn objects(served: &Resources) -> Vec<Value> {
-    let cluster = |name: &str| object("ClusterRoleBinding", ("", name));
+    let cluster = |name: &str| object("ClusterRoleBinding", "", name);
     let is_served = |optional: &&Optional| optional.is_served(served);
     let controllers: Vec<(String, &str, &[Rule])> = CONTROLLERS
         .iter()
@@ -263,19 +264,19 @@ pub(super) fn objects(served: &Resources) -> Vec<Value> {
     all.extend(AGGREGATED.iter().map(aggregated));
     all.extend(controllers.iter().map(|(name, _, rules)| role(&(name.as_str(), "", *rules))));
     all.extend(LOCAL_ROLES.iter().map(|&(namespace, name, rules)| {
-        let mut role = object("Role", (namespace, name));
+        let mut role = object("Role", namespace, name);
         role["rules"] = rules.iter().map(Rule::json).collect();
         role
     }));
     all.extend(BINDINGS.iter().map(|&(name, role, kind, names)| {
-        binding(cluster(name), ("ClusterRole", role), names.iter().map(|name| (kind, *name)))
+        binding(cluster(name), "ClusterRole", role, names.iter().map(|name| (kind, *name)))
     }));
     all.extend(controllers.iter().map(|(name, account, _)| {
         let account = ("ServiceAccount", *account);
-        binding(cluster(name), ("ClusterRole", name), std::iter::once(account))
+        binding(cluster(name), "ClusterRole", name, std::iter::once(account))
     }));
     all.extend(LOCAL_BINDINGS.iter().map(|&(namespace, name, role, subjects)| {
-        binding(object("RoleBinding", (namespace, name)), ("Role", role), subjects.iter().copied())
+        binding(object("RoleBinding", namespace, name), "Role", role, subjects.iter().copied())
     }));
     all
 }

@@ -47,9 +47,7 @@ async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
     if completed(&found, &wanted) == found {
         return Ok(());
     }
-    write::update(&call, name, (Part::Main, Writer::Update), |old| Ok(completed(old, &wanted)))
-        .await
-        .map(drop)
+    write::update(&call, name, Part::Main, Writer::Update, |old| Ok(completed(old, &wanted))).await.map(drop)
 }
 
 /// The existing object with the missing labels, annotations, rules and subjects of the default one.

@@ -87,7 +87,7 @@ impl Accounts {
         let Some(kind) = coracle_kinds::kind::by_resource("", "v1", "resourcequotas") else { return };
         for quota in cache.list(kind, "") {
             if let Some((namespace, name)) = namespace_and_name(&quota) {
-                self.open(cache, (namespace, name), &quota);
+                self.open(cache, namespace, name, &quota);
             }
         }
     }
@@ -125,13 +125,13 @@ impl Accounts {
         }
         match (is_quota, change.deleted) {
             (true, true) => self.close(namespace, name),
-            (true, false) => self.open(cache, (namespace, name), &change.new),
+            (true, false) => self.open(cache, namespace, name, &change.new),
             (false, _) => {}
         }
     }
 
     /// Opens the account of a new or changed quota.
-    fn open(&mut self, cache: &Cache, (namespace, name): (&str, &str), object: &Object) {
+    fn open(&mut self, cache: &Cache, namespace: &str, name: &str, object: &Object) {
         let spec = object.spec().to_owned();
         let accounts = self.namespaces.entry(namespace.to_owned()).or_default();
         if accounts.get(name).is_none_or(|known| known.spec != spec) {

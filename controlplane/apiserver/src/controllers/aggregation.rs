@@ -126,8 +126,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
         state.metrics.remotes.unavailable(&name, reason);
     }
     let call = Call::internal(state, kind.clone(), &current);
-    let written =
-        write::update(&call, &name, (Part::Status, Writer::Update), |old| Ok(with(old, &condition)));
+    let written = write::update(&call, &name, Part::Status, Writer::Update, |old| Ok(with(old, &condition)));
     match written.await {
         Ok(_) => {}
         Err(ApiError { code: 404 | 409, .. }) => {}

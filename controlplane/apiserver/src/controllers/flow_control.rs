@@ -44,13 +44,14 @@ struct CorrectionTimer {
 /// Creates missing default objects, applies all objects, and starts to watch them.
 pub(crate) async fn start(state: &Arc<State>) {
     let kind = |name| by_kind(objects::API_VERSION, name).cloned();
-    let Some(kinds) = kind("FlowSchema").zip(kind("PriorityLevelConfiguration")) else { return };
+    let kinds = kind("FlowSchema").zip(kind("PriorityLevelConfiguration"));
+    let Some((schemas, levels)) = kinds else { return };
     // The first correction after the start is not delayed.
-    follow(state, (&kinds.0, &kinds.1), &mut CorrectionTimer::default()).await;
-    tokio::spawn(run(Arc::downgrade(state), kinds));
+    follow(state, &schemas, &levels, &mut CorrectionTimer::default()).await;
+    tokio::spawn(run(Arc::downgrade(state), schemas, levels));
 }
 
-async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource>)) {
+async fn run(state: Weak<State>, schemas: Arc<Resource>, levels: Arc<Resource>) {
     let mut timer = CorrectionTimer::default();
     loop {
         let Some(strong) = state.upgrade() else { return };
@@ -60,7 +61,7 @@ async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource
         drop(strong);
         loop {
             let Some(strong) = state.upgrade() else { return };
-            follow(&strong, (&schemas, &levels), &mut timer).await;
+            follow(&strong, &schemas, &levels, &mut timer).await;
             drop(strong);
             // Cancel-safe: dropping the receive loses no event.
             let has_ended = tokio::select! {
@@ -89,7 +90,8 @@ fn values(state: &State, kind: &Resource) -> Vec<Value> {
 
 async fn follow(
     state: &Arc<State>,
-    (schemas, levels): (&Arc<Resource>, &Arc<Resource>),
+    schemas: &Arc<Resource>,
+    levels: &Arc<Resource>,
     timer: &mut CorrectionTimer,
 ) {
     let (of_schemas, of_levels) = (values(state, schemas), values(state, levels));
@@ -215,7 +217,7 @@ impl Step {
             Self::Correct(wanted) => {
                 let call = Call::internal(state, kind.clone(), wanted);
                 let name = write::text(wanted, "name");
-                let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
+                let written = write::update(&call, name, Part::Main, Writer::Update, |old| {
                     let mut new = annotated(old, true);
                     // The numbers of the exempt level alone cause no correction: administrators can change them.
                     if let Some(object) = new.as_object_mut().filter(|_| fixed(old) != fixed(wanted)) {
@@ -228,7 +230,7 @@ impl Step {
             Self::Leave(name) => {
                 let object = json!({"metadata": {"name": name}});
                 let call = Call::internal(state, kind.clone(), &object);
-                let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
+                let written = write::update(&call, name, Part::Main, Writer::Update, |old| {
                     // Another server or an administrator may have set the annotation meanwhile.
                     Ok(if annotation(old).is_none() { annotated(old, false) } else { old.clone() })
                 });
@@ -294,7 +296,7 @@ fn condition(schema: &Value) -> Option<&Value> {
 async fn write_condition(state: &Arc<State>, kind: &Arc<Resource>, name: &str, wanted: &Value) {
     let object = json!({"metadata": {"name": name}});
     let call = Call::internal(state, kind.clone(), &object);
-    let written = write::update(&call, name, (Part::Status, Writer::Update), |old| Ok(with(old, wanted)));
+    let written = write::update(&call, name, Part::Status, Writer::Update, |old| Ok(with(old, wanted)));
     match written.await {
         Ok(_) | Err(ApiError { code: 404 | 409, .. }) => {}
         Err(error) => tracing::warn!(name, error = %error, "cannot write the status of a flow schema"),

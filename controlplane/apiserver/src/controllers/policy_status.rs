@@ -165,7 +165,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, name: &str) -> Result<(
     let mut call = Call::internal(state, kind.clone(), &Value::Null);
     call.resource.subresource = "status".to_owned();
     call.info.query = Query::parse("fieldManager=validatingadmissionpolicy-status");
-    let written = write::update(&call, name, (Part::Status, Writer::Update), |old| {
+    let written = write::update(&call, name, Part::Status, Writer::Update, |old| {
         // A later event is about a newer generation.
         let is_current = old["metadata"]["generation"] == generation;
         Ok(if is_current { with_status(old, &generation, &warnings) } else { old.clone() })

@@ -52,7 +52,7 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
     let printer_columns = columns::of_version(version);
     let rules = CustomResource::new(definition, version)?;
     let column_definitions = column_definitions(&printer_columns);
-    let strategy = CustomStrategy::new((&version.name, &names.kind), rules, printer_columns);
+    let strategy = CustomStrategy::new(&version.name, &names.kind, rules, printer_columns);
     let schema = publish::name(definition, &version.name, &names.kind);
     let mut resource = Resource::new(resource_names, schema, Arc::new(strategy));
     resource.singular = names.singular.clone().into();

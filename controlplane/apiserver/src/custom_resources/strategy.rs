@@ -28,7 +28,8 @@ pub(super) struct CustomStrategy {
 
 impl CustomStrategy {
     pub(super) fn new(
-        (version, kind): (&str, &str),
+        version: &str,
+        kind: &str,
         rules: CustomResource,
         columns: Vec<PrinterColumn>,
     ) -> CustomStrategy {

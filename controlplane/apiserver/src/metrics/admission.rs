@@ -50,17 +50,20 @@ impl AdmissionMetrics {
             steps: histogram(
                 "apiserver_admission_step_admission_duration_seconds",
                 "Duration of the steps of admission in seconds, by the type of the step and the operation.",
-                (&STEP_DURATIONS, &["type", "operation", "rejected"]),
+                &STEP_DURATIONS,
+                &["type", "operation", "rejected"],
             ),
             plugins: histogram(
                 "apiserver_admission_controller_admission_duration_seconds",
                 "Duration of single admission plugins in seconds, by name, type of the step and operation.",
-                (&STEP_DURATIONS, &["name", "type", "operation", "rejected"]),
+                &STEP_DURATIONS,
+                &["name", "type", "operation", "rejected"],
             ),
             webhooks: histogram(
                 "apiserver_admission_webhook_admission_duration_seconds",
                 "Duration of the calls of admission webhooks in seconds, by name, type and operation.",
-                (&WEBHOOK_DURATIONS, &["name", "type", "operation", "rejected"]),
+                &WEBHOOK_DURATIONS,
+                &["name", "type", "operation", "rejected"],
             ),
             refusals: counter(
                 "apiserver_admission_webhook_rejection_count",
@@ -88,7 +91,7 @@ impl AdmissionMetrics {
     }
 
     /// Counts a step of the admission of one object.
-    pub(crate) fn step(&self, (step, operation): (Step, &str), rejected: bool, took: Duration) {
+    pub(crate) fn step(&self, step: Step, operation: &str, rejected: bool, took: Duration) {
         let labels = [step.name(), operation, flag(rejected)];
         self.steps.with_label_values(&labels).observe(took.as_secs_f64());
     }
@@ -97,7 +100,8 @@ impl AdmissionMetrics {
     pub(crate) fn plugin_durations(
         &self,
         name: &'static str,
-        (step, operation): (Step, &'static str),
+        step: Step,
+        operation: &'static str,
         rejected: bool,
     ) -> Histogram {
         self.plugins.with_label_values(&[name, step.name(), operation, flag(rejected)])

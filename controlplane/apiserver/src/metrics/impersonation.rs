@@ -9,7 +9,7 @@ const LABELS: [&str; 2] = ["mode", "decision"];
 
 /// Empty counts with the names of upstream.
 pub(super) fn counts() -> ImpersonationCounts {
-    let durations = |name: &str, help: &str| histogram(name, help, (&IMPERSONATION_DURATIONS, &LABELS));
+    let durations = |name: &str, help: &str| histogram(name, help, &IMPERSONATION_DURATIONS, &LABELS);
     ImpersonationCounts {
         attempts: Counted {
             number: counter(

@@ -55,7 +55,8 @@ impl PolicyMetrics {
             durations: histogram(
                 &name("duration_seconds"),
                 "Duration of the evaluation of a validating admission policy in seconds.",
-                (&POLICY_DURATIONS, &LABELS),
+                &POLICY_DURATIONS,
+                &LABELS,
             ),
             names: KnownNames::new(MAX_BINDINGS),
         }

@@ -57,7 +57,8 @@ impl ServingMetrics {
                 "apiserver_watch_list_duration_seconds",
                 "Seconds until all objects of a watch that begins with them are sent, by group, version, resource and \
                  scope.",
-                (&INITIAL_EVENTS, &["group", "version", "resource", "scope"]),
+                &INITIAL_EVENTS,
+                &["group", "version", "resource", "scope"],
             ),
         };
         // The number is present before the first error.

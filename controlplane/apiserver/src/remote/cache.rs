@@ -69,7 +69,7 @@ impl<V: Clone> ResponseCache<V> {
     }
 
     /// Adds a response with a time to live; zero adds nothing. Replaces an earlier response to the same request.
-    pub(crate) fn insert(&self, key: Key, value: V, (outcome, lasts): (Outcome, Duration)) {
+    pub(crate) fn insert(&self, key: Key, value: V, outcome: Outcome, lasts: Duration) {
         if lasts.is_zero() {
             return;
         }
@@ -118,14 +118,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn answers_expire_and_their_number_is_limited() {
         let cache = ResponseCache::new();
-        let lasts = (Outcome::Accepted, Duration::from_secs(10));
-        cache.insert(numbered(0), 7, lasts);
-        cache.insert(numbered(1), 8, (Outcome::Accepted, Duration::ZERO));
+        let lasts = Duration::from_secs(10);
+        cache.insert(numbered(0), 7, Outcome::Accepted, lasts);
+        cache.insert(numbered(1), 8, Outcome::Accepted, Duration::ZERO);
         assert_eq!((cache.get(&numbered(0)), cache.get(&numbered(1))), (Some(7), None));
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(cache.get(&numbered(0)), None);
         for number in 0..2 * MAX_ENTRIES {
-            cache.insert(numbered(number), 1, lasts);
+            cache.insert(numbered(number), 1, Outcome::Accepted, lasts);
         }
         let outcomes = cache.outcomes.lock().unwrap();
         assert_eq!(
@@ -138,14 +138,14 @@ mod tests {
     async fn refusals_evict_no_acceptance_and_the_last_answer_counts() {
         let cache = ResponseCache::new();
         let lasts = Duration::from_secs(10);
-        cache.insert(numbered(0), 7, (Outcome::Accepted, lasts));
+        cache.insert(numbered(0), 7, Outcome::Accepted, lasts);
         for number in 1..=2 * MAX_ENTRIES {
-            cache.insert(numbered(number), 1, (Outcome::Refused, lasts));
+            cache.insert(numbered(number), 1, Outcome::Refused, lasts);
         }
         assert_eq!(cache.get(&numbered(0)), Some(7));
         for turn in 0..2 * MAX_ENTRIES {
             let outcome = if turn % 2 == 0 { Outcome::Refused } else { Outcome::Accepted };
-            cache.insert(numbered(0), turn, (outcome, lasts));
+            cache.insert(numbered(0), turn, outcome, lasts);
             assert_eq!(cache.get(&numbered(0)), Some(turn));
         }
         let outcomes = cache.outcomes.lock().unwrap();

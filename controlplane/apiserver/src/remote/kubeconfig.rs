@@ -168,7 +168,7 @@ fn credential(user: &UserFields, base: &Path) -> Result<Credential, String> {
 fn tls(cluster: &Cluster, user: &UserFields, base: &Path) -> Result<rustls::ClientConfig, String> {
     let (data, path) = (&cluster.certificate_authority_data, &cluster.certificate_authority);
     let mut roots = rustls::RootCertStore::empty();
-    match pem("certificate-authority", (data, path), base)? {
+    match pem("certificate-authority", data, path, base)? {
         Some(pem) => {
             for certificate in CertificateDer::pem_slice_iter(&pem) {
                 let certificate = certificate.map_err(|error| format!("certificate-authority: {error}"))?;
@@ -197,8 +197,8 @@ fn tls(cluster: &Cluster, user: &UserFields, base: &Path) -> Result<rustls::Clie
 
 fn client_certificate(user: &UserFields, base: &Path) -> Result<Option<ClientCertificate>, String> {
     let certificate =
-        pem("client-certificate", (&user.client_certificate_data, &user.client_certificate), base)?;
-    let key = pem("client-key", (&user.client_key_data, &user.client_key), base)?;
+        pem("client-certificate", &user.client_certificate_data, &user.client_certificate, base)?;
+    let key = pem("client-key", &user.client_key_data, &user.client_key, base)?;
     match (certificate, key) {
         (Some(certificate), Some(key)) => {
             let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&certificate).collect();
@@ -214,7 +214,8 @@ fn client_certificate(user: &UserFields, base: &Path) -> Result<Option<ClientCer
 /// PEM text from a base64 field or from a file. The field takes precedence, as upstream.
 fn pem(
     field: &str,
-    (data, path): (&Option<String>, &Option<PathBuf>),
+    data: &Option<String>,
+    path: &Option<PathBuf>,
     base: &Path,
 ) -> Result<Option<Vec<u8>>, String> {
     match (data, path) {

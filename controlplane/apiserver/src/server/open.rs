@@ -80,7 +80,7 @@ impl Apiserver {
         let (authenticators, file) = authenticators(&mut config, authorizers.allows_all(), token_uses)?;
         let files = reload::Files { authorization: config.authorization.file.clone(), authentication: file };
         let services = Services { store, cache, authorizers: Arc::new(authorizers), authenticators };
-        let state = state(config, services, (stopping, shutdown))?;
+        let state = state(config, services, stopping, shutdown)?;
         serve_initializers(&state).await.map_err(OpenError::Bootstrap)?;
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
         start_controllers(&state, files).await;
@@ -157,7 +157,8 @@ fn plugins(config: &ApiserverConfig) -> Result<Plugins, OpenError> {
 fn state(
     config: ApiserverConfig,
     services: Services,
-    (stopping, shutdown): (CancellationToken, CancellationToken),
+    stopping: CancellationToken,
+    shutdown: CancellationToken,
 ) -> Result<Arc<State>, OpenError> {
     let plugins = plugins(&config)?;
     let runs = |name: &str| config.admission_plugins.enables(name);
@@ -237,8 +238,8 @@ async fn serve_initializers(state: &State) -> Result<(), ApiError> {
     if state.admission.initialization.is_none() {
         return Ok(());
     }
-    let stores = (&*state.cache, &*state.store);
-    let added = state.registry.add(stores, &[Arc::new(initializers::configurations())]).await;
+    let kinds = [Arc::new(initializers::configurations())];
+    let added = state.registry.add(&state.cache, &*state.store, &kinds).await;
     added.map_err(ApiError::internal)
 }
 

@@ -96,17 +96,13 @@ pub(super) async fn of_large_request(call: &Call, seats: &mut Option<Seats>) -> 
         return None;
     }
     let owner = in_flight::requester(&call.user.name);
-    Some(wait_for_turn(&call.state.large_requests, (owner, bytes), seats).await)
+    Some(wait_for_turn(&call.state.large_requests, owner, bytes, seats).await)
 }
 
 /// Waits for a turn. After [`SLOW_CLIENT`] the request gives its seats back. It needs none in its turn, because the
 /// turn is a limit, too. A turn may wait for the seats of a level that others use up. The large requests of all levels
 /// would then wait for this turn.
-async fn wait_for_turn(
-    large: &LargeRequests,
-    (owner, bytes): (&str, usize),
-    seats: &mut Option<Seats>,
-) -> Turn {
+async fn wait_for_turn(large: &LargeRequests, owner: &str, bytes: usize, seats: &mut Option<Seats>) -> Turn {
     let mut wait = std::pin::pin!(large.enter(owner, bytes));
     if let Ok(turn) = timeout(SLOW_CLIENT, wait.as_mut()).await {
         return turn;
@@ -177,10 +173,10 @@ mod tests {
         let enter = async |user: &str| control.enter(&User::new(user, &[]), &info, &cache).await.1;
         let large = LargeRequests::default();
         let mut quick = enter("eve").await.unwrap();
-        let first = wait_for_turn(&large, ("eve", 2 << 20), &mut quick).await;
+        let first = wait_for_turn(&large, "eve", 2 << 20, &mut quick).await;
         assert!(quick.is_some(), "a request whose turn comes at once keeps its seats");
         let mut seats = enter("eve").await.unwrap();
-        let mut waiting = Box::pin(wait_for_turn(&large, ("eve", 1 << 20), &mut seats));
+        let mut waiting = Box::pin(wait_for_turn(&large, "eve", 1 << 20, &mut seats));
         assert!(timeout(SLOW_CLIENT * 2, waiting.as_mut()).await.is_err());
         let mut taken = Vec::new();
         while let Ok(others) = enter("bob").await {

@@ -100,7 +100,7 @@ fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
         let old = json!({"metadata": {"name": pod.name(), "resourceVersion": pod.revision.to_string()}});
         check_revision(kind, &old, &binding["metadata"]["resourceVersion"])?;
         check_unbound(kind, pod, [&metadata, &spec])?;
-        check_uid((kind, pod.name()), &string(&metadata, "uid"), text(binding, "uid"))?;
+        check_uid(kind, pod.name(), &string(&metadata, "uid"), text(binding, "uid"))?;
         for field in ["annotations", "labels"] {
             add(&mut metadata, field, &binding["metadata"][field]);
         }

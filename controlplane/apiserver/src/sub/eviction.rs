@@ -58,7 +58,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
         let pod = parent(call).await?;
         // An eviction that fails these checks must change neither the budget nor the pod.
         options.check(&call.kind, &pod)?;
-        delete::admit(call, (&call.resource.name, &pod), options).await?;
+        delete::admit(call, &call.resource.name, &pod, options).await?;
         match verdict(budgets, &pod, &budgets_of(call, budgets, &pod)?, &write::now())? {
             Verdict::Delete => return remove(call, options).await,
             Verdict::DeleteUnchanged(budget) => {
@@ -205,7 +205,7 @@ async fn remove(call: &Call, options: &delete::Options) -> Result<()> {
     let name = &call.resource.name;
     let mut options = options.clone();
     if !options.dry_run() {
-        let marked = write::update(call, name, (Part::Internal, Writer::Update), |old| {
+        let marked = write::update(call, name, Part::Internal, Writer::Update, |old| {
             options.check(&call.kind, old)?;
             Ok(targeted(old, &write::now()))
         })

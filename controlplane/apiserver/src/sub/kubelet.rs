@@ -58,7 +58,7 @@ pub(crate) async fn send(
     let stream = in_time(&target, connecting).await?;
     let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
     request.headers_mut().insert(header::HOST, host);
-    exchange(PermitStream::new(stream, permit), request, (&target, call.state.request_timeout)).await
+    exchange(PermitStream::new(stream, permit), request, &target, call.state.request_timeout).await
 }
 
 fn dial_error(what: &str, target: &str, error: &dyn std::fmt::Display) -> ApiError {
@@ -103,7 +103,7 @@ mod tests {
         let (ours, theirs) = tokio::io::duplex(1 << 10);
         let request = Request::get("/containerLogs/ns/pod/c").body(Full::default()).unwrap();
         let limit = Duration::from_secs(60);
-        let exchange = tokio::time::timeout(2 * limit, exchange(ours, request, ("n1:10250", limit)));
+        let exchange = tokio::time::timeout(2 * limit, exchange(ours, request, "n1:10250", limit));
         let error = exchange.await.expect("an end").expect_err("no answer");
         assert_eq!(error.status()["code"], 504, "{}", error.status());
         drop(theirs);
@@ -128,7 +128,7 @@ mod tests {
         let request =
             Request::get("/exec/ns/pod/c").header("connection", "upgrade").header("upgrade", "SPDY/3.1");
         let request = request.body(Full::default()).unwrap();
-        let mut answer = exchange(ours, request, ("n1:10250", Duration::from_secs(60))).await.unwrap();
+        let mut answer = exchange(ours, request, "n1:10250", Duration::from_secs(60)).await.unwrap();
         assert_eq!(answer.status(), 403);
         assert!(hyper::upgrade::on(&mut answer).await.is_err(), "nothing to be connected");
         drop(answer);

@@ -24,7 +24,7 @@ pub(super) fn check(query: &Query, pod: &str) -> Result<()> {
     if causes.is_empty() {
         return Ok(());
     }
-    let mut error = ApiError::invalid_parameters(("PodLogOptions", ""), &causes);
+    let mut error = ApiError::invalid_parameters("PodLogOptions", "", &causes);
     error.message = error.message.replacen("PodLogOptions. \"\"", &format!("PodLogOptions \"{pod}\""), 1);
     if let Some(details) = error.details.as_object_mut() {
         details.remove("group");

@@ -78,7 +78,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     let mut hosts: Vec<String> = host.map(str::to_owned).into_iter().collect();
     let endpoint = match &*call.kind.plural {
         "nodes" => None,
-        "pods" => Some(target::pod(&call.state.cache, call.namespace(), (named.name, named.port))?),
+        "pods" => Some(target::pod(&call.state.cache, call.namespace(), named.name, named.port)?),
         _ => Some(service(call, &named)?),
     };
     let mut answer = match endpoint {
@@ -120,7 +120,7 @@ impl<'a> ProxyTarget<'a> {
 
 /// A ready endpoint of the service. As upstream, the error names the service as the path does.
 fn service(call: &Call, named: &ProxyTarget<'_>) -> Result<Endpoint> {
-    let found = target::service(&call.state.cache, (call.namespace(), named.name), named.port);
+    let found = target::service(&call.state.cache, call.namespace(), named.name, named.port);
     found.map_err(|error| match error.message == target::no_endpoints(named.name).message {
         true => target::no_endpoints(&call.resource.name),
         false => error,

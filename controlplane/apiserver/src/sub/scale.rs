@@ -157,6 +157,6 @@ async fn store(
     writer: Writer,
     change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Reply> {
-    let stored = write::update(call, &call.resource.name, (Part::Main, writer), change).await?;
+    let stored = write::update(call, &call.resource.name, Part::Main, writer, change).await?;
     Ok(reply::json(200, &scale::read(&call.kind, &stored.value())))
 }

@@ -36,7 +36,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(MIN_SECONDS..=MAX_SECONDS).contains(&seconds) {
         let causes = validate::token_request(&request);
-        return Err(ApiError::invalid_parameters(("TokenRequest", "authentication.k8s.io"), &causes));
+        return Err(ApiError::invalid_parameters("TokenRequest", "authentication.k8s.io", &causes));
     }
     let tokens = &call.state.authenticators.tokens;
     let limits = [tokens.keys.max_seconds(), call.state.max_token_seconds];
@@ -57,7 +57,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         uid: text(&account, "uid"),
         audiences: &audiences,
         seconds,
-        extended: extended(call, (&bound, &audiences), seconds),
+        extended: extended(call, &bound, &audiences, seconds),
         bound,
     };
     let (token, until) = tokens.issue(&claims).await?;
@@ -80,14 +80,14 @@ fn set_name(call: &Call, request: &mut Value) -> Result<()> {
     } else if name != call.resource.name {
         let message = format!("Invalid value: {name:?}: must match the service account name if specified");
         let cause = Cause { reason: "FieldValueInvalid", field: "metadata.name".to_owned(), message };
-        return Err(ApiError::invalid_parameters(("TokenRequest", "authentication.k8s.io"), &[cause]));
+        return Err(ApiError::invalid_parameters("TokenRequest", "authentication.k8s.io", &[cause]));
     }
     Ok(())
 }
 
 /// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are
 /// extended.
-fn extended(call: &Call, (bound, audiences): (&Value, &[String]), seconds: i64) -> Option<i64> {
+fn extended(call: &Call, bound: &Value, audiences: &[String], seconds: i64) -> Option<i64> {
     let tokens = &call.state.authenticators.tokens;
     let is_extended = call.state.extend_tokens
         && seconds == EXTENDABLE_SECONDS

@@ -21,7 +21,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, true)?;
     let (config, is_named, warnings) = offload::run(call.has_large_body(), || config(call))?;
     for _ in 0..ATTEMPTS {
-        let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
+        let updated = write::update(call, &call.resource.name, part, Writer::Apply, |old| {
             let new = merged(call, old, &config)?;
             write::check_revision(&call.kind, old, &new["metadata"]["resourceVersion"])?;
             Ok(new)

@@ -122,7 +122,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
         let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
         // The future is boxed, because it is large, and deletions are nested in other requests.
-        Box::pin(admit(call, (name, &old), options)).await?;
+        Box::pin(admit(call, name, &old, options)).await?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
         if new == old && !finished {
@@ -153,7 +153,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 }
 
 /// Admission of the deletion: plugins can refuse it after the authorizers have allowed it.
-pub(crate) async fn admit(call: &Call, (name, old): (&str, &Value), options: &Options) -> Result<()> {
+pub(crate) async fn admit(call: &Call, name: &str, old: &Value, options: &Options) -> Result<()> {
     // Each deleted object of a collection has its own cost budget, as upstream.
     let cost = RequestCost::default();
     let attributes = Attributes {
@@ -244,7 +244,7 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
     if dry_run.as_array().into_iter().flatten().any(|value| value != "All") {
         let mut causes = Causes::default();
         causes.unsupported(&Path::root("dryRun"), dry_run, &["All"]);
-        return Err(ApiError::invalid_parameters(("DeleteOptions", "meta.k8s.io"), &causes.into_list()));
+        return Err(ApiError::invalid_parameters("DeleteOptions", "meta.k8s.io", &causes.into_list()));
     }
     let text = |value: &Value| value.as_str().map(str::to_owned);
     Ok(Options {

@@ -58,5 +58,5 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if let Some(next) = next {
         meta["continue"] = next.into();
     }
-    Ok(reply::list(call.form()?, call.kind.clone(), (touched, memory), meta).await)
+    Ok(reply::list(call.form()?, call.kind.clone(), touched, memory, meta).await)
 }

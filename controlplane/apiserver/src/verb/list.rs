@@ -74,7 +74,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if matches!(form, Form::Table(_)) && call.kind.is("flowcontrol.apiserver.k8s.io", "FlowSchema") {
         sort_by_precedence(&mut page);
     }
-    Ok(reply::list(form, call.kind.clone(), (page, memory), meta).await)
+    Ok(reply::list(form, call.kind.clone(), page, memory, meta).await)
 }
 
 /// Reserves memory for the copies of objects in the version of the call.

@@ -60,7 +60,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
             _ => error,
         })
     };
-    let stored = write::update(call, &call.resource.name, (part, Writer::Update), |old| {
+    let stored = write::update(call, &call.resource.name, part, Writer::Update, |old| {
         let (new, found) = offload::run(is_heavy, || apply(old))?;
         warnings = found;
         Ok(new)

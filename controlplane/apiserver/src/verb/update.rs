@@ -24,7 +24,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();
     for _ in 0..ATTEMPTS {
-        let updated = write::update(call, name, (part, Writer::Update), |old| {
+        let updated = write::update(call, name, part, Writer::Update, |old| {
             require_revision(call, &revision)?;
             write::check_revision(&call.kind, old, &revision)?;
             Ok(object.clone())
@@ -55,7 +55,7 @@ fn is_creatable(call: &Call, error: &ApiError) -> bool {
 /// object that no longer exists. A revision is ignored. Source: `Store.Update` of the generic registry.
 async fn created(call: &Call, object: &Value) -> Result<Stored> {
     call.authorize_also("create").await?;
-    write::check_uid((&*call.kind, call.resource.name.as_str()), "", write::text(object, "uid"))?;
+    write::check_uid(&call.kind, call.resource.name.as_str(), "", write::text(object, "uid"))?;
     let mut object = object.clone();
     if let Some(metadata) = write::metadata_mut(&mut object) {
         metadata.remove("resourceVersion");

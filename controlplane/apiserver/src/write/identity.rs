@@ -44,7 +44,7 @@ pub(super) fn fingerprint(object: &Value) -> u64 {
 }
 
 /// Checks the uid of a request against the uid of the stored object. An empty uid matches every object.
-pub(crate) fn check_uid((kind, name): (&Resource, &str), stored: &str, given: &str) -> Result<()> {
+pub(crate) fn check_uid(kind: &Resource, name: &str, stored: &str, given: &str) -> Result<()> {
     if given.is_empty() || given == stored {
         return Ok(());
     }
@@ -54,7 +54,7 @@ pub(crate) fn check_uid((kind, name): (&Resource, &str), stored: &str, given: &s
 
 /// Restores the fields that an update cannot change. A different uid is a conflict: the client means another object.
 pub(super) fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<()> {
-    check_uid((kind, name), text(old, "uid"), text(new, "uid"))?;
+    check_uid(kind, name, text(old, "uid"), text(new, "uid"))?;
     let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else {
         return Err(ApiError::bad_request("metadata must be given"));
     };

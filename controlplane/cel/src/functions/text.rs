@@ -88,7 +88,7 @@ fn changes<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]
             meter.charge(cost).map(|()| split(text, separator, limit(rest)))
         }
         ("replace", [Value::String(from), Value::String(to), rest @ ..]) => {
-            replace(meter, (text, from, to), limit(rest))
+            replace(meter, text, from, to, limit(rest))
         }
         ("format", [list]) => format_text(meter, text, list),
         _ => return None,
@@ -281,7 +281,7 @@ fn split<'a>(text: &str, separator: &str, limit: usize) -> Value<'a> {
     Value::list(text.splitn(limit, separator).map(Value::text).collect())
 }
 
-fn replace<'a>(meter: &mut CostMeter, (text, from, to): (&str, &str, &str), limit: usize) -> Evaluated<'a> {
+fn replace<'a>(meter: &mut CostMeter, text: &str, from: &str, to: &str, limit: usize) -> Evaluated<'a> {
     let count = if from.is_empty() { text.chars().count() + 1 } else { text.matches(from).count() };
     let grown = text.len().saturating_add(count.min(limit).saturating_mul(to.len()));
     meter.charge(traversal(u64::try_from(grown).unwrap_or(u64::MAX)).saturating_mul(2).max(1))?;

@@ -26,7 +26,8 @@ impl<'a> Value<'a> {
         &self,
         other: &Value<'a>,
         of: &UnorderedList,
-        (work, depth): (&mut u64, usize),
+        work: &mut u64,
+        depth: usize,
     ) -> Option<Option<bool>> {
         *work = work.checked_sub(self.elements_cost().saturating_add(other.elements_cost()))?;
         let (Some(left), Some(right)) = (self.items(), other.items()) else { return Some(None) };

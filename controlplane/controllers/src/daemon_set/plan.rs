@@ -25,7 +25,7 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Plan {
     let observed = ObservedDaemonSet::of(snapshot);
     for (node, fit) in sorted(&observed.fits) {
         let pods = observed.by_node.get(node).map(Vec::as_slice).unwrap_or_default();
-        manage(&observed, (node, fit), pods, &mut plan);
+        manage(&observed, node, fit, pods, &mut plan);
     }
     // Pods for nodes that no longer exist would stay pending forever.
     for (node, pods) in observed.by_node.iter().filter(|(node, _)| !observed.fits.contains_key(*node)) {
@@ -48,7 +48,8 @@ fn sorted(fits: &HashMap<String, Eligibility>) -> Vec<(&String, Eligibility)> {
 
 fn manage(
     observed: &ObservedDaemonSet<'_>,
-    (node, fit): (&String, Eligibility),
+    node: &String,
+    fit: Eligibility,
     pods: &[Arc<Pod>],
     plan: &mut Plan,
 ) {

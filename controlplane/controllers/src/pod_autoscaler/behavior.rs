@@ -177,7 +177,8 @@ impl History {
     pub(super) fn scaled(
         &mut self,
         behavior: Option<&HorizontalPodAutoscalerBehavior>,
-        (before, after): (i32, i32),
+        before: i32,
+        after: i32,
         now: Timestamp,
     ) {
         let Some(behavior) = behavior else { return };
@@ -307,7 +308,7 @@ mod tests {
         let mut history = History::default();
         let first = history.normalize(Some(&rules), range(10, 30), at(0));
         assert_eq!((first.limited.replicas, first.limited.why), (14, TOO_FAST_UP));
-        history.scaled(Some(&rules), (10, 14), at(0));
+        history.scaled(Some(&rules), 10, 14, at(0));
         assert_eq!(history.normalize(Some(&rules), range(14, 30), at(30)).limited.replicas, 14);
         assert_eq!(history.normalize(Some(&rules), range(14, 30), at(61)).limited.replicas, 18);
         let down = History::default().normalize(Some(&rules), range(10, 1), at(0));

@@ -18,7 +18,7 @@ impl Conditions {
     }
 
     /// Sets one condition. The transition time changes only with the status.
-    pub(super) fn set(&mut self, type_: &str, status: bool, (reason, message): (&str, &str)) {
+    pub(super) fn set(&mut self, type_: &str, status: bool, reason: &str, message: &str) {
         let place = self.list.iter().position(|known| known.type_ == type_).unwrap_or_else(|| {
             self.list
                 .push(HorizontalPodAutoscalerCondition { type_: type_.to_owned(), ..Default::default() });

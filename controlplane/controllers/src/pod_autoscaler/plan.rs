@@ -71,7 +71,7 @@ pub(super) fn without_metrics(
     let (min, max) = limits(autoscaler);
     let rescale = if current == 0 && min != 0 {
         let message = "scaling is disabled since the replica count of the target is zero";
-        conditions.set(ACTIVE, false, ("ScalingDisabled", message));
+        conditions.set(ACTIVE, false, "ScalingDisabled", message);
         None
     } else if current > max {
         Some((max, "Current number of replicas above Spec.MaxReplicas".to_owned()))
@@ -112,7 +112,7 @@ pub(super) fn by_metrics(
         && (failures.len() == specs.len() || best < observed.current)
     {
         let message = format!("the HPA was unable to compute the replica count: {}", first.cause);
-        conditions.set(ACTIVE, false, (first.reason, &message));
+        conditions.set(ACTIVE, false, first.reason, &message);
         let whole = format!(
             "invalid metrics ({} invalid out of {}), first error is: {}",
             failures.len(),
@@ -124,15 +124,16 @@ pub(super) fn by_metrics(
         return decision;
     }
     let message = format!("the HPA was able to successfully calculate a replica count from {name}");
-    conditions.set(ACTIVE, true, ("ValidMetricFound", &message));
-    decision.rescale = limited(observed, (best, &name), history, conditions);
+    conditions.set(ACTIVE, true, "ValidMetricFound", &message);
+    decision.rescale = limited(observed, best, &name, history, conditions);
     decision
 }
 
 /// Applies behavior and limits to the proposal of the metrics.
 fn limited(
     observed: &Observed<'_>,
-    (desired, name): (i32, &str),
+    desired: i32,
+    name: &str,
     history: &mut History,
     conditions: &mut Conditions,
 ) -> Option<(i32, String)> {
@@ -146,8 +147,10 @@ fn limited(
     let range = Range { current, desired, min, max };
     let behavior = observed.autoscaler.spec.behavior.as_ref();
     let normalized = history.normalize(behavior, range, observed.now);
-    conditions.set(ABLE, true, normalized.stabilized.why);
-    conditions.set(LIMITED, normalized.limited.is_limited, normalized.limited.why);
+    let (reason_of_able, message) = normalized.stabilized.why;
+    conditions.set(ABLE, true, reason_of_able, message);
+    let (reason_of_limited, message) = normalized.limited.why;
+    conditions.set(LIMITED, normalized.limited.is_limited, reason_of_limited, message);
     let replicas = normalized.limited.replicas;
     (replicas != current).then_some((replicas, reason))
 }
@@ -182,8 +185,8 @@ fn evaluate(
     };
     if let Some(source) = &spec.resource {
         let failed = failure("FailedGetResourceMetric", format!("{} resource metric value", source.name));
-        let of = (source.name.as_str(), None);
-        let (proposal, current) = by_resource(target, of, &source.target, measured).map_err(failed)?;
+        let compared = by_resource(target, &source.name, None, &source.target, measured);
+        let (proposal, current) = compared.map_err(failed)?;
         let name = resource_name(&source.name, "resource", &source.target);
         let status = json!({"name": source.name, "current": current});
         return Ok(Evaluated { proposal, name, status: json!({"type": "Resource", "resource": status}) });
@@ -191,8 +194,9 @@ fn evaluate(
     if let Some(source) = &spec.container_resource {
         let what = format!("{} container metric value", source.container);
         let failed = failure("FailedGetContainerResourceMetric", what);
-        let of = (source.name.as_str(), Some(source.container.as_str()));
-        let (proposal, current) = by_resource(target, of, &source.target, measured).map_err(failed)?;
+        let container = Some(source.container.as_str());
+        let compared = by_resource(target, &source.name, container, &source.target, measured);
+        let (proposal, current) = compared.map_err(failed)?;
         let name = resource_name(&source.name, "container resource", &source.target);
         let status = json!({"name": source.name, "container": source.container, "current": current});
         let status = json!({"type": "ContainerResource", "containerResource": status});
@@ -273,7 +277,8 @@ fn by_value_or_average(
 /// Compares the usage of CPU or memory with a target average or with the pods' requests.
 fn by_resource(
     target: Target<'_>,
-    (resource, container): (&str, Option<&str>),
+    resource: &str,
+    container: Option<&str>,
     wanted: &MetricTarget,
     measured: &Result<Measured, String>,
 ) -> Result<(Proposal, Value), String> {

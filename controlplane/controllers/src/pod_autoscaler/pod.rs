@@ -88,7 +88,7 @@ impl Groups {
             } else if pod.status.phase == "Pending" {
                 groups.unready.insert(name);
             } else if let Some(value) = values.get(&name) {
-                if is_cpu && pod.is_initializing((value.time, value.window), now) {
+                if is_cpu && pod.is_initializing(value.time, value.window, now) {
                     groups.unready.insert(name);
                 } else {
                     groups.ready += 1;
@@ -116,7 +116,7 @@ impl Pod {
     }
 
     /// Whether CPU usage that was measured in this window belongs to a starting pod.
-    fn is_initializing(&self, (time, window): (Timestamp, std::time::Duration), now: Timestamp) -> bool {
+    fn is_initializing(&self, time: Timestamp, window: std::time::Duration, now: Timestamp) -> bool {
         let (Some(ready), Some(started)) = (self.ready(), &self.status.start_time) else { return true };
         let changed = ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
         let age = now.as_second() - started.0.as_second();

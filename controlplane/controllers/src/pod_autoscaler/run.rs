@@ -87,23 +87,23 @@ impl Reconcile<'_> {
                 self.record(Event::warning("FailedGetScale", error.clone()));
                 let message =
                     format!("the HPA controller was unable to get the target's current scale: {error}");
-                conditions.set(ABLE, false, ("FailedGetScale", &message));
+                conditions.set(ABLE, false, "FailedGetScale", &message);
                 return self.write(conditions, None).await;
             }
         };
         let message = "the HPA controller was able to get the target's current scale";
-        conditions.set(ABLE, true, ("SucceededGetScale", message));
+        conditions.set(ABLE, true, "SucceededGetScale", message);
         let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default();
         self.with_history(|kept| kept.history.begin(current, self.now));
         let decision = match plan::without_metrics(self.autoscaler, current, conditions) {
             Some(decision) => decision,
-            None => self.by_metrics((current, &scale), conditions).await,
+            None => self.by_metrics(current, &scale, conditions).await,
         };
-        let outcome = self.apply((&target, current), decision, conditions).await;
+        let outcome = self.apply(&target, current, decision, conditions).await;
         self.write(conditions, Some(outcome)).await
     }
 
-    async fn by_metrics(&self, (current, scale): (i32, &Scale), conditions: &mut Conditions) -> Decision {
+    async fn by_metrics(&self, current: i32, scale: &Scale, conditions: &mut Conditions) -> Decision {
         let gathered = self.gather(scale, conditions).await;
         let (pods, measured) = match gathered {
             Ok(gathered) => gathered,
@@ -136,7 +136,7 @@ impl Reconcile<'_> {
         let api: Api<Pod> = Api::namespaced(self.context.client.clone(), namespace);
         let pods = api.list(&ListParams::default().labels(selector)).await;
         let pods = pods.map_err(|error| format!("unable to get pods: {}", reason(&error)))?.items;
-        self.check_overlap((selector, parsed), &pods, conditions)?;
+        self.check_overlap(selector, parsed, &pods, conditions)?;
         let selected = Selected { client: &self.context.client, namespace, selector };
         let specs: &[MetricSpec] = self.autoscaler.spec.metrics.as_deref().unwrap_or_default();
         let mut measured = Vec::new();
@@ -149,14 +149,14 @@ impl Reconcile<'_> {
     fn selector(&self, text: &str, conditions: &mut Conditions) -> Result<LabelSelector, String> {
         if text.is_empty() {
             let message = "the HPA target's scale is missing a selector";
-            conditions.set(ACTIVE, false, ("InvalidSelector", message));
+            conditions.set(ACTIVE, false, "InvalidSelector", message);
             self.record(Event::warning("SelectorRequired", "selector is required".to_owned()));
             return Err("selector is required".to_owned());
         }
         LabelSelector::parse(text).map_err(|error| {
             let message =
                 format!("couldn't convert selector into a corresponding internal selector object: {error}");
-            conditions.set(ACTIVE, false, ("InvalidSelector", &message));
+            conditions.set(ACTIVE, false, "InvalidSelector", &message);
             self.record(Event::warning("InvalidSelector", message.clone()));
             message
         })
@@ -165,7 +165,8 @@ impl Reconcile<'_> {
     /// Fails if another autoscaler controls one of the pods.
     fn check_overlap(
         &self,
-        (text, selector): (&str, LabelSelector),
+        text: &str,
+        selector: LabelSelector,
         pods: &[Pod],
         conditions: &mut Conditions,
     ) -> Result<(), String> {
@@ -186,7 +187,7 @@ impl Reconcile<'_> {
         all.sort();
         let all: Vec<String> = all.iter().map(|key| format!("{{{} {}}}", key.name, key.namespace)).collect();
         let message = format!("pods by selector {text} are controlled by multiple HPAs: [{}]", all.join(" "));
-        conditions.set(ACTIVE, false, ("AmbiguousSelector", &message));
+        conditions.set(ACTIVE, false, "AmbiguousSelector", &message);
         self.record(Event::warning("AmbiguousSelector", message.clone()));
         Err(message)
     }
@@ -194,7 +195,8 @@ impl Reconcile<'_> {
     /// Sets the replicas of the target.
     async fn apply(
         &self,
-        (target, current): (&Target, i32),
+        target: &Target,
+        current: i32,
         decision: Decision,
         conditions: &mut Conditions,
     ) -> Outcome {
@@ -212,15 +214,15 @@ impl Reconcile<'_> {
             let message = format!("New size: {replicas}; reason: {why}; error: {error}");
             self.record(Event::warning("FailedRescale", message));
             let message = format!("the HPA controller was unable to update the target scale: {error}");
-            conditions.set(ABLE, false, ("FailedUpdateScale", &message));
+            conditions.set(ABLE, false, "FailedUpdateScale", &message);
             outcome.desired = None;
             return outcome;
         }
         let message = format!("the HPA controller was able to update the target scale to {replicas}");
-        conditions.set(ABLE, true, ("SucceededRescale", &message));
+        conditions.set(ABLE, true, "SucceededRescale", &message);
         self.record(Event::normal("SuccessfulRescale", format!("New size: {replicas}; reason: {why}")));
         let behavior = self.autoscaler.spec.behavior.as_ref();
-        self.with_history(|kept| kept.history.scaled(behavior, (current, replicas), self.now));
+        self.with_history(|kept| kept.history.scaled(behavior, current, replicas, self.now));
         Outcome { desired: Some(replicas), rescaled: true, ..outcome }
     }
 

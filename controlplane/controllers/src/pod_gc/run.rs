@@ -73,8 +73,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     for pod in plan::pods_of_absent_node(&key.name, context.caches.pods.all()) {
-        let why = ("DeletionByPodGC", "PodGC: node no longer exists");
-        remove(context, &pod, Some(disruption_target(&pod, why, Timestamp::now()))).await?;
+        let message = "PodGC: node no longer exists";
+        let condition = disruption_target(&pod, "DeletionByPodGC", message, Timestamp::now());
+        remove(context, &pod, Some(condition)).await?;
     }
     Ok(Next::Wait)
 }

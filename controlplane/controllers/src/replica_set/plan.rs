@@ -181,7 +181,8 @@ impl ReplicaCounts {
 pub(crate) fn by_counts<K: Replicas>(
     set: &K,
     selector: &LabelSelector,
-    (own, orphans): (&Groups, &Groups),
+    own: &Groups,
+    orphans: &Groups,
 ) -> Option<Change> {
     let matches = |labels: &Labels| selector.matches(Some(labels));
     if set.is_being_deleted() || !own.keys().all(matches) || orphans.keys().any(matches) {
@@ -443,7 +444,7 @@ mod tests {
             [(labels(app), Group { active, ready: 1, terminating: 2 })].into_iter().collect()
         };
         let selector = LabelSelector::try_from(&set(3).spec.selector).unwrap();
-        let decide = |own: Groups, orphans: Groups| by_counts(&set(3), &selector, (&own, &orphans));
+        let decide = |own: Groups, orphans: Groups| by_counts(&set(3), &selector, &own, &orphans);
         let missing = decide(groups("a", 1), groups("b", 5));
         assert!(matches!(missing, Some(Change::Create(2))), "{missing:?}");
         assert!(matches!(decide(groups("a", 3), Groups::new()), Some(Change::Nothing)));

@@ -73,7 +73,7 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
     let counted = context.pod_counts.read(&key.namespace, set.uid(), Groups::clone);
     let counted = context
         .pod_counts
-        .read(&key.namespace, "", |orphans| plan::by_counts(&*set, &selector, (&counted, orphans)));
+        .read(&key.namespace, "", |orphans| plan::by_counts(&*set, &selector, &counted, orphans));
     let plan = match counted {
         Some(change) => Plan { change, ..Plan::default() },
         None => by_pods(context, &*set, &selector),

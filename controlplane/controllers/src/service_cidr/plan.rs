@@ -48,7 +48,7 @@ pub(crate) fn plan(
     let Some(deleted) = &cidr.metadata.deletion_timestamp else {
         let protect = (!is_protected)
             .then(|| Action::SetFinalizers(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect()));
-        return protect.into_iter().chain(status(cidr, ("True", "", READY), now)).collect();
+        return protect.into_iter().chain(status(cidr, "True", "", READY, now)).collect();
     };
     if !is_protected {
         return Vec::new();
@@ -57,7 +57,7 @@ pub(crate) fn plan(
     let others: Vec<IpNetwork> =
         others.iter().filter(|other| !other.is_being_deleted()).flat_map(|other| ranges(other)).collect();
     if ranges(cidr).any(|range| first_only_in(range, &others).is_some()) {
-        return status(cidr, ("False", "Terminating", IN_USE), now).into_iter().collect();
+        return status(cidr, "False", "Terminating", IN_USE, now).into_iter().collect();
     }
     let since = Duration::try_from(now.duration_since(deleted.0)).unwrap_or_default();
     if since < DELETION_GRACE {
@@ -67,11 +67,7 @@ pub(crate) fn plan(
 }
 
 /// The patch of the condition Ready. `None` if it is unchanged.
-fn status(
-    cidr: &ServiceCIDR,
-    (ready, reason, message): (&str, &str, &str),
-    now: Timestamp,
-) -> Option<Action> {
+fn status(cidr: &ServiceCIDR, ready: &str, reason: &str, message: &str, now: Timestamp) -> Option<Action> {
     let conditions = cidr.status.conditions.as_deref().unwrap_or_default();
     let old = conditions.iter().find(|condition| condition.type_ == "Ready");
     if old.is_some_and(|old| old.status == ready && old.reason == reason && old.message == message) {

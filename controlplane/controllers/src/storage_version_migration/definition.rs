@@ -11,7 +11,7 @@ const CONDITION: &str = "StorageMigrating";
 /// The apply configuration of the status at the start of a migration.
 pub(super) fn begin(definition: &Value, migration: &str, now: Timestamp) -> Value {
     let message = format!("Migration {migration} is running");
-    configuration(definition, ("True", "MigrationRunning", &message), now)
+    configuration(definition, "True", "MigrationRunning", &message, now)
 }
 
 /// The apply configuration of the status at the end. After a success only the stored version remains, unless the
@@ -31,7 +31,7 @@ pub(super) fn finish(definition: &Value, succeeded: bool, now: Timestamp) -> Val
         ),
         (false, _) => ("MigrationFailed", "The migration has failed"),
     };
-    let mut configuration = configuration(definition, ("False", reason, message), now);
+    let mut configuration = configuration(definition, "False", reason, message, now);
     let mut versions = definition["spec"]["versions"].as_array().into_iter().flatten();
     let stored = versions.find(|version| version["storage"] == true);
     if let (true, true, Some(stored)) = (succeeded, is_same, stored) {
@@ -40,7 +40,7 @@ pub(super) fn finish(definition: &Value, succeeded: bool, now: Timestamp) -> Val
     configuration
 }
 
-fn configuration(definition: &Value, (status, reason, message): (&str, &str, &str), now: Timestamp) -> Value {
+fn configuration(definition: &Value, status: &str, reason: &str, message: &str, now: Timestamp) -> Value {
     let metadata = &definition["metadata"];
     let condition = json!({
         "type": CONDITION,

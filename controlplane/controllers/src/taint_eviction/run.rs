@@ -181,7 +181,7 @@ pub(crate) async fn evict(context: &Context, pod: &Pod, eviction: Eviction) -> R
         move |source| Error::Request { verb, object, source }
     };
     context.record(pod, component, event);
-    let condition = disruption_target(pod, (reason, message), Timestamp::now());
+    let condition = disruption_target(pod, reason, message, Timestamp::now());
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());
     match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await {

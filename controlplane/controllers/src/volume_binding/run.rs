@@ -74,7 +74,7 @@ async fn claim(context: &Context, key: &Key) -> Result<(), Error> {
         pods,
     });
     for step in steps {
-        apply(context, (Some(&claim), None), step).await?;
+        apply(context, Some(&claim), None, step).await?;
     }
     Ok(())
 }
@@ -96,7 +96,7 @@ async fn volume(context: &Context, key: &Key) -> Result<(), Error> {
                     context.record(&**claim, COMPONENT, plan::event(reason, true, message));
                 }
             }
-            step => apply(context, (None, Some(&volume)), step).await?,
+            step => apply(context, None, Some(&volume), step).await?,
         }
     }
     Ok(())
@@ -105,7 +105,8 @@ async fn volume(context: &Context, key: &Key) -> Result<(), Error> {
 /// Applies one step of a claim or of a volume.
 async fn apply(
     context: &Context,
-    (claim, volume): (Option<&Claim>, Option<&PersistentVolume>),
+    claim: Option<&Claim>,
+    volume: Option<&PersistentVolume>,
     step: Action,
 ) -> Result<(), Error> {
     let caches = &context.caches;

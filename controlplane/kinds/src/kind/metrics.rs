@@ -23,7 +23,7 @@ struct ReadOnly {
 
 /// Both resources.
 pub(super) fn resources() -> [Resource; 2] {
-    let mut nodes = resource(("NodeMetrics", "nodes"), json!({"usage": usage_schema()}), |object| {
+    let mut nodes = resource("NodeMetrics", "nodes", json!({"usage": usage_schema()}), |object| {
         [object["usage"]["cpu"].clone(), object["usage"]["memory"].clone()]
     });
     let container = json!({
@@ -32,7 +32,8 @@ pub(super) fn resources() -> [Resource; 2] {
         "properties": {"name": {"type": "string"}, "usage": usage_schema()},
     });
     let pods = resource(
-        ("PodMetrics", "pods"),
+        "PodMetrics",
+        "pods",
         json!({"containers": {"type": "array", "items": container}}),
         |object| [sum(object, "cpu"), sum(object, "memory")],
     );
@@ -41,7 +42,8 @@ pub(super) fn resources() -> [Resource; 2] {
 }
 
 fn resource(
-    (kind, plural): (&'static str, &'static str),
+    kind: &'static str,
+    plural: &'static str,
     mut own: Value,
     usage: fn(&Value) -> [Value; 2],
 ) -> Resource {

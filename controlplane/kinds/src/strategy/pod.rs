@@ -21,7 +21,7 @@ pub(super) fn new_pod(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec") else { return };
     let mut budget = MAX_REQUIREMENTS;
     for constraint in list(spec, "/topologySpreadConstraints") {
-        add_requirements(constraint, ("matchLabelKeys", "In"), &labels, &mut budget);
+        add_requirements(constraint, "matchLabelKeys", "In", &labels, &mut budget);
     }
     for kind in ["podAffinity", "podAntiAffinity"] {
         let preferred = format!("/affinity/{kind}/preferredDuringSchedulingIgnoredDuringExecution");
@@ -80,14 +80,15 @@ fn gated_condition(pod: &mut Value) {
 }
 
 fn affinity_term(term: &mut Value, labels: &Map<String, Value>, budget: &mut usize) {
-    add_requirements(term, ("matchLabelKeys", "In"), labels, budget);
-    add_requirements(term, ("mismatchLabelKeys", "NotIn"), labels, budget);
+    add_requirements(term, "matchLabelKeys", "In", labels, budget);
+    add_requirements(term, "mismatchLabelKeys", "NotIn", labels, budget);
 }
 
 /// Adds a requirement to the selector for each key whose label the pod has. A term without a selector matches nothing.
 fn add_requirements(
     term: &mut Value,
-    (field, operator): (&str, &str),
+    field: &str,
+    operator: &str,
     labels: &Map<String, Value>,
     budget: &mut usize,
 ) {

@@ -41,7 +41,7 @@ fn drop_gated(fields: Option<&mut Map<String, Value>>) {
 /// Removes the group of a pod, or of a workload's pod template, unless the old object has one. Returns whether a group was
 /// removed. Source: `dropDisabledSchedulingGroup`. A ReplicaSet with a controller keeps the group: a Deployment that has
 /// one makes another ReplicaSet until one equals its template.
-pub fn drop_scheduling_group((group, plural): (&str, &str), object: &mut Value, old: Option<&Value>) -> bool {
+pub fn drop_scheduling_group(group: &str, plural: &str, object: &mut Value, old: Option<&Value>) -> bool {
     const FIELD: &str = "schedulingGroup";
     let pointer = match (group, plural) {
         ("", "pods") => "/spec",
@@ -101,25 +101,25 @@ mod tests {
     fn the_group_of_a_pod_is_kept_only_where_the_old_object_has_one() {
         let spec = json!({"nodeName": "n", "schedulingGroup": {"podGroupName": "g"}});
         let all = [
-            (("", "pods"), json!({"spec": spec})),
-            (("", "podtemplates"), json!({"template": {"spec": spec}})),
-            (("apps", "deployments"), json!({"spec": {"template": {"spec": spec}}})),
-            (("batch", "cronjobs"), json!({"spec": {"jobTemplate": {"spec": {"template": {"spec": spec}}}}})),
+            ("", "pods", json!({"spec": spec})),
+            ("", "podtemplates", json!({"template": {"spec": spec}})),
+            ("apps", "deployments", json!({"spec": {"template": {"spec": spec}}})),
+            ("batch", "cronjobs", json!({"spec": {"jobTemplate": {"spec": {"template": {"spec": spec}}}}})),
         ];
-        for (kind, object) in all {
+        for (group, plural, object) in all {
             let mut new = object.clone();
-            assert!(!drop_scheduling_group(kind, &mut new, Some(&object)), "{kind:?}");
+            assert!(!drop_scheduling_group(group, plural, &mut new, Some(&object)), "{plural}");
             assert_eq!(new, object);
-            assert!(drop_scheduling_group(kind, &mut new, Some(&json!({}))), "{kind:?}");
+            assert!(drop_scheduling_group(group, plural, &mut new, Some(&json!({}))), "{plural}");
             assert!(!new.to_string().contains("podGroupName") && new.to_string().contains("nodeName"));
-            assert!(!drop_scheduling_group(kind, &mut new, None));
+            assert!(!drop_scheduling_group(group, plural, &mut new, None));
         }
         let mut other = json!({"spec": spec});
-        assert!(!drop_scheduling_group(("", "services"), &mut other, None));
+        assert!(!drop_scheduling_group("", "services", &mut other, None));
         let mut set = json!({"metadata": {"ownerReferences": [{"kind": "Deployment", "controller": true}]},
             "spec": {"template": {"spec": spec}}});
-        assert!(!drop_scheduling_group(("apps", "replicasets"), &mut set, None), "it equals its template");
+        assert!(!drop_scheduling_group("apps", "replicasets", &mut set, None), "it equals its template");
         set["metadata"] = json!({});
-        assert!(drop_scheduling_group(("apps", "replicasets"), &mut set, None));
+        assert!(drop_scheduling_group("apps", "replicasets", &mut set, None));
     }
 }

@@ -44,7 +44,7 @@ pub(crate) fn validating(causes: &mut Causes, object: &Value, old: Option<&Value
     let policy = text(&object["metadata"]["name"]);
     let mut keys = Vec::new();
     for (index, one) in items(annotations) {
-        annotation(causes, &place.index(index), (policy, one), &expressions);
+        annotation(causes, &place.index(index), policy, one, &expressions);
         if keys.contains(&&one["key"]) {
             causes.duplicate(&place.index(index).field("key"), &one["key"]);
         }
@@ -193,7 +193,7 @@ fn validation(causes: &mut Causes, path: &Path, validation: &Value, expressions:
     causes.optional_word(&path.field("reason"), &validation["reason"], REASONS);
 }
 
-fn annotation(causes: &mut Causes, path: &Path, (policy, one): (&str, &Value), expressions: &Expressions) {
+fn annotation(causes: &mut Causes, path: &Path, policy: &str, one: &Value, expressions: &Expressions) {
     let key = text(&one["key"]);
     for problem in names::qualified_name(&format!("{policy}/{key}")) {
         causes.invalid(&path.field("key"), &format!("{policy}/{key}").into(), &problem);
@@ -368,7 +368,7 @@ mod tests {
         let rule = json!({"expression": "true", "reason": ""});
         validation(&mut causes, &Path::root("v"), &rule, &expressions);
         let note = json!({"key": "k", "valueExpression": "1"});
-        annotation(&mut causes, &Path::root("a"), ("p", &note), &expressions);
+        annotation(&mut causes, &Path::root("a"), "p", &note, &expressions);
         let found = causes.into_list().into_iter().map(|cause| format!("{}: {}", cause.field, cause.message));
         assert_eq!(
             found.collect::<Vec<_>>(),

@@ -62,7 +62,7 @@ pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
         }
     }
     for (index, from) in items(&container["envFrom"]) {
-        bulk(causes, (&path.field("envFrom"), index), from);
+        bulk(causes, &path.field("envFrom"), index, from);
     }
 }
 
@@ -225,7 +225,7 @@ fn divisor(causes: &mut Causes, path: &Path, resource: &str, divisor: &Value) {
 }
 
 /// Checks one element of `envFrom`. Upstream reports some errors at the list.
-fn bulk(causes: &mut Causes, (list, index): (&Path, usize), from: &Value) {
+fn bulk(causes: &mut Causes, list: &Path, index: usize, from: &Value) {
     let path = &list.index(index);
     let prefix = text(&from["prefix"]);
     if !prefix.is_empty() {

@@ -78,7 +78,7 @@ fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
         verbs(causes, &here.field("verbs"), &rule["verbs"]);
         let detail = "nonResourceURLs must contain at least one value";
         let here = here.field("nonResourceURLs");
-        word_list(causes, &here, &rule["nonResourceURLs"], (detail, "non-resource URLs"));
+        word_list(causes, &here, &rule["nonResourceURLs"], detail, "non-resource URLs");
         for (index, url) in items(&rule["nonResourceURLs"]).filter(|(_, url)| *url != "*") {
             non_resource_url(causes, &here.index(index), url);
         }
@@ -130,13 +130,13 @@ fn subject(causes: &mut Causes, path: &Path, subject: &Value) {
 fn resource_rule(causes: &mut Causes, path: &Path, rule: &Value) {
     verbs(causes, &path.field("verbs"), &rule["verbs"]);
     let detail = "resource rules must supply at least one api group";
-    word_list(causes, &path.field("apiGroups"), &rule["apiGroups"], (detail, "api groups"));
+    word_list(causes, &path.field("apiGroups"), &rule["apiGroups"], detail, "api groups");
     let detail = "resource rules must supply at least one resource";
-    word_list(causes, &path.field("resources"), &rule["resources"], (detail, "resources"));
+    word_list(causes, &path.field("resources"), &rule["resources"], detail, "resources");
     let (here, namespaces) = (path.field("namespaces"), &rule["namespaces"]);
     if rule["clusterScope"] != true || items(namespaces).next().is_some() {
         let detail = "resource rules that are not cluster scoped must supply at least one namespace";
-        word_list(causes, &here, namespaces, (detail, "namespaces"));
+        word_list(causes, &here, namespaces, detail, "namespaces");
     }
     for (index, namespace) in items(namespaces).filter(|(_, namespace)| *namespace != "*") {
         let problems = format::dns1123_label(text(namespace));
@@ -147,7 +147,7 @@ fn resource_rule(causes: &mut Causes, path: &Path, rule: &Value) {
 }
 
 fn verbs(causes: &mut Causes, path: &Path, list: &Value) {
-    word_list(causes, path, list, ("verbs must contain at least one value", "verbs"));
+    word_list(causes, path, list, "verbs must contain at least one value", "verbs");
     let has_all = items(list).any(|(_, verb)| verb == "*");
     if !has_all && items(list).any(|(_, verb)| !VERBS.contains(&text(verb))) {
         causes.unsupported(path, list, VERBS);
@@ -155,7 +155,7 @@ fn verbs(causes: &mut Causes, path: &Path, list: &Value) {
 }
 
 /// Checks a list of words that may be `*` alone.
-fn word_list(causes: &mut Causes, path: &Path, list: &Value, (missing, what): (&str, &str)) {
+fn word_list(causes: &mut Causes, path: &Path, list: &Value, missing: &str, what: &str) {
     let count = items(list).count();
     if count == 0 {
         causes.required(path, missing);

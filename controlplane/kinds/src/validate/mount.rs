@@ -27,15 +27,16 @@ impl<'a> MountNames<'a> {
 /// Checks the mounts and the block devices of a container.
 pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes<'_>) {
     let devices = MountNames::of(&container["volumeDevices"], "devicePath");
-    mounts(causes, &path.field("volumeMounts"), (container, &devices), volumes);
+    mounts(causes, &path.field("volumeMounts"), container, &devices, volumes);
     let mounts = MountNames::of(&container["volumeMounts"], "mountPath");
-    self::devices(causes, &path.field("volumeDevices"), (container, &mounts), volumes);
+    self::devices(causes, &path.field("volumeDevices"), container, &mounts, volumes);
 }
 
 fn mounts(
     causes: &mut Causes,
     path: &Path,
-    (container, devices): (&Value, &MountNames<'_>),
+    container: &Value,
+    devices: &MountNames<'_>,
     volumes: &Volumes<'_>,
 ) {
     let mut paths = HashSet::new();
@@ -104,7 +105,8 @@ fn recursive(causes: &mut Causes, path: &Path, mount: &Value) {
 fn devices(
     causes: &mut Causes,
     path: &Path,
-    (container, mounts): (&Value, &MountNames<'_>),
+    container: &Value,
+    mounts: &MountNames<'_>,
     volumes: &Volumes<'_>,
 ) {
     let (mut names, mut paths) = (HashSet::new(), HashSet::new());

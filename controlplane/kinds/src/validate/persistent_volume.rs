@@ -122,11 +122,11 @@ fn source(causes: &mut Causes, path: &Path, spec: &Value, name: &str) {
         match kind {
             "local" => local(causes, path, spec),
             "csi" => csi(causes, &here, source),
-            _ => volume_source::shared(causes, &here, (kind, source), owner),
+            _ => volume_source::shared(causes, &here, kind, source, owner),
         }
     }
     if !is_first && !spec[FLEX].is_null() {
-        volume_source::shared(causes, &path.field(FLEX), (FLEX, &spec[FLEX]), owner);
+        volume_source::shared(causes, &path.field(FLEX), FLEX, &spec[FLEX], owner);
     }
     let is_root = is_root(text(&spec["hostPath"]["path"]));
     if is_root && spec["persistentVolumeReclaimPolicy"] == "Recycle" {

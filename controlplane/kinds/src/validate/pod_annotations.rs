@@ -69,22 +69,22 @@ pub(super) fn agree(causes: &mut Causes, path: &Path, annotations: &Value, spec:
     let whole = &spec["securityContext"];
     if let Some(annotation) = annotations[SECCOMP_POD].as_str() {
         let here = path.field("securityContext").field("seccompProfile");
-        same(causes, &here, annotation, (&whole["seccompProfile"], "seccomp"));
+        same(causes, &here, annotation, &whole["seccompProfile"], "seccomp");
     }
     for list in LISTS {
         for (index, container) in items(&spec[list]) {
             let here = path.field(list).index(index).field("securityContext");
             let (own, name) = (&container["securityContext"], text(&container["name"]));
             if let Some(annotation) = annotations[&*format!("{SECCOMP}{name}")].as_str() {
-                let profile = (&own["seccompProfile"], "seccomp");
-                same(causes, &here.field("seccompProfile"), annotation, profile);
+                let here = here.field("seccompProfile");
+                same(causes, &here, annotation, &own["seccompProfile"], "seccomp");
             }
             let of_pod = own["appArmorProfile"].is_null();
             let profile = if of_pod { &whole["appArmorProfile"] } else { &own["appArmorProfile"] };
             if spec["os"]["name"] != "windows"
                 && let Some(annotation) = annotations[&*format!("{APPARMOR}{name}")].as_str()
             {
-                same(causes, &here.field("appArmorProfile"), annotation, (profile, "apparmor"));
+                same(causes, &here.field("appArmorProfile"), annotation, profile, "apparmor");
             }
         }
     }
@@ -137,7 +137,7 @@ fn apparmor(causes: &mut Causes, path: &Path, annotations: &Value, spec: &Value)
 }
 
 /// Checks that an annotation and a field name the same profile.
-fn same(causes: &mut Causes, path: &Path, annotation: &str, (profile, what): (&Value, &str)) {
+fn same(causes: &mut Causes, path: &Path, annotation: &str, profile: &Value, what: &str) {
     let (kind, file) = (text(&profile["type"]), annotation.strip_prefix(LOCALHOST));
     let is_same_type = match kind {
         "Unconfined" => annotation == "unconfined",

@@ -12,7 +12,7 @@ const MAX_TEMPLATES: usize = 8;
 pub(crate) fn workload(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     if let Some(old) = old {
-        return unchanged(causes, &["controllerRef", "podGroupTemplates"], (spec, &old["spec"]));
+        return unchanged(causes, &["controllerRef", "podGroupTemplates"], spec, &old["spec"]);
     }
     controller(causes, &path.field("controllerRef"), &spec["controllerRef"]);
     let (here, templates) = (path.field("podGroupTemplates"), &spec["podGroupTemplates"]);
@@ -38,7 +38,7 @@ pub(crate) fn workload(causes: &mut Causes, object: &Value, old: Option<&Value>)
 pub(crate) fn pod_group(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     if let Some(old) = old {
-        return unchanged(causes, &["podGroupTemplateRef", "schedulingPolicy"], (spec, &old["spec"]));
+        return unchanged(causes, &["podGroupTemplateRef", "schedulingPolicy"], spec, &old["spec"]);
     }
     let (here, reference) = (path.field("podGroupTemplateRef"), &spec["podGroupTemplateRef"]);
     if !reference.is_null() {
@@ -113,7 +113,7 @@ fn required(causes: &mut Causes, path: &Path, value: &str, rule: fn(&str) -> Vec
 }
 
 /// Checks that these fields of a spec are the same as before.
-fn unchanged(causes: &mut Causes, fields: &[&str], (new, old): (&Value, &Value)) {
+fn unchanged(causes: &mut Causes, fields: &[&str], new: &Value, old: &Value) {
     for &field in fields {
         if new[field] != old[field] {
             causes.invalid(&Path::root("spec").field(field), &Value::Null, "field is immutable");

@@ -74,7 +74,7 @@ fn one_source(causes: &mut Causes, path: &Path, volume: &Value) {
         "image" => causes.one_of(&here.field("pullPolicy"), &source["pullPolicy"], PULL_POLICIES),
         "csi" => csi(causes, &here, source),
         "ephemeral" => ephemeral(causes, &here, source),
-        _ => volume_source::shared(causes, &here, (kind, source), Owner { name, is_of_pod: true }),
+        _ => volume_source::shared(causes, &here, kind, source, Owner { name, is_of_pod: true }),
     }
     let iscsi = &volume["iscsi"];
     if !iscsi["initiatorName"].is_null() && is_long_target(name, text(&iscsi["targetPortal"])) {

@@ -48,7 +48,7 @@ pub(super) fn one<'a>(
 }
 
 /// Checks a source that pods and persistent volumes share.
-pub(super) fn shared(causes: &mut Causes, path: &Path, (kind, source): (&str, &Value), owner: Owner<'_>) {
+pub(super) fn shared(causes: &mut Causes, path: &Path, kind: &str, source: &Value, owner: Owner<'_>) {
     match kind {
         "hostPath" => host_path(causes, path, source),
         "nfs" => nfs(causes, path, source),
@@ -364,7 +364,7 @@ mod tests {
 
     fn said(kind: &str, source: Value, is_of_pod: bool) -> Vec<String> {
         let owner = Owner { name: "v", is_of_pod };
-        found(|causes| shared(causes, &Path::root("s"), (kind, &source), owner))
+        found(|causes| shared(causes, &Path::root("s"), kind, &source, owner))
     }
 
     #[test]

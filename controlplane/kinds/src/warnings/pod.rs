@@ -46,7 +46,7 @@ pub(super) fn check(found: &mut Found, prefix: &str, pod: &Value) {
     }
     let containers = containers(prefix, spec);
     for (path, one) in &containers {
-        profiles(found, prefix, (pod, *one));
+        profiles(found, prefix, pod, one);
         container(found, path, one);
     }
     port::ports(found, &containers);
@@ -119,7 +119,7 @@ fn lists(found: &mut Found, prefix: &str, spec: &Value) {
 }
 
 /// Annotations in place of the fields for profiles. Those of pods are copied to the fields for AppArmor.
-fn profiles(found: &mut Found, prefix: &str, (pod, container): (&Value, &Value)) {
+fn profiles(found: &mut Found, prefix: &str, pod: &Value, container: &Value) {
     let (annotations, security) = (&pod["metadata"]["annotations"], &container["securityContext"]);
     if !annotations.is_object() {
         return;

@@ -193,7 +193,7 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
     match name.as_str() {
         "NodeResourcesFit" => {
             let args: FitArgs = serde_json::from_value(args).map_err(invalid)?;
-            check_args(&name, (args.api_version, args.kind))?;
+            check_args(&name, args.api_version, args.kind)?;
             if let Some(strategy) = args.scoring_strategy {
                 profile.fit = fit(strategy)?;
             }
@@ -202,17 +202,17 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
         }
         "NodeAffinity" => {
             let args: NodeAffinityArgs = serde_json::from_value(args).map_err(invalid)?;
-            check_args(&name, (args.api_version, args.kind))?;
+            check_args(&name, args.api_version, args.kind)?;
             profile.added_affinity = args.added_affinity;
         }
         "PodTopologySpread" => {
             let args: SpreadArgs = serde_json::from_value(args).map_err(invalid)?;
-            check_args(&name, (args.api_version, args.kind))?;
+            check_args(&name, args.api_version, args.kind)?;
             profile.spread = spread_defaults(args.defaulting_type.as_deref(), args.default_constraints)?;
         }
         "InterPodAffinity" => {
             let args: PodAffinityArgs = serde_json::from_value(args).map_err(invalid)?;
-            check_args(&name, (args.api_version, args.kind))?;
+            check_args(&name, args.api_version, args.kind)?;
             let required_weight = args.hard_pod_affinity_weight.unwrap_or(1);
             if !(0..=100).contains(&required_weight) {
                 return Err(format!("hardPodAffinityWeight: {required_weight} is not in the range 0-100"));
@@ -222,7 +222,7 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
         }
         "NodeResourcesBalancedAllocation" => {
             let args: BalancedArgs = serde_json::from_value(args).map_err(invalid)?;
-            check_args(&name, (args.api_version, args.kind))?;
+            check_args(&name, args.api_version, args.kind)?;
             if !args.resources.is_empty() {
                 let listed = resources(args.resources)?;
                 if listed.iter().any(|(_, weight)| *weight != 1) {
@@ -235,7 +235,7 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
         }
         "DynamicResources" => {
             let args: DeviceArgs = serde_json::from_value(args).map_err(invalid)?;
-            check_args(&name, (args.api_version, args.kind))?;
+            check_args(&name, args.api_version, args.kind)?;
             if args.filter_timeout.is_some() {
                 tracing::warn!(
                     "ignoring filterTimeout of DynamicResources: the search has a limit of its own"
@@ -274,7 +274,7 @@ fn spread_defaults(
     }
 }
 
-fn check_args(plugin: &str, (version, kind): (Option<String>, Option<String>)) -> Result<(), String> {
+fn check_args(plugin: &str, version: Option<String>, kind: Option<String>) -> Result<(), String> {
     let is_valid = version.is_none_or(|version| version == API)
         && kind.is_none_or(|kind| kind == format!("{plugin}Args"));
     if is_valid { Ok(()) } else { Err(format!("pluginConfig {plugin}: args must be {plugin}Args of {API}")) }

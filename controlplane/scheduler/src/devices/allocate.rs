@@ -206,7 +206,8 @@ impl<'a> Allocator<'a> {
         classes: &'a HashMap<String, Class>,
         slices_of_pools: &'a Slices,
         in_use: &'a Allocated,
-        (node, work): (&'a NodeProperties, &'a Work),
+        node: &'a NodeProperties,
+        work: &'a Work,
     ) -> Self {
         let (mut candidates, mut conditional) = (Vec::new(), Vec::new());
         let (mut incomplete, mut counters) = (None, Counters::default());
@@ -215,7 +216,7 @@ impl<'a> Allocator<'a> {
             let newest: Vec<&Slice> =
                 slices.into_iter().filter(|slice| slice.spec.pool.generation == newest).collect();
             let here: Vec<&Slice> = newest.iter().copied().filter(|slice| is_of_node(slice, node)).collect();
-            let mut all = slices_of_pools.of_other_nodes((driver, pool), &newest, &node.name);
+            let mut all = slices_of_pools.of_other_nodes(driver, pool, &newest, &node.name);
             all.extend(&newest);
             let is_complete = |slice: &&Slice| {
                 usize::try_from(slice.spec.pool.resource_slice_count).is_ok_and(|count| count == all.len())
@@ -385,7 +386,7 @@ impl<'a> Allocator<'a> {
         let needs_all = exact.allocation_mode.as_deref() == Some("All") || exact.admin_access == Some(true);
         let (mut devices, mut fault) = (Vec::new(), None);
         for candidate in self.candidates.clone() {
-            match self.is_selected(candidate, (class, exact), claim) {
+            match self.is_selected(candidate, class, exact, claim) {
                 Ok(true) => {
                     let node = node_of(candidate.slice);
                     let allocated = |name: &str| self.in_use.consumed(&candidate.id(), node, name);
@@ -411,7 +412,8 @@ impl<'a> Allocator<'a> {
     fn is_selected(
         &self,
         candidate: Candidate<'a>,
-        (class, exact): (&Class, &Exact),
+        class: &Class,
+        exact: &Exact,
         claim: &Claim,
     ) -> Result<bool, String> {
         let work = self.work;
@@ -504,7 +506,7 @@ mod tests {
         let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
         let in_use = Allocated::default();
         let work = Work::default();
-        let mut allocator = Allocator::new(&classes, &slices, &in_use, (&node, &work));
+        let mut allocator = Allocator::new(&classes, &slices, &in_use, &node, &work);
         let claim = Claim::default();
         let first = allocator.selected(&exact, &claim).unwrap();
         let second = allocator.selected(&exact, &claim).unwrap();
@@ -529,7 +531,7 @@ mod tests {
         let claim = Claim::default();
         let selectors = json!([{"cel": {"expression": "device.driver == 'd'"}}]);
         let classes = HashMap::from([("gpu".to_owned(), class(selectors))]);
-        let mut allocator = Allocator::new(&classes, &slices, &in_use, (&node, &work));
+        let mut allocator = Allocator::new(&classes, &slices, &in_use, &node, &work);
         assert_eq!(allocator.selected(&first, &claim).unwrap().devices.len(), 1);
         let done = work.done.load(Ordering::Relaxed);
         assert!(done > DEVICE_WORK, "{done}");
@@ -542,8 +544,7 @@ mod tests {
         let claim = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [
             {"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}});
         let claims: [Claim; 1] = [serde_json::from_value(claim).unwrap()];
-        let search =
-            |work: &Work| Allocator::new(&classes, &slices, &in_use, (&node, work)).allocate(&claims);
+        let search = |work: &Work| Allocator::new(&classes, &slices, &in_use, &node, work).allocate(&claims);
         assert_eq!(search(&work), Err(Failure::Claim(TOO_MUCH_WORK.to_owned())));
         assert!(search(&Work::default()).unwrap().is_some());
     }
@@ -589,7 +590,7 @@ mod tests {
                 "spec": {"devices": {"requests": [request], "constraints": constraints}}});
             let claims: [Claim; 1] = [serde_json::from_value(claim).unwrap()];
             let work = Work::default();
-            let search = Allocator::new(&classes, &slices, &in_use, (&node, &work)).allocate(&claims);
+            let search = Allocator::new(&classes, &slices, &in_use, &node, &work).allocate(&claims);
             assert!(search.unwrap().is_some(), "{selectors:?}");
             work.done.load(Ordering::Relaxed)
         };

@@ -118,12 +118,7 @@ impl Slices {
 
     /// The slices of a pool that belong to other nodes. `own` are the slices of the pool's newest generation that count
     /// for the node. Empty if `own` is the complete pool, so that other nodes cannot influence it.
-    pub(super) fn of_other_nodes(
-        &self,
-        (driver, pool): (&str, &str),
-        own: &[&Slice],
-        node: &str,
-    ) -> Vec<&Slice> {
+    pub(super) fn of_other_nodes(&self, driver: &str, pool: &str, own: &[&Slice], node: &str) -> Vec<&Slice> {
         let Some(first) = own.first() else { return Vec::new() };
         let (count, generation) = (first.spec.pool.resource_slice_count, first.spec.pool.generation);
         let is_shared = own.iter().any(|slice| node_of(slice).is_none() && !slice.spec.devices.is_empty());
@@ -193,7 +188,7 @@ mod tests {
         let mut slices = Slices::default();
         let others = |slices: &Slices, node: &str| -> Vec<String> {
             let pools = slices.pools_of(node);
-            let found = slices.of_other_nodes(("d", "p"), &pools[&("d", "p")], node);
+            let found = slices.of_other_nodes("d", "p", &pools[&("d", "p")], node);
             found.into_iter().map(|slice| slice.name().to_owned()).collect()
         };
         slices.insert(of("a", Some("a"), (1, 2)));

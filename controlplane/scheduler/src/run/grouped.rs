@@ -81,7 +81,7 @@ impl Scheduler {
             Policy::Gated => self.gate(&pod),
             Policy::Basic => self.schedule_single(pod, profile),
             Policy::Unsupported => self.refuse_group(&[pod], group, CONSTRAINTS),
-            Policy::Gang { needed } => self.schedule_gang(pod, profile, (group, needed)),
+            Policy::Gang { needed } => self.schedule_gang(pod, profile, group, needed),
         }
     }
 
@@ -92,7 +92,7 @@ impl Scheduler {
     }
 
     /// Schedules all waiting pods of a gang.
-    fn schedule_gang(&mut self, pod: Pod, profile: &Profile, (group, needed): (&Key, usize)) {
+    fn schedule_gang(&mut self, pod: Pod, profile: &Profile, group: &Key, needed: usize) {
         // A new pod does not shorten the back-off of its group, because each attempt costs as much as all pods of the
         // group.
         let delayed = self.groups.backoff_until(group).map(|until| until.max(self.gangs_delayed_until));
@@ -119,7 +119,7 @@ impl Scheduler {
         );
         self.finish_limited(attempt);
         let now = Instant::now();
-        self.apply(pods, (group, outcome), now + (now - start) * DELAY_FACTOR);
+        self.apply(pods, group, outcome, now + (now - start) * DELAY_FACTOR);
     }
 
     /// The reason why the pods cannot be scheduled together.
@@ -134,7 +134,7 @@ impl Scheduler {
     }
 
     /// Binds or refuses the pods of a gang. The back-off of refused pods starts at `backoff_start`.
-    fn apply(&mut self, pods: Vec<Pod>, (group, outcome): (&Key, Outcome), backoff_start: Instant) {
+    fn apply(&mut self, pods: Vec<Pod>, group: &Key, outcome: Outcome, backoff_start: Instant) {
         let (mut is_released, mut backoff) = (false, None);
         for (pod, decision) in pods.into_iter().zip(outcome.decisions) {
             match decision {

@@ -268,7 +268,7 @@ fn serve(shared: &Arc<Shared>, settings: KmsSettings, mut queue: UnboundedReceiv
                     tokio::spawn(async move { check(&shared, &client, done).await });
                 }
                 Call::Decrypt(encrypted, request, caller) => {
-                    decrypt(shared, &client, (encrypted, request), caller);
+                    decrypt(shared, &client, encrypted, request, caller);
                 }
             }
         }
@@ -294,7 +294,8 @@ async fn check(shared: &Shared, client: &Client, done: Option<mpsc::Sender<Resul
 fn decrypt(
     shared: &Arc<Shared>,
     client: &Client,
-    (encrypted, request): (Encrypted, v2::DecryptRequest),
+    encrypted: Encrypted,
+    request: v2::DecryptRequest,
     caller: Caller,
 ) {
     if let Some(callers) = shared.running().get_mut(&encrypted) {

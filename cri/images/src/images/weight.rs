@@ -28,19 +28,22 @@ impl Images {
     /// [`Images::put`] checks again.
     pub(crate) fn may_put(
         &self,
-        image: (&Digest, &str),
+        id: &Digest,
+        owner: &str,
         document: &str,
         parsed: &ParsedConfig,
     ) -> Result<(), StoreError> {
-        check(&self.table(), image, (document, parsed))
+        check(&self.table(), id, owner, document, parsed)
     }
 }
 
 /// Checks whether the table accepts an image with this configuration. An image that is in the table counts already.
 pub(super) fn check(
     table: &Table,
-    (id, owner): (&Digest, &str),
-    (document, parsed): (&str, &ParsedConfig),
+    id: &Digest,
+    owner: &str,
+    document: &str,
+    parsed: &ParsedConfig,
 ) -> Result<(), StoreError> {
     let has_room = table.entry(id).is_some() || fits(table, owner, of(document, &parsed.config));
     if has_room { Ok(()) } else { Err(StoreError::Configurations) }

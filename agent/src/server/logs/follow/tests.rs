@@ -35,7 +35,7 @@ impl Log {
     async fn all(&self, options: Options) -> String {
         let (sender, receiver) = mpsc::channel(4);
         let (read, chunks) = tokio::join!(
-            read(self.path.clone(), options, (Ended::of_stopped(), LogWatches::open()), sender),
+            read(self.path.clone(), options, Ended::of_stopped(), LogWatches::open(), sender),
             ReceiverStream::new(receiver).collect::<Vec<_>>()
         );
         read.expect("read");
@@ -62,7 +62,7 @@ impl Follower {
         let (sender, chunks) = mpsc::channel(1);
         let (events, receiver) = mpsc::channel(4);
         let ended = Ended::by("c1", ReceiverStream::new(receiver).boxed());
-        let task = tokio::spawn(read(log.path.clone(), options, (ended, LogWatches::open()), sender));
+        let task = tokio::spawn(read(log.path.clone(), options, ended, LogWatches::open(), sender));
         Follower { chunks, events, task, seen: String::new() }
     }
 

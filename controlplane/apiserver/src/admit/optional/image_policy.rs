@@ -117,12 +117,12 @@ impl Webhook {
         }
         let response = self.remote.post(&review::request(spec)).await?;
         let status = Arc::new(Status::read(&response)?);
-        let outcome_and_ttl = if status.allowed {
+        let (outcome, ttl) = if status.allowed {
             (Outcome::Accepted, self.settings.allow_ttl)
         } else {
             (Outcome::Refused, self.settings.deny_ttl)
         };
-        self.responses.insert(cache_key, status.clone(), outcome_and_ttl);
+        self.responses.insert(cache_key, status.clone(), outcome, ttl);
         Ok(status)
     }
 }

@@ -76,7 +76,7 @@ fn estimates(history: &UsageHistory, namespace: &str, containers: &[Value], now:
     let mut estimates = Estimates::new();
     for image in containers.iter().filter_map(|container| container["image"].as_str()) {
         if estimates.len() < MAX_IMAGES && !estimates.contains_key(image) {
-            let of = |resource| history.estimate(resource, (namespace, image), now);
+            let of = |resource| history.estimate(resource, namespace, image, now);
             estimates.insert(image.to_owned(), [of(Estimated::Cpu), of(Estimated::Memory)]);
         }
     }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_pod_with_very_many_containers_or_images_costs_no_more_than_another() {
         let history = UsageHistory::new(InitialResourcesOptions::default());
-        history.record(("ns", "web"), ContainerUsage { cpu_millis: 7, memory_bytes: 3 << 20 }, 1000);
+        history.record("ns", "web", ContainerUsage { cpu_millis: 7, memory_bytes: 3 << 20 }, 1000);
         let container = |image: &str| json!({"name": "c", "image": image});
         let mut pod =
             json!({"metadata": {}, "spec": {"containers": vec![container("web"); MAX_CONTAINERS + 1]}});
@@ -136,7 +136,7 @@ mod tests {
     fn only_missing_requests_are_estimated() {
         let history = UsageHistory::new(InitialResourcesOptions::default());
         let usage = ContainerUsage { cpu_millis: 7, memory_bytes: 3 << 20 };
-        history.record(("ns", "web"), usage, 1000);
+        history.record("ns", "web", usage, 1000);
         let container = |name: &str, image: &str, resources: Value| json!({"name": name, "image": image, "resources": resources});
         let mut pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [
             container("a", "web", json!({})),

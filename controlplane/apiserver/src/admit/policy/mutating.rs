@@ -101,8 +101,9 @@ async fn apply(
         if binding.matching.find(admission, attributes, object).is_none() {
             continue;
         }
-        let references = (policy.params.as_ref(), binding.params.as_ref());
-        let params = match params::collect(admission, references, attributes.namespace).await {
+        let (kind_of_params, reference) = (policy.params.as_ref(), binding.params.as_ref());
+        let collected = params::collect(admission, kind_of_params, reference, attributes.namespace).await;
+        let params = match collected {
             Ok(params) => params,
             Err(error @ ParamError::TooMany(_)) => {
                 return Err(refusal(attributes, policy, binding, &error.to_string()));
@@ -114,8 +115,8 @@ async fn apply(
         };
         let number = params.len();
         for params in &params {
-            let invocation = Invocation { policy, params: (params.as_ref(), number) };
-            match invocation.run(admission, attributes, (&kind, object)).await? {
+            let invocation = Invocation { policy, params: params.as_ref(), number };
+            match invocation.run(admission, attributes, &kind, object).await? {
                 Ok(matched) => ran |= matched,
                 Err(why) => failed(attributes, policy, binding, why)?,
             }
@@ -124,10 +125,12 @@ async fn apply(
     Ok(ran)
 }
 
-/// A policy with one of its parameters. `params` also has the number of parameters.
+/// A policy with one of the parameters of a binding.
 struct Invocation<'a> {
     policy: &'a Policy<MutatingPolicy>,
-    params: (Option<&'a Value>, usize),
+    params: Option<&'a Value>,
+    /// Number of parameters of the binding.
+    number: usize,
 }
 
 impl Invocation<'_> {
@@ -136,19 +139,20 @@ impl Invocation<'_> {
         &self,
         admission: &Admission,
         attributes: &Attributes<'_>,
-        (kind, object): (&Resource, &mut Value),
+        kind: &Resource,
+        object: &mut Value,
     ) -> Result<std::result::Result<bool, String>> {
         let mut objects = versioned(attributes, kind, object).await?;
         let before = objects.new.clone();
         let subject = Subject::new(admission, attributes, kind);
-        let is_heavy = is_heavy(&objects, self.params);
+        let is_heavy = is_heavy(&objects, self.params, self.number);
         let mut is_repeated = false;
         let mutate = || {
             // An interrupted attempt may have changed the object.
             if std::mem::replace(&mut is_repeated, true) {
                 objects.new.clone_from(&before);
             }
-            self.mutate(attributes, (kind, &subject), &mut objects)
+            self.mutate(attributes, kind, &subject, &mut objects)
         };
         let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await;
         match mutated {
@@ -168,15 +172,16 @@ impl Invocation<'_> {
     fn mutate(
         &self,
         attributes: &Attributes<'_>,
-        (kind, subject): (&Resource, &Subject<'_>),
+        kind: &Resource,
+        subject: &Subject<'_>,
         objects: &mut Objects,
     ) -> std::result::Result<bool, String> {
         let rules = &self.policy.rules;
-        if !rules.matches(&subject.input(objects, self.params.0))? {
+        if !rules.matches(&subject.input(objects, self.params))? {
             return Ok(false);
         }
         for index in 0..rules.len() {
-            let patch = rules.patch(index, &subject.input(objects, self.params.0))?;
+            let patch = rules.patch(index, &subject.input(objects, self.params))?;
             objects.new = patched(attributes, kind, &objects.new, patch)?;
         }
         Ok(true)

@@ -65,7 +65,8 @@ impl ParamRef {
 /// The parameters cannot be found, or there are too many.
 pub(super) async fn collect(
     admission: &Admission,
-    (kind, reference): (Option<&ParamKind>, Option<&ParamRef>),
+    kind: Option<&ParamKind>,
+    reference: Option<&ParamRef>,
     namespace: &str,
 ) -> Result<Vec<Option<Value>>, ParamError> {
     let (Some(kind), Some(reference)) = (kind, reference) else { return Ok(vec![None]) };

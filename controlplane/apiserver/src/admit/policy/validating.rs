@@ -82,18 +82,19 @@ async fn evaluate_policy(
     let subject = Subject::new(admission, attributes, &kind);
     let (mut first, mut annotations) = (None, Annotations::default());
     for binding in matching {
-        let references = (policy.params.as_ref(), binding.params.as_ref());
-        let params = match params::collect(admission, references, attributes.namespace).await {
+        let (kind_of_params, reference) = (policy.params.as_ref(), binding.params.as_ref());
+        let collected = params::collect(admission, kind_of_params, reference, attributes.namespace).await;
+        let params = match collected {
             Ok(params) => params,
             Err(error) if policy.rules.fails => {
                 let why = error.to_string();
-                first.get_or_insert_with(|| refusal(attributes, (&policy.name, binding), &why, "Invalid"));
+                first.get_or_insert_with(|| refusal(attributes, &policy.name, binding, &why, "Invalid"));
                 continue;
             }
             Err(ParamError::Failed(_)) => continue,
             Err(error @ ParamError::TooMany(_)) => {
                 let outcome = Outcome { denials: vec![invalid(error.to_string())], ..Outcome::default() };
-                let found = act(attributes, (&policy.name, binding), outcome);
+                let found = act(attributes, &policy.name, binding, outcome);
                 first = first.or(found);
                 continue;
             }
@@ -101,16 +102,16 @@ async fn evaluate_policy(
         let number = params.len();
         for params in &params {
             let params = params.as_ref();
-            let is_heavy = is_heavy(&objects, (params, number));
+            let is_heavy = is_heavy(&objects, params, number);
             let began = Instant::now();
             let evaluate = || policy.rules.evaluate(&subject.input(&objects, params));
             let mut outcome = policy.run(attributes.cost, is_heavy, evaluate).await;
             if !policy.rules.fails && attributes.cost.is_exhausted() {
                 outcome.denials.push(invalid(TOO_COSTLY.to_owned()));
             }
-            count(admission, (&policy.name, binding), &outcome, began.elapsed());
+            count(admission, &policy.name, binding, &outcome, began.elapsed());
             annotations.add(std::mem::take(&mut outcome.annotations));
-            let found = act(attributes, (&policy.name, binding), outcome);
+            let found = act(attributes, &policy.name, binding, outcome);
             first = first.or(found);
         }
     }
@@ -128,8 +129,7 @@ fn invalid(message: String) -> Denial {
 }
 
 /// Performs the actions of a binding. Returns the denial, if the policy denies the request.
-fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> Option<ApiError> {
-    let (policy, binding) = of;
+fn act(attributes: &Attributes<'_>, policy: &str, binding: &Binding, outcome: Outcome) -> Option<ApiError> {
     let mut denial = None;
     for failed in outcome.denials {
         if binding.has_action("Warn") {
@@ -139,20 +139,20 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
             ));
         }
         if binding.has_action("Audit") {
-            audit_failure(attributes, of, &failed);
+            audit_failure(attributes, policy, binding, &failed);
         }
         if binding.has_action("Deny") && denial.is_none() {
-            denial = Some(refusal(attributes, of, &failed.message, &failed.reason));
+            denial = Some(refusal(attributes, policy, binding, &failed.message, &failed.reason));
         }
     }
     for message in outcome.broken_annotations {
-        denial = denial.or_else(|| Some(refusal(attributes, of, &message, "Invalid")));
+        denial = denial.or_else(|| Some(refusal(attributes, policy, binding, &message, "Invalid")));
     }
     denial
 }
 
 /// Counts the failed validations of an evaluation by the actions of the binding.
-fn count(admission: &Admission, (policy, binding): (&str, &Binding), outcome: &Outcome, took: Duration) {
+fn count(admission: &Admission, policy: &str, binding: &Binding, outcome: &Outcome, took: Duration) {
     const ACTIONS: [(&str, &str); 3] = [("Deny", "deny"), ("Audit", "audit"), ("Warn", "warn")];
     let failed = |kind, action| {
         let failed = FailedValidation { policy, binding: &binding.name, kind, action };
@@ -183,7 +183,7 @@ fn failure_kind(message: &str) -> FailureKind {
 }
 
 /// Annotates the audit record with a failed validation. Without an audit record the failure is logged.
-fn audit_failure(attributes: &Attributes<'_>, (policy, binding): (&str, &Binding), failed: &Denial) {
+fn audit_failure(attributes: &Attributes<'_>, policy: &str, binding: &Binding, failed: &Denial) {
     const KEY: &str = "validation.policy.admission.k8s.io/validation_failure";
     let Denial { index, message, .. } = failed;
     if let Some(record) = attributes.audit {
@@ -199,7 +199,8 @@ fn audit_failure(attributes: &Attributes<'_>, (policy, binding): (&str, &Binding
 
 fn refusal(
     attributes: &Attributes<'_>,
-    (policy, binding): (&str, &Binding),
+    policy: &str,
+    binding: &Binding,
     why: &str,
     reason: &str,
 ) -> ApiError {

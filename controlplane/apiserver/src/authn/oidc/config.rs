@@ -256,12 +256,12 @@ fn issuer(jwt: Jwt) -> Result<IssuerConfig, String> {
         audiences,
         algorithms: ALGORITHMS.to_vec(),
         has_es512: true,
-        username: mapping("claimMappings.username", mappings.username, (Wanted::Text, true))?,
+        username: mapping("claimMappings.username", mappings.username, Wanted::Text, true)?,
         groups: mappings
             .groups
-            .map(|groups| mapping("claimMappings.groups", groups, (Wanted::Texts, true)))
+            .map(|groups| mapping("claimMappings.groups", groups, Wanted::Texts, true))
             .transpose()?,
-        uid: mappings.uid.map(|uid| mapping("claimMappings.uid", uid, (Wanted::Text, false))).transpose()?,
+        uid: mappings.uid.map(|uid| mapping("claimMappings.uid", uid, Wanted::Text, false)).transpose()?,
         extra: extra(mappings.extra)?,
         required_claims,
         claim_rules,
@@ -361,7 +361,7 @@ fn at_most(field: &str, count: usize) -> Result<(), String> {
     }
 }
 
-fn mapping(field: &str, source: Source, (wanted, has_prefix): (Wanted, bool)) -> Result<Mapping, String> {
+fn mapping(field: &str, source: Source, wanted: Wanted, has_prefix: bool) -> Result<Mapping, String> {
     match (source.claim.is_empty(), source.expression.is_empty(), source.prefix) {
         (false, true, Some(prefix)) if has_prefix => {
             Ok(Mapping::Claim(PrefixedClaim { claim: source.claim, prefix }))

@@ -38,7 +38,7 @@ pub(crate) async fn start(state: &Arc<State>) {
         ended,
     };
     let Ok(events) = controller.load(state).await else { return };
-    tokio::spawn(controller.run(events, (cleanups, retries)));
+    tokio::spawn(controller.run(events, cleanups, retries));
 }
 
 /// The reason why a definition is not served.
@@ -82,7 +82,8 @@ impl Controller {
     async fn run(
         mut self,
         mut events: Events,
-        (mut cleanups, mut retries): (mpsc::Receiver<String>, mpsc::Receiver<String>),
+        mut cleanups: mpsc::Receiver<String>,
+        mut retries: mpsc::Receiver<String>,
     ) {
         loop {
             // Cancel-safe: the receivers keep their messages.
@@ -236,7 +237,7 @@ impl Controller {
             self.withdraw(state, name, definition).await;
             return Ok(());
         }
-        match state.registry.add((&state.cache, &*state.store), &versions).await {
+        match state.registry.add(&state.cache, &*state.store, &versions).await {
             Ok(()) => {
                 self.served.insert(name.to_owned(), text);
                 self.retries.forget(name);

@@ -45,7 +45,7 @@ pub(super) async fn edit(
 ) -> Result<()> {
     let kind = kind()?;
     let call = Call::internal(state, kind.clone(), &Value::Null);
-    write::update(&call, &definition.name, (Part::Internal, Writer::Update), |old| {
+    write::update(&call, &definition.name, Part::Internal, Writer::Update, |old| {
         check_uid(&kind, definition, old)?;
         let mut new = old.clone();
         change(&mut new);

@@ -282,7 +282,7 @@ async fn a_container_without_requests_gets_those_of_its_image() {
     let server = with("InitialResources").await;
     let history = server.api.state.admission.usage_history.clone().unwrap();
     let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap();
-    history.record(("default", "busybox"), ContainerUsage { cpu_millis: 6, memory_bytes: 1 << 20 }, now);
+    history.record("default", "busybox", ContainerUsage { cpu_millis: 6, memory_bytes: 1 << 20 }, now);
     let made = server.post(PODS, pod("p")).await;
     let container = &made.body["spec"]["containers"][0];
     assert_eq!(container["resources"]["requests"]["cpu"], "6m", "{}", made.body);

@@ -27,10 +27,10 @@ pub(super) fn check(causes: &mut Causes, path: &Path, capacity: &Value) {
         (true, false, None, _) => required(causes, "validValues"),
         (false, true, None, _) => required(causes, "validRange"),
         (true, false, Some(default), Some(whole)) => {
-            values(causes, &path.field("validValues"), &policy["validValues"], (default, whole));
+            values(causes, &path.field("validValues"), &policy["validValues"], default, whole);
         }
         (false, true, Some(default), Some(whole)) => {
-            range(causes, &path.field("validRange"), &policy["validRange"], (default, whole));
+            range(causes, &path.field("validRange"), &policy["validRange"], default, whole);
         }
         _ => {}
     }
@@ -41,7 +41,7 @@ fn parse(amount: &Value) -> Option<Quantity> {
 }
 
 /// Checks the amounts that a request may have: they are sorted and different.
-fn values(causes: &mut Causes, path: &Path, list: &Value, (default, whole): (Quantity, Quantity)) {
+fn values(causes: &mut Causes, path: &Path, list: &Value, default: Quantity, whole: Quantity) {
     let amounts: Vec<(usize, Quantity)> =
         items(list).filter_map(|(index, amount)| Some((index, parse(amount)?))).collect();
     for pair in amounts.windows(2) {
@@ -75,7 +75,7 @@ fn values(causes: &mut Causes, path: &Path, list: &Value, (default, whole): (Qua
 }
 
 /// Checks the range of the amounts that a request may have.
-fn range(causes: &mut Causes, path: &Path, range: &Value, (default, whole): (Quantity, Quantity)) {
+fn range(causes: &mut Causes, path: &Path, range: &Value, default: Quantity, whole: Quantity) {
     let Some(min) = parse(&range["min"]) else {
         return causes.required(&path.field("min"), "required when validRange is defined");
     };

@@ -51,7 +51,7 @@ pub(super) fn devices(causes: &mut Causes, path: &Path, spec: &Value) {
     let here = path.field("sharedCounters");
     if limit(causes, &here, &spec["sharedCounters"], MAX_COUNTER_SETS) {
         for (index, set) in items(&spec["sharedCounters"]) {
-            counters(causes, &here.index(index), (set, "name"));
+            counters(causes, &here.index(index), set, "name");
         }
         unique(causes, &here, &spec["sharedCounters"], |set| &set["name"]);
     }
@@ -83,7 +83,7 @@ fn device(causes: &mut Causes, path: &Path, device: &Value, has_own_nodes: bool)
     let here = path.field("consumesCounters");
     if limit(causes, &here, &device["consumesCounters"], MAX_CONSUMPTIONS) {
         for (index, set) in items(&device["consumesCounters"]) {
-            counters(causes, &here.index(index), (set, "counterSet"));
+            counters(causes, &here.index(index), set, "counterSet");
         }
         unique(causes, &here, &device["consumesCounters"], |set| &set["counterSet"]);
     }
@@ -213,7 +213,7 @@ fn taint(causes: &mut Causes, path: &Path, taint: &Value) {
 }
 
 /// Checks a set of counters, whose name is in this field.
-fn counters(causes: &mut Causes, path: &Path, (set, name): (&Value, &str)) {
+fn counters(causes: &mut Causes, path: &Path, set: &Value, name: &str) {
     label(causes, &path.field(name), &set[name]);
     let here = path.field("counters");
     match entries(&set["counters"]).count() {
