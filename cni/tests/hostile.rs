@@ -8,8 +8,8 @@
     reason = "a test may wait and panic, and AF_PACKET sockets have no safe address type"
 )]
 
-#[path = "packets/namespace.rs"]
-mod namespace;
+#[path = "packets/configuration.rs"]
+mod configuration;
 
 use std::net::{Ipv6Addr, UdpSocket};
 use std::ops::Deref;
@@ -18,11 +18,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
-use coracle_testing::eventually;
-use nix::sched::{CloneFlags, unshare};
+use coracle_testing::{NamespaceThread, eventually, in_new_namespace_async, ip};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use namespace::{NamespaceThread, ip, network_config};
+use configuration::network_config;
 
 const BRIDGE: &str = "coracle0";
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
@@ -34,7 +33,7 @@ struct Pod(NamespaceThread);
 
 impl Pod {
     fn new() -> Self {
-        Self(NamespaceThread::new())
+        Self(NamespaceThread::start())
     }
 
     fn send(&self, frame: Vec<u8>) {
@@ -56,23 +55,18 @@ impl Deref for Pod {
 
 /// `check_sources` says whether the filter of sources is on, which hides the other defences.
 fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    in_new_namespace_async(async move || {
         ip("link set lo up");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let dir = tempfile::tempdir().unwrap();
-            let config = NetworkConfig { check_sources, ..network_config(dir.path(), BRIDGE) };
-            let network = Network::open(config).await.unwrap();
-            network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
-            test(network, Pod::new()).await;
-        });
+        let dir = tempfile::tempdir().unwrap();
+        let config = NetworkConfig { check_sources, ..network_config(dir.path(), BRIDGE) };
+        let network = Network::open(config).await.unwrap();
+        network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        test(network, Pod::new()).await;
     });
-    thread.join().unwrap();
 }
 
 async fn add(network: &Network, pod: &Pod, ports: Vec<PortMapping>) {
-    let (id, netns, ifname) = ("aaaa".into(), pod.netns.clone(), "eth0".into());
+    let (id, netns, ifname) = ("aaaa".into(), pod.netns().to_owned(), "eth0".into());
     network.add(&Attachment { id, netns, ifname, ports, ..Attachment::default() }).await.unwrap();
 }
 
@@ -448,7 +442,7 @@ fn a_pod_does_not_take_over_the_entry_of_another_pod() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
         let victim = Pod::new();
-        let (id, netns, ifname) = ("bbbb".into(), victim.netns.clone(), "eth0".into());
+        let (id, netns, ifname) = ("bbbb".into(), victim.netns().to_owned(), "eth0".into());
         network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
         until_taken(&pod);
         let before = entries();
@@ -495,7 +489,7 @@ fn a_pod_does_not_flood_the_bridge_with_unknown_destinations() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
         let silent = Pod::new();
-        let (id, netns, ifname) = ("bbbb".into(), silent.netns.clone(), "eth0".into());
+        let (id, netns, ifname) = ("bbbb".into(), silent.netns().to_owned(), "eth0".into());
         network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
         until_taken(&pod);
         let frame_to = |mac: [u8; 6]| {
