@@ -8,9 +8,6 @@
     reason = "a test may wait and panic"
 )]
 
-#[path = "packets/configuration.rs"]
-mod configuration;
-
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -20,8 +17,6 @@ use std::time::Duration;
 use coracle_cni::{Attached, Attachment, Network, NetworkConfig};
 use coracle_testing::{eventually, eventually_async, in_new_namespace_async, ip, run, within};
 use serde_json::{Value, json};
-
-use configuration::network_config;
 
 const REFERENCE: &str = "/usr/lib/cni";
 
@@ -56,8 +51,7 @@ impl Host {
         let config = NetworkConfig {
             conf_dir: Some(self.path("conf")),
             bin_dirs: vec![self.path("bin"), REFERENCE.into()],
-            state_dir: self.path("state"),
-            ..network_config(self.dir.path(), "coracle0")
+            ..NetworkConfig::of_default_network(self.path("state"), self.path("root"), "coracle0", "coracle")
         };
         Network::open(config).await.unwrap()
     }

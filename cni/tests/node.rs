@@ -8,9 +8,6 @@
     reason = "a test may wait and panic"
 )]
 
-#[path = "packets/configuration.rs"]
-mod configuration;
-
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -20,8 +17,6 @@ use std::time::Duration;
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
 use coracle_testing::{NamespaceThread, eventually, eventually_async, in_new_namespace_async, ip, run};
 use ipnetwork::IpNetwork;
-
-use configuration::network_config;
 
 /// Runs the test in a new network namespace.
 fn on_a_node(test: impl AsyncFnOnce(Node) + Send + 'static) {
@@ -48,7 +43,7 @@ async fn open_with(dir: &Path, bridge: &str) -> Network {
 }
 
 fn config(dir: &Path, bridge: &str, table: &str) -> NetworkConfig {
-    NetworkConfig { table: table.to_owned(), ..network_config(dir, bridge) }
+    NetworkConfig::of_default_network(dir.to_owned(), dir.join("root"), bridge, table)
 }
 
 /// A network namespace that represents a sandbox.

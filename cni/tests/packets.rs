@@ -7,9 +7,6 @@
     reason = "a test may wait and panic"
 )]
 
-#[path = "packets/configuration.rs"]
-mod configuration;
-
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
 use std::ops::Deref;
@@ -17,14 +14,12 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use coracle_cni::{Attachment, Network, PortMapping, Protocol};
+use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
 use coracle_testing::{NamespaceThread, eventually, in_new_namespace_async, ip};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, sendto, setsockopt, socket,
     sockopt,
 };
-
-use configuration::network_config;
 
 /// A network namespace with sockets of the test.
 struct Space(NamespaceThread);
@@ -101,7 +96,9 @@ fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(TestNetwork)
         });
         ip("route add 198.51.100.0/24 via 192.0.2.9");
         let dir = tempfile::tempdir().unwrap();
-        let network = Network::open(network_config(dir.path(), "coracle0")).await.unwrap();
+        let (state, root) = (dir.path().to_owned(), dir.path().join("root"));
+        let config = NetworkConfig::of_default_network(state, root, "coracle0", "coracle");
+        let network = Network::open(config).await.unwrap();
         network.set_pod_cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect()).await.unwrap();
         test(TestNetwork { network, beyond, dir }).await;
     });

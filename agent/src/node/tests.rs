@@ -188,13 +188,12 @@ async fn network(dir: &std::path::Path) -> Network {
     let config = NetworkConfig {
         conf_dir: Some(dir.join("net.d")),
         bin_dirs: vec![dir.join("bin")],
-        state_dir: dir.join("cni"),
-        root_dir: dir.join("lasting"),
-        bridge: "coracletest0".to_owned(),
-        table: "coracletest".to_owned(),
-        mtu: None,
-        served: Vec::new(),
-        check_sources: true,
+        ..NetworkConfig::of_default_network(
+            dir.join("cni"),
+            dir.join("lasting"),
+            "coracletest0",
+            "coracletest",
+        )
     };
     Network::open(config).await.expect("network")
 }
