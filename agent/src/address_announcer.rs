@@ -275,8 +275,8 @@ fn node_address(node: &Node) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::process::Command;
 
+    use coracle_testing::{in_new_namespace, ip};
     use kube::Client;
     use serde_json::{Value, json};
 
@@ -304,12 +304,6 @@ mod tests {
         let client = Client::new(tower::service_fn(serve), "default");
         let checkpoint = Checkpoint::open(&dir.join("agent"), &dir.join("sealing.key")).unwrap();
         ServiceCache::new(client, checkpoint, ApiHealth::default())
-    }
-
-    fn ip(words: &str) -> String {
-        let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
-        assert!(done.status.success(), "ip {words}: {done:?}");
-        String::from_utf8(done.stdout).unwrap()
     }
 
     async fn yield_and_take_again() {
@@ -343,8 +337,7 @@ mod tests {
 
     #[test]
     fn an_address_that_another_machine_announces_needs_a_confirmation_of_the_api_server() {
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             ip("link add name uplink0 type veth peer name uplink1");
             ip("link set uplink1 up");
             ip("link set uplink0 up");
@@ -353,8 +346,7 @@ mod tests {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().start_paused(true).build().unwrap();
             runtime.block_on(yield_and_take_again());
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
     #[test]

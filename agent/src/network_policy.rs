@@ -477,6 +477,7 @@ mod tests {
     use std::time::Duration;
 
     use coracle_network_policy::{ClusterKind, ClusterPolicy};
+    use coracle_testing::{in_new_namespace, in_new_namespace_async};
     use serde_json::json;
 
     use super::*;
@@ -491,15 +492,6 @@ mod tests {
 
     const TABLE: &str = "test-policies";
     const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
-
-    /// Runs a test in a network namespace of its own.
-    fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
-        let thread = std::thread::spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
-            test();
-        });
-        thread.join().unwrap();
-    }
 
     /// A runtime whose threads are in the network namespace of this thread. Its time is paused. Functions that block run
     /// one after the other.
@@ -794,20 +786,16 @@ mod tests {
 
     #[test]
     fn table_and_record_of_an_earlier_run_are_removed() {
-        let test = || {
+        in_new_namespace_async(async || {
             let directory = tempfile::tempdir().unwrap();
             let record = record(directory.path());
             std::fs::write(&record, "[]").unwrap();
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
             let mut enforcer = Enforcer::open("test-policies").unwrap();
             enforcer.replace(&mut Model::default()).unwrap();
             assert!(enforcer.is_intact().unwrap());
-            // Its threads are in the network namespace of this thread.
-            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            runtime.block_on(remove("test-policies".to_owned(), record.clone()));
+            remove("test-policies".to_owned(), record.clone()).await;
             assert!(!enforcer.is_intact().unwrap());
             assert!(!record.exists());
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 }

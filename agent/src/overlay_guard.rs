@@ -88,7 +88,6 @@ async fn changed(view: &NodeView, node: &mut watch::Receiver<Option<Arc<Node>>>)
 mod tests {
     use std::pin::pin;
 
-    use nix::sched::{CloneFlags, unshare};
     use serde_json::json;
 
     use super::*;
@@ -97,8 +96,7 @@ mod tests {
     fn the_former_table_stays_until_the_networks_of_pods_are_known() {
         const TABLE: &str = "test-services";
         let is_former = || Proxy::open(TABLE, NodeView::default()).unwrap().is_intact().unwrap();
-        let test = move || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        coracle_testing::in_new_namespace(move || {
             let mut former = Proxy::open(TABLE, NodeView::default()).unwrap();
             former.replace(NodeView::default(), Vec::new()).unwrap();
             // Its threads are in the network namespace of this thread. Functions that block run one after the other.
@@ -120,8 +118,7 @@ mod tests {
                     () = coracle_testing::until("the table is replaced", 10, || !is_former()) => {}
                 }
             });
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 
     #[tokio::test]

@@ -244,14 +244,12 @@ fn main() {
         .unwrap();
     let config = NetworkConfig {
         conf_dir: Some(places),
-        bin_dirs: Vec::new(),
-        state_dir: dir.path().join("state"),
-        root_dir: dir.path().join("root"),
-        bridge: "bench9".into(),
-        table: "bench".into(),
-        mtu: None,
-        served: Vec::new(),
-        check_sources: true,
+        ..NetworkConfig::of_default_network(
+            dir.path().join("state"),
+            dir.path().join("root"),
+            "bench9",
+            "bench",
+        )
     };
     let network = runtime.block_on(Network::open(config)).unwrap();
     let sides = [

@@ -290,19 +290,13 @@ fn among(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
     use std::time::Duration;
 
-    use nix::sched::{CloneFlags, unshare};
+    use coracle_testing::{in_new_namespace_async, ip};
 
     use super::*;
     use crate::announce::{frame, send};
     use crate::announced_address::announce_address;
-
-    fn ip(words: &str) {
-        let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
-        assert!(done.status.success(), "ip {words}: {done:?}");
-    }
 
     /// Hardware address of another machine.
     const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 7];
@@ -351,14 +345,7 @@ mod tests {
 
     #[test]
     fn an_announcement_of_the_link_is_a_conflict_and_one_of_a_pod_is_not() {
-        let test = std::thread::spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(announcements_of_the_link_are_conflicts());
-        });
-        if let Err(panic) = test.join() {
-            std::panic::resume_unwind(panic);
-        }
+        in_new_namespace_async(announcements_of_the_link_are_conflicts);
     }
 
     #[test]

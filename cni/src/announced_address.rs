@@ -157,17 +157,9 @@ fn is_within(address: IpAddr, own: IpAddr, mask: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
-    use nix::sched::{CloneFlags, unshare};
+    use coracle_testing::{in_new_namespace, ip};
 
     use super::*;
-
-    fn ip(words: &str) -> String {
-        let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
-        assert!(done.status.success(), "ip {words}: {done:?}");
-        String::from_utf8(done.stdout).unwrap()
-    }
 
     #[test]
     fn networks_contain_their_addresses() {
@@ -185,8 +177,7 @@ mod tests {
 
     #[test]
     fn an_announced_address_is_reachable_and_expires() {
-        let test = std::thread::spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+        in_new_namespace(|| {
             ip("link add name uplink0 type veth peer name uplink1");
             ip("link set uplink1 up");
             ip("link set uplink0 up");
@@ -223,8 +214,5 @@ mod tests {
                 assert!(!ip("addr show dev uplink0").contains(address));
             }
         });
-        if let Err(panic) = test.join() {
-            std::panic::resume_unwind(panic);
-        }
     }
 }

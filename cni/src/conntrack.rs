@@ -98,31 +98,26 @@ impl LocalAddresses {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use coracle_testing::{in_new_namespace, ip};
 
     use super::*;
 
-    fn ip(arguments: &[&str]) {
-        assert!(Command::new("ip").args(arguments).status().unwrap().success(), "ip {arguments:?}");
-    }
-
     #[test]
     fn only_addresses_of_this_machine_are_local_also_with_nonlocal_binds() {
-        let test = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             for family in ["ipv4", "ipv6"] {
                 // Of the network namespace of this thread.
                 std::fs::write(format!("/proc/sys/net/{family}/ip_nonlocal_bind"), "1").unwrap();
             }
-            ip(&["link", "set", "lo", "up"]);
-            ip(&["link", "add", "one0", "type", "veth", "peer", "name", "one1"]);
-            ip(&["link", "set", "one0", "up"]);
-            ip(&["link", "set", "one1", "up"]);
-            ip(&["address", "add", "192.0.2.1/24", "dev", "one0"]);
-            ip(&["address", "add", "2001:db8::1/64", "dev", "one0", "nodad"]);
-            ip(&["route", "add", "prohibit", "203.0.113.1"]);
-            ip(&["route", "add", "blackhole", "203.0.113.2"]);
-            ip(&["route", "add", "unreachable", "203.0.113.3"]);
+            ip("link set lo up");
+            ip("link add one0 type veth peer name one1");
+            ip("link set one0 up");
+            ip("link set one1 up");
+            ip("address add 192.0.2.1/24 dev one0");
+            ip("address add 2001:db8::1/64 dev one0 nodad");
+            ip("route add prohibit 203.0.113.1");
+            ip("route add blackhole 203.0.113.2");
+            ip("route add unreachable 203.0.113.3");
             let mut here = LocalAddresses::default();
             let own = ["127.0.0.1", "192.0.2.1", "2001:db8::1"];
             let others = ["192.0.2.2", "2001:db8::2", "198.51.100.1", "2001:db9::1"];
@@ -132,7 +127,6 @@ mod tests {
                 assert_eq!(others.map(|address| here.has(address.parse().unwrap())), [false; 4]);
                 assert_eq!(without_route.map(|address| here.has(address.parse().unwrap())), [false; 3]);
             }
-        };
-        std::thread::spawn(test).join().unwrap();
+        });
     }
 }

@@ -150,6 +150,8 @@ fn refusal(error: &Error, input: &[u8]) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testing::{in_new_namespace_async, ip};
+
     use super::*;
 
     fn environment_of<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> String + 'a {
@@ -224,12 +226,7 @@ mod tests {
     /// is up. Returns the error, and the interfaces afterwards.
     fn beside_own(kind: Kind, command: &str, netns: &str, more: &'static str) -> (Option<Error>, String) {
         let [command, netns] = [command, netns].map(str::to_owned);
-        let thread = std::thread::spawn(move || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
-            let ip = |what: &str| {
-                let output = std::process::Command::new("ip").args(what.split(' ')).output().unwrap();
-                String::from_utf8(output.stdout).unwrap()
-            };
+        in_new_namespace_async(async move || {
             ip("link add eth0 type veth peer name far");
             ip("link set lo up");
             let dir = tempfile::tempdir().unwrap();
@@ -242,11 +239,9 @@ mod tests {
                 ("CNI_NETNS", netns.as_str()),
                 ("CNI_NETNS_OVERRIDE", more),
             ];
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let done = runtime.block_on(serve(kind, &environment_of(&pairs), conf.to_string().as_bytes()));
+            let done = serve(kind, &environment_of(&pairs), conf.to_string().as_bytes()).await;
             (done.err(), ip("-br link"))
-        });
-        thread.join().unwrap()
+        })
     }
 
     #[test]

@@ -158,6 +158,27 @@ impl Drop for Inner {
     }
 }
 
+// === impl NetworkConfig ===
+
+impl NetworkConfig {
+    /// The configuration of the default network alone: no configuration lists, no plugins that are not our own, the
+    /// kernel's MTU. Pods may send from their own addresses only.
+    #[must_use]
+    pub fn of_default_network(state_dir: PathBuf, root_dir: PathBuf, bridge: &str, table: &str) -> Self {
+        Self {
+            conf_dir: None,
+            bin_dirs: Vec::new(),
+            state_dir,
+            root_dir,
+            bridge: bridge.to_owned(),
+            table: table.to_owned(),
+            mtu: None,
+            served: Vec::new(),
+            check_sources: true,
+        }
+    }
+}
+
 // === impl Network ===
 
 impl Network {

@@ -8,9 +8,6 @@
     reason = "a test may wait and panic, and AF_PACKET sockets have no safe address type"
 )]
 
-#[path = "packets/namespace.rs"]
-mod namespace;
-
 use std::net::{Ipv6Addr, UdpSocket};
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
@@ -18,11 +15,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
-use coracle_testing::eventually;
-use nix::sched::{CloneFlags, unshare};
+use coracle_testing::{NamespaceThread, eventually, in_new_namespace_async, ip};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-
-use namespace::{NamespaceThread, ip, network_config};
 
 const BRIDGE: &str = "coracle0";
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
@@ -34,7 +28,7 @@ struct Pod(NamespaceThread);
 
 impl Pod {
     fn new() -> Self {
-        Self(NamespaceThread::new())
+        Self(NamespaceThread::start())
     }
 
     fn send(&self, frame: Vec<u8>) {
@@ -56,24 +50,34 @@ impl Deref for Pod {
 
 /// `check_sources` says whether the filter of sources is on, which hides the other defences.
 fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    in_new_namespace_async(async move || {
         ip("link set lo up");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let dir = tempfile::tempdir().unwrap();
-            let config = NetworkConfig { check_sources, ..network_config(dir.path(), BRIDGE) };
-            let network = Network::open(config).await.unwrap();
-            network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
-            test(network, Pod::new()).await;
-        });
+        let dir = tempfile::tempdir().unwrap();
+        let (state, root) = (dir.path().to_owned(), dir.path().join("root"));
+        let config = NetworkConfig::of_default_network(state, root, BRIDGE, "coracle");
+        let config = NetworkConfig { check_sources, ..config };
+        let network = Network::open(config).await.unwrap();
+        network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        test(network, Pod::new()).await;
     });
-    thread.join().unwrap();
 }
 
 async fn add(network: &Network, pod: &Pod, ports: Vec<PortMapping>) {
-    let (id, netns, ifname) = ("aaaa".into(), pod.netns.clone(), "eth0".into());
+    add_as("aaaa", network, pod, ports).await;
+}
+
+async fn add_as(id: &str, network: &Network, pod: &Pod, ports: Vec<PortMapping>) {
+    let (id, netns, ifname) = (id.to_owned(), pod.netns().to_owned(), "eth0".into());
     network.add(&Attachment { id, netns, ifname, ports, ..Attachment::default() }).await.unwrap();
+}
+
+/// Adds the pod and another one, which it returns.
+async fn add_with_another(network: &Network, pod: &Pod) -> Pod {
+    add(network, pod, Vec::new()).await;
+    let another = Pod::new();
+    add_as("bbbb", network, &another, Vec::new()).await;
+    until_taken(pod);
+    another
 }
 
 /// Sends a raw frame.
@@ -446,11 +450,7 @@ fn entries() -> Vec<String> {
 #[test]
 fn a_pod_does_not_take_over_the_entry_of_another_pod() {
     on_a_node(true, async |network, pod| {
-        add(&network, &pod, Vec::new()).await;
-        let victim = Pod::new();
-        let (id, netns, ifname) = ("bbbb".into(), victim.netns.clone(), "eth0".into());
-        network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
-        until_taken(&pod);
+        let victim = add_with_another(&network, &pod).await;
         let before = entries();
         assert_eq!(before.len(), 2, "{before:?}");
         let frame = [&OF_THE_PORT[..], &victim.mac(), &[0x88, 0x09], &[0; 46]].concat();
@@ -493,11 +493,7 @@ fn a_pod_adds_one_entry_to_the_table_of_the_bridge_and_no_static_one() {
 fn a_pod_does_not_flood_the_bridge_with_unknown_destinations() {
     const FRAMES: u64 = 100;
     on_a_node(true, async |network, pod| {
-        add(&network, &pod, Vec::new()).await;
-        let silent = Pod::new();
-        let (id, netns, ifname) = ("bbbb".into(), silent.netns.clone(), "eth0".into());
-        network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
-        until_taken(&pod);
+        let silent = add_with_another(&network, &pod).await;
         let frame_to = |mac: [u8; 6]| {
             let mut frame = datagram(pod.mac(), [10, 99, 0, 3], 7000);
             frame[..6].copy_from_slice(&mac);

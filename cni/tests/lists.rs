@@ -15,8 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use coracle_cni::{Attached, Attachment, Network, NetworkConfig};
-use coracle_testing::{eventually, eventually_async, within};
-use nix::sched::{CloneFlags, unshare};
+use coracle_testing::{eventually, eventually_async, in_new_namespace_async, ip, run, within};
 use serde_json::{Value, json};
 
 const REFERENCE: &str = "/usr/lib/cni";
@@ -29,15 +28,12 @@ struct Host {
 /// A process in its own network namespace, which represents a sandbox.
 struct Sandbox(Child);
 
-/// Runs the test on a thread in a fresh network namespace.
+/// Runs the test in a new network namespace.
 fn on_a_host(test: impl AsyncFnOnce(Host) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
-        run("ip", &["link", "set", "lo", "up"]);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(test(Host { dir: tempfile::tempdir().unwrap() }));
+    in_new_namespace_async(async move || {
+        ip("link set lo up");
+        test(Host { dir: tempfile::tempdir().unwrap() }).await;
     });
-    thread.join().unwrap();
 }
 
 impl Host {
@@ -55,13 +51,7 @@ impl Host {
         let config = NetworkConfig {
             conf_dir: Some(self.path("conf")),
             bin_dirs: vec![self.path("bin"), REFERENCE.into()],
-            state_dir: self.path("state"),
-            root_dir: self.path("root"),
-            bridge: "coracle0".into(),
-            table: "coracle".into(),
-            mtu: None,
-            served: Vec::new(),
-            check_sources: true,
+            ..NetworkConfig::of_default_network(self.path("state"), self.path("root"), "coracle0", "coracle")
         };
         Network::open(config).await.unwrap()
     }
@@ -121,12 +111,6 @@ impl Drop for Sandbox {
         self.0.kill().ok();
         self.0.wait().ok();
     }
-}
-
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 fn attachment(id: &str, sandbox: &Sandbox) -> Attachment {

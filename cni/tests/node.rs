@@ -10,30 +10,23 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
-use coracle_testing::{eventually, eventually_async};
+use coracle_testing::{NamespaceThread, eventually, eventually_async, in_new_namespace_async, ip, run};
 use ipnetwork::IpNetwork;
-use nix::sched::{CloneFlags, unshare};
 
-/// Runs the test on a thread in a new network namespace, which ends with the thread.
+/// Runs the test in a new network namespace.
 fn on_a_node(test: impl AsyncFnOnce(Node) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
-        run("ip", &["link", "set", "lo", "up"]);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let dir = tempfile::tempdir().unwrap();
-            let network = open(dir.path()).await;
-            network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
-            test(Node { network, dir }).await;
-        });
+    in_new_namespace_async(async move || {
+        ip("link set lo up");
+        let dir = tempfile::tempdir().unwrap();
+        let network = open(dir.path()).await;
+        network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        test(Node { network, dir }).await;
     });
-    thread.join().unwrap();
 }
 
 struct Node {
@@ -50,58 +43,33 @@ async fn open_with(dir: &Path, bridge: &str) -> Network {
 }
 
 fn config(dir: &Path, bridge: &str, table: &str) -> NetworkConfig {
-    NetworkConfig {
-        conf_dir: None,
-        bin_dirs: Vec::new(),
-        state_dir: dir.to_owned(),
-        root_dir: dir.join("root"),
-        bridge: bridge.to_owned(),
-        table: table.to_owned(),
-        mtu: None,
-        served: Vec::new(),
-        check_sources: true,
-    }
+    NetworkConfig::of_default_network(dir.to_owned(), dir.join("root"), bridge, table)
 }
 
-/// A thread in a network namespace, which represents a sandbox and has a server on a port.
-struct Sandbox {
-    netns: PathBuf,
-    stop: mpsc::Sender<()>,
-    serve: mpsc::Sender<u16>,
-}
+/// A network namespace that represents a sandbox.
+struct Sandbox(NamespaceThread);
 
 impl Sandbox {
     fn new() -> Self {
-        let (sender, receiver) = mpsc::channel();
-        let (stop, stopped) = mpsc::channel();
-        let (serve, served) = mpsc::channel::<u16>();
-        std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            let tid = nix::unistd::gettid();
-            sender.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
-            if let Ok(port) = served.recv() {
-                let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
-                std::thread::spawn(move || {
-                    for mut peer in listener.incoming().flatten() {
-                        let from = peer.peer_addr().unwrap().ip().to_string();
-                        peer.write_all(from.as_bytes()).ok();
-                    }
-                });
-            }
-            stopped.recv().ok();
-        });
-        Self { netns: receiver.recv().unwrap(), stop, serve }
+        Self(NamespaceThread::start())
     }
 
+    /// Listens on the port, and answers each connection with the address of the caller.
     fn serve(&self, port: u16) {
-        self.serve.send(port).unwrap();
+        let listener = self.0.within(move || TcpListener::bind(("0.0.0.0", port)).unwrap());
+        std::thread::spawn(move || {
+            for mut peer in listener.incoming().flatten() {
+                let from = peer.peer_addr().unwrap().ip().to_string();
+                peer.write_all(from.as_bytes()).ok();
+            }
+        });
     }
 }
 
 fn attachment(id: &str, sandbox: &Sandbox, ports: Vec<PortMapping>) -> Attachment {
     Attachment {
         id: id.into(),
-        netns: sandbox.netns.clone(),
+        netns: sandbox.0.netns().to_owned(),
         ifname: "eth0".into(),
         ports,
         ..Attachment::default()
@@ -119,12 +87,6 @@ fn held(dir: &Path) -> Vec<String> {
     let mut held: Vec<_> = names.filter(|name| name.parse::<IpAddr>().is_ok()).collect();
     held.sort();
     held
-}
-
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// The caller's address, as the server at `to` reports it.
@@ -149,7 +111,6 @@ fn a_pod_is_reached_from_the_node_and_by_its_host_port() {
         assert_eq!(caller_seen_by("10.99.0.1:8080".parse().unwrap()), "10.99.0.1");
         let listing = run("nft", &["list", "table", "inet", "coracle"]);
         assert!(listing.contains("tcp . 8080 : 10.99.0.2 . 80"), "{listing}");
-        drop((a.stop, b.stop));
     });
 }
 
@@ -182,7 +143,6 @@ fn the_interface_can_be_created_again_when_del_returns() {
             assert!(run("ip", &["route", "get", "10.99.0.2"]).contains("coracle0"));
         }
         assert_eq!(names(&before), names(&picture()));
-        drop(sandbox.stop);
     });
 }
 
@@ -227,7 +187,6 @@ fn the_result_has_the_hosts_end_as_the_kernel_shows_it() {
         let shown = run("ip", &["-o", "link", "show", end["name"].as_str().unwrap()]);
         assert!(shown.contains(&format!("link/ether {} ", end["mac"].as_str().unwrap())), "{shown}");
         assert!(shown.contains(&format!(" mtu {} ", end["mtu"])), "{shown}");
-        drop(a.stop);
     });
 }
 
@@ -271,7 +230,6 @@ fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
         let second = asking("bbbb", &b, &["10.99.0.77/24"], Some(mac));
         node.network.check_requested(&second).await.unwrap();
         assert_eq!(node.network.add(&second).await.unwrap().addresses, got.addresses);
-        drop((a.stop, b.stop));
     });
 }
 
@@ -328,9 +286,8 @@ fn removing_the_network_leaves_the_machine_as_it_was() {
 
 /// Runs a program in the sandbox's network namespace.
 fn run_in(sandbox: &Sandbox, arguments: &[&str]) -> String {
-    let own = format!("/proc/{}", std::process::id());
-    let netns = sandbox.netns.to_str().unwrap().replace("/proc/self", &own);
-    run("nsenter", &[&[&*format!("--net={netns}")], arguments].concat())
+    let netns = format!("--net={}", sandbox.0.netns().display());
+    run("nsenter", &[&[netns.as_str()], arguments].concat())
 }
 
 #[test]
@@ -468,7 +425,6 @@ fn the_bridge_does_not_snoop_on_multicast() {
         node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
         assert!(!snoops());
         node.network.remove().await.unwrap();
-        drop(sandbox.stop);
     });
 }
 

@@ -8,38 +8,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use coracle_cni::{
     Backend, End, Local, Offload, Overlay, OverlayConfig, Peer, PeerKind, ProbeResult, examine,
 };
+use coracle_testing::{NamespaceThread, in_new_namespace_async, ip, run};
 use nix::sched::{CloneFlags, unshare};
 
 /// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(60);
 const VXLAN: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: false };
 
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn ip(line: &str) -> String {
-    run("ip", &line.split(' ').collect::<Vec<_>>())
-}
-
-/// Runs the test on a thread in a new network namespace, which ends with the thread.
+/// Runs the test in a new network namespace.
 fn in_a_namespace(test: impl AsyncFnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    in_new_namespace_async(async move || {
         ip("link set lo up");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(test());
+        test().await;
     });
-    thread.join().unwrap();
 }
 
 /// An overlay of node 1, with the interface eth0 as its uplink.
@@ -574,17 +561,9 @@ fn a_foreign_device_with_the_same_vni_is_reported_and_its_removal_is_noticed() {
         // A device on another link still receives packets for its VNI.
         overlay.remove().unwrap();
         ip("link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
-        let (send, received) = mpsc::channel();
-        let (end, ended) = mpsc::channel::<()>();
-        let other = std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            send.send(nix::unistd::gettid()).unwrap();
-            ended.recv().ok();
-        });
-        ip(&format!("link set flannel.1 netns {}", received.recv().unwrap()));
+        let other = NamespaceThread::start();
+        ip(&format!("link set flannel.1 netns {}", other.netns().display()));
         let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err().to_string();
         assert!(error.contains("moved to another network namespace has the VNI 1"), "{error}");
-        drop(end);
-        other.join().unwrap();
     });
 }

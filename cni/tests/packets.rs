@@ -7,9 +7,6 @@
     reason = "a test may wait and panic"
 )]
 
-#[path = "packets/namespace.rs"]
-mod namespace;
-
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
 use std::ops::Deref;
@@ -17,22 +14,19 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use coracle_cni::{Attachment, Network, PortMapping, Protocol};
-use coracle_testing::eventually;
-use nix::sched::{CloneFlags, unshare};
+use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use coracle_testing::{NamespaceThread, eventually, in_new_namespace_async, ip};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, sendto, setsockopt, socket,
     sockopt,
 };
-
-use namespace::{NamespaceThread, ip, network_config};
 
 /// A network namespace with sockets of the test.
 struct Space(NamespaceThread);
 
 impl Space {
     fn new() -> Self {
-        let thread = NamespaceThread::new();
+        let thread = NamespaceThread::start();
         thread.within(|| drop(ip("link set lo up")));
         Self(thread)
     }
@@ -80,11 +74,10 @@ const SHORT: Duration = Duration::from_millis(300);
 const OFTEN: usize = 400;
 
 fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(TestNetwork) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    in_new_namespace_async(async move || {
         let beyond = Space::new();
         ip("link set lo up");
-        ip(&format!("link add up0 type veth peer name up1 netns {}", beyond.netns.display()));
+        ip(&format!("link add up0 type veth peer name up1 netns {}", beyond.netns().display()));
         for line in
             ["addr add 192.0.2.1/24 dev up0", "addr add 2001:db8::1/64 dev up0 nodad", "link set up0 up"]
         {
@@ -102,22 +95,20 @@ fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(TestNetwork)
             }
         });
         ip("route add 198.51.100.0/24 via 192.0.2.9");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let dir = tempfile::tempdir().unwrap();
-            let network = Network::open(network_config(dir.path(), "coracle0")).await.unwrap();
-            network.set_pod_cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect()).await.unwrap();
-            test(TestNetwork { network, beyond, dir }).await;
-        });
+        let dir = tempfile::tempdir().unwrap();
+        let (state, root) = (dir.path().to_owned(), dir.path().join("root"));
+        let config = NetworkConfig::of_default_network(state, root, "coracle0", "coracle");
+        let network = Network::open(config).await.unwrap();
+        network.set_pod_cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect()).await.unwrap();
+        test(TestNetwork { network, beyond, dir }).await;
     });
-    thread.join().unwrap();
 }
 
 impl TestNetwork {
     async fn add(&self, id: &str, space: &Space, ports: Vec<PortMapping>) -> IpAddr {
         let at = Attachment {
             id: id.into(),
-            netns: space.netns.clone(),
+            netns: space.netns().to_owned(),
             ifname: "eth0".into(),
             ports,
             ..Attachment::default()

@@ -3,11 +3,11 @@
 use std::ffi::OsStr;
 use std::process::{Child, Command, Stdio};
 
+use coracle_testing::run;
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use crate::eventually;
-use crate::machine::run;
 
 /// The bridge in the test's namespace that connects all hosts, and its addresses.
 pub(crate) const BRIDGE: &str = "fabric0";

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use nix::sched::{CloneFlags, unshare};
+use coracle_testing::{in_new_namespace, run};
 
 use crate::registry_storage::add_image;
 use crate::{end_cgroup, eventually};
@@ -32,14 +32,10 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// # Panics
 /// When the test panics, or without root privileges.
 pub fn on_a_machine(test: impl FnOnce(&mut Machine) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    in_new_namespace(move || {
         let mut machine = Machine::new();
         test(&mut machine);
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 // === impl Machine ===
@@ -213,14 +209,4 @@ fn is_tmpfs(path: &Path) -> bool {
 /// The root directory of the repository.
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
-
-/// Runs a program and returns its standard output.
-///
-/// # Panics
-/// When it fails.
-pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }

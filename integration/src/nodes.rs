@@ -6,11 +6,11 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 
+use coracle_testing::run;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::host::{Families, GATEWAY, GATEWAY_V6, make_bridge};
-use crate::machine::run;
 use crate::process::{end, print_end, start};
 use crate::{Host, Kubectl, Machine, end_cgroup, eventually};
 

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use coracle_testing::run;
+
 use crate::Machine;
-use crate::machine::run;
 
 /// Processes, links, mounts, cgroups, nftables tables and files of a machine.
 #[derive(Debug, PartialEq, Eq)]

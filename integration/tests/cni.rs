@@ -30,8 +30,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coracle_integration::{Cri, Machine, eventually, on_a_machine};
-use nix::sched::{CloneFlags, unshare};
-use plugins::{Plugins, Sandbox, normalized, run};
+use coracle_testing::{in_new_namespace, run};
+use plugins::{Plugins, Sandbox, normalized};
 use serde_json::{Value, json};
 
 /// A network configuration of a CNI version. host-local keeps addresses below `dir`.
@@ -45,8 +45,7 @@ fn network(version: &str, dir: &Path, plugin: &Value, ipam: &Value) -> Value {
 
 /// Result of one implementation: ADD's result, state of sandbox and host, files, and the state after DEL.
 fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec<(&'static str, Value)> {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+    in_new_namespace(move || {
         run("ip", &["link", "set", "lo", "up"]);
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("resolv.conf"), "nameserver 10.0.0.53\nsearch a.b\noptions ndots:2\n")
@@ -85,8 +84,7 @@ fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec
         seen.push(("files after", plugins::files(&dir.path().join("addresses/net"))));
         seen.push(("links after", json!(run("ip", &["-o", "link"]).lines().count())));
         seen
-    });
-    thread.join().unwrap()
+    })
 }
 
 #[test]

@@ -18,6 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
+use coracle_testing::run;
 use serde_json::{Value, json};
 
 const NODE: &str = "198.51.100.10";
@@ -31,12 +32,6 @@ struct Crio {
     socket: String,
     crictl: Crictl,
     log: PathBuf,
-}
-
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 fn list(machine: &Machine) -> Value {

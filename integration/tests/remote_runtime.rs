@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use coracle_integration::{Crictl, Host, Machine, Nodes, eventually, has_condition, on_a_machine};
+use coracle_testing::run;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -20,11 +21,6 @@ struct Runtime {
     process: Child,
     crictl: Crictl,
     dir: PathBuf,
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// A CNI list of Debian's plugins. Pods of this node get addresses of 10.77.0.0/24.

@@ -8,48 +8,33 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::Command;
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use coracle_network_policy::{
     ClusterKind, ClusterPolicy, ConnectionCounts, Effect, Enforcer, Model, PodFacts, mark_connections,
 };
 use coracle_nft::{Attributes, Channel, Verb, kind_of};
-use coracle_testing::{bind_udp, is_to_be_killed, run_until_killed};
+use coracle_testing::{NamespaceThread, bind_udp, ip, is_to_be_killed, run_until_killed};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use serde_json::{Value, json};
 
-/// A thread in a network namespace with one address of each family. The namespace ends with the thread.
+/// A network namespace with one address of each family.
 struct Pod {
     ips: [IpAddr; 2],
-    jobs: Sender<Box<dyn FnOnce() + Send>>,
-}
-
-fn ip(words: &str) {
-    let done = Command::new("ip").args(words.split_whitespace()).status().unwrap();
-    assert!(done.success(), "ip {words}");
+    thread: NamespaceThread,
 }
 
 // === impl Pod ===
 
 impl Pod {
     fn on_the_bridge(number: u8) -> Self {
-        let (sender, receiver) = channel();
-        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
-        std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            sender.send(nix::unistd::gettid()).unwrap();
-            todo.into_iter().for_each(|job| job());
-        });
-        let thread = receiver.recv().unwrap();
-        ip(&format!("link add pod{number} type veth peer name eth0 netns {thread}"));
+        let thread = NamespaceThread::start();
+        ip(&format!("link add pod{number} type veth peer name eth0 netns {}", thread.netns().display()));
         ip(&format!("link set pod{number} master bridge0 up"));
-        let pod = Self { ips: ips(number), jobs };
+        let pod = Self { ips: ips(number), thread };
         let [v4, v6] = pod.ips;
-        pod.within(move || {
+        pod.thread.within(move || {
             ip("link set lo up");
             ip("link set eth0 up");
             ip(&format!("addr add {v4}/24 dev eth0"));
@@ -58,23 +43,17 @@ impl Pod {
         pod
     }
 
-    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (sender, receiver) = channel();
-        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
-        receiver.recv().unwrap()
-    }
-
     /// Whether a datagram to the port of another pod arrives there, in each family.
     fn reaches(&self, other: &Self, port: u16) -> [bool; 2] {
         [0, 1].map(|family| {
             let to = SocketAddr::new(other.ips[family], port);
-            let socket = other.within(move || {
+            let socket = other.thread.within(move || {
                 let socket = bind_udp(to);
                 socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
                 socket
             });
             let own = SocketAddr::new(self.ips[family], 0);
-            self.within(move || UdpSocket::bind(own).unwrap().send_to(b"packet", to).is_ok());
+            self.thread.within(move || UdpSocket::bind(own).unwrap().send_to(b"packet", to).is_ok());
             socket.recv(&mut [0; 8]).is_ok()
         })
     }
@@ -89,13 +68,13 @@ impl Pod {
                 let socket = socket(family, SockType::Raw, flags, SockProtocol::IcmpV6).unwrap();
                 UdpSocket::from(socket)
             };
-            let receiver = other.within(move || {
+            let receiver = other.thread.within(move || {
                 let socket = raw();
                 socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
                 socket
             });
             let to = SocketAddr::new(other.ips[number], 0);
-            self.within(move || raw().send_to(MESSAGE, to).is_ok());
+            self.thread.within(move || raw().send_to(MESSAGE, to).is_ok());
             let mut buffer = [0; 256];
             // The socket also receives the real solicitations.
             loop {
@@ -131,9 +110,8 @@ fn policy(name: &str, spec: Value) -> NetworkPolicy {
 }
 
 /// Runs the test in a new network namespace with a bridge, whose packets pass the filters of the IP layer.
-fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+fn on_a_bridge(test: impl FnOnce() + Send + 'static) {
+    coracle_testing::in_new_namespace(move || {
         ip("link set lo up");
         // The setting of the namespace is off, as in many distributions. The bridge's own setting is enough.
         let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
@@ -142,14 +120,11 @@ fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
         ip("link set bridge0 up");
         test();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 #[test]
 fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         let mut model = Model::default();
         let mut enforcer = Enforcer::open("test-policies").unwrap();
@@ -191,7 +166,7 @@ fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
 
 #[test]
 fn neighbour_discovery_carries_no_data_past_a_policy() {
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (web, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
         let mut model = Model::default();
         let mut enforcer = Enforcer::open("test-policies").unwrap();
@@ -214,7 +189,7 @@ fn neighbour_discovery_carries_no_data_past_a_policy() {
 
 #[test]
 fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (web, friend) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         model.put_namespace("n", [("team".to_owned(), "x".to_owned())].into());
@@ -278,8 +253,8 @@ impl Connection {
             socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
             socket
         };
-        let server = server.within(move || bound(to));
-        let client = client.within(move || bound(from));
+        let server = server.thread.within(move || bound(to));
+        let client = client.thread.within(move || bound(from));
         client.connect(server.local_addr().unwrap()).unwrap();
         server.connect(client.local_addr().unwrap()).unwrap();
         let connection = Self { client, server };
@@ -298,7 +273,7 @@ impl Connection {
 
 #[test]
 fn open_connections_end_when_they_are_no_longer_allowed_and_others_stay() {
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         let friends = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
@@ -375,7 +350,7 @@ fn the_next_agent_completes_the_changes_of_a_killed_one() {
     if is_to_be_killed() {
         return restrict_web();
     }
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         // The first passes belong to the start of the agent: it replaces the table and checks the connections. The later
         // passes belong to the change.
@@ -405,7 +380,7 @@ fn the_next_agent_completes_the_changes_of_a_killed_one() {
 fn the_next_agent_reads_which_pods_have_their_policies_in_the_table() {
     const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
     const OTHER: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         let pod = |uid: &str, number: u8| {
             let mut facts = facts(ips(number), "n", "web");
@@ -447,7 +422,7 @@ fn the_next_agent_reads_which_pods_have_their_policies_in_the_table() {
 
 #[test]
 fn rules_of_one_address_and_one_port_work_without_a_set() {
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (web, near, far) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         [(&web, "web"), (&near, "near"), (&far, "far")]
@@ -474,7 +449,7 @@ fn rules_of_one_address_and_one_port_work_without_a_set() {
 #[test]
 fn blocks_of_any_number_and_size_are_exact_at_their_ends() {
     const EXCEPTIONS: u32 = 20_000;
-    in_new_namespace(|| {
+    on_a_bridge(|| {
         let (web, near, far) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(254));
         let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
         [(&web, "web"), (&near, "near"), (&far, "far")]

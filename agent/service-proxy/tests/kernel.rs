@@ -16,9 +16,8 @@ use std::time::Duration;
 use coracle_nft::{Attributes, Channel, NLMSG_ERROR, delete_flows, errno_of, kind_of, messages};
 use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
-use coracle_testing::{bind_udp, is_to_be_killed, run_until_killed};
+use coracle_testing::{bind_udp, ip, is_to_be_killed, run_until_killed};
 use coracle_values::object::Key;
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 use serde_json::{Value, json};
 
@@ -26,9 +25,8 @@ const TABLE: &str = "test-services";
 
 /// Runs the test in a new network namespace. The addresses of 10.42.0.0/24 are local there. Packets to the addresses of
 /// services, 10.43.0.0/16, are routed to a veth device.
-fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+fn on_a_node(test: impl FnOnce() + Send + 'static) {
+    coracle_testing::in_new_namespace(move || {
         ip("link set lo up");
         ip("addr add 10.42.0.1/24 dev lo");
         ip("addr add 192.0.2.1/32 dev lo");
@@ -38,14 +36,6 @@ fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
         ip("route add 10.43.0.0/16 dev uplink0 src 10.42.0.1");
         test();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-fn ip(words: &str) {
-    let done = Command::new("ip").args(words.split_whitespace()).status().unwrap();
-    assert!(done.success(), "ip {words}");
 }
 
 fn node() -> NodeView {
@@ -116,7 +106,7 @@ fn answers(to: &str, times: usize) -> Vec<String> {
 
 #[test]
 fn connections_reach_all_endpoints_and_survive_changes_of_others() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.42.0.3", 8080, "b");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -141,7 +131,7 @@ fn connections_reach_all_endpoints_and_survive_changes_of_others() {
 
 #[test]
 fn services_without_endpoints_and_unused_ports_reject() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         serve("10.42.0.2", 8080, "a");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let empty = state("s", tcp("10.43.0.5"), &[], 8080);
@@ -156,7 +146,7 @@ fn services_without_endpoints_and_unused_ports_reject() {
 
 #[test]
 fn packets_to_unused_addresses_of_service_ranges_are_dropped() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.43.0.10", 80, "d");
         let send = |to: &str| {
@@ -182,7 +172,7 @@ fn packets_to_unused_addresses_of_service_ranges_are_dropped() {
 #[test]
 fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
     const MARKER: u16 = 8474;
-    in_new_namespace(|| {
+    on_a_node(|| {
         ip("addr replace 10.42.0.2/32 dev lo");
         let receives = |port: u16| {
             let [server, marker] = [port, MARKER].map(|port| bind_udp(([10, 42, 0, 2], port).into()));
@@ -214,7 +204,7 @@ fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
 
 #[test]
 fn node_ports_and_affinity() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.42.0.3", 8080, "b");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -237,7 +227,7 @@ fn node_ports_and_affinity() {
 
 #[test]
 fn source_ranges_of_a_load_balancer_apply_to_processes_of_the_node() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         serve("10.42.0.2", 8080, "a");
         let with = |range: &str| {
             let spec = json!({"clusterIP": "10.43.0.5", "type": "LoadBalancer",
@@ -271,7 +261,7 @@ fn sctp_init(to: [u8; 4], port: u16) -> Vec<u8> {
 #[test]
 fn a_packet_of_sctp_reaches_the_port_of_an_endpoint() {
     const SCTP: u8 = 132;
-    in_new_namespace(|| {
+    on_a_node(|| {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let spec = json!({"clusterIP": "10.43.0.7", "ports": [{"port": 80, "protocol": "SCTP"}]});
         proxy.replace(node(), [state("sctp", spec, &["10.42.0.2"], 8080)]).unwrap();
@@ -296,7 +286,7 @@ fn a_packet_of_sctp_reaches_the_port_of_an_endpoint() {
 
 #[test]
 fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         let server = |address: &str| {
             ip(&format!("addr replace {address}/32 dev lo"));
             let socket = UdpSocket::bind((address, 53)).unwrap();
@@ -321,7 +311,7 @@ fn datagrams_of_an_open_socket_reach_the_endpoint_that_replaces_a_removed_one() 
 
 #[test]
 fn datagrams_of_an_open_socket_reach_the_changed_port_of_an_endpoint() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         ip("addr replace 10.42.0.2/32 dev lo");
         let server = |port| {
             let socket = UdpSocket::bind(("10.42.0.2", port)).unwrap();
@@ -346,7 +336,7 @@ fn datagrams_of_an_open_socket_reach_the_changed_port_of_an_endpoint() {
 
 #[test]
 fn the_oldest_service_keeps_an_address_that_another_claims() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         serve("10.42.0.2", 8080, "a");
         serve("10.42.0.3", 8080, "b");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
@@ -366,7 +356,7 @@ fn short_connections() -> usize {
 
 #[test]
 fn short_connections_succeed_while_endpoints_change() {
-    in_new_namespace(|| {
+    on_a_node(|| {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let endpoints = ["10.42.0.2", "10.42.0.3"];
         for address in endpoints {
@@ -420,7 +410,7 @@ fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
 fn a_full_connection_table_stops_new_connections_only_until_it_has_room() {
     const ROOM: u32 = 1000;
     const MOST: u32 = 1 << 20;
-    in_new_namespace(|| {
+    on_a_node(|| {
         serve("10.42.0.2", 8080, "a");
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let dns = || json!({"clusterIP": "10.43.0.6", "ports": [{"port": 53, "protocol": "UDP"}]});
@@ -472,7 +462,7 @@ fn the_next_agent_completes_the_changes_of_a_killed_one() {
         proxy.change(with("10.42.0.3")).unwrap();
         return;
     }
-    in_new_namespace(move || {
+    on_a_node(move || {
         let server = |address: &'static str, name| {
             serve(address, 8080, name);
             let socket = UdpSocket::bind((address, 53)).unwrap();

@@ -6,39 +6,20 @@
 mod packets;
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::sync::Arc;
 
 use coracle_service_proxy::{NodeView, Proxy, State};
+use coracle_testing::{in_new_namespace, run};
 use coracle_values::object::Key;
-use nix::sched::{CloneFlags, unshare};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
 
 const TABLE: &str = "test-services";
 
-/// Runs in a new network namespace.
-fn in_new_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
-    let thread = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
-        test()
-    });
-    match thread.join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
-}
-
-fn nft(words: &[&str]) -> String {
-    let done = Command::new("nft").args(words).output().unwrap();
-    assert!(done.status.success(), "nft {words:?}: {done:?}");
-    String::from_utf8(done.stdout).unwrap()
-}
-
 /// The table as sorted text: the order of chains and of elements has no meaning.
 fn table() -> Vec<String> {
-    let text = nft(&["--stateless", "list", "table", "inet", TABLE]);
+    let text = run("nft", &["--stateless", "list", "table", "inet", TABLE]);
     let mut blocks = vec![String::new()];
     for line in text.lines() {
         let words: Vec<&str> = line.split(',').map(str::trim).collect();
@@ -149,7 +130,7 @@ fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
             let state = random_state(&mut random, key.clone(), number);
             states.insert(key, state.clone());
             if random.random_ratio(1, 40) {
-                nft(&["flush", "ruleset"]);
+                run("nft", &["flush", "ruleset"]);
                 assert!(!proxy.is_intact().unwrap(), "the flush is noticed");
                 proxy.replace(node(), states.values().cloned()).unwrap();
             } else {

@@ -162,7 +162,7 @@ mod tests {
         let addresses = |numbers: &[u8]| -> BTreeSet<IpAddr> {
             numbers.iter().map(|number| IpAddr::from([10, 42, 0, *number])).collect()
         };
-        let test = async move {
+        coracle_testing::in_new_namespace_async(async move || {
             let mut checks = Checks::new(SharedModel::default());
             checks.begin(Some(Effect::None));
             checks.begin(Some(Effect::Allows(addresses(&[1]))));
@@ -181,13 +181,6 @@ mod tests {
             checks.next().await;
             checks.next().await;
             assert!(checks.running.is_none() && checks.channel.is_some() && !checks.has_failed);
-        };
-        let thread = std::thread::spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
-            // Its threads are in the network namespace of this thread.
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(test);
         });
-        thread.join().unwrap();
     }
 }

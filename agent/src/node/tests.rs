@@ -6,12 +6,11 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use coracle_cni::{Network, NetworkConfig};
-use coracle_testing::until;
+use coracle_testing::{in_new_namespace_async, ip, until};
 use futures::StreamExt;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
@@ -189,20 +188,19 @@ async fn network(dir: &std::path::Path) -> Network {
     let config = NetworkConfig {
         conf_dir: Some(dir.join("net.d")),
         bin_dirs: vec![dir.join("bin")],
-        state_dir: dir.join("cni"),
-        root_dir: dir.join("lasting"),
-        bridge: "coracletest0".to_owned(),
-        table: "coracletest".to_owned(),
-        mtu: None,
-        served: Vec::new(),
-        check_sources: true,
+        ..NetworkConfig::of_default_network(
+            dir.join("cni"),
+            dir.join("lasting"),
+            "coracletest0",
+            "coracletest",
+        )
     };
     Network::open(config).await.expect("network")
 }
 
 #[test]
 fn a_node_registers_gets_its_range_becomes_ready_and_then_sends_no_requests() {
-    let story = async {
+    in_new_namespace_async(async || {
         let dir = std::env::temp_dir().join(format!("coracle-node-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("temp dir");
         let (api, shutdown) = (Api::new(), CancellationToken::new());
@@ -245,17 +243,7 @@ fn a_node_registers_gets_its_range_becomes_ready_and_then_sends_no_requests() {
         shutdown.cancel();
         running.await.expect("join");
         std::fs::remove_dir_all(&dir).expect("clean up");
-    };
-    apart(story);
-}
-
-/// Runs a test in a new network namespace.
-fn apart(story: impl Future<Output = ()> + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("root, to have a network apart");
-        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(story);
     });
-    thread.join().expect("the test");
 }
 
 /// An external plugin that rejects pods while the file `busy` exists.
@@ -277,7 +265,7 @@ fn plugin(dir: &std::path::Path) {
 
 #[test]
 fn a_node_is_ready_when_its_network_plugins_are_ready() {
-    apart(async {
+    in_new_namespace_async(async || {
         let dir = tempfile::tempdir().expect("directory");
         plugin(dir.path());
         std::fs::write(dir.path().join("busy"), "").expect("busy");
@@ -345,11 +333,7 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
 
 #[test]
 fn a_node_without_an_overlay_follows_its_addresses_too() {
-    let ip = |line: &str| {
-        let done = std::process::Command::new("ip").args(line.split(' ')).status().expect("ip");
-        assert!(done.success(), "ip {line}");
-    };
-    apart(async move {
+    in_new_namespace_async(async || {
         let dir = std::env::temp_dir().join(format!("coracle-moving-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("temp dir");
         let (api, shutdown) = (Api::new(), CancellationToken::new());

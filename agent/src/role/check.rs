@@ -271,17 +271,7 @@ fn network() -> Result<(), String> {
             unshare(CloneFlags::CLONE_NEWNET)?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
-                let config = NetworkConfig {
-                    conf_dir: None,
-                    bin_dirs: Vec::new(),
-                    state_dir: dir.clone(),
-                    root_dir: dir.clone(),
-                    bridge: "check0".into(),
-                    table: "check".into(),
-                    mtu: None,
-                    served: Vec::new(),
-                    check_sources: true,
-                };
+                let config = NetworkConfig::of_default_network(dir.clone(), dir.clone(), "check0", "check");
                 Network::open(config).await?.set_pod_cidrs(vec!["10.0.0.0/24".parse()?]).await?;
                 Ok(())
             })

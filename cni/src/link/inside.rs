@@ -150,15 +150,9 @@ fn send_all(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
-    use coracle_testing::eventually;
+    use coracle_testing::{eventually, in_new_namespace, ip};
 
     use super::*;
-
-    fn ip(line: &str) {
-        assert!(Command::new("ip").args(line.split(' ')).status().unwrap().success(), "ip {line}");
-    }
 
     fn has_ipv6(interface: &str) -> bool {
         let listed = std::fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
@@ -176,8 +170,7 @@ mod tests {
 
     #[test]
     fn the_end_on_the_host_is_set_up_even_if_the_interface_stays_down() {
-        let thread = std::thread::spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             ip("link add host0 type veth peer name eth0");
             let host_end = || Some((open().unwrap(), find("host0").index));
             let are_up = || ["host0", "eth0"].map(|name| find(name).up);
@@ -188,7 +181,6 @@ mod tests {
             Setup { up: true, ..Setup::default() }.assign("eth0", host_end()).unwrap();
             assert_eq!(are_up(), [true, true]);
         });
-        thread.join().unwrap();
     }
 
     #[test]
@@ -196,8 +188,7 @@ mod tests {
         if !std::path::Path::new("/proc/net/if_inet6").exists() {
             return;
         }
-        let thread = std::thread::spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        in_new_namespace(|| {
             ip("link add eth0 type veth peer name eth1");
             let addresses = vec!["10.99.0.2/24".parse().unwrap()];
             let setup = Setup { addresses, up: true, no_link_local: true, ..Setup::default() };
@@ -207,6 +198,5 @@ mod tests {
             eventually("the other end has a link-local address", 20, || has_ipv6("eth1"));
             assert!(!has_ipv6("eth0"));
         });
-        thread.join().unwrap();
     }
 }

@@ -238,17 +238,9 @@ impl Machine {
     }
 
     async fn other_network(&self) -> Network {
-        let config = NetworkConfig {
-            conf_dir: None,
-            bin_dirs: Vec::new(),
-            state_dir: self.dir.path().join("nothing/cni"),
-            root_dir: self.dir.path().join("nothing/root"),
-            bridge: "corcri1".into(),
-            table: "corcri1".into(),
-            mtu: None,
-            served: Vec::new(),
-            check_sources: true,
-        };
+        let dir = self.dir.path().join("nothing");
+        let config =
+            NetworkConfig::of_default_network(dir.join("cni"), dir.join("root"), "corcri1", "corcri1");
         Network::open(config).await.expect("network")
     }
 
@@ -517,17 +509,8 @@ async fn open_images(dir: &Path) -> Images {
 }
 
 async fn open_network(dir: &Path) -> Network {
-    let config = NetworkConfig {
-        conf_dir: None,
-        bin_dirs: Vec::new(),
-        state_dir: dir.join("state/cni"),
-        root_dir: dir.join("root/cni"),
-        bridge: "corcri0".into(),
-        table: "corcri".into(),
-        mtu: None,
-        served: Vec::new(),
-        check_sources: true,
-    };
+    let config =
+        NetworkConfig::of_default_network(dir.join("state/cni"), dir.join("root/cni"), "corcri0", "corcri");
     Network::open(config).await.expect("network")
 }
 

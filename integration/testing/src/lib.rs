@@ -1,5 +1,6 @@
-//! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), skipped tests ([`skip!`]) and
-//! inputs of fuzz targets ([`replay_corpus`]). Test programs with their own `main` use the harness [`Suite`].
+//! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), network namespaces
+//! ([`in_new_namespace`]), skipped tests ([`skip!`]) and inputs of fuzz targets ([`replay_corpus`]). Test programs with
+//! their own `main` use the harness [`Suite`].
 //!
 //! Only dev-dependencies name this crate. It depends on no crate of the product.
 #![allow(
@@ -11,7 +12,9 @@
 mod corpus;
 mod criu;
 mod killed;
+mod namespace;
 mod poll;
+mod program;
 mod skipped;
 mod suite;
 mod udp;
@@ -19,7 +22,9 @@ mod udp;
 pub use corpus::{corpus, replay_corpus};
 pub use criu::CRIU_STAND_IN;
 pub use killed::{is_to_be_killed, run_until_killed};
+pub use namespace::{NamespaceThread, in_new_namespace, in_new_namespace_async};
 pub use poll::{Outcome, eventually, eventually_async, until, within, within_async};
+pub use program::{ip, run};
 pub use skipped::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, record_skip, record_skipped_part, test_name};
 pub use suite::{Suite, Test};
 pub use udp::bind_udp;

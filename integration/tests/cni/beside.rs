@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use coracle_integration::{Machine, on_a_machine};
+use coracle_testing::run;
 use serde_json::{Value, json};
 
-use super::plugins::{Plugins, Sandbox, addresses, files, run};
+use super::plugins::{Plugins, Sandbox, addresses, files};
 
 /// State that a runtime keeps of an attachment.
 struct Attachment {

@@ -9,9 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
+use coracle_testing::run;
 use serde_json::{Value, json};
 
-use crate::plugins::{addresses, run};
+use crate::plugins::addresses;
 
 /// Host port of the pod's port 80, and the node's address.
 const HOST_PORT: u16 = 8080;

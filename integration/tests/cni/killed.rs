@@ -7,9 +7,10 @@ use std::net::UdpSocket;
 use std::path::Path;
 
 use coracle_integration::{Machine, eventually, on_a_machine};
+use coracle_testing::run;
 use serde_json::{Value, json};
 
-use super::plugins::{Plugins, Sandbox, files, run};
+use super::plugins::{Plugins, Sandbox, files};
 
 /// A host port for UDP.
 const DATAGRAMS: u16 = 8081;

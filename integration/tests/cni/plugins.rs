@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use coracle_integration::Machine;
+use coracle_testing::run;
 use serde_json::{Value, json};
 
 /// The plugins of one implementation.
@@ -151,13 +152,6 @@ impl Drop for Sandbox {
             child.wait().ok();
         }
     }
-}
-
-/// Runs a program and returns its output.
-pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A result without values that implementations choose: hardware addresses, the name of the host's interface and the

@@ -5,9 +5,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use coracle_integration::{inside, on_a_machine};
+use coracle_testing::run;
 use serde_json::{Value, json};
 
-use crate::plugins::{Plugins, Sandbox, run};
+use crate::plugins::{Plugins, Sandbox};
 use crate::working;
 
 /// The machine's addresses on its uplink and on the bridge.

@@ -3,9 +3,10 @@
 use std::process::Command;
 
 use coracle_integration::{Machine, on_a_machine, skip, within};
+use coracle_testing::{in_new_namespace, run};
 use serde_json::{Value, json};
 
-use crate::plugins::{Plugins, Sandbox, addresses, normalized, run};
+use crate::plugins::{Plugins, Sandbox, addresses, normalized};
 use crate::{network, outcome};
 
 /// Whether this kernel's bridges filter VLANs.
@@ -166,11 +167,7 @@ fn a_bridge_without_vlan_filtering_is_unchanged() {
 
 #[test]
 fn a_vlan_gateway_equals_the_references_field_by_field() {
-    let supported = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-        filters()
-    });
-    if !supported.join().unwrap() {
+    if !in_new_namespace(filters) {
         skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
     }
     // Debian's version of the reference keeps the default VLAN and does not have the field.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use coracle_integration::{Kubectl, Machine, eventually, on_a_machine};
+use coracle_testing::run;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -94,11 +95,6 @@ fn break_ext4(at: &Path) {
     });
     let device = devices.next().expect("the device of the file system");
     fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "test").unwrap();
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn fill(path: &Path) {

@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
-use std::process::Command;
 
 use coracle_service_proxy::State;
 use coracle_services::{AddressType, Conditions, EndpointSlice};
@@ -53,8 +52,7 @@ pub(super) fn add_links() {
         "route add default dev uplink0",
         "-6 route add default dev uplink0",
     ] {
-        let done = Command::new("ip").args(line.split(' ')).status().unwrap();
-        assert!(done.success(), "ip {line}");
+        coracle_testing::ip(line);
     }
 }
 

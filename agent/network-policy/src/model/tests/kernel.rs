@@ -2,11 +2,9 @@
 //! between namespaces on one bridge have the verdict of the policies.
 
 use std::net::SocketAddr;
-use std::process::Command;
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use coracle_testing::bind_udp;
+use coracle_testing::{NamespaceThread, bind_udp, in_new_namespace, ip, run};
 use nix::sched::{CloneFlags, unshare};
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -26,10 +24,8 @@ const ARRIVAL: Duration = Duration::from_millis(500);
 /// arrives later is missed: a slow machine can hide a fault, but cannot fail the test.
 const QUIET: Duration = Duration::from_millis(20);
 
-/// A thread in a network namespace with the addresses of a pod. The namespace ends with the thread.
-struct Host {
-    jobs: Sender<Box<dyn FnOnce() + Send>>,
-}
+/// A network namespace with the addresses of a pod.
+struct Host(NamespaceThread);
 
 /// A packet between two pods.
 #[derive(Clone, Copy, Debug)]
@@ -40,76 +36,48 @@ struct Datagram {
     port: u16,
 }
 
-fn run(program: &str, words: &[&str]) -> String {
-    let done = Command::new(program).args(words).output().unwrap();
-    assert!(done.status.success(), "{program} {words:?}: {done:?}");
-    String::from_utf8(done.stdout).unwrap()
-}
-
-fn ip(words: &str) {
-    run("ip", &words.split(' ').collect::<Vec<_>>());
-}
-
 /// The addresses that `pod` gives to the pod with the number.
 fn address(number: u8, is_ipv4: bool) -> IpAddr {
     if is_ipv4 { [10, 42, 0, number].into() } else { format!("fd42::{number:x}").parse().unwrap() }
 }
 
 /// Runs in a new network namespace with a bridge.
-fn alone(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+fn on_a_bridge(test: impl FnOnce() + Send + 'static) {
+    in_new_namespace(move || {
         ip("link set lo up");
         ip("link add bridge0 type bridge nf_call_iptables 1 nf_call_ip6tables 1");
         ip("link set bridge0 up");
         test();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 // === impl Host ===
 
 impl Host {
     fn on_the_bridge(number: u8) -> Self {
-        let (sender, receiver) = channel();
-        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
-        std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            sender.send(nix::unistd::gettid()).unwrap();
-            todo.into_iter().for_each(|job| job());
-        });
-        let thread = receiver.recv().unwrap();
-        ip(&format!("link add pod{number} type veth peer name eth0 netns {thread}"));
+        let thread = NamespaceThread::start();
+        ip(&format!("link add pod{number} type veth peer name eth0 netns {}", thread.netns().display()));
         ip(&format!("link set pod{number} master bridge0 up"));
-        let host = Self { jobs };
-        host.within(move || {
+        thread.within(move || {
             ip("link set lo up");
             ip("link set eth0 up");
             ip(&format!("addr add {}/24 dev eth0", address(number, true)));
             ip(&format!("addr add {}/64 dev eth0 nodad", address(number, false)));
         });
-        host
-    }
-
-    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (sender, receiver) = channel();
-        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
-        receiver.recv().unwrap()
+        Self(thread)
     }
 
     /// Whether packets from this port arrive at another pod. `is_expected` is whether they should.
     fn reaches(&self, other: &Self, packet: Packet, from_port: u16, is_expected: bool) -> bool {
         let (from, to) = (SocketAddr::new(packet.from, from_port), SocketAddr::new(packet.to, packet.port));
         let (wait, tries) = if is_expected { (ARRIVAL, TRIES) } else { (QUIET, 1) };
-        let receiver = other.within(move || {
+        let receiver = other.0.within(move || {
             let socket = bind_udp(to);
             socket.set_read_timeout(Some(wait)).unwrap();
             socket
         });
         (0..tries).any(|_| {
-            self.within(move || drop(bind_udp(from).send_to(b"packet", to)));
+            self.0.within(move || drop(bind_udp(from).send_to(b"packet", to)));
             receiver.recv(&mut [0; 8]).is_ok()
         })
     }
@@ -171,7 +139,7 @@ fn the_kernel_gives_every_packet_the_verdict_of_the_policies() {
     const CHECK_EVERY: usize = 50;
     const FLUSH_EVERY: usize = 40;
     const PACKETS: usize = 24;
-    alone(|| {
+    on_a_bridge(|| {
         let hosts: Vec<Host> = (1..=PODS).map(Host::on_the_bridge).collect();
         let host = |number: u8| &hosts[usize::from(number) - 1];
         let mut random = TestRunner::deterministic();

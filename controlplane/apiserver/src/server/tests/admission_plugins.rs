@@ -1,10 +1,6 @@
 //! Admission plugins that are off by default, and configurations of plugins.
 
-use std::sync::Mutex;
-
 use futures::future::join_all;
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::rt::TokioIo;
 
 use super::*;
 
@@ -54,40 +50,10 @@ async fn add_node(server: &Fixture, features: Value) {
     assert_eq!(made.code, 201, "{}", made.body);
 }
 
-/// A webhook that allows everything and keeps the header `Authorization` of each request. Returns its address.
-async fn recording_webhook(acceptor: tokio_rustls::TlsAcceptor, seen: Arc<Mutex<Vec<String>>>) -> String {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let Ok(stream) = acceptor.accept(stream).await else { continue };
-            let seen = seen.clone();
-            let service = service_fn(move |request: Request<Incoming>| {
-                let seen = seen.clone();
-                async move {
-                    let header = request.headers().get("authorization").map(|value| value.to_str().unwrap());
-                    seen.lock().unwrap().push(header.unwrap_or_default().to_owned());
-                    let body = request.into_body().collect().await.unwrap().to_bytes();
-                    let review: Value = serde_json::from_slice(&body).unwrap();
-                    let answer = json!({"apiVersion": review["apiVersion"], "kind": review["kind"],
-                        "response": {"uid": review["request"]["uid"], "allowed": true}});
-                    let body = Full::<Bytes>::from(answer.to_string());
-                    Ok::<_, std::convert::Infallible>(http::Response::new(body))
-                }
-            });
-            let connection = hyper::server::conn::http1::Builder::new();
-            tokio::spawn(connection.serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    address
-}
-
 #[tokio::test]
 async fn webhooks_are_called_with_the_user_of_the_kubeconfig_file() {
-    let (acceptor, ca_bundle) = webhook::tls();
-    let seen = Arc::<Mutex<Vec<String>>>::default();
-    let address = recording_webhook(acceptor, seen.clone()).await;
+    let webhook = webhook::Webhook::start(|_request| json!({"allowed": true})).await;
+    let address = webhook.url.trim_start_matches("https://").trim_end_matches("/hook");
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let users = json!({"users": [{"name": address, "user": {"token": "secret"}}, {"name": "*.example.com"}]});
@@ -98,18 +64,12 @@ async fn webhooks_are_called_with_the_user_of_the_kubeconfig_file() {
     );
     let server = with_config((&[], &[]), &plugin).await;
     for kind in ["validating", "mutating"] {
-        let hook = json!({
-            "name": "test.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
-            "clientConfig": {"url": format!("https://{address}/hook"), "caBundle": ca_bundle},
-            "rules": [{"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}],
-        });
-        let configuration = json!({"metadata": {"name": "test"}, "webhooks": [hook]});
-        webhook::configure(&server, kind, configuration).await;
+        webhook::configure(&server, kind, webhook.configuration(json!({}))).await;
     }
     let made = server.post("/api/v1/namespaces/default/configmaps", webhook::map("m")).await;
     assert_eq!(made.code, 201, "{}", made.body);
     // The mutating plugin has no configuration.
-    assert_eq!(*seen.lock().unwrap(), ["", "Bearer secret"]);
+    assert_eq!(webhook.credentials(), ["", "Bearer secret"]);
 }
 
 #[tokio::test]

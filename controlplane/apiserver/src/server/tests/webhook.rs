@@ -17,7 +17,8 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 pub(super) struct Webhook {
     pub(super) url: String,
     pub(super) ca_bundle: String,
-    requests: Arc<Mutex<Vec<Value>>>,
+    /// The header `Authorization` of each request, empty if there is none, and the `request` of its review.
+    seen: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
 impl Webhook {
@@ -26,8 +27,8 @@ impl Webhook {
         let (acceptor, ca_bundle) = tls();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://127.0.0.1:{}/hook", listener.local_addr().unwrap().port());
-        let requests: Arc<Mutex<Vec<Value>>> = Arc::default();
-        let seen = requests.clone();
+        let seen: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
+        let ours = seen.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -36,11 +37,13 @@ impl Webhook {
                 let service = service_fn(move |request: Request<Incoming>| {
                     let seen = seen.clone();
                     async move {
+                        let header = request.headers().get("authorization");
+                        let header = header.map_or("", |value| value.to_str().unwrap()).to_owned();
                         let body = request.into_body().collect().await.unwrap().to_bytes();
                         let review: Value = serde_json::from_slice(&body).unwrap();
                         let mut response = answer(&review["request"]);
                         response["uid"] = review["request"]["uid"].clone();
-                        seen.lock().unwrap().push(review["request"].clone());
+                        seen.lock().unwrap().push((header, review["request"].clone()));
                         let review = json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response});
                         Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::from(
                             review.to_string(),
@@ -53,7 +56,7 @@ impl Webhook {
                 );
             }
         });
-        Self { url, ca_bundle, requests }
+        Self { url, ca_bundle, seen: ours }
     }
 
     /// A configuration with one webhook for config maps, with more fields.
@@ -68,7 +71,12 @@ impl Webhook {
     }
 
     fn requests(&self) -> Vec<Value> {
-        self.requests.lock().unwrap().clone()
+        self.seen.lock().unwrap().iter().map(|(_, request)| request.clone()).collect()
+    }
+
+    /// The header `Authorization` of each request, empty if there is none.
+    pub(super) fn credentials(&self) -> Vec<String> {
+        self.seen.lock().unwrap().iter().map(|(header, _)| header.clone()).collect()
     }
 }
 
