@@ -10,7 +10,7 @@ use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
 
-/// Runs the IPAM plugin of this type with the request.
+/// Runs the IPAM plugin of the type `kind` with the request.
 pub(crate) async fn run(
     host: &Host,
     executables: &Executables,
@@ -27,8 +27,8 @@ pub(crate) async fn run(
     executables.run(kind, request).await
 }
 
-/// Whether this type is Coracle's host-local and runs in process. An executable of this name that is this program would
-/// do the same, but would take some milliseconds.
+/// Whether the type is Coracle's host-local and runs in this process. That is the case in the node, and in a plugin
+/// executable if the executable `host-local` is the same program: to execute it would only take milliseconds more.
 pub(crate) fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind) == Some(Kind::HostLocal) && (host.in_process() || executables.is_this_program(kind))
 }

@@ -309,7 +309,7 @@ impl Network {
         let mut entry = Entry::new(Arc::clone(&list), parameters(at), netns::id(&at.netns));
         let claiming =
             if requested::needs_unique_mac(&entry.at) { Some(inner.claiming.lock().await) } else { None };
-        self.check_declared(&entry.list, &entry.at)?;
+        self.check_capabilities(&entry.list, &entry.at)?;
         // Recorded before the first plugin runs: after a crash, `del` and `reconcile` work from the record.
         inner.cache.keep(entry.clone()).await?;
         coracle_fault::point("network.recorded");

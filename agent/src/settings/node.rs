@@ -71,7 +71,8 @@ settings! {
     service_proxy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
     /// Enforce NetworkPolicies with nftables. Disable it where the network plugin enforces them.
     network_policy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
-    /// Pods of the built-in network send from their own addresses only (hardware, IP, ARP, neighbour discovery).
+    /// Drop packets that pods of the built-in network send from addresses that are not their own (hardware, IP, ARP,
+    /// neighbour discovery).
     check_pod_sources: bool = default "true", "BOOL";
     /// Maximum connections that a pod of the built-in network begins and the node tracks at the same time; 0: no limit.
     pod_max_connections: Option<u32> = unset "a quarter of net.netfilter.nf_conntrack_max", "COUNT";
@@ -99,7 +100,7 @@ settings! {
     nft_table: String = default "coracle", "NAME";
     /// Largest packet of pods, in bytes.
     mtu: Option<u32> = unset "the MTU of the path to other nodes", "BYTES";
-    /// Path to the pods of other nodes: vxlan, host-gw (routes; all nodes in one subnet), udp (a tun device) or none.
+    /// How packets reach the pods of other nodes: vxlan, host-gw (routes; all nodes in one subnet), udp (a tun device) or none.
     overlay: overlay::Overlay = default "vxlan", "BACKEND";
     /// Name of the overlay's interface. Names of further interfaces begin with it.
     overlay_interface: Option<String> = unset "coracle. and the VNI", "NAME";
@@ -109,7 +110,7 @@ settings! {
     overlay_port: u16 = default "8472", "PORT";
     /// UDP port of the overlay on kernels without VXLAN.
     overlay_udp_port: u16 = default "8285", "PORT";
-    /// Nodes of one subnet route to each other without VXLAN.
+    /// Route packets between nodes of one subnet without VXLAN.
     overlay_direct_routing: bool = default "false", "BOOL";
     /// Number that marks the overlay's routes in the kernel (rtm_protocol), at least 5.
     overlay_route_protocol: u8 = default "67", "NUMBER";
@@ -130,8 +131,8 @@ settings! {
     /// prefer-align-cpus-by-uncorecache, distribute-cpus-across-numa; with the feature gate
     /// CPUManagerPolicyAlphaOptions also align-by-socket and distribute-cpus-across-cores.
     cpu_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
-    /// Memory of few NUMA nodes for containers of Guaranteed pods: None or Static. Static needs reserved-memory. Before a
-    /// change, drain the node and delete memory_manager_state in the state directory.
+    /// Memory from as few NUMA nodes as possible for containers of Guaranteed pods: None or Static. Static needs
+    /// reserved-memory. Before a change, drain the node and delete memory_manager_state in the state directory.
     memory_manager_policy: resource_managers::MemoryPolicy = default "None", "POLICY";
     /// Memory reserved for the system by NUMA node, for the policy Static, such as 0:memory=1Gi. The sum must equal the
     /// memory in system-reserved, kube-reserved and eviction-hard.

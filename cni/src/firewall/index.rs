@@ -19,7 +19,7 @@ pub(super) struct Index {
 // === impl Index ===
 
 impl Index {
-    /// The claims of a table that has all their content.
+    /// The index of claims whose content is already in the table.
     pub(super) fn committed(claims: BTreeMap<String, Claim>) -> Self {
         let mut index = Self::default();
         claims.into_iter().for_each(|(key, claim)| drop(index.put(key, claim)));
@@ -29,7 +29,7 @@ impl Index {
 
     /// Adds or replaces a claim. Returns the replaced one.
     pub(super) fn put(&mut self, key: String, claim: Claim) -> Option<Claim> {
-        // Added before the old claim is removed, so that the counts of objects that both need never become 0.
+        // The new claim is added before the old one is removed: the counts of objects that both need never become 0.
         self.ledger.add(&content(&claim));
         let before = self.remove(&key);
         self.of_sandbox.entry(claim.id.clone()).or_default().insert(key.clone());
@@ -40,12 +40,12 @@ impl Index {
         before
     }
 
-    /// Removes a claim.
+    /// Removes a claim and returns it.
     pub(super) fn remove(&mut self, key: &str) -> Option<Claim> {
         let claim = self.claims.remove(key)?;
         self.ledger.remove(&content(&claim));
-        leave(&mut self.of_sandbox, &claim.id, key);
-        claim.ports.iter().for_each(|port| leave(&mut self.of_port, &port.host_port, key));
+        remove_key(&mut self.of_sandbox, &claim.id, key);
+        claim.ports.iter().for_each(|port| remove_key(&mut self.of_port, &port.host_port, key));
         Some(claim)
     }
 
@@ -62,7 +62,7 @@ impl Index {
         self.of_sandbox.get(id).into_iter().flatten().cloned().collect()
     }
 
-    /// Refuses a claim of a host port that another claim has. Only claims with equal port numbers are compared.
+    /// Refuses a claim if another claim has one of its host ports. Only claims with equal port numbers are compared.
     pub(super) fn check_ports(&self, key: &str, wanted: &Claim) -> Result<(), Error> {
         let ports = wanted.ports.iter().filter_map(|port| self.of_port.get(&port.host_port));
         let others: BTreeSet<&String> = ports.flatten().filter(|other| *other != key).collect();
@@ -75,7 +75,8 @@ pub(super) fn content(claim: &Claim) -> Plan {
     plan(std::iter::once(claim))
 }
 
-fn leave<K: std::hash::Hash + Eq>(all: &mut HashMap<K, BTreeSet<String>>, of: &K, key: &str) {
+/// Removes the key of a claim from the set of one sandbox or port.
+fn remove_key<K: std::hash::Hash + Eq>(all: &mut HashMap<K, BTreeSet<String>>, of: &K, key: &str) {
     if let Some(keys) = all.get_mut(of) {
         keys.remove(key);
         if keys.is_empty() {

@@ -1,6 +1,7 @@
 //! Addresses and hardware address that a sandbox requests (the capabilities `ips` and `mac`).
 //!
-//! The sandbox gets exactly these, or ADD fails. Requests are checked before anything is made, as far as possible.
+//! The sandbox gets exactly the requested addresses, or ADD fails. As far as possible, they are checked before the
+//! sandbox is made.
 
 use std::net::IpAddr;
 
@@ -32,7 +33,7 @@ impl Network {
             return Ok(());
         }
         let (at, list) = (parameters(at), self.inner.state.read().await.list.clone());
-        // ADD reports that there is no network.
+        // Without a list there is no network. ADD reports that.
         let Some(list) = list else { return Ok(()) };
         match self.check_available(&list, &at) {
             Err(error) if error.is_taken() && self.remove_released().await => {
@@ -43,11 +44,11 @@ impl Network {
     }
 
     fn check_available(&self, list: &List, at: &Parameters) -> Result<(), Error> {
-        self.check_declared(list, at)?;
+        self.check_capabilities(list, at)?;
         let (host, invoker) = (&self.inner.host, self.invoker());
         for plugin in &list.plugins {
             let ipam = plugin.get("ipam").and_then(|ipam| ipam.get("type")).and_then(Value::as_str);
-            // The IPAM plugin of an executable may be another program with the name host-local.
+            // An executable may use another program with the name host-local.
             let ours = plugin.get("type").is_some_and(|kind| kind.as_str().and_then(Kind::parse).is_some());
             if ours && ipam == Some(Kind::HostLocal.name()) {
                 let request = invoker.request(Command::Add, list, plugin, Call { at, previous: None });
@@ -57,15 +58,16 @@ impl Network {
         Ok(())
     }
 
-    /// Refuses capabilities that no plugin declares, and a hardware address of another sandbox of the network.
-    pub(super) fn check_declared(&self, list: &List, at: &Parameters) -> Result<(), Error> {
+    /// Refuses capabilities that no plugin declares, and a hardware address that is invalid, that the network may derive
+    /// for another sandbox, or that another sandbox of the network has.
+    pub(super) fn check_capabilities(&self, list: &List, at: &Parameters) -> Result<(), Error> {
         for capability in [IPS, MAC] {
             if at.capabilities.contains_key(capability) && !list.declares(capability) {
                 return Err(Error::Undeclared { network: list.name.clone(), capability });
             }
         }
         let Some(text) = at.capabilities.get(MAC) else { return Ok(()) };
-        // Plugins would refuse it in DEL, too, and the attachment could not be removed.
+        // Plugins refuse an invalid address in DEL, too, so the attachment could never be removed.
         let mac = text.as_str().and_then(parse_mac).ok_or_else(|| {
             Error::invalid("runtimeConfig.mac", format!("{text} is not a unicast hardware address"))
         })?;
@@ -85,7 +87,8 @@ impl Network {
     }
 }
 
-/// Whether a hardware address is requested, which no other sandbox may have. The IPAM plugin checks addresses itself.
+/// Whether a hardware address is requested. No other sandbox of the network may have it. The IPAM plugin ensures that IP
+/// addresses are unique.
 pub(super) fn needs_unique_mac(at: &Parameters) -> bool {
     at.capabilities.contains_key(MAC)
 }
@@ -102,14 +105,14 @@ fn requested_addresses(at: &Parameters) -> impl Iterator<Item = IpAddr> {
 
 /// Refuses an answer without the requested addresses: a plugin may declare a capability and ignore it.
 pub(super) fn check_assigned(list: &List, at: &Parameters, answer: &Answer) -> Result<(), Error> {
-    let not = |capability, requested: &str| {
+    let missing = |capability, requested: &str| {
         Err(Error::NotGiven { network: list.name.clone(), capability, requested: requested.to_owned() })
     };
     let requested = at.capabilities.get(IPS).and_then(Value::as_array).into_iter().flatten();
     for text in requested.filter_map(Value::as_str) {
         let given = |address| answer.addresses_of(&at.ifname).any(|ip| ip.address.ip() == address);
         if !address(text).is_some_and(given) {
-            return not(IPS, text);
+            return missing(IPS, text);
         }
     }
     let Some(requested) = at.capabilities.get(MAC).and_then(Value::as_str) else { return Ok(()) };
@@ -118,7 +121,7 @@ pub(super) fn check_assigned(list: &List, at: &Parameters, answer: &Answer) -> R
     if reported.is_none_or(|mac| parse_mac(mac) == parse_mac(requested)) {
         Ok(())
     } else {
-        not(MAC, requested)
+        missing(MAC, requested)
     }
 }
 

@@ -1,4 +1,4 @@
-//! `/healthz`, `/livez` and `/readyz`: each has sub-paths for its checks and the parameter `verbose`.
+//! `/healthz`, `/livez` and `/readyz`: each has a sub-path for each check, and the parameters `verbose` and `exclude`.
 
 use coracle_store::Health;
 
@@ -8,12 +8,13 @@ use crate::{
     state::State,
 };
 
-/// A named check. It returns the reason of a failure.
+/// The name of a check and its function, which returns the reason of a failure.
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
 /// A store that refuses writes recovers on its own and answers reads, so it does not fail `/livez`.
 const ALIVE: &[Check] = &[("ping", passed), ("log", passed), ("etcd", passed)];
-/// Upstream's names of the steps of the start. The server accepts requests after them, so they have always passed.
+/// Upstream's names of the steps of the server's start. Requests are accepted after these steps, so their checks always
+/// pass.
 const STARTED: &[&str] = &[
     "poststarthook/start-apiserver-admission-initializer",
     "poststarthook/generic-apiserver-start-informers",
@@ -77,7 +78,7 @@ pub(crate) fn paths() -> impl Iterator<Item = String> {
     })
 }
 
-/// The response, if the path is a health check.
+/// The response to a request for a health check. `None` for other paths.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let path = info.path.trim_matches('/');
     let (name, one) = path.split_once('/').map_or((path, None), |(name, one)| (name, Some(one)));

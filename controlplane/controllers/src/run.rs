@@ -1,4 +1,4 @@
-//! Starts all controllers: watches, queues and workers.
+//! Starts the selected controllers with their watches, queues and workers.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -27,28 +27,29 @@ use crate::{
     token_cleaner, ttl_after_finished, volume_binding, volume_protection,
 };
 
-/// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
+/// Runs the selected controllers until `shutdown` is cancelled. Failed watches are retried forever. Returns early if a
+/// task ends by itself, for example after a panic.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
     let mut tasks = JoinSet::new();
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
     let context = Arc::new(Context::new(client, recorder, config));
-    // This handler is registered first, so that the other handlers read up-to-date counts.
+    // The handler that counts pods is registered first, so that the other handlers read up-to-date counts.
     context.pod_counts.follow(&context.caches.pods);
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they get every object.
     for watch in context.caches.watches(&context.client) {
         tasks.spawn(watch);
     }
-    // Dropping the set ends every task at its next await point. Requests that were sent still take effect.
+    // The return drops `tasks`, which ends every task at its next await point. Requests that were sent still take effect.
     tokio::select! {
         () = shutdown.cancelled() => {}
         Some(ended) = tasks.join_next() => tracing::error!(?ended, "a controller's task has ended"),
     }
 }
 
-/// Starts the controllers that have a queue of keys. A macro, because the functions of each controller have different
-/// types.
+/// Starts the controllers that have a queue of keys. It is a macro, because the functions of each controller have
+/// different types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {
@@ -167,7 +168,7 @@ struct Pool<'a> {
 /// Reconciles one key. The future is boxed, so that the workers' loop is compiled once for all controllers.
 type Reconcile = dyn Fn(Arc<Context>, Key) -> BoxFuture<'static, Result<Next, Error>> + Send + Sync;
 
-/// Spawns the workers of one queue. They start after the first list of every cache.
+/// Spawns the workers of one queue. They start when every cache has received its first list.
 fn workers<F, R>(tasks: &mut JoinSet<()>, context: &Arc<Context>, pool: Pool<'_>, reconcile: F)
 where
     F: Fn(Arc<Context>, Key) -> R + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! The rules of one version of a custom resource, compiled once.
+//! One version of a custom resource: its schema, its compiled rules and its subresources.
 
 use coracle_cel::Type;
 use serde_json::Value;
@@ -49,7 +49,7 @@ impl CustomResource {
         types::of_resource(&self.schema, metadata)
     }
 
-    /// Whether it has rules in CEL.
+    /// Whether the schema has rules in CEL.
     pub fn has_rules(&self) -> bool {
         self.rules.is_some()
     }
@@ -77,7 +77,8 @@ impl CustomResource {
         default::default(object, &self.schema)
     }
 
-    /// Whether the object has all defaults. Defaults that need too much memory are left out.
+    /// Whether no default is missing in the object. [`default`](Self::default) leaves out defaults that need too much
+    /// memory.
     pub fn has_all_defaults(&self, object: &Value) -> bool {
         default::is_complete(object, &self.schema)
     }
@@ -108,7 +109,8 @@ impl CustomResource {
         }
     }
 
-    /// Validates the types of lists. Accepts an update of an object whose lists were invalid before.
+    /// Validates lists against their type (`x-kubernetes-list-type`). An update is accepted if the lists of the old object
+    /// were invalid, too.
     fn validate_lists(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
         let mut found = Violations::default();
         list_type::validate(object, &self.schema, &mut found);
@@ -171,7 +173,8 @@ impl CustomResource {
     }
 }
 
-/// Whether rules cannot be evaluated: the object does not have the types that they expect.
+/// Whether the violations prevent the evaluation of rules. Rules expect the types, required fields and size limits of the
+/// schema.
 fn blocked(violations: &Violations) -> bool {
     const BLOCKING: &[&str] = &[
         "FieldValueNotSupported",
@@ -190,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_wait_for_valid_types() {
+    fn rules_are_not_evaluated_for_an_object_with_wrong_types() {
         let definition =
             Definition::parse(&json!({"spec": {"versions": [{"name": "v1", "schema": {"openAPIV3Schema": {
             "type": "object", "properties": {"a": {"type": "integer"}},

@@ -10,10 +10,11 @@ const MAX_RULE: u64 = 10_000_000;
 /// Maximum estimated cost of all rules of a version (`StaticEstimatedCRDCostLimit`).
 const MAX_TOTAL: u64 = 100_000_000;
 
-/// Maximum number of rules that a violation of the total names. Each has at least a hundredth of the maximum.
+/// Maximum number of rules that are reported if the total exceeds its limit. Only rules that cost at least 1 % of the
+/// limit are reported.
 const MAX_NAMED: usize = 4;
 
-/// The sum of the estimated costs of a version's rules that were checked so far.
+/// The sum of the estimated costs of those rules of a version that were checked so far.
 #[derive(Debug, Default)]
 pub(crate) struct TotalCost {
     cost: u64,
@@ -56,7 +57,7 @@ fn exceeded(name: &str, cost: u64, limit: u64) -> String {
     let factor = cost as f64 / limit as f64;
     let factor = match factor {
         factor if factor > 100.0 => "more than 100x".to_owned(),
-        // With one digit after the point, the message could name a factor of 1.0.
+        // One digit after the point would show a factor slightly above 1 as 1.0.
         factor if factor < 1.5 => format!("{factor:.6}x"),
         factor => format!("{factor:.1}x"),
     };
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_factor_has_as_many_digits_as_upstreams() {
+    fn the_factor_is_printed_as_by_upstream() {
         let factor = |cost: u64| {
             let text = exceeded("cost", cost, MAX_RULE);
             text.split_whitespace().skip(6).take_while(|word| *word != "(try").collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! Disruption budgets: the number of their pods that may be removed.
+//! Disruption budgets: which removals of pods violate them.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,8 @@ struct Budget {
 }
 
 impl Budgets {
-    /// Adds a budget or its newer version.
+    /// Adds a budget or its newer version. A budget whose selector is absent, empty or invalid selects no pods here, as
+    /// upstream, and is not kept.
     pub(crate) fn set(&mut self, budget: &PodDisruptionBudget) {
         let selector = budget.spec.selector.as_ref().map(LabelSelector::try_from);
         let Some(Ok(selector)) =
@@ -45,7 +46,7 @@ impl Budgets {
         }
     }
 
-    /// For each pod, whether its removal violates a budget after the removal of the pods before it.
+    /// For each pod: whether its removal violates a budget if the earlier pods of the iterator are removed, too.
     pub(crate) fn violations<'a>(&self, pods: impl Iterator<Item = &'a Placed>) -> Vec<bool> {
         let mut removed: HashMap<(&str, &str), i32> = HashMap::new();
         let mut violates = |placed: &Placed| {

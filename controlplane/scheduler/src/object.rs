@@ -1,4 +1,4 @@
-//! Reduced types of pods and nodes. They contain only the fields that the scheduler reads.
+//! Reduced types of pods, nodes, namespaces and disruption budgets. They contain only the fields that the scheduler reads.
 
 mod disks;
 
@@ -78,8 +78,8 @@ pub(crate) fn is_older<K: ObjectExt>(state: &K, other: &K) -> bool {
     version(state) < version(other)
 }
 
-/// The metadata with the fields of [`ReadMeta`]. Managed fields are a third of a pod and would be decoded into a tree
-/// of values.
+/// Decodes only those fields of the metadata that [`ReadMeta`] has. The managed fields are a third of a pod, and would be
+/// decoded into a tree of values.
 pub(crate) fn without_managed_fields<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ObjectMeta, D::Error> {
@@ -221,17 +221,18 @@ pub(crate) struct PodDisruptionBudget {
     pub(crate) status: BudgetStatus,
 }
 
-/// The pods of a budget.
+/// The selector of a budget's pods.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct BudgetSpec {
     pub(crate) selector: Option<LabelSelector>,
 }
 
-/// The number of pods of a budget that may be removed.
+/// The fields of a budget's status that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct BudgetStatus {
+    /// The number of pods that may be removed.
     pub(crate) disruptions_allowed: i32,
     /// Disrupted pods by name. The values are times, which can be null, and are not read.
     pub(crate) disrupted_pods: Option<BTreeMap<String, IgnoredAny>>,
@@ -269,15 +270,17 @@ impl Pod {
         Some(Key::new(self.namespace(), name))
     }
 
-    /// Whether the pod must be scheduled now.
-    pub(crate) fn waits(&self) -> bool {
+    /// Whether the pod is to be scheduled: it has no node and no scheduling gates, and is neither finished nor being
+    /// deleted.
+    pub(crate) fn needs_node(&self) -> bool {
         self.node().is_none()
             && !self.finished()
             && self.metadata.deletion_timestamp.is_none()
             && self.spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)
     }
 
-    /// Whether two versions of the pod are equal in all fields that scheduling reads.
+    /// Whether two pods, or two versions of a pod, are equal for filters, scores and preemption: spec, labels and
+    /// generated claims.
     pub(crate) fn has_same_requirements(&self, other: &Self) -> bool {
         self.spec == other.spec
             && self.metadata.labels == other.metadata.labels
@@ -292,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disrupted_pod_may_have_no_time() {
+    fn the_time_of_a_disrupted_pod_can_be_null() {
         let status =
             json!({"disruptionsAllowed": 1, "disruptedPods": {"p": null, "q": "2026-01-01T00:00:00Z"}});
         let budget: PodDisruptionBudget = serde_json::from_value(json!({"status": status})).unwrap();

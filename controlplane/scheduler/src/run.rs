@@ -249,12 +249,12 @@ impl Scheduler {
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
             // The result of the binding decides. If it fails, the latest state of the pod is scheduled again.
-            if pod.waits() {
+            if pod.needs_node() {
                 self.queue.add(pod);
             } else {
                 self.queue.remove(pod.uid());
             }
-        } else if pod.waits() && self.config.profile(pod.scheduler()).is_some() {
+        } else if pod.needs_node() && self.config.profile(pod.scheduler()).is_some() {
             // After a restart the nominations are read from the pods.
             if let (Some(node), false) =
                 (pod.status.nominated_node_name.clone(), self.snapshot.is_nominated(pod.uid()))

@@ -13,7 +13,7 @@ pub enum Error {
         /// The revision at which the store checked the entry.
         at: u64,
     },
-    /// The condition of the write's guard did not hold. That of the entry did.
+    /// The condition of the write's guard did not hold. The condition of the entry held.
     #[error("cannot write the entry: its guard changed at revision {at} or before")]
     Guard {
         /// The revision at which the store checked the guard.
@@ -26,7 +26,9 @@ pub enum Error {
         detail: String,
     },
     /// The database of the store's server has reached its quota.
-    #[error("etcd takes no new objects: database space exceeded; compact, defragment and disarm its alarm")]
+    #[error(
+        "etcd refuses new objects: database space exceeded; compact and defragment etcd, then disarm its NOSPACE alarm"
+    )]
     Quota,
     /// The entry exceeds the limit of the store's server.
     #[error("etcd refuses the entry: request is too large (see etcd's --max-request-bytes)")]
@@ -112,7 +114,7 @@ pub enum Error {
         /// The defect.
         detail: String,
     },
-    /// The store cannot create backups.
+    /// A backup of a store on etcd was requested. etcd has its own backups.
     #[error("cannot back up the store: the objects are in etcd; use `etcdctl snapshot save`")]
     BackupOfEtcd,
     /// The store was closed.

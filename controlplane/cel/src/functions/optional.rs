@@ -32,7 +32,7 @@ pub(super) fn call<'a>(
     Some(meter.charge(1).and(result).and_then(|value| meter.copied(value)))
 }
 
-/// The values of the optional elements of a list, without those that are absent.
+/// The values in a list of optional elements. Elements without a value are skipped.
 fn unwrap<'a>(meter: &mut CostMeter, list: &Value<'a>) -> Evaluated<'a> {
     let mut found = Vec::new();
     for item in meter.items(list)? {

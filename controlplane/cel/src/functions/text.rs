@@ -1,4 +1,4 @@
-//! Functions of texts and regular expressions.
+//! Functions of strings, and regular expressions.
 
 use super::{failed, traversal};
 use crate::cost_meter::CostMeter;
@@ -27,10 +27,10 @@ pub(super) fn call<'a>(
             _ => None,
         };
     };
-    searches(meter, name, text, args).or_else(|| changes(meter, name, text, args))
+    searches(meter, name, text, args).or_else(|| transforms(meter, name, text, args))
 }
 
-/// Functions that look for a part of a text.
+/// Functions that search in a text.
 fn searches<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]) -> Option<Evaluated<'a>> {
     let cost = traversal(args[0].cost_size());
     Some(match (name, &args[1..]) {
@@ -63,8 +63,13 @@ fn searches<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>
     })
 }
 
-/// Functions that make another text.
-fn changes<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]) -> Option<Evaluated<'a>> {
+/// Functions that make other texts from a text.
+fn transforms<'a>(
+    meter: &mut CostMeter,
+    name: &str,
+    text: &str,
+    args: &[Value<'a>],
+) -> Option<Evaluated<'a>> {
     let cost = traversal(args[0].cost_size());
     let two = cost.saturating_mul(2);
     Some(match (name, &args[1..]) {
@@ -80,7 +85,7 @@ fn changes<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]
             meter.charge(cost.max(1)).and_then(|()| substring(text, *start, rest))
         }
         ("split", [Value::String(separator), rest @ ..]) => {
-            // Each part is a text of its own.
+            // Each part costs one unit, because it is copied into a new text.
             let parts =
                 if separator.is_empty() { text.len() } else { text.matches(&**separator).count() + 1 };
             let parts = u64::try_from(parts.min(limit(rest))).unwrap_or(u64::MAX);
@@ -95,7 +100,7 @@ fn changes<'a>(meter: &mut CostMeter, name: &str, text: &str, args: &[Value<'a>]
     })
 }
 
-/// The text in quotation marks, with the escape sequences of cel-go. Other control characters stay.
+/// The text in quotation marks, with the escape sequences of cel-go. Other control characters are not escaped.
 fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -123,13 +128,13 @@ fn limit(rest: &[Value<'_>]) -> usize {
     }
 }
 
-/// Memory of a compiled expression in bytes that the cost of its length covers.
+/// Size limit in bytes of compiled expressions for which nothing is charged beyond their length.
 const FREE_BYTES: usize = 16 << 10;
 
-/// The cost of compiling a larger expression, for each KiB of it.
+/// The cost of compiling an expression larger than [`FREE_BYTES`], for each KiB of the size limit.
 const KIBIBYTE: u64 = 32;
 
-/// The cost of a class of Unicode such as `\pL`, of which a few letters make hundreds of ranges.
+/// The cost of each Unicode class, such as `\pL`. Its three characters are compiled to hundreds of ranges.
 const CLASS: u64 = 100;
 
 /// Number of characters whose case can be folded at compilation for one unit of cost.
@@ -148,8 +153,8 @@ fn expression(meter: &mut CostMeter, args: &[Value<'_>]) -> Result<regex::Regex,
     let mut compiled = pattern::compile(pattern, FREE_BYTES);
     let mut bytes = FREE_BYTES;
     while compiled.as_ref().is_err_and(|error| error == pattern::TOO_LARGE) && bytes < pattern::MAX_BYTES {
-        // The crate does not report the size of an expression, so larger and larger limits are tried. Both the time to
-        // compile and, at worst, the time of each step of a search grow with the size.
+        // The regex crate does not report the size of an expression, so each attempt has a larger limit. The time to
+        // compile grows with the size, and at worst also the time of each step of a search.
         bytes *= 4;
         let units = u64::try_from(bytes / 1024).unwrap_or(u64::MAX);
         meter.charge(units.saturating_mul(text.saturating_add(KIBIBYTE)).saturating_add(folded))?;
@@ -195,7 +200,7 @@ fn char_at<'a>(text: &str, index: i64) -> Evaluated<'a> {
     }
 }
 
-/// The start of a search: a position before the text is an error.
+/// The position at which a search starts, if the arguments contain one. A negative position is an error.
 fn start_of(rest: &[Value<'_>]) -> Result<Option<usize>, EvalError> {
     match rest {
         [] => Ok(None),
@@ -227,7 +232,7 @@ fn last_index_of<'a>(text: &str, part: &str, rest: &[Value<'a>]) -> Evaluated<'a
     let searched = match start_of(rest)? {
         None => Some(text),
         Some(start) => offset_of(text, start).filter(|offset| *offset < text.len()).map(|offset| {
-            // The last occurrence may start at `offset`, so the searched text includes its length.
+            // The last occurrence may start at `offset`, so the searched text ends `part.len()` bytes after it.
             let mut end = (offset + part.len()).min(text.len());
             while !text.is_char_boundary(end) {
                 end += 1;

@@ -19,7 +19,7 @@ pub struct Structure<'a> {
     fields: Vec<(&'a str, Value<'a>)>,
 }
 
-/// Whether a type has this name.
+/// Whether a type of this name exists.
 pub(crate) fn is_known(name: &str) -> bool {
     name == OBJECT || name == PATCH || name.strip_prefix(OBJECT).is_some_and(|path| path.starts_with('.'))
 }
@@ -71,7 +71,7 @@ impl<'a> Structure<'a> {
         Some(true)
     }
 
-    /// Subtracts the size of the fields as JSON from `left`. None if they are too large or too deep.
+    /// Subtracts the size of the fields as JSON from `left`. None if they are larger than `left` or nested too deep.
     pub(crate) fn weigh(&self, left: &mut usize, depth: usize) -> Option<()> {
         self.fields.iter().try_for_each(|(name, value)| {
             *left = left.checked_sub(name.len())?;
@@ -88,7 +88,7 @@ impl<'a> Structure<'a> {
     /// Checks that the type of each nested object is named by the path of its field.
     ///
     /// # Errors
-    /// The name of a type does not match its path. The text has the name.
+    /// The name of a type does not match its path. The error text contains both.
     pub fn check_names(&self) -> Result<(), String> {
         for (field, value) in &self.fields {
             check_names(value, &format!("{}.{field}", self.name))?;

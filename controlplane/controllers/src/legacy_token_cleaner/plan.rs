@@ -1,4 +1,4 @@
-//! The next action on a Secret and its time.
+//! The next action on the Secret of a legacy token, and the time at which it is due.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ pub(super) enum Action {
 
 /// The next action on a Secret, and the time at which it is due. `None` if no action is ever due.
 ///
-/// The period begins at the end of the day that a label names.
+/// The period begins when the Secret was created, or at the end of the day that a label names; the latest of these times
+/// counts.
 pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timestamp)> {
     if secret.is_being_deleted() {
         return None;
@@ -65,8 +66,8 @@ pub(super) fn day(time: Timestamp) -> String {
     time.strftime("%Y-%m-%d").to_string()
 }
 
-/// Whether Kubernetes created the Secret by itself: its service account names it. A Secret that a user created may be
-/// in use outside of the cluster.
+/// Whether Kubernetes generated the Secret: its service account lists it in `secrets`. A Secret that a user created may
+/// be in use outside of the cluster.
 pub(super) fn is_generated(secret: &Secret, account: Option<&ServiceAccount>) -> bool {
     account.is_some_and(|account| {
         account_name(secret) == Some(account.name())
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_due_a_period_after_its_last_day_of_use_and_of_validity() {
+    fn the_period_of_a_secret_begins_at_its_creation_last_use_or_invalidation() {
         let due =
             |labels: Value| next(&secret(labels), YEAR).map(|(action, time)| (action, time.to_string()));
         let at = |action, time: &str| Some((action, time.to_owned()));
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_secret_is_named_by_its_account() {
+    fn a_generated_secret_is_listed_by_its_service_account() {
         let account = |uid: &str, named: &str| -> ServiceAccount {
             let account = json!({"metadata": {"name": "a", "uid": uid}, "secrets": [{}, {"name": named}]});
             serde_json::from_value(account).unwrap()
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_names_secrets_in_volumes_environment_and_pulls() {
+    fn a_pod_refers_to_secrets_in_volumes_environment_and_image_pull_secrets() {
         let pod = json!({"spec": {
             "imagePullSecrets": [{"name": "a"}],
             "volumes": [

@@ -1,5 +1,5 @@
-//! New pods: the condition of scheduling gates, selectors for keys of labels, profiles from AppArmor annotations. Source:
-//! `podStrategy` of `pkg/registry/core/pod`.
+//! Changes to the pods of requests: the condition of scheduling gates, selectors from `matchLabelKeys`, profiles from
+//! AppArmor annotations, observed generations. Source: `podStrategy` of `pkg/registry/core/pod`.
 
 use serde_json::{Map, Value, json};
 
@@ -11,10 +11,11 @@ const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const MAX_PROFILE: usize = 4095;
 /// Maximum length of a label's value in bytes. Validation refuses a pod with a longer value.
 const MAX_LABEL: usize = 63;
-/// Maximum requirements that are added to the selectors of a pod. The scheduler also honours keys without a requirement.
+/// Maximum number of requirements that are added to the selectors of a pod. The scheduler reads `matchLabelKeys` itself, so
+/// further keys have an effect, too.
 const MAX_REQUIREMENTS: usize = 1000;
 
-/// Prepares a new pod, which has its first status.
+/// Prepares a new pod. The caller has set its first status.
 pub(super) fn new_pod(pod: &mut Value) {
     gated_condition(pod);
     let labels = pod["metadata"]["labels"].as_object().cloned().unwrap_or_default();
@@ -38,7 +39,7 @@ pub(super) fn new_pod(pod: &mut Value) {
     apparmor_profiles(pod);
 }
 
-/// Keeps the observed generations of a pod if a client omits them. Source: `preserveOldObservedGeneration`.
+/// Keeps the observed generations of a pod's status if an update omits them. Source: `preserveOldObservedGeneration`.
 pub(super) fn keep_observed_generations(new: &mut Value, old: &Value) {
     const FIELD: &str = "observedGeneration";
     fn keep(new: &mut Value, old: &Value) {
@@ -66,12 +67,12 @@ pub(super) fn keep_observed_generations(new: &mut Value, old: &Value) {
     }
 }
 
-/// The elements of a list. None if it is absent.
+/// The elements of a list. Empty if the list is absent.
 fn list<'a>(value: &'a mut Value, pointer: &str) -> impl Iterator<Item = &'a mut Value> + use<'a> {
     value.pointer_mut(pointer).and_then(Value::as_array_mut).into_iter().flatten()
 }
 
-/// Adds the condition that a pod with scheduling gates waits for them.
+/// Sets the condition PodScheduled of a pod with scheduling gates: it is False until the gates are removed.
 fn gated_condition(pod: &mut Value) {
     if pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty()) {
         pod["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
@@ -84,7 +85,8 @@ fn affinity_term(term: &mut Value, labels: &Map<String, Value>, budget: &mut usi
     add_requirements(term, "mismatchLabelKeys", "NotIn", labels, budget);
 }
 
-/// Adds a requirement to the selector for each key whose label the pod has. A term without a selector matches nothing.
+/// Adds a requirement to the selector for each key whose label the pod has. A term without a selector matches nothing and
+/// is not changed.
 fn add_requirements(
     term: &mut Value,
     field: &str,
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_gates_has_their_condition() {
+    fn a_new_pod_with_scheduling_gates_has_the_condition_pod_scheduled_false() {
         let pod = created(json!({}), json!({"schedulingGates": [{"name": "a"}]}));
         let condition = &pod["status"]["conditions"][0];
         assert_eq!((&condition["type"], &condition["status"]), (&json!("PodScheduled"), &json!("False")));
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_labels_become_requirements() {
+    fn match_label_keys_become_requirements_of_the_selector() {
         let labels = json!({"labels": {"a": "1", "b": "2", "long": "x".repeat(64)}});
         let term = json!({"labelSelector": {}, "matchLabelKeys": ["a", "missing", "long"], "mismatchLabelKeys": ["b"]});
         let preferred = json!([{"weight": 1, "podAffinityTerm": term}]);
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_of_apparmor_become_profiles() {
+    fn apparmor_annotations_become_profiles_of_containers() {
         let annotation = |name: &str| format!("{APPARMOR}{name}");
         let pod = created(
             json!({"annotations": {annotation("a"): "localhost/p", annotation("b"): "unconfined",
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_without_observed_generations_keeps_them() {
+    fn a_status_update_without_observed_generations_keeps_the_old_ones() {
         let condition =
             |kind: &str, generation: Value| json!({"type": kind, "observedGeneration": generation});
         let conditions = json!([condition("Ready", json!(3)), condition("Other", json!(null))]);

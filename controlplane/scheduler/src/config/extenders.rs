@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::SchedulerConfig;
 use crate::extender::{Extender, Tls, client};
 
-/// The timeout of an extender without `httpTimeout`, as upstream.
+/// The timeout of an extender whose `httpTimeout` is absent or 0, as upstream.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Default, Deserialize)]
@@ -22,7 +22,7 @@ pub(super) struct FileExtender {
     prioritize_verb: String,
     weight: i64,
     bind_verb: String,
-    /// The file format `Policy` has `enableHttps`.
+    /// The older file format `Policy` spells it `enableHttps`.
     #[serde(rename = "enableHTTPS", alias = "enableHttps")]
     enable_https: bool,
     tls_config: FileTls,
@@ -72,7 +72,7 @@ pub(super) fn apply(files: Vec<FileExtender>, config: &mut SchedulerConfig) -> R
                 return Err(invalid(format!("managedResources: {name:?} is not an extended resource")));
             }
             if !managed.insert(name.clone()) {
-                return Err(invalid(format!("managedResources: another extender manages {name:?}")));
+                return Err(invalid(format!("managedResources: {name:?} is listed more than once")));
             }
             if resource.ignored_by_scheduler {
                 for profile in &mut config.profiles {
@@ -83,7 +83,7 @@ pub(super) fn apply(files: Vec<FileExtender>, config: &mut SchedulerConfig) -> R
         let extender = extender(file).map_err(invalid)?;
         client::check(&extender).map_err(invalid)?;
         if extender.bind.is_some() && config.extenders.iter().any(|other| other.bind.is_some()) {
-            return Err(invalid("bindVerb: another extender binds".to_owned()));
+            return Err(invalid("bindVerb: only one extender can bind pods".to_owned()));
         }
         config.extenders.push(extender);
     }
@@ -100,7 +100,7 @@ fn extender(file: FileExtender) -> Result<Extender, String> {
     let verb = |verb: String| Some(verb).filter(|verb| !verb.is_empty());
     let prioritize = verb(file.prioritize_verb);
     if prioritize.is_some() && file.weight <= 0 {
-        return Err("weight: must be above 0 with a prioritizeVerb".to_owned());
+        return Err("weight: must be above 0 if prioritizeVerb is set".to_owned());
     }
     let timeout = match file.http_timeout {
         None => DEFAULT_TIMEOUT,
@@ -208,7 +208,7 @@ mod tests {
         assert!(error(twice).contains("extenders[1]: bindVerb"));
         let resource = "managedResources: [{name: x.io/a}]";
         let same = format!("[{{urlPrefix: 'http://x', {resource}}}, {{urlPrefix: 'http://y', {resource}}}]");
-        assert!(error(&same).contains("another extender"));
+        assert!(error(&same).contains("listed more than once"));
         assert!(error("[{urlPrefix: 'http://x', colour: red}]").contains("colour"));
         for timeout in ["-1s", "-1"] {
             let text = format!("[{{urlPrefix: 'http://x', httpTimeout: {timeout}}}]");

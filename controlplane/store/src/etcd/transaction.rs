@@ -1,4 +1,4 @@
-//! The transaction of etcd for a write, and its outcome. No I/O.
+//! The etcd transaction of a write, and its outcome. No I/O.
 
 use super::{
     Keys,
@@ -20,7 +20,7 @@ pub(super) enum Outcome {
     Guard { at: u64 },
 }
 
-/// The transaction of a write. The object comes first, so that its event precedes the guard's.
+/// The transaction of a write. The object is written first, so that its event precedes that of the guard.
 pub(super) fn request(keys: &Keys, write: &Write, value: Option<Vec<u8>>, lease: i64) -> TxnRequest {
     let name = keys.outer(&write.key);
     let mut compare = vec![equal(name.clone(), write.expect)];
@@ -55,7 +55,7 @@ pub(super) fn outcome(write: &Write, response: &TxnResponse) -> Outcome {
     if holds && write.guard.is_some() { Outcome::Guard { at } } else { Outcome::Conflict { found, at } }
 }
 
-/// The comparison of an entry's revision. An absent entry has revision 0 in etcd.
+/// The condition that an entry has the expected revision. An absent entry has revision 0 in etcd.
 fn equal(key: Vec<u8>, expect: Expect) -> Compare {
     let revision = match expect {
         Expect::Absent => 0,

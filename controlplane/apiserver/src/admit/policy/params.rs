@@ -33,8 +33,8 @@ pub(super) struct ParamRef {
     name: String,
     namespace: String,
     selector: Option<LabelSelector>,
-    /// Whether a request is denied if there are no parameters.
-    denies: bool,
+    /// Whether missing parameters are an error, to which the failure policy applies.
+    must_exist: bool,
 }
 
 impl ParamKind {
@@ -54,15 +54,16 @@ impl ParamRef {
             name: text("name"),
             namespace: text("namespace"),
             selector: selector.is_object().then(|| LabelSelector::from_object(selector).unwrap_or_default()),
-            denies: reference["parameterNotFoundAction"] != "Allow",
+            must_exist: reference["parameterNotFoundAction"] != "Allow",
         })
     }
 }
 
-/// The parameters of a binding for a request in a namespace. A policy without parameters has the single entry `None`.
+/// The parameters of a binding for a request in a namespace. If the policy has no `paramKind` or the binding no
+/// `paramRef`, the result is the single entry `None`.
 ///
 /// # Errors
-/// The parameters cannot be found, or there are too many.
+/// The parameters cannot be found or converted, or there are too many.
 pub(super) async fn collect(
     admission: &Admission,
     kind: Option<&ParamKind>,
@@ -89,7 +90,7 @@ pub(super) async fn collect(
             found.extend(all.into_iter().filter(is_chosen));
         }
     }
-    if found.is_empty() && reference.denies {
+    if found.is_empty() && reference.must_exist {
         let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
         return Err(ParamError::Failed(why.to_owned()));
     }
@@ -114,7 +115,7 @@ impl std::fmt::Display for ParamError {
     }
 }
 
-/// The namespace of the parameters.
+/// The namespace of the parameters: that of `paramRef`, else that of the request. Empty for a cluster-scoped kind.
 fn parameter_namespace<'a>(
     resource: &Resource,
     reference: &'a ParamRef,
