@@ -74,13 +74,26 @@ impl Fixture {
 
     /// Restarts with another configuration.
     async fn again_with(self, configure: impl FnOnce(&mut ApiserverConfig)) -> Self {
+        let (store, directory) = self.close().await;
+        Self { api: open_on(Arc::new(store), directory.path(), configure).await, directory }
+    }
+
+    /// Ends the server. Returns its store and its directory, which no task of the server uses any more.
+    async fn close(self) -> (Embedded, tempfile::TempDir) {
         let Self { api, directory } = self;
+        let users = Arc::downgrade(&api.state.store);
         drop(api);
-        // The cache's task ends with the store's thread: wait for the directory's lock.
-        while Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).is_err() {
-            tokio::task::yield_now().await;
-        }
-        Self { api: open_with(directory.path(), configure).await, directory }
+        let path = directory.path().join("store");
+        let released = async || {
+            // The server's tasks end when they run. Opening a store in use would block their thread for 200 ms.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            if users.strong_count() > 0 {
+                return None;
+            }
+            Embedded::open(&path, EmbeddedOptions::default()).ok()
+        };
+        let store = eventually_async("the former server releases its store", 20, released).await;
+        (store, directory)
     }
 
     async fn send(&self, user: User, request: Request<Full<Bytes>>) -> Answer {

@@ -9,15 +9,7 @@ use crate::cache::{encode, key_of};
 impl Fixture {
     /// Restarts the server after a change of a stored pod.
     async fn with_stored_pod(self, name: &str, pod: &Value) -> Self {
-        let Self { api, directory } = self;
-        drop(api);
-        // The cache's task ends with the store's thread: wait for the directory's lock.
-        let store = loop {
-            match Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()) {
-                Ok(store) => break store,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        };
+        let (store, directory) = self.close().await;
         let kind = by_kind("v1", "Pod").unwrap();
         let key = key_of(kind, "default", name);
         let entry = store.get(&key).await.unwrap().unwrap();
