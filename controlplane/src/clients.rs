@@ -8,7 +8,8 @@ use std::{
 use coracle_apiserver::ComponentMetrics;
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_scheduler::SchedulerConfig;
-use kube::Client;
+use kube::{Client, client::Body};
+use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -18,6 +19,11 @@ use crate::{
     leader::{Candidate, LeaderElection},
     pki::Pki,
 };
+
+/// Maximum concurrent requests of the controllers to an API server of another program. Each request has a connection of
+/// its own. A burst of deletions would otherwise open a connection for each pod, with a TLS handshake. Responses of
+/// watches do not count: the client reads them after the request.
+const MAX_REQUESTS: usize = 32;
 
 /// An API server of another program, such as kube-apiserver.
 pub struct ExternalServer {
@@ -81,6 +87,21 @@ fn read_keys(
     Ok(())
 }
 
+/// A client with at most [`MAX_REQUESTS`] concurrent requests. Must be called within a tokio runtime.
+fn limited(client: Client) -> Client {
+    let permits = Arc::new(Semaphore::new(MAX_REQUESTS));
+    let namespace = client.default_namespace().to_owned();
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let (client, permits) = (client.clone(), permits.clone());
+        async move {
+            // The semaphore is never closed.
+            let _permit = permits.acquire_owned().await;
+            client.send(request).await
+        }
+    });
+    Client::new(service, namespace)
+}
+
 // === impl ExternalClients ===
 
 impl ExternalClients {
@@ -110,7 +131,7 @@ impl ExternalClients {
         let metrics = component_metrics(&controllers, &config);
         let client = external.client;
         let clients = Clients {
-            controllers: (!controllers.selection.is_none()).then(|| (client.clone(), controllers)),
+            controllers: (!controllers.selection.is_none()).then(|| (limited(client.clone()), controllers)),
             scheduler: config.run_scheduler.then(|| (client.clone(), config.scheduler)),
             leases: client,
         };
@@ -174,6 +195,42 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
+
+    #[tokio::test]
+    async fn concurrent_requests_to_another_api_server_are_limited() {
+        let (arrived, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            let (release, released) = tokio::sync::oneshot::channel::<()>();
+            arrived.send(release).unwrap();
+            async move {
+                released.await.unwrap();
+                Ok::<_, Infallible>(http::Response::new(Body::empty()))
+            }
+        });
+        let client = limited(Client::new(service, "default"));
+        let mut running = tokio::task::JoinSet::new();
+        for _ in 0..=MAX_REQUESTS {
+            let client = client.clone();
+            running.spawn(async move { client.send(http::Request::new(Body::empty())).await.is_ok() });
+        }
+        let mut releases = Vec::new();
+        while releases.len() < MAX_REQUESTS {
+            releases.push(requests.recv().await.unwrap());
+        }
+        // All tasks have run: the runtime of the test has one thread, and this task is queued after them.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(requests.try_recv().is_err(), "too many requests");
+        releases.pop().unwrap().send(()).unwrap();
+        releases.push(requests.recv().await.unwrap());
+        for release in releases {
+            release.send(()).unwrap();
+        }
+        while let Some(succeeded) = running.join_next().await {
+            assert!(succeeded.unwrap());
+        }
+    }
 
     #[tokio::test]
     async fn the_metrics_for_another_api_server_have_the_scheduler_and_the_feature_gates() {

@@ -117,6 +117,6 @@ fn main() {
         Work::Dns(dns) => println!("{}", sockets::dns(&dns)),
         Work::Requests(requests) => println!("{}", api::requests(&requests)),
         Work::Watches(watches) => api::watches(&watches),
-        Work::Nodes(nodes) => nodes::run(&nodes),
+        Work::Nodes(nodes) => nodes::run(nodes),
     }
 }

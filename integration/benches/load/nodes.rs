@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use clap::Args;
 use serde::Deserialize;
@@ -62,17 +62,15 @@ enum Step {
 }
 
 /// Prints `ready` when the watch has begun, and acts until standard input closes.
-pub(crate) fn run(arguments: &Nodes) {
+pub(crate) fn run(arguments: Nodes) {
     let (steps, queue) = mpsc::channel();
-    let queue = Mutex::new(queue);
-    std::thread::scope(|scope| {
-        for _ in 0..arguments.clients {
-            scope.spawn(|| act(arguments, &queue));
-        }
-        scope.spawn(move || follow(arguments, &steps));
-        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
-        std::process::exit(0);
-    });
+    let shared = Arc::new((arguments, Mutex::new(queue)));
+    for _ in 0..shared.0.clients {
+        let shared = Arc::clone(&shared);
+        std::thread::spawn(move || act(&shared.0, &shared.1));
+    }
+    std::thread::spawn(move || follow(&shared.0, &steps));
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
 /// Sends one step for each pod that was bound, and one for each pod that was deleted.
@@ -129,13 +127,7 @@ fn act(arguments: &Nodes, steps: &Mutex<mpsc::Receiver<(Step, String)>>) {
 }
 
 /// Status code of the response.
-fn request(
-    arguments: &Nodes,
-    stream: &mut Stream,
-    request: (&str, &str),
-    media: &str,
-    content: &str,
-) -> u16 {
+fn request(arguments: &Nodes, stream: &mut Stream, request: (&str, &str), media: &str, content: &str) -> u16 {
     arguments.server.send(stream, request, media, content);
     let (status, length) = head(stream);
     body(stream, length);
