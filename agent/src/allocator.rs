@@ -37,7 +37,8 @@ const UNDECIDED: u8 = 0;
 const COMPACT: u8 = 1;
 const SERVER: u8 = 2;
 
-static KIND: AtomicU8 = AtomicU8::new(UNDECIDED);
+/// Test programs have their own `main`.
+static KIND: AtomicU8 = AtomicU8::new(if cfg!(test) { COMPACT } else { UNDECIDED });
 static EARLY: StartupArena =
     StartupArena { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
 

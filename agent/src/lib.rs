@@ -66,19 +66,6 @@ pub mod volume;
 
 mod run;
 
-// The program's own unit tests are in the library's test program. With a test program of their own, the library would be
-// compiled twice: once for its tests, once for the program's. The program's modules name each other by `crate::`, and
-// the library by its name.
-#[cfg(test)]
-extern crate self as coracle_agent;
-#[cfg(test)]
-#[path = "main.rs"]
-#[allow(dead_code, reason = "the program's `main` uses it")]
-mod program;
-#[cfg(test)]
-#[allow(unused_imports, reason = "some are used with the feature `controlplane` only")]
-use program::{CommandLine, allocator, directories, lock, role, settings, terminal};
-
 pub use bounded::read_text;
 pub use client::{client, node_client};
 pub use cluster_dns::dns_record;

@@ -198,9 +198,7 @@ mod tests {
 
     fn start_holder(dir: &Path) -> Child {
         let mut command = Command::new(std::env::current_exe().expect("test"));
-        let (_, module) = module_path!().split_once("::").expect("a module of a crate");
-        let test = format!("{module}::holder");
-        command.args(["--exact", &test, "--ignored", "--nocapture"]).env(DIRECTORY, dir);
+        command.args(["--exact", "lock::tests::holder", "--ignored", "--nocapture"]).env(DIRECTORY, dir);
         let mut holder = command.stdout(Stdio::piped()).spawn().expect("holder");
         let mut said = String::new();
         let mut output = holder.stdout.take().expect("output");

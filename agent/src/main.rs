@@ -1,15 +1,13 @@
 //! The `coracle` binary: one program with a subcommand per role.
-//!
-//! The test program of the library also has these modules, for their unit tests (`lib.rs`).
 
-pub(crate) mod allocator;
+mod allocator;
 #[cfg(all(target_arch = "x86_64", any(test, all(target_env = "musl", not(debug_assertions)))))]
 mod byte_functions;
-pub(crate) mod directories;
-pub(crate) mod lock;
-pub(crate) mod role;
-pub(crate) mod settings;
-pub(crate) mod terminal;
+mod directories;
+mod lock;
+mod role;
+mod settings;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -21,14 +19,13 @@ use crate::settings::{
     AllFlags, FeatureSettings, Flags, LogSettings, NodeSettings, PathSettings, RuntimeSettings, Settings,
 };
 
-// Test programs use the standard library's allocator.
-#[cfg_attr(not(test), global_allocator)]
+#[global_allocator]
 static ALLOCATOR: allocator::RoleAllocator = allocator::RoleAllocator;
 
 /// A Kubernetes node in one binary, with a thin control plane.
 #[derive(Parser)]
 #[command(name = "coracle", version, max_term_width = 100, disable_help_subcommand = true)]
-pub(crate) struct CommandLine {
+struct CommandLine {
     #[command(flatten)]
     log: Flags<LogSettings>,
     #[command(subcommand)]

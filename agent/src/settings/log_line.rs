@@ -56,12 +56,11 @@ mod tests {
     #[test]
     fn a_log_that_cannot_be_written_does_not_end_the_program() {
         const IS_CHILD: &str = "CORACLE_TEST_FULL_LOG";
+        const NAME: &str = "settings::log_line::tests::a_log_that_cannot_be_written_does_not_end_the_program";
         if std::env::var_os(IS_CHILD).is_none() {
-            let (_, module) = module_path!().split_once("::").expect("a module of a crate");
-            let name = format!("{module}::a_log_that_cannot_be_written_does_not_end_the_program");
             let full = File::options().write(true).open("/dev/full").expect("open");
             let mut child = Command::new(std::env::current_exe().expect("this program"));
-            child.args(["--exact", &name, "--nocapture"]).env(IS_CHILD, "1").stderr(full);
+            child.args(["--exact", NAME, "--nocapture"]).env(IS_CHILD, "1").stderr(full);
             let output = child.output().expect("the child");
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success() && text.contains("1 passed"), "{text}");

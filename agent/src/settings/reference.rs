@@ -15,7 +15,7 @@ const INTRODUCTION: &str = "\
 # Configuration
 
 This page is generated from the declarations in `agent/src/settings/`. After a change there, write it anew:
-`UPDATE_EXPECT=1 cargo test -p coracle-agent --lib configuration_page`.
+`UPDATE_EXPECT=1 cargo test -p coracle-agent --bin coracle configuration_page`.
 
 Each setting is a flag (`--max-pods 50`), an environment variable (`CORACLE_MAX_PODS=50`) and a key of the configuration
 file. The first of these sources that has the setting counts:

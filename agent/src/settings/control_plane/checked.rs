@@ -76,7 +76,12 @@ pub(crate) struct Etcd {
 
 impl ControlPlaneSettings {
     /// Checks settings that depend on each other. All problems are collected in `sources`.
-    pub(crate) fn decide(self, dirs: &Dirs, ranges: Ranges, sources: &mut Sources) -> Option<ControlPlane> {
+    pub(in crate::settings) fn decide(
+        self,
+        dirs: &Dirs,
+        ranges: Ranges,
+        sources: &mut Sources,
+    ) -> Option<ControlPlane> {
         let audit = sources.take(self.audit())?;
         let oidc = sources.take(self.oidc())?;
         let token_webhook = sources.take(self.token_webhook())?;
