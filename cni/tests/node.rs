@@ -380,24 +380,26 @@ fn a_foreign_bridge_with_the_configured_name_is_refused_and_not_changed() {
 fn a_second_network_with_the_same_bridge_or_table_is_refused() {
     on_a_node(async |node| {
         let second = node.dir.path().join("second");
-        for (bridge, table, said) in [
-            (
+        let refused = async |bridge: &str, table: &str, said: &str| {
+            let refused = Network::open(config(&second, bridge, table)).await.err().unwrap();
+            assert_eq!(refused.to_string(), said);
+            assert!(!second.exists(), "nothing was made");
+        };
+        // At the same time: each waits some seconds for the end of the other process.
+        tokio::join!(
+            refused(
                 "coracle0",
                 "second",
                 "the bridge coracle0 is in use by another runtime or agent in this network namespace: \
                 stop it, or use another one (--bridge)",
             ),
-            (
+            refused(
                 "second0",
                 "coracle",
                 "the nftables table coracle is in use by another runtime or agent in this network \
                 namespace: stop it, or use another one (--nft-table)",
             ),
-        ] {
-            let refused = Network::open(config(&second, bridge, table)).await.err().unwrap();
-            assert_eq!(refused.to_string(), said);
-            assert!(!second.exists(), "nothing was made");
-        }
+        );
         open_with(&second, "second0").await;
         // In another network namespace the names are free.
         let elsewhere = second.clone();

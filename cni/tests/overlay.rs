@@ -499,14 +499,16 @@ fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
         let mut one = with_uplink();
         one.lock_names().await.unwrap();
         let same = |interface: &str| OverlayConfig { interface: interface.into(), ..config(1, VXLAN) };
-        for (interface, taken, setting) in [
-            ("coracle.1", "overlay interface coracle.1", "--overlay-interface"),
-            ("coracle.3", "route protocol number 67", "--overlay-route-protocol"),
-        ] {
+        let refused = async |interface: &str, taken: &str, setting: &str| {
             let refused = Overlay::open(same(interface)).unwrap().lock_names().await.unwrap_err();
             let why = std::error::Error::source(&refused).unwrap().to_string();
             assert!(why.contains(taken) && why.contains(setting), "{why}");
-        }
+        };
+        // At the same time: each waits some seconds for the end of the other process.
+        tokio::join!(
+            refused("coracle.1", "overlay interface coracle.1", "--overlay-interface"),
+            refused("coracle.3", "route protocol number 67", "--overlay-route-protocol"),
+        );
         let backend = Backend::Vxlan { vni: 2, port: 8472, direct_routing: true };
         let other = OverlayConfig { interface: "coracle.2".into(), route_protocol: 68, ..config(1, backend) };
         let mut other = Overlay::open(other).unwrap();

@@ -100,16 +100,26 @@ fn cuts() -> Vec<KillPoint> {
 
 #[test]
 fn a_runtime_killed_at_any_fault_point_recovers() {
-    half_of_the_cuts(0);
+    quarter_of_the_cuts(0);
 }
 
 #[test]
-fn a_runtime_killed_at_any_other_fault_point_recovers() {
-    half_of_the_cuts(1);
+fn a_runtime_killed_at_any_second_fault_point_recovers() {
+    quarter_of_the_cuts(1);
 }
 
-/// Two tests for two halves, which run in parallel, because they mostly wait.
-fn half_of_the_cuts(half: usize) {
+#[test]
+fn a_runtime_killed_at_any_third_fault_point_recovers() {
+    quarter_of_the_cuts(2);
+}
+
+#[test]
+fn a_runtime_killed_at_any_fourth_fault_point_recovers() {
+    quarter_of_the_cuts(3);
+}
+
+/// Four tests for four quarters of the points, which run in parallel, because they mostly wait.
+fn quarter_of_the_cuts(quarter: usize) {
     on_a_machine(move |machine| {
         let mirrors = machine.start_registry();
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -120,7 +130,7 @@ fn half_of_the_cuts(half: usize) {
             tokio::time::sleep(Duration::from_secs(1)).await;
             node.stop();
             let clean = left(machine);
-            for cut in cuts().into_iter().skip(half).step_by(2) {
+            for cut in cuts().into_iter().skip(quarter).step_by(4) {
                 let began = Instant::now();
                 one(machine, &mirrors, &cut, &clean).await;
                 assert_eq!(left(machine).since(&clean), Vec::<&str>::new(), "left after {cut:?}");
