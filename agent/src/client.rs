@@ -57,6 +57,15 @@ pub fn node_client(mut config: kube::Config) -> Result<kube::Client, kube::Error
     client(config)
 }
 
+/// A client whose requests are never answered.
+#[cfg(test)]
+pub(crate) fn silent() -> kube::Client {
+    let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+        std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+    });
+    kube::Client::new(service, "default")
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -481,14 +481,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    /// A client of an API server that never answers.
-    fn silent_client() -> Client {
-        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
-            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
-        });
-        Client::new(service, "default")
-    }
+    use crate::client;
 
     const TABLE: &str = "test-policies";
     const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
@@ -521,7 +514,7 @@ mod tests {
     /// Which pods start while the API server does not answer. The file is the record of the namespaces with policies.
     fn admitted(namespaces: &std::path::Path, pods: &[(Pod, IpAddr)]) -> Vec<bool> {
         paused_runtime().block_on(async {
-            let client = silent_client();
+            let client = client::silent();
             let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
             let (gate, end) = policy_gate::gate("here", Some(namespaces));
             let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
@@ -558,7 +551,7 @@ mod tests {
 
     /// The task while it uses the stored [`policy`], and what the task needs.
     fn with_stored_policy() -> (NetworkPolicies, impl Sized) {
-        let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+        let (client, dir) = (client::silent(), tempfile::tempdir().unwrap());
         let (recorder, events) = crate::event_recorder::channel(client.clone(), "here");
         let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
         let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
@@ -631,7 +624,7 @@ mod tests {
             let mut other = Enforcer::open(TABLE).unwrap();
             other.replace(&mut model).unwrap();
             paused_runtime().block_on(async {
-                let client = silent_client();
+                let client = client::silent();
                 let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
                 let (gate, end) = policy_gate::gate("here", Some(&namespaces));
                 let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
@@ -659,7 +652,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let namespaces = records_of_earlier_run(dir.path());
             paused_runtime().block_on(async {
-                let client = silent_client();
+                let client = client::silent();
                 let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
                 let (gate, end) = policy_gate::gate("here", Some(&namespaces));
                 // The kernel refuses such a long name.
@@ -712,7 +705,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_record_of_policies_is_written_after_all_lists() {
-        let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+        let (client, dir) = (client::silent(), tempfile::tempdir().unwrap());
         let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
         let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
         let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
@@ -737,7 +730,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pod_that_waits_shows_which_list_failed() {
-        let (client, dir) = (silent_client(), tempfile::tempdir().unwrap());
+        let (client, dir) = (client::silent(), tempfile::tempdir().unwrap());
         let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
         let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
         let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
@@ -767,7 +760,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_without_a_sandbox_has_no_address() {
-        let client = silent_client();
+        let client = client::silent();
         let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
         let dir = tempfile::tempdir().unwrap();
         let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));

@@ -10,18 +10,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_cni::{Backend, End, Local, Overlay, OverlayConfig, Peer, PeerKind, merged};
-use nix::sched::{CloneFlags, unshare};
+use coracle_testing::{in_new_namespace_async, ip};
 
 const PEERS: u16 = 1000;
 const TIMES: usize = 20;
-
-fn ip(line: &str) {
-    assert!(Command::new("ip").args(line.split(' ')).status().unwrap().success(), "ip {line}");
-}
 
 fn peer(number: u16, address: u16) -> (String, Peer) {
     let [high, low] = number.to_be_bytes();
@@ -145,9 +140,5 @@ async fn bench() {
 }
 
 fn main() {
-    let thread = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).expect("this needs root");
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(bench());
-    });
-    thread.join().unwrap();
+    in_new_namespace_async(bench);
 }

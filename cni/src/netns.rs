@@ -130,12 +130,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_waits_is_in_the_namespace_of_the_process() {
-        let apart = std::thread::Builder::new().spawn(|| {
-            nix::sched::unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        let (netns, own) = coracle_testing::in_new_namespace(|| {
             let path = Path::new("/proc/thread-self/ns/net");
             (Netns::open(path).expect("a namespace"), id(path))
         });
-        let (netns, own) = apart.expect("a thread").join().expect("a namespace");
         // The first visit starts a thread. Later visits may use it again.
         for _ in 0..3 {
             let visited = netns.visit(|| id(Path::new("/proc/thread-self/ns/net"))).await;

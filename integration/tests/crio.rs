@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
+use coracle_integration::{Crictl, CrioSettings, Machine, eventually, on_a_machine};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
@@ -46,62 +46,35 @@ fn list(machine: &Machine) -> Value {
         {"type": "firewall", "ingressPolicy": "same-bridge", "coracle": places}]})
 }
 
-/// CRI-O's configuration; it sets every path that is configurable.
-fn settings(machine: &Machine, tools: &Path) -> String {
-    let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
-    format!(
-        "[crio]\nroot = '{root}'\nrunroot = '/run/storage'\nstorage_driver = 'overlay'\nlog_dir = '{logs}'\n\
-         version_file = '/run/crio/version'\nversion_file_persist = '{root}.version'\n\
-         clean_shutdown_file = '{root}.clean'\n\
-         [crio.api]\nlisten = '{socket}'\n\
-         [crio.runtime]\ncgroup_manager = 'cgroupfs'\nconmon_cgroup = 'pod'\ndefault_runtime = 'runc'\n\
-         pinns_path = '{pinns}'\nnamespaces_dir = '/run/crio/ns'\nhooks_dir = []\n\
-         container_exits_dir = '/run/crio/exits'\ncontainer_attach_socket_dir = '/run/crio/attach'\n\
-         [crio.runtime.runtimes.runc]\nruntime_path = '/usr/sbin/runc'\nruntime_root = '/run/runc'\n\
-         monitor_path = '/usr/bin/conmon'\nmonitor_cgroup = 'pod'\n\
-         [crio.image]\npause_image = '{IMAGE}'\nsignature_policy = '{policy}'\n\
-         [crio.network]\nnetwork_dir = '{lists}'\nplugin_dirs = ['{bin}']\n",
-        root = path("root"),
-        logs = path("logs"),
-        socket = path("crio.sock"),
-        pinns = tools.join("pinns").display(),
-        policy = path("policy.json"),
-        lists = path("net.d"),
-        bin = path("bin"),
-    )
-}
-
 // === impl Crio ===
 
 impl Crio {
     /// Starts CRI-O with our plugins for the network `web` and the images of the machine's registry.
     fn start(machine: &mut Machine) -> Self {
         machine.start_registry();
-        let tools = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/crio"));
-        assert!(tools.join("crio").exists(), "run scripts/crio");
         let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
         run(Machine::coracle().to_str().unwrap(), &["cni", "install", &path("bin")]);
-        for dir in ["net.d", "var", "none"] {
+        for dir in ["net.d", "var"] {
             fs::create_dir(machine.path(dir)).unwrap();
         }
         for (name, text) in [
             ("net.d/10-web.conflist", list(machine).to_string()),
-            ("policy.json", json!({"default": [{"type": "insecureAcceptAnything"}]}).to_string()),
             ("registries.conf", "[[registry]]\nlocation = '127.0.0.1:5005'\ninsecure = true\n".to_owned()),
-            ("crio.conf", settings(machine, &tools)),
         ] {
             fs::write(machine.path(name), text).unwrap();
         }
+        // CRI-O has a tmpfs of its own at this path.
+        let run_dir = Path::new("/run/crio");
+        let (dir, plugins) = (machine.path(""), machine.path("bin"));
+        let settings = CrioSettings { dir: &dir, run: run_dir, plugins: &plugins, sandbox_image: IMAGE };
+        let command_line = settings.write().join(" ");
         let (socket, log) = (path("crio.sock"), machine.path("crio.log"));
         let inside = format!(
             "mount -t tmpfs tmpfs /run && mount --bind {} /var/lib || exit 1\n\
-             start() {{ {}/crio --config {} --config-dir {} --log-level info & crio=$!; }}\n\
+             start() {{ {command_line} & crio=$!; }}\n\
              start\n\
              while read -r signal; do kill -$signal $crio; wait $crio; start; done",
             path("var"),
-            tools.display(),
-            path("crio.conf"),
-            path("none"),
         );
         let out = fs::File::create(&log).unwrap();
         let mut command = Command::new("unshare");

@@ -7,7 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Crictl, Host, Machine, Nodes, eventually, has_condition, on_a_machine};
+use coracle_integration::{
+    Crictl, CrioSettings, Host, Machine, Nodes, eventually, has_condition, on_a_machine,
+};
 use coracle_testing::run;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -93,42 +95,23 @@ impl Runtime {
     /// Starts CRI-O in `dir`, with the registry and network of the test.
     fn crio(host: &Host, dir: &Path, _mirrors: &Path) -> (PathBuf, Self) {
         write_network(dir);
-        let tools = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/crio"));
-        assert!(tools.join("crio").exists(), "run scripts/crio");
-        let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
         let registries = format!(
             "unqualified-search-registries = ['docker.io']\n[[registry]]\nprefix = 'docker.io'\nlocation = '{REGISTRY}'\n\
              insecure = true\n[[registry]]\nlocation = '{REGISTRY}'\ninsecure = true\n"
         );
-        let config = format!(
-            "[crio]\nroot = '{root}'\nrunroot = '{run}/storage'\nstorage_driver = 'overlay'\nlog_dir = '{run}/logs'\n\
-             version_file = '{run}/version'\nversion_file_persist = '{root}.version'\n\
-             clean_shutdown_file = '{root}.clean'\n[crio.api]\nlisten = '{socket}'\n\
-             [crio.runtime]\ncgroup_manager = 'cgroupfs'\nconmon_cgroup = 'pod'\ndefault_runtime = 'runc'\n\
-             pinns_path = '{pinns}'\nnamespaces_dir = '{run}/ns'\nhooks_dir = []\n\
-             container_exits_dir = '{run}/exits'\ncontainer_attach_socket_dir = '{run}/attach'\n\
-             [crio.runtime.runtimes.runc]\nruntime_path = '/usr/sbin/runc'\nruntime_root = '{run}/runc'\n\
-             monitor_path = '/usr/bin/conmon'\nmonitor_cgroup = 'pod'\n\
-             [crio.image]\npause_image = '{REGISTRY}/library/pause:latest'\nsignature_policy = '{policy}'\n\
-             [crio.network]\nnetwork_dir = '{lists}'\nplugin_dirs = ['/usr/lib/cni']\n",
-            root = path("crio"),
-            run = path("crio.run"),
-            socket = path("crio.sock"),
-            pinns = tools.join("pinns").display(),
-            policy = path("policy.json"),
-            lists = path("net.d"),
-        );
-        let policy = json!({"default": [{"type": "insecureAcceptAnything"}]}).to_string();
         // CRI-O has no setting for this file and looks for it below the user's home.
         let containers = dir.join("home/.config/containers");
         fs::create_dir_all(&containers).unwrap();
         fs::write(containers.join("registries.conf"), registries).unwrap();
-        fs::write(dir.join("crio.conf"), config).unwrap();
-        fs::write(dir.join("policy.json"), policy).unwrap();
-        fs::create_dir_all(dir.join("none")).unwrap();
-        let mut command = host.command(tools.join("crio"));
-        command.args(["--config", &path("crio.conf"), "--config-dir", &path("none"), "--log-level", "info"]);
-        command.env("HOME", path("home"));
+        let settings = CrioSettings {
+            dir,
+            run: &dir.join("crio.run"),
+            plugins: Path::new("/usr/lib/cni"),
+            sandbox_image: &format!("{REGISTRY}/library/pause:latest"),
+        };
+        let words = settings.write();
+        let mut command = host.command(&words[0]);
+        command.args(&words[1..]).env("HOME", dir.join("home"));
         Self::started(host, dir, "crio.sock", command)
     }
 

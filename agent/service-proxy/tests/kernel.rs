@@ -9,14 +9,13 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_nft::{Attributes, Channel, NLMSG_ERROR, delete_flows, errno_of, kind_of, messages};
 use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
-use coracle_testing::{bind_udp, ip, is_to_be_killed, run_until_killed};
+use coracle_testing::{bind_udp, ip, is_to_be_killed, run, run_until_killed};
 use coracle_values::object::Key;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 use serde_json::{Value, json};
@@ -123,8 +122,7 @@ fn connections_reach_all_endpoints_and_survive_changes_of_others() {
         assert_eq!(ask(&mut kept), owner, "a restart replaces the table");
         proxy.change([(Key::new("n", "s"), None)]).unwrap();
         assert_eq!(ask(&mut kept), owner, "connections survive the removal of their service");
-        let listing = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
-        let listing = String::from_utf8(listing.stdout).unwrap();
+        let listing = run("nft", &["list", "table", "inet", TABLE]);
         assert!(!listing.contains("10.42.0.2") && !listing.contains("n/s"), "{listing}");
     });
 }
@@ -192,11 +190,8 @@ fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
         let view = NodeView { overlay_port: Some(8472), ..node() };
         Proxy::replace_by_guard(TABLE, &view).unwrap();
         assert_eq!([8472, 8473].map(receives), [false, true]);
-        let listing = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
-        assert!(
-            !String::from_utf8(listing.stdout).unwrap().contains("10.43.0.5"),
-            "the table still has services of an earlier run"
-        );
+        let listing = run("nft", &["list", "table", "inet", TABLE]);
+        assert!(!listing.contains("10.43.0.5"), "the table still has services of an earlier run");
         Proxy::replace_by_guard(TABLE, &node()).unwrap();
         assert!(receives(8472), "without an overlay there is no table");
     });

@@ -291,14 +291,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-
-    /// A client whose requests are never answered.
-    fn client() -> Client {
-        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
-            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
-        });
-        Client::new(service, "default")
-    }
+    use crate::client::silent;
 
     fn definition_of(kind: ClusterKind) -> Definition {
         let name = format!("{}.{}", kind.plural(), ClusterKind::GROUP);
@@ -320,7 +313,7 @@ mod tests {
 
     #[tokio::test]
     async fn policies_are_known_when_their_kind_is_absent_refused_or_listed() {
-        let (client, mut model) = (client(), Model::default());
+        let (client, mut model) = (silent(), Model::default());
         let (recorder, _sender) = crate::event_recorder::channel(client.clone(), "here");
         let new = || Kind::new(&client, ClusterKind::ClusterNetworkPolicy);
         let mut absent = new();
@@ -370,7 +363,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_invalid_policy_ends_the_former_one_and_is_reported_once() {
-        let (client, mut model) = (client(), Model::default());
+        let (client, mut model) = (silent(), Model::default());
         let (recorder, _sender) = crate::event_recorder::channel(client.clone(), "here");
         let mut kind = Kind::new(&client, ClusterKind::ClusterNetworkPolicy);
         let valid = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}});

@@ -13,10 +13,7 @@ fn service(namespace: &str, name: &str, ip: &str) -> Service {
 
 /// A cache whose API server never answers.
 fn cache(dir: &std::path::Path) -> ServiceCache {
-    let silent = tower::service_fn(|_request: http::Request<kube::client::Body>| {
-        std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
-    });
-    cache_of(dir, Client::new(silent, "default"))
+    cache_of(dir, crate::client::silent())
 }
 
 fn cache_of(dir: &std::path::Path, client: Client) -> ServiceCache {

@@ -1,5 +1,7 @@
 //! Tests of claims and of the table that follows from them.
 
+use coracle_testing::{in_new_namespace, ip};
+
 use super::claim::{check_ports, plan};
 use super::*;
 use crate::nft::Plan;
@@ -92,8 +94,7 @@ fn listed(table: &str) -> String {
 
 #[test]
 fn a_change_of_a_killed_process_is_completed_by_the_next() {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+    in_new_namespace(|| {
         let dir = tempfile::tempdir().unwrap();
         let process = || Firewall::open("t", dir.path(), true).unwrap();
         let of_network =
@@ -120,13 +121,11 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         process().remove(&claim("a", Vec::new())).unwrap();
         assert!(!listed("t").contains("10.1.0.5"), "{}", listed("t"));
     });
-    thread.join().unwrap();
 }
 
 #[test]
 fn a_claim_file_that_cannot_be_removed_is_an_error_until_it_is_removed() {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+    in_new_namespace(|| {
         let dir = tempfile::tempdir().unwrap();
         let firewall = Firewall::open("t", dir.path(), false).unwrap();
         let claim = claim("a", vec![port(None, 1)]);
@@ -143,16 +142,11 @@ fn a_claim_file_that_cannot_be_removed_is_an_error_until_it_is_removed() {
         firewall.remove(&claim).unwrap();
         assert!(!path.exists());
     });
-    thread.join().unwrap();
 }
 
 #[test]
 fn a_bridge_that_an_earlier_version_opened_closes_with_its_last_claim() {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
-        let ip = |line: &str| {
-            assert!(std::process::Command::new("ip").args(line.split(' ')).status().unwrap().success());
-        };
+    in_new_namespace(|| {
         ip("link add br0 type bridge");
         ip("addr add 10.1.0.1/16 dev br0");
         ip("link set br0 up");
@@ -176,13 +170,11 @@ fn a_bridge_that_an_earlier_version_opened_closes_with_its_last_claim() {
             assert!(!is_open(), "shared: {shared}");
         }
     });
-    thread.join().unwrap();
 }
 
 #[test]
 fn a_failed_claim_keeps_the_previous_one() {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+    in_new_namespace(|| {
         let dir = tempfile::tempdir().unwrap();
         let except = |ranges: &[&str]| Claim {
             masquerade: vec!["10.1.0.0/16".parse().unwrap()],
@@ -202,7 +194,6 @@ fn a_failed_claim_keeps_the_previous_one() {
         let again = Firewall::open("t", dir.path(), false).unwrap();
         assert_eq!(again.get(&first), Some(first));
     });
-    thread.join().unwrap();
 }
 
 /// Claims of ten sandboxes in three networks, of all kinds.
@@ -310,8 +301,7 @@ fn content_of(table: &str) -> (String, Vec<String>, Vec<String>) {
 
 #[test]
 fn the_table_is_changed_by_differences_and_equals_a_new_one() {
-    let thread = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+    in_new_namespace(|| {
         let dir = tempfile::tempdir().unwrap();
         let firewall = Firewall::open("t", dir.path(), false).unwrap();
         firewall.put(&claim("stays", vec![port(None, 5000)])).unwrap();
@@ -342,5 +332,4 @@ fn the_table_is_changed_by_differences_and_equals_a_new_one() {
             other.clear().unwrap();
         }
     });
-    thread.join().unwrap();
 }
