@@ -118,8 +118,10 @@ struct StatusChange {
 struct RunningJob {
     future: JobFuture,
     interrupt: CancellationToken,
-    /// The kubelet's name of the sync, and its begin.
-    sync: (&'static str, Instant),
+    /// The kubelet's name of the sync: `create`, `sync` or `kill`.
+    operation: &'static str,
+    /// Begin of the sync.
+    begun: Instant,
     /// Grace period in seconds that the job was started with, if it ends the pod.
     grace: Option<i64>,
 }
@@ -331,7 +333,7 @@ impl Worker {
             (None, None) => "create",
             (None, Some(_)) => "sync",
         };
-        let job = self.start_job(desired, plan, (operation, begun));
+        let job = self.start_job(desired, plan, operation, begun);
         if job.is_none() {
             self.node.metrics.synced("sync", begun.elapsed());
         }
@@ -340,7 +342,7 @@ impl Worker {
 
     /// Counts a pass whose job has ended.
     fn count_sync(&self, job: Option<RunningJob>) {
-        if let Some(RunningJob { sync: (operation, begun), .. }) = job {
+        if let Some(RunningJob { operation, begun, .. }) = job {
             self.node.metrics.synced(operation, begun.elapsed());
         }
     }
@@ -350,7 +352,8 @@ impl Worker {
         &mut self,
         desired: &DesiredPod,
         plan: &Plan,
-        sync: (&'static str, Instant),
+        operation: &'static str,
+        begun: Instant,
     ) -> Option<RunningJob> {
         let failure = plan.actions.iter().find_map(|action| match action {
             Action::FailPod(verdict) => Some(verdict),
@@ -379,7 +382,13 @@ impl Worker {
             interrupt: interrupt.clone(),
         };
         let future = Box::pin(job.run(plan.actions.clone()));
-        Some(RunningJob { future, interrupt, sync, grace: eviction::ending(desired, &self.state) })
+        Some(RunningJob {
+            future,
+            interrupt,
+            operation,
+            begun,
+            grace: eviction::ending(desired, &self.state),
+        })
     }
 
     /// Marks the whole pod as failed (`activeDeadlineSeconds` is over); the next pass stops it.
