@@ -315,8 +315,8 @@ impl Worker {
         self.follow_resize(desired);
         self.state.forget_crashes(desired, &self.observed);
         let now = Timestamp::now();
-        let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
-        let plan = plan::plan(&facts);
+        let input = plan::PlanInput { desired, observed: &self.observed, state: &self.state, now };
+        let plan = plan::plan(&input);
         if !has_job {
             self.record_waiting(desired, &plan);
         }
@@ -430,7 +430,7 @@ impl Worker {
         let holds_resources = self.node.dra.holds(&self.uid)
             || self.node.devices.holds(&self.uid)
             || (!is_over && self.node.managers.holds(&self.uid));
-        let facts = status::Facts {
+        let input = status::StatusInput {
             pod,
             observed: &self.observed,
             state: &self.state,
@@ -442,10 +442,10 @@ impl Worker {
             holds_resources,
         };
         // The final status of an ended pod is in the API already, and its containers here may have been removed.
-        if is_over && facts.finished {
+        if is_over && input.finished {
             return;
         }
-        let mut status = status::status(&facts);
+        let mut status = status::status(&input);
         self.node.devices.report_health(&self.uid, &mut status);
         self.node.dra.report_health(pod, &mut status);
         self.count_start(pod, &status);
@@ -488,12 +488,12 @@ impl Worker {
     /// Whether the pod has ended for good, by its containers or by the plan.
     fn has_ended(&self, desired: &DesiredPod, plan: &Plan) -> bool {
         let now = Timestamp::now();
-        let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
+        let input = plan::PlanInput { desired, observed: &self.observed, state: &self.state, now };
         let ended = desired
             .pod()
             .spec
             .as_ref()
-            .is_some_and(|spec| plan::ended(desired.pod(), &super::state::Shape::of(spec), &facts));
+            .is_some_and(|spec| plan::ended(desired.pod(), &super::state::Shape::of(spec), &input));
         ended || plan.actions.contains(&Action::Finish)
     }
 }
