@@ -15,12 +15,12 @@ mod devices;
 mod disk;
 mod events;
 mod eviction;
-mod facts;
 mod images;
 mod lease;
 mod network;
 mod plan;
 mod pressure;
+mod properties;
 mod register;
 
 use std::net::IpAddr;
@@ -41,7 +41,7 @@ use crate::own_address;
 /// The part of the agent that maintains the Node object.
 pub struct NodeAgent {
     config: NodeConfig,
-    facts: Arc<NodeFacts>,
+    properties: Arc<MachineProperties>,
     client: kube::Client,
     recorder: Recorder,
     network: PodNetwork,
@@ -83,13 +83,13 @@ impl NodeAgent {
         if config.overlay.is_some() && network.cni().is_none() {
             return Err(NodeError::OverlayOfRuntime);
         }
-        let facts = Arc::new(facts::find(&config)?);
+        let properties = Arc::new(properties::find(&config)?);
         let overlay = config.overlay.clone().map(Overlay::open).transpose().map_err(NodeError::Overlay)?;
         let pressure = PressureConditions::new(config.eviction.pressure_transition);
         Ok(NodeAgent {
-            ips: watch::channel(facts.ips.clone()).0,
+            ips: watch::channel(properties.ips.clone()).0,
             config,
-            facts,
+            properties,
             client,
             recorder,
             network,
@@ -124,8 +124,8 @@ impl NodeAgent {
     }
 
     /// Properties of the node.
-    pub fn facts(&self) -> Arc<NodeFacts> {
-        self.facts.clone()
+    pub fn properties(&self) -> Arc<MachineProperties> {
+        self.properties.clone()
     }
 
     /// The Node object as last received: labels and taints for admission.
@@ -238,16 +238,16 @@ impl NodeAgent {
 
 pub use config::{NodeConfig, NodeError};
 pub use eviction::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThresholds, Threshold};
-pub use facts::NodeFacts;
 pub use network::PodNetwork;
+pub use properties::MachineProperties;
 
 pub(crate) use devices::{DeviceCount, DeviceCounts};
 pub(crate) use disk::{DiskShortage, Resource, disk_shortage, disk_shortages};
 pub(crate) use eviction::Shortage;
-pub(crate) use facts::{binary, kib};
 pub(crate) use images::keep as keep_images;
 pub(crate) use plan::is_extended;
 pub(crate) use pressure::{MachineLevels, MachineResource, MachineShortage, Pressure, PressureConditions};
+pub(crate) use properties::{binary, kib};
 
 /// Addresses of a node without configured ones: for its certificate, which is created first.
 pub fn own_addresses() -> Vec<IpAddr> {

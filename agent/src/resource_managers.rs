@@ -20,7 +20,7 @@ use crate::device_plugins::{AlignedDevices, DevicePlugins};
 use crate::kubelet_metrics::{InfeasibleReason, KubeletMetrics};
 use crate::memory_manager::policy::{Amounts, Block, MemoryState};
 use crate::memory_manager::{self, MemoryManager};
-use crate::node::NodeFacts;
+use crate::node::MachineProperties;
 use crate::runtime::Runtime;
 use crate::topology::machine::{Machine, MachineError};
 use crate::topology::state_file::{self, StateFileError};
@@ -52,7 +52,7 @@ pub(crate) struct ManagerInputs<'a> {
     pub(crate) reserved: [&'a BTreeMap<String, String>; 2],
     /// The directory of the state files.
     pub(crate) state_dir: &'a Path,
-    pub(crate) facts: &'a NodeFacts,
+    pub(crate) properties: &'a MachineProperties,
     /// Device plugins. If the topology manager has a policy other than `none`, their devices are allocated near to CPUs
     /// and memory.
     pub(crate) devices: &'a DevicePlugins,
@@ -101,7 +101,7 @@ impl ResourceManagers {
         inputs: &ManagerInputs<'_>,
         metrics: &Arc<KubeletMetrics>,
     ) -> Result<Self, ResourceManagerError> {
-        let ManagerInputs { settings, state_dir, facts, .. } = inputs;
+        let ManagerInputs { settings, state_dir, properties, .. } = inputs;
         let (cpu_file, memory_file) =
             (cpu_manager::state_path(state_dir), memory_manager::state_path(state_dir));
         if settings.cpu.is_none() {
@@ -124,7 +124,7 @@ impl ResourceManagers {
         let cpu = cpu_policy(inputs, &machine)?
             .map(|policy| CpuManager::open(policy, cpu_file, Arc::clone(metrics)));
         let cpu = cpu.transpose().map_err(ResourceManagerError::State)?.map(Arc::new);
-        let memory = memory_state(settings, facts, &machine)?;
+        let memory = memory_state(settings, properties, &machine)?;
         let memory = memory.map(|empty| MemoryManager::open(empty, memory_file, Arc::clone(metrics)));
         let memory = memory.transpose().map_err(ResourceManagerError::State)?.map(Arc::new);
         let mut providers: Vec<Arc<dyn HintProvider>> = Vec::new();
@@ -311,7 +311,7 @@ fn cpu_policy(
 /// The memory of the machine without containers, if the static policy of memory is enabled.
 fn memory_state(
     settings: &ResourceManagerConfig,
-    facts: &NodeFacts,
+    properties: &MachineProperties,
     machine: &Machine,
 ) -> Result<Option<MemoryState>, ResourceManagerError> {
     let Some(ReservedMemory(reserved)) = &settings.memory else { return Ok(None) };
@@ -322,7 +322,7 @@ fn memory_state(
         )));
     }
     check_node_count(machine.nodes.len(), settings.topology.max_nodes).map_err(error)?;
-    check_memory_sums(reserved, held_back(facts)).map_err(error)?;
+    check_memory_sums(reserved, held_back(properties)).map_err(error)?;
     Ok(Some(MemoryState::new(&machine.nodes, reserved)))
 }
 
@@ -339,10 +339,10 @@ fn check_node_count(count: usize, max: usize) -> Result<(), String> {
 }
 
 /// Bytes of memory that the node holds back from pods: the reserved amounts and the eviction threshold.
-fn held_back(facts: &NodeFacts) -> u64 {
-    let huge = facts.capacity.iter().filter(|(name, _)| name.starts_with("hugepages-"));
+fn held_back(properties: &MachineProperties) -> u64 {
+    let huge = properties.capacity.iter().filter(|(name, _)| name.starts_with("hugepages-"));
     let huge: i64 = huge.map(|(_, quantity)| value_of(quantity)).sum();
-    u64::try_from(facts.memory() - huge - facts.memory_allocatable()).unwrap_or(0)
+    u64::try_from(properties.memory() - huge - properties.memory_allocatable()).unwrap_or(0)
 }
 
 /// Refuses reserved memory that is 0, or differs from the amount that the node holds back. The node holds back no huge

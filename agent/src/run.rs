@@ -28,7 +28,7 @@ use crate::image_gc::{Collected, ImageGc};
 use crate::image_gc_trigger::Trigger;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::network_policy::{self, NetworkPolicies};
-use crate::node::{NodeAgent, NodeConfig, NodeFacts, PodNetwork, keep_images};
+use crate::node::{MachineProperties, NodeAgent, NodeConfig, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
 use crate::node_health;
 use crate::overlay_guard;
@@ -98,7 +98,7 @@ async fn run_agent(
         claims: ClaimUsage::new(config.state_dir.join("pods")),
         identity: config.identity.clone(),
         network: Some(network),
-        facts: agent.facts(),
+        properties: agent.properties(),
         state_dir: config.state_dir.clone(),
         log_dir: config.pod_log_dir.clone(),
         disk_usages: None,
@@ -319,13 +319,13 @@ impl NodeServices {
     fn assemble(self, agent: &NodeAgent, policies: PolicyGate) -> Result<pod::NodeContext, Error> {
         let (devices, metrics) = (self.devices, self.metrics);
         let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions, .. } = self;
-        let facts = agent.facts();
+        let properties = agent.properties();
         let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
         let cgroups = CgroupConfig {
             root: config.cgroup_root.clone(),
             driver: config.cgroup_driver,
-            cpu_millis: facts.cpu_millis(),
-            memory: facts.memory_of_pods,
+            cpu_millis: properties.cpu_millis(),
+            memory: properties.memory_of_pods,
             pod_pids_limit: config.pod_pids_limit,
         };
         let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
@@ -335,16 +335,17 @@ impl NodeServices {
             memory_dir: config.run_dir.join("volumes"),
             local_dir: config.local_volume_dir.clone(),
         };
-        let volumes = VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(&facts));
+        let volumes =
+            VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(&properties));
         let volumes = volumes.map_err(Error::Volumes)?;
         metrics.show(volumes.operations().collector());
-        let managers = resource_managers(&config, &facts, &devices, &metrics)?;
+        let managers = resource_managers(&config, &properties, &devices, &metrics)?;
         Ok(pod::NodeContext {
             dra: Dra::open(
                 dra_config(&config),
                 client.clone(),
                 configs.health().clone(),
-                &facts.info.boot_id,
+                &properties.info.boot_id,
             ),
             devices,
             managers,
@@ -357,10 +358,10 @@ impl NodeServices {
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
             statuses: pod::StatusWriter::new(client),
             configs,
-            machine: machine(&facts, &cgroups),
+            machine: machine(&properties, &cgroups),
             allocatable: Amount {
-                cpu_millis: facts.allocatable.get("cpu").map_or(0, millis_of),
-                memory: facts.memory_allocatable(),
+                cpu_millis: properties.allocatable.get("cpu").map_or(0, millis_of),
+                memory: properties.memory_allocatable(),
             },
             ips: agent.ips(),
             pull_records: Arc::new(pull_records(&config)),
@@ -385,8 +386,8 @@ fn policy_gate(config: &AgentConfig) -> (PolicyGate, Option<GateEnd>) {
     gate(&config.node_name, record.as_deref())
 }
 
-fn machine(facts: &NodeFacts, cgroups: &Cgroups) -> Machine {
-    Machine { memory: facts.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() }
+fn machine(properties: &MachineProperties, cgroups: &Cgroups) -> Machine {
+    Machine { memory: properties.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() }
 }
 
 fn providers(config: &AgentConfig) -> Result<pod::Providers, Error> {
@@ -402,7 +403,7 @@ fn pull_records(config: &AgentConfig) -> pod::PullRecords {
 
 fn resource_managers(
     config: &AgentConfig,
-    facts: &NodeFacts,
+    properties: &MachineProperties,
     devices: &DevicePlugins,
     metrics: &Arc<KubeletMetrics>,
 ) -> Result<ResourceManagers, Error> {
@@ -410,7 +411,7 @@ fn resource_managers(
         settings: &config.resource_managers,
         reserved: [&config.system_reserved, &config.kube_reserved],
         state_dir: &config.state_dir,
-        facts,
+        properties,
         devices,
     };
     ResourceManagers::open(&inputs, metrics).map_err(Error::ResourceManagers)
@@ -435,7 +436,7 @@ fn open_devices(
         sockets: plugin_root(config).join(sockets::DEVICE_PLUGINS),
         records: config.state_dir.join("agent/devices"),
     };
-    DevicePlugins::open(devices, &agent.facts().info.boot_id, agent.devices(), metrics)
+    DevicePlugins::open(devices, &agent.properties().info.boot_id, agent.devices(), metrics)
 }
 
 /// The directory that plugins use as the kubelet's root directory.

@@ -51,7 +51,7 @@ use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;
 use crate::event_recorder::Recorder;
 use crate::kubelet_metrics::{VolumeOperations, plugin};
-use crate::node::NodeFacts;
+use crate::node::MachineProperties;
 
 /// Directories of volumes.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ struct Shared {
     config: VolumeConfig,
     client: kube::Client,
     health: ApiHealth,
-    node: Arc<NodeFacts>,
+    node: Arc<MachineProperties>,
     recorder: Recorder,
     objects: objects::Objects,
     tokens: token::Tokens,
@@ -115,7 +115,7 @@ impl VolumeContext {
         config: VolumeConfig,
         configs: ConfigCache,
         recorder: Recorder,
-        node: Arc<NodeFacts>,
+        node: Arc<MachineProperties>,
     ) -> Result<Self, VolumeError> {
         let prepared = |path: &Path| {
             let path = path.to_owned();

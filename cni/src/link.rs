@@ -242,27 +242,27 @@ impl Links {
         host_mac: [u8; 6],
         netns: &Netns,
     ) -> Result<(), rtnetlink::Error> {
-        let mut far = LinkMessageBuilder::<LinkUnspec>::default()
+        let mut container_end = LinkMessageBuilder::<LinkUnspec>::default()
             .name(pair.inside)
             .address(pair.mac.to_vec())
             .setns_by_fd(netns.fd());
-        let mut near = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
+        let mut host_end = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
             .name(pair.host)
             .address(host_mac.to_vec())
             .controller(pair.bridge);
         if pair.is_up {
-            near = near.up();
+            host_end = host_end.up();
         }
         // A pair uses one queue. By default it gets one for each processor, and their removal takes a grace period.
         for queues in [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)] {
-            far = far.append_extra_attribute(queues.clone());
-            near = near.append_extra_attribute(queues);
+            container_end = container_end.append_extra_attribute(queues.clone());
+            host_end = host_end.append_extra_attribute(queues);
         }
         if let Some(mtu) = pair.mtu {
-            far = far.mtu(mtu);
-            near = near.mtu(mtu);
+            container_end = container_end.mtu(mtu);
+            host_end = host_end.mtu(mtu);
         }
-        let message = near.set_info_data(InfoData::Veth(InfoVeth::Peer(far.build()))).build();
+        let message = host_end.set_info_data(InfoData::Veth(InfoVeth::Peer(container_end.build()))).build();
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
         self.handle.link().add(message).set_flags(flags).execute().await
     }

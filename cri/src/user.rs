@@ -44,6 +44,23 @@ pub(crate) struct Accounts {
     group: String,
 }
 
+/// An account of `/etc/passwd`.
+struct Account {
+    /// Empty for a numeric user without an account.
+    name: String,
+    uid: u32,
+    /// The account's own group.
+    gid: u32,
+}
+
+/// A group of `/etc/group`.
+struct Group<'a> {
+    name: &'a str,
+    gid: u32,
+    /// Names of the members, separated by commas.
+    members: &'a str,
+}
+
 // === impl Accounts ===
 
 impl Accounts {
@@ -62,18 +79,19 @@ impl Accounts {
         self.passwd.len() + self.group.len()
     }
 
-    fn user(&self, matches: impl Fn(&str, u32) -> bool) -> Option<(String, u32, u32)> {
+    fn user(&self, matches: impl Fn(&str, u32) -> bool) -> Option<Account> {
         self.passwd.lines().find_map(|line| {
             let mut fields = line.split(':');
             let (name, uid, gid) = (fields.next()?, own_id(fields.nth(1)?)?, own_id(fields.next()?)?);
-            matches(name, uid).then(|| (name.to_owned(), uid, gid))
+            matches(name, uid).then(|| Account { name: name.to_owned(), uid, gid })
         })
     }
 
-    fn groups(&self) -> impl Iterator<Item = (&str, u32, &str)> {
+    fn groups(&self) -> impl Iterator<Item = Group<'_>> {
         self.group.lines().filter_map(|line| {
             let mut fields = line.split(':');
-            Some((fields.next()?, own_id(fields.nth(1)?)?, fields.next().unwrap_or_default()))
+            let (name, gid) = (fields.next()?, own_id(fields.nth(1)?)?);
+            Some(Group { name, gid, members: fields.next().unwrap_or_default() })
         })
     }
 
@@ -100,7 +118,7 @@ impl Accounts {
         } else {
             (text, String::new())
         };
-        let (name, uid, own_group) = self.find_user(&user)?;
+        let Account { name, uid, gid: own_group } = self.find_user(&user)?;
         let gid = match &security.run_as_group {
             Some(gid) => id(gid.value)?,
             None if group.is_empty() => own_group,
@@ -108,7 +126,7 @@ impl Accounts {
         };
         let mut groups = vec![gid];
         if security.supplemental_groups_policy() == SupplementalGroupsPolicy::Merge && !name.is_empty() {
-            groups.extend(self.groups().filter(|(_, _, members)| has(members, &name)).map(|(_, gid, _)| gid));
+            groups.extend(self.groups().filter(|group| has(group.members, &name)).map(|group| group.gid));
             if groups.len() > MAX_GROUPS {
                 return Err(format!("the image has user {name:?} in more than {MAX_GROUPS} groups"));
             }
@@ -121,13 +139,13 @@ impl Accounts {
         Ok(User { uid, gid, groups })
     }
 
-    /// Name, uid and gid of a user, by number or name; root if it is empty.
-    fn find_user(&self, user: &str) -> Result<(String, u32, u32), String> {
+    /// The account of a user, by number or name; root if it is empty.
+    fn find_user(&self, user: &str) -> Result<Account, String> {
         let user = if user.is_empty() { "0" } else { user };
         if let Some(uid) = numeric(user) {
             let uid = uid?;
             let known = self.user(|_, other| other == uid);
-            return Ok(known.unwrap_or((String::new(), uid, 0)));
+            return Ok(known.unwrap_or(Account { name: String::new(), uid, gid: 0 }));
         }
         self.user(|name, _| name == user).ok_or_else(|| format!("the image has no user {user:?}"))
     }
@@ -136,7 +154,7 @@ impl Accounts {
         if let Some(gid) = numeric(group) {
             return gid;
         }
-        let found = self.groups().find(|(name, _, _)| *name == group).map(|(_, gid, _)| gid);
+        let found = self.groups().find(|one| one.name == group).map(|one| one.gid);
         found.ok_or_else(|| format!("the image has no group {group:?}"))
     }
 }

@@ -110,9 +110,8 @@ impl<'a> Accumulator<'a> {
         parts
     }
 
-    /// The parts of a level, sorted within each of the sorted parts of the level above it.
-    fn sorted_within(&self, level: Level, above: (Level, Vec<u32>)) -> Vec<u32> {
-        let (outer, parts) = above;
+    /// The parts of a level, sorted within each of `parts`, the sorted parts of the outer level.
+    fn sorted_within(&self, level: Level, outer: Level, parts: Vec<u32>) -> Vec<u32> {
         parts.into_iter().flat_map(|part| self.sorted(level, Some((outer, part)))).collect()
     }
 
@@ -120,29 +119,29 @@ impl<'a> Accumulator<'a> {
         if self.is_numa_first {
             self.sorted(Level::Numa, None)
         } else {
-            self.sorted_within(Level::Numa, (Level::Socket, self.sockets()))
+            self.sorted_within(Level::Numa, Level::Socket, self.sockets())
         }
     }
 
     fn sockets(&self) -> Vec<u32> {
         if self.is_numa_first {
-            self.sorted_within(Level::Socket, (Level::Numa, self.numa_nodes()))
+            self.sorted_within(Level::Socket, Level::Numa, self.numa_nodes())
         } else {
             self.sorted(Level::Socket, None)
         }
     }
 
     fn caches(&self) -> Vec<u32> {
-        self.sorted_within(Level::Cache, (Level::Numa, self.numa_nodes()))
+        self.sorted_within(Level::Cache, Level::Numa, self.numa_nodes())
     }
 
     fn cores(&self) -> Vec<u32> {
-        let above = if self.is_numa_first {
+        let (outer, parts) = if self.is_numa_first {
             (Level::Socket, self.sockets())
         } else {
             (Level::Numa, self.numa_nodes())
         };
-        self.sorted_within(Level::Core, above)
+        self.sorted_within(Level::Core, outer, parts)
     }
 
     /// Whether all CPUs of a part are free. As upstream, sockets and cores are compared with the average size.

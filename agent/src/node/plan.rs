@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::config::NodeConfig;
 use super::devices::{self, DeviceCounts};
-use super::facts::{self, NodeFacts};
 use super::pressure::Pressure;
+use super::properties::{self, MachineProperties};
 use crate::overlay::{self, State};
 
 /// Condition types of the overlay. The reasons show that a condition of the first type is ours.
@@ -51,14 +51,18 @@ pub(super) struct CurrentState {
 }
 
 /// The Node object for registration.
-pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, current_state: &CurrentState) -> Node {
+pub(super) fn node(
+    config: &NodeConfig,
+    properties: &MachineProperties,
+    current_state: &CurrentState,
+) -> Node {
     let taints = config.taints.clone();
     Node {
         metadata: ObjectMeta {
             name: Some(config.name.clone()),
             labels: Some(labels(config)),
             annotations: Some(
-                local_volumes(config, facts)
+                local_volumes(config, properties)
                     .into_iter()
                     .filter_map(|(name, value)| Some((name.to_owned(), value?)))
                     .collect(),
@@ -66,7 +70,7 @@ pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, current_state: &Curre
             ..ObjectMeta::default()
         },
         spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
-        status: Some(status(config, facts, current_state, &NodeStatus::default())),
+        status: Some(status(config, properties, current_state, &NodeStatus::default())),
     }
 }
 
@@ -84,7 +88,7 @@ pub(super) fn keep_declared_features(written: &mut Node) {
 
 /// Labels of every node, and configured labels.
 fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
-    let arch = facts::architecture();
+    let arch = properties::architecture();
     let own = [
         ("kubernetes.io/hostname", config.name.as_str()),
         ("kubernetes.io/os", "linux"),
@@ -98,16 +102,16 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
 
 /// The annotations with the directory of local volumes and the size of its file system, by which the control plane
 /// provisions them. None if the node does not have the annotation.
-fn local_volumes(config: &NodeConfig, facts: &NodeFacts) -> [(&'static str, Option<String>); 2] {
+fn local_volumes(config: &NodeConfig, properties: &MachineProperties) -> [(&'static str, Option<String>); 2] {
     let directory = config.local_volume_dir.to_string_lossy().into_owned();
-    let size = facts.local_volume_kib.map(|kib| format!("{kib}Ki"));
+    let size = properties.local_volume_kib.map(|kib| format!("{kib}Ki"));
     [("coracle.dev/local-volumes", Some(directory)), ("coracle.dev/local-volumes-disk", size)]
 }
 
 /// The merge patch of missing labels and of outdated overlay annotations.
 pub(super) fn metadata_patch(
     config: &NodeConfig,
-    facts: &NodeFacts,
+    properties: &MachineProperties,
     announced: Option<&(PeerKind, Vec<End>)>,
     seen: &Node,
 ) -> Option<Value> {
@@ -126,7 +130,7 @@ pub(super) fn metadata_patch(
         None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };
-    for (name, value) in local_volumes(config, facts) {
+    for (name, value) in local_volumes(config, properties) {
         if held.get(name) != value.as_ref() {
             missing.insert(name, value);
         }
@@ -140,12 +144,12 @@ pub(super) fn metadata_patch(
 /// The strategic patch of outdated fields. None if only times would differ.
 pub(super) fn status_patch(
     config: &NodeConfig,
-    facts: &NodeFacts,
+    properties: &MachineProperties,
     current_state: &CurrentState,
     seen: &Node,
 ) -> Option<Value> {
     let held = seen.status.clone().unwrap_or_default();
-    let (want, stale) = (status(config, facts, current_state, &held), stale(config, Some(&held)));
+    let (want, stale) = (status(config, properties, current_state, &held), stale(config, Some(&held)));
     let mut patch = serde_json::Map::new();
     // The value is replaced as a whole if it differs. A null removes fields that a merge would keep.
     put(&mut patch, "capacity", &held.capacity, &want.capacity);
@@ -195,7 +199,7 @@ fn put<T: PartialEq + serde::Serialize>(
 
 fn status(
     config: &NodeConfig,
-    facts: &NodeFacts,
+    properties: &MachineProperties,
     current_state: &CurrentState,
     held: &NodeStatus,
 ) -> NodeStatus {
@@ -206,8 +210,8 @@ fn status(
     // resource is allocatable.
     let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
     let others = held.allocatable.iter().flatten().filter(|(name, _)| !is_extended(name));
-    let mut capacity = with_others(&facts.capacity, held.capacity.iter().flatten());
-    let mut allocatable = with_others(&facts.allocatable, others.chain(extended));
+    let mut capacity = with_others(&properties.capacity, held.capacity.iter().flatten());
+    let mut allocatable = with_others(&properties.allocatable, others.chain(extended));
     devices::add(&current_state.devices, &mut capacity, &mut allocatable);
     NodeStatus {
         addresses: Some(addresses),
@@ -219,7 +223,7 @@ fn status(
         }),
         declared_features: Some(declared_features()),
         images: current_state.images.clone(),
-        node_info: Some(facts.info.clone()),
+        node_info: Some(properties.info.clone()),
         ..NodeStatus::default()
     }
 }
@@ -362,9 +366,9 @@ mod tests {
         NodeConfig { labels, ..NodeConfig::for_test(Path::new("/var/lib/coracle")) }
     }
 
-    fn facts() -> NodeFacts {
+    fn properties() -> MachineProperties {
         let capacity = BTreeMap::from([("cpu".to_owned(), Quantity("2".to_owned()))]);
-        NodeFacts {
+        MachineProperties {
             name: "n1".to_owned(),
             ips: vec!["192.0.2.1".parse().expect("address")],
             allocatable: capacity.clone(),
@@ -394,14 +398,14 @@ mod tests {
 
     #[test]
     fn a_status_that_differs_in_times_only_is_not_written() {
-        let node = node(&config(), &facts(), &current_state(Ok(()), 1));
-        assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 99), &node), None);
+        let node = node(&config(), &properties(), &current_state(Ok(()), 1));
+        assert_eq!(status_patch(&config(), &properties(), &current_state(Ok(()), 99), &node), None);
     }
 
     #[test]
     fn extended_resources_of_the_capacity_are_allocatable_until_they_are_removed() {
-        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
-        let patched = |node: &Node| status_patch(&config(), &facts(), &current_state(Ok(()), 1), node);
+        let mut node = node(&config(), &properties(), &current_state(Ok(()), 1));
+        let patched = |node: &Node| status_patch(&config(), &properties(), &current_state(Ok(()), 1), node);
         let (dongles, other) = ("example.com/dongle".to_owned(), "attachable-volumes-x".to_owned());
         let status = node.status.as_mut().expect("status");
         status.capacity.get_or_insert_default().insert(dongles.clone(), Quantity("4".to_owned()));
@@ -423,7 +427,7 @@ mod tests {
 
     #[test]
     fn devices_of_plugins_replace_the_numbers_in_the_status() {
-        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let mut node = node(&config(), &properties(), &current_state(Ok(()), 1));
         let name = "example.com/dongle".to_owned();
         let status = node.status.as_mut().expect("status");
         status.capacity.get_or_insert_default().insert(name.clone(), Quantity("4".to_owned()));
@@ -433,34 +437,35 @@ mod tests {
         let capacity = json!({"cpu": "2", "example.com/dongle": "3"});
         let allocatable = json!({"cpu": "2", "example.com/dongle": "2"});
         let expected = json!({"status": {"capacity": capacity, "allocatable": allocatable}});
-        assert_eq!(status_patch(&config(), &facts(), &state, &node), Some(expected));
+        assert_eq!(status_patch(&config(), &properties(), &state, &node), Some(expected));
         // The plugin did not come back: as upstream, the resource stays with zero devices.
         state.devices.insert(name.clone(), DeviceCount::default());
-        let patch = status_patch(&config(), &facts(), &state, &node).expect("a patch");
+        let patch = status_patch(&config(), &properties(), &state, &node).expect("a patch");
         assert_eq!(patch["status"]["capacity"][&name], "0");
         assert_eq!(patch["status"]["allocatable"][&name], "0");
     }
 
     #[test]
     fn features_are_declared_once_even_if_the_server_drops_them() {
-        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let mut node = node(&config(), &properties(), &current_state(Ok(()), 1));
         node.status.as_mut().expect("status").declared_features = None;
-        let patch = status_patch(&config(), &facts(), &current_state(Ok(()), 1), &node);
+        let patch = status_patch(&config(), &properties(), &current_state(Ok(()), 1), &node);
         assert_eq!(patch, Some(json!({"status": {"declaredFeatures": DECLARED_FEATURES}})));
         keep_declared_features(&mut node);
-        assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 1), &node), None);
+        assert_eq!(status_patch(&config(), &properties(), &current_state(Ok(()), 1), &node), None);
     }
 
     #[test]
     fn a_missing_network_is_a_condition_and_its_setup_a_transition() {
-        let node = node(&config(), &facts(), &current_state(Err("no range".to_owned()), 1));
+        let node = node(&config(), &properties(), &current_state(Err("no range".to_owned()), 1));
         let condition = ready(&node);
         assert_eq!(
             (condition.status.as_str(), condition.reason.as_deref()),
             ("False", Some("KubeletNotReady"))
         );
         assert!(condition.message.is_some_and(|message| message.contains("no range")));
-        let patch = status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node).expect("a patch");
+        let patch =
+            status_patch(&config(), &properties(), &current_state(Ok(()), 5), &node).expect("a patch");
         assert_eq!(patch["status"].as_object().expect("status").keys().collect::<Vec<_>>(), ["conditions"]);
         let conditions = patch["status"]["conditions"].as_array().expect("conditions");
         assert_eq!(conditions[3]["lastTransitionTime"], "1970-01-01T00:00:05Z");
@@ -469,18 +474,18 @@ mod tests {
 
     #[test]
     fn an_unknown_node_reports_ready_again() {
-        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let mut node = node(&config(), &properties(), &current_state(Ok(()), 1));
         let conditions = node.status.as_mut().and_then(|s| s.conditions.as_mut()).expect("conditions");
         conditions.iter_mut().for_each(|c| c.status = "Unknown".to_owned());
-        assert!(status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node).is_some());
+        assert!(status_patch(&config(), &properties(), &current_state(Ok(()), 5), &node).is_some());
     }
 
     #[test]
     fn changed_addresses_replace_the_old_ones() {
-        let node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let node = node(&config(), &properties(), &current_state(Ok(()), 1));
         let mut moved = current_state(Ok(()), 1);
         moved.ips.push("2001:db8::1".parse().expect("address"));
-        let patch = status_patch(&config(), &facts(), &moved, &node).expect("a patch");
+        let patch = status_patch(&config(), &properties(), &moved, &node).expect("a patch");
         let addresses = &patch["status"]["addresses"];
         assert_eq!(addresses[0], json!({"$patch": "replace"}));
         assert_eq!(addresses.as_array().map(Vec::len), Some(4));
@@ -488,9 +493,9 @@ mod tests {
 
     #[test]
     fn images_are_reported_after_the_first_list_even_if_there_are_none() {
-        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let mut node = node(&config(), &properties(), &current_state(Ok(()), 1));
         let with = |images| CurrentState { images, ..current_state(Ok(()), 1) };
-        let patched = |images, node: &Node| status_patch(&config(), &facts(), &with(images), node);
+        let patched = |images, node: &Node| status_patch(&config(), &properties(), &with(images), node);
         assert_eq!(patched(Some(Vec::new()), &node), None, "no list is an empty one");
         let image = ContainerImage { names: Some(vec!["a:1".to_owned()]), size_bytes: Some(7) };
         let patch = patched(Some(vec![image.clone()]), &node).expect("a patch");
@@ -504,17 +509,18 @@ mod tests {
     fn a_disabled_overlay_leaves_no_addresses_or_annotations() {
         let mut led = current_state(Ok(()), 1);
         led.overlay.reached = Some(Err("no".to_owned()));
-        let mut node = node(&config(), &facts(), &led);
+        let mut node = node(&config(), &properties(), &led);
         let annotations = ["backend-type", "public-ip", "public-ip-overwrite"]
             .map(|key| (format!("flannel.alpha.coreos.com/{key}"), "x".to_owned()));
         node.metadata.annotations.get_or_insert_default().extend(annotations);
         let gone = json!({"flannel.alpha.coreos.com/backend-type": null, "flannel.alpha.coreos.com/public-ip": null});
         assert_eq!(
-            metadata_patch(&config(), &facts(), None, &node),
+            metadata_patch(&config(), &properties(), None, &node),
             Some(json!({"metadata": {"annotations": gone}})),
             "foreign fields stay"
         );
-        let patch = status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node).expect("a patch");
+        let patch =
+            status_patch(&config(), &properties(), &current_state(Ok(()), 5), &node).expect("a patch");
         let conditions = patch["status"]["conditions"].as_array().expect("conditions");
         assert_eq!(
             conditions[4..],
@@ -529,30 +535,30 @@ mod tests {
         held.iter_mut().filter(|one| one.type_ == UNAVAILABLE).for_each(|one| {
             one.reason = Some("FlannelIsUp".to_owned());
         });
-        assert_eq!(metadata_patch(&config(), &facts(), None, &node), None);
-        assert_eq!(status_patch(&config(), &facts(), &current_state(Ok(()), 5), &node), None);
+        assert_eq!(metadata_patch(&config(), &properties(), None, &node), None);
+        assert_eq!(status_patch(&config(), &properties(), &current_state(Ok(()), 5), &node), None);
     }
 
     #[test]
     fn a_node_has_the_size_of_the_disk_with_its_local_volumes() {
-        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
+        let mut node = node(&config(), &properties(), &current_state(Ok(()), 1));
         let name = "coracle.dev/local-volumes-disk";
         let annotations = node.metadata.annotations.as_mut().expect("annotations");
         assert_eq!(annotations.insert(name.to_owned(), "5Ki".to_owned()).as_deref(), Some("1000Ki"));
-        let patch = metadata_patch(&config(), &facts(), None, &node);
+        let patch = metadata_patch(&config(), &properties(), None, &node);
         assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: "1000Ki"}}})), "a larger disk");
-        let unlimited = NodeFacts { local_volume_kib: None, ..facts() };
+        let unlimited = MachineProperties { local_volume_kib: None, ..properties() };
         let patch = metadata_patch(&config(), &unlimited, None, &node);
         assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: null}}})), "without quotas");
     }
 
     #[test]
     fn an_adopted_node_gets_only_the_labels_it_lacks() {
-        let mut node = node(&config(), &facts(), &current_state(Ok(()), 1));
-        assert_eq!(metadata_patch(&config(), &facts(), None, &node), None);
+        let mut node = node(&config(), &properties(), &current_state(Ok(()), 1));
+        assert_eq!(metadata_patch(&config(), &properties(), None, &node), None);
         node.metadata.labels.as_mut().expect("labels").remove("kubernetes.io/os");
         assert_eq!(
-            metadata_patch(&config(), &facts(), None, &node),
+            metadata_patch(&config(), &properties(), None, &node),
             Some(json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}}}))
         );
     }

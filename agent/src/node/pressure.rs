@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::eviction::Shortage;
-use super::{EvictionThresholds, Threshold, facts};
+use super::{EvictionThresholds, Threshold, properties};
 
 /// An amount falls if the difference of two measurements is larger than the threshold divided by this number.
 const MIN_FALL: u64 = 50;
@@ -96,7 +96,7 @@ impl MachineLevels {
 
     /// `most` has the kernel's limits of process IDs and of threads. As upstream, the smaller limit counts.
     fn parse(meminfo: &str, loadavg: &str, most: &[String]) -> Self {
-        let bytes = |name: &str| facts::kib(meminfo, name).saturating_mul(1024);
+        let bytes = |name: &str| properties::kib(meminfo, name).saturating_mul(1024);
         // The kernel also reports 0 bytes. Only a missing line is an unknown amount.
         let is_known = meminfo.lines().any(|line| line.starts_with("MemAvailable:"));
         let capacity = if is_known { bytes("MemTotal") } else { 0 };

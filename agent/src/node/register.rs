@@ -87,7 +87,7 @@ async fn get_or_create(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::E
     if !agent.config.register {
         return Ok(());
     }
-    let wanted = plan::node(&agent.config, &agent.facts, &current_state(agent));
+    let wanted = plan::node(&agent.config, &agent.properties, &current_state(agent));
     let node = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.code == 409 => api.get(name).await?,
         made => made?,
@@ -139,12 +139,13 @@ fn revision(node: &Node) -> Option<u64> {
 async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     let Some(mut node) = agent.node.borrow().clone() else { return Ok(()) };
     let announced = agent.overlay_state.borrow().announced.clone();
-    if let Some(patch) = plan::metadata_patch(&agent.config, &agent.facts, announced.as_ref(), &node) {
+    if let Some(patch) = plan::metadata_patch(&agent.config, &agent.properties, announced.as_ref(), &node) {
         let patched = api.patch(&agent.config.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         node = Arc::new(patched);
         agent.node.send_replace(Some(node.clone()));
     }
-    let Some(patch) = plan::status_patch(&agent.config, &agent.facts, &current_state(agent), &node) else {
+    let Some(patch) = plan::status_patch(&agent.config, &agent.properties, &current_state(agent), &node)
+    else {
         return Ok(());
     };
     match api.patch_status(&agent.config.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {

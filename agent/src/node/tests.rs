@@ -172,7 +172,7 @@ fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
 
 fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
     let (client, recorder) = recording(api);
-    NodeAgent::new(config(ips, dir), client, recorder, PodNetwork::Cni(network)).expect("facts")
+    NodeAgent::new(config(ips, dir), client, recorder, PodNetwork::Cni(network)).expect("properties")
 }
 
 /// A client, and a recorder that never sends its events, so that they do not count as writes.
@@ -275,7 +275,7 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
         let config = NodeConfig { lease_seconds: 4, ..self::config(ips.clone(), dir.path()) };
         let (client, recorder) = recording(&api);
         let network_of_pods = PodNetwork::Cni(network.clone());
-        let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("facts");
+        let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("properties");
         let running = tokio::spawn(agent.run(shutdown.clone()));
         let said = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
                     message:plugin theirs: no uplink (code 50)";
@@ -300,7 +300,7 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
         let config = NodeConfig { lease_seconds: 40_000, ..self::config(ips, dir.path()) };
         let (client, recorder) = recording(&api);
         let network_of_pods = PodNetwork::Cni(network.clone());
-        let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("facts");
+        let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("properties");
         let running = tokio::spawn(agent.run(shutdown.clone()));
         until("the first question", 10, || asked() > before).await;
         api.until_ready("True").await;

@@ -3,9 +3,9 @@
 
 pub(crate) mod allocation;
 pub(crate) mod containers;
-mod facts;
 mod fit;
 pub(crate) mod in_use;
+mod input;
 mod node_selector;
 mod ports;
 mod pressure;
@@ -14,20 +14,20 @@ mod system;
 pub(crate) mod unsupported;
 
 use super::state::Verdict;
-pub(crate) use facts::{Facts, HostPort, UsedResources, devices_unavailable, rejection_event};
 pub(crate) use fit::extended_requests;
+pub(crate) use input::{AdmissionInput, HostPort, UsedResources, devices_unavailable, rejection_event};
 pub(crate) use ports::host_ports;
 
 /// Admits the pod, or returns the rejection.
-pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
-    pressure::check(facts)?;
-    system::check(facts.pod)?;
-    containers::check(facts.pod)?;
-    unsupported::check(facts.pod)?;
-    sysctls::check(facts)?;
-    fit::check(facts)?;
-    node_selector::check(facts)?;
-    ports::check(facts)
+pub(crate) fn admit(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+    pressure::check(input)?;
+    system::check(input.pod)?;
+    containers::check(input.pod)?;
+    unsupported::check(input.pod)?;
+    sysctls::check(input)?;
+    fit::check(input)?;
+    node_selector::check(input)?;
+    ports::check(input)
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ pub(crate) struct Plan {
 }
 
 /// Inputs of the plan.
-pub(crate) struct Facts<'a> {
+pub(crate) struct PlanInput<'a> {
     pub(crate) desired: &'a DesiredPod,
     pub(crate) observed: &'a ObservedPod,
     pub(crate) state: &'a WorkerState,
@@ -92,43 +92,43 @@ pub(crate) struct Facts<'a> {
 }
 
 /// Plans the actions.
-pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
+pub(crate) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut plan = Plan::default();
-    let pod = facts.desired.pod();
+    let pod = input.desired.pod();
     let Some(spec) = pod.spec.as_ref() else {
         plan.actions.push(Action::Finish);
         return plan;
     };
     let shape = Shape::of(spec);
-    if let Some(grace) = facts.desired.ending() {
+    if let Some(grace) = input.desired.ending() {
         // A pod with a long grace period can be evicted during its deletion.
-        let grace = facts.state.evicted_grace().map_or(grace, |evicted| evicted.min(grace));
-        end(facts, grace, &mut plan);
+        let grace = input.state.evicted_grace().map_or(grace, |evicted| evicted.min(grace));
+        end(input, grace, &mut plan);
         return plan;
     }
-    if ended(pod, &shape, facts) {
-        if facts.observed.alive() {
+    if ended(pod, &shape, input) {
+        if input.observed.alive() {
             let own = || grace_of(spec.termination_grace_period_seconds);
-            let grace = facts.state.evicted_grace().unwrap_or_else(own);
+            let grace = input.state.evicted_grace().unwrap_or_else(own);
             plan.actions.push(Action::StopPod { grace });
-        } else if !facts.state.released {
+        } else if !input.state.released {
             plan.actions.push(Action::Release);
         }
         return plan;
     }
-    if deadline_passed(facts, spec.active_deadline_seconds, &mut plan) {
+    if deadline_passed(input, spec.active_deadline_seconds, &mut plan) {
         return plan;
     }
-    if let Some(restart) = restart_all(facts, &shape) {
+    if let Some(restart) = restart_all(input, &shape) {
         plan.actions.push(restart);
         return plan;
     }
-    match facts.observed.sandbox() {
-        None => make_sandbox(facts, &shape, &mut plan),
-        Some(_) if !facts.state.prepared => prepare(facts, &mut plan),
-        Some(_) => run(facts, &shape, &mut plan),
+    match input.observed.sandbox() {
+        None => make_sandbox(input, &shape, &mut plan),
+        Some(_) if !input.state.prepared => prepare(input, &mut plan),
+        Some(_) => run(input, &shape, &mut plan),
     }
-    remove_old(facts, &shape, &mut plan);
+    remove_old(input, &shape, &mut plan);
     plan
 }
 
@@ -136,42 +136,42 @@ fn grace_of(seconds: Option<i64>) -> i64 {
     seconds.unwrap_or(30).max(0)
 }
 
-fn end(facts: &Facts<'_>, grace: i64, plan: &mut Plan) {
-    let action = if facts.observed.alive() { Action::StopPod { grace } } else { Action::Finish };
+fn end(input: &PlanInput<'_>, grace: i64, plan: &mut Plan) {
+    let action = if input.observed.alive() { Action::StopPod { grace } } else { Action::Finish };
     plan.actions.push(action);
 }
 
 /// Whether no container of this pod starts again: the pod was rejected or has failed, or its containers have ended and
 /// are not restarted.
-pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
+pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, input: &PlanInput<'_>) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    if facts.state.verdict.is_some() || matches!(phase, Some("Failed" | "Succeeded")) {
+    if input.state.verdict.is_some() || matches!(phase, Some("Failed" | "Succeeded")) {
         return true;
     }
-    let exits = exits(facts, shape);
+    let exits = exits(input, shape);
     exits.ended_at().is_some() && !exits.restart_all()
 }
 
-fn exits<'a>(facts: &Facts<'a>, shape: &Shape<'a>) -> Exits<'a> {
-    Exits { spec: shape.spec, observed: facts.observed, state: facts.state }
+fn exits<'a>(input: &PlanInput<'a>, shape: &Shape<'a>) -> Exits<'a> {
+    Exits { spec: shape.spec, observed: input.observed, state: input.state }
 }
 
 /// The restart of all containers, if an exit has triggered it.
-fn restart_all(facts: &Facts<'_>, shape: &Shape<'_>) -> Option<Action> {
-    let triggers: Vec<String> = exits(facts, shape).triggers().iter().map(|c| c.id.clone()).collect();
+fn restart_all(input: &PlanInput<'_>, shape: &Shape<'_>) -> Option<Action> {
+    let triggers: Vec<String> = exits(input, shape).triggers().iter().map(|c| c.id.clone()).collect();
     if triggers.is_empty() {
         return None;
     }
     let names: BTreeSet<&str> = shape.inits().iter().chain(shape.mains()).map(|c| c.name.as_str()).collect();
-    let others = facts.observed.containers.iter();
+    let others = input.observed.containers.iter();
     let others = others.filter(|c| names.contains(c.name.as_str()) && !triggers.contains(&c.id));
     Some(Action::RestartAll { others: others.map(|c| c.id.clone()).collect(), triggers })
 }
 
-fn deadline_passed(facts: &Facts<'_>, seconds: Option<i64>, plan: &mut Plan) -> bool {
-    let (Some(seconds), Some(start)) = (seconds, facts.state.start_time) else { return false };
+fn deadline_passed(input: &PlanInput<'_>, seconds: Option<i64>, plan: &mut Plan) -> bool {
+    let (Some(seconds), Some(start)) = (seconds, input.state.start_time) else { return false };
     let due = start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
-    if facts.now < due {
+    if input.now < due {
         wake_at(plan, due);
         return false;
     }
@@ -182,48 +182,48 @@ fn deadline_passed(facts: &Facts<'_>, seconds: Option<i64>, plan: &mut Plan) -> 
     true
 }
 
-fn make_sandbox(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    if let Some(until) = facts.state.pod_retries.since_failure(SANDBOX, facts.now) {
+fn make_sandbox(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    if let Some(until) = input.state.pod_retries.since_failure(SANDBOX, input.now) {
         wake_at(plan, until);
         return;
     }
-    let attempt = facts.observed.sandboxes.first().map_or(0, |s| s.attempt + 1);
+    let attempt = input.observed.sandboxes.first().map_or(0, |s| s.attempt + 1);
     let first = match shape.inits().first() {
         Some(init) => std::slice::from_ref(init),
         None => shape.mains(),
     };
     let first = first.iter().filter(|c| {
         let image = c.image.as_deref().unwrap_or_default();
-        facts.state.pulls.since_failure(image, facts.now).is_none()
+        input.state.pulls.since_failure(image, input.now).is_none()
     });
     plan.actions.push(Action::MakeSandbox { attempt, first: first.map(|c| c.name.clone()).collect() });
 }
 
-fn prepare(facts: &Facts<'_>, plan: &mut Plan) {
-    match facts.state.pod_retries.since_failure(VOLUMES, facts.now) {
+fn prepare(input: &PlanInput<'_>, plan: &mut Plan) {
+    match input.state.pod_retries.since_failure(VOLUMES, input.now) {
         Some(until) => wake_at(plan, until),
         None => plan.actions.push(Action::Prepare),
     }
 }
 
-fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    plan_stops(facts, shape, plan);
-    let due = resize::plan(facts, shape, plan);
+fn run(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    plan_stops(input, shape, plan);
+    let due = resize::plan(input, shape, plan);
     let mut starts = Vec::new();
-    let initialized = inits(facts, shape, plan, &mut starts);
-    let exits = exits(facts, shape);
+    let initialized = inits(input, shape, plan, &mut starts);
+    let exits = exits(input, shape);
     if initialized {
         for container in shape.mains() {
-            let latest = facts.observed.latest(&container.name);
+            let latest = input.observed.latest(&container.name);
             let is_restarted = latest.is_some_and(|c| exits.is_stopped_to_restart(container, c));
             if is_restarted || restarts(latest, shape, container) {
-                start(facts, container, plan, &mut starts);
+                start(input, container, plan, &mut starts);
             }
         }
     }
     for added in shape.ephemerals() {
-        if !was_there(facts, &added.name) {
-            start(facts, &added, plan, &mut starts);
+        if !was_there(input, &added.name) {
+            start(input, &added, plan, &mut starts);
         }
     }
     if starts.is_empty() {
@@ -241,19 +241,19 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
 }
 
 /// Whether an ephemeral container was started before: observed here, or reported before a boot.
-fn was_there(facts: &Facts<'_>, name: &str) -> bool {
+fn was_there(input: &PlanInput<'_>, name: &str) -> bool {
     let reported =
-        facts.desired.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
-    match facts.observed.latest(name) {
+        input.desired.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
+    match input.observed.latest(name) {
         Some(latest) => latest.run != ContainerRun::Created,
         None => reported.into_iter().flatten().any(|one| one.name == name && one.container_id.is_some()),
     }
 }
 
-fn plan_stops(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    for container in facts.observed.containers.iter().filter(|c| c.may_run()) {
-        let in_sandbox = facts.observed.sandbox().is_some_and(|s| s.id == container.sandbox);
-        let kill_request = facts.state.kill_requests.get(&container.id);
+fn plan_stops(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    for container in input.observed.containers.iter().filter(|c| c.may_run()) {
+        let in_sandbox = input.observed.sandbox().is_some_and(|s| s.id == container.sandbox);
+        let kill_request = input.state.kill_requests.get(&container.id);
         let why = match kill_request {
             Some(request) => request.why.clone(),
             None if container.run == ContainerRun::Unknown => "its state is unknown".to_owned(),
@@ -282,17 +282,22 @@ fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
 }
 
 /// Plans the init containers in their order. True if the main containers can start.
-fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec<StartContainer>) -> bool {
+fn inits(
+    input: &PlanInput<'_>,
+    shape: &Shape<'_>,
+    plan: &mut Plan,
+    starts: &mut Vec<StartContainer>,
+) -> bool {
     // A main container in this sandbox proves that initialization has completed.
-    let over = shape.mains().iter().any(|c| facts.observed.current(&c.name).is_some());
+    let over = shape.mains().iter().any(|c| input.observed.current(&c.name).is_some());
     for init in shape.inits() {
-        let current = facts.observed.current(&init.name);
+        let current = input.observed.current(&init.name);
         if is_sidecar(init) {
             match current {
-                Some(c) if c.may_run() && (over || sidecar_started(facts, init, c)) => {}
+                Some(c) if c.may_run() && (over || sidecar_started(input, init, c)) => {}
                 Some(c) if c.may_run() => return false,
                 _ => {
-                    start(facts, init, plan, starts);
+                    start(input, init, plan, starts);
                     if !over {
                         return false;
                     }
@@ -306,7 +311,7 @@ fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec
             Some(c) if c.may_run() => return false,
             Some(c) if c.exit().is_some() && !restarts(Some(c), shape, init) => return false,
             _ => {
-                start(facts, init, plan, starts);
+                start(input, init, plan, starts);
                 return false;
             }
         }
@@ -314,8 +319,8 @@ fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec
     true
 }
 
-fn sidecar_started(facts: &Facts<'_>, init: &Container, observed: &ObservedContainer) -> bool {
-    init.startup_probe.is_none() || facts.state.probed.get(&observed.id).is_some_and(|p| p.started)
+fn sidecar_started(input: &PlanInput<'_>, init: &Container, observed: &ObservedContainer) -> bool {
+    init.startup_probe.is_none() || input.state.probed.get(&observed.id).is_some_and(|p| p.started)
 }
 
 fn restarts(latest: Option<&ObservedContainer>, shape: &Shape<'_>, container: &Container) -> bool {
@@ -327,25 +332,25 @@ fn restarts(latest: Option<&ObservedContainer>, shape: &Shape<'_>, container: &C
 }
 
 /// Plans the start of a container, unless a back-off is running.
-fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut Vec<StartContainer>) {
+fn start(input: &PlanInput<'_>, container: &Container, plan: &mut Plan, starts: &mut Vec<StartContainer>) {
     let name = &container.name;
-    let latest = facts.observed.latest(name);
+    let latest = input.observed.latest(name);
     // A container that was stopped for a resize did not crash.
-    let ended = latest.filter(|c| !facts.state.resize.is_restarted(c));
-    let removed = facts.state.removed.get(name).filter(|_| latest.is_none());
+    let ended = latest.filter(|c| !input.state.resize.is_restarted(c));
+    let removed = input.state.removed.get(name).filter(|_| latest.is_none());
     let crashed = ended.and_then(ObservedContainer::exit).map(|e| e.finished);
     let crashed = crashed.or_else(|| removed?.crashed);
-    if let Some((until, seconds)) = crash_wait(facts, name, crashed, removed.is_some()) {
+    if let Some((until, seconds)) = crash_wait(input, name, crashed, removed.is_some()) {
         wake_at(plan, until);
-        plan.waiting.push((name.clone(), crash_loop(seconds, container, facts.desired.pod())));
+        plan.waiting.push((name.clone(), crash_loop(seconds, container, input.desired.pod())));
         return;
     }
     let image = container.image.as_deref().unwrap_or_default();
-    if let Some(until) = facts.state.pulls.since_failure(image, facts.now) {
-        wait_for_pull(facts, name, image, until, plan);
+    if let Some(until) = input.state.pulls.since_failure(image, input.now) {
+        wait_for_pull(input, name, image, until, plan);
         return;
     }
-    if let Some(until) = facts.state.retries.since_failure(name, facts.now) {
+    if let Some(until) = input.state.retries.since_failure(name, input.now) {
         wake_at(plan, until);
         return;
     }
@@ -365,27 +370,27 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
 /// The end and the length in seconds of a container's back-off. `is_removed` says whether a restart of all containers
 /// removed the container. If so, the back-off of the pod applies as well, and the later end counts.
 fn crash_wait(
-    facts: &Facts<'_>,
+    input: &PlanInput<'_>,
     name: &str,
     crashed: Option<Timestamp>,
     is_removed: bool,
 ) -> Option<(Timestamp, i64)> {
-    let crashes = &facts.state.crashes;
-    let until = crashed.and_then(|end| crashes.until(name, end, facts.now));
+    let crashes = &input.state.crashes;
+    let until = crashed.and_then(|end| crashes.until(name, end, input.now));
     let own = until.map(|until| (until, crashes.seconds(name)));
-    let wait = facts.state.restart_wait.filter(|_| is_removed);
-    let of_pod = wait.and_then(|wait| Some((wait.until(facts.now)?, wait.seconds)));
+    let wait = input.state.restart_wait.filter(|_| is_removed);
+    let of_pod = wait.and_then(|wait| Some((wait.until(input.now)?, wait.seconds)));
     own.max(of_pod)
 }
 
-fn wait_for_pull(facts: &Facts<'_>, name: &String, image: &str, until: Timestamp, plan: &mut Plan) {
-    let shown = facts.state.pulls.failed_at(image).and_then(|at| at.checked_add(SHOW_FAILURE).ok());
-    if let Some(shown) = shown.filter(|shown| facts.now < *shown) {
+fn wait_for_pull(input: &PlanInput<'_>, name: &String, image: &str, until: Timestamp, plan: &mut Plan) {
+    let shown = input.state.pulls.failed_at(image).and_then(|at| at.checked_add(SHOW_FAILURE).ok());
+    if let Some(shown) = shown.filter(|shown| input.now < *shown) {
         wake_at(plan, shown);
         return;
     }
     wake_at(plan, until);
-    let cause = match facts.state.waiting.get(name) {
+    let cause = match input.state.waiting.get(name) {
         Some(w) if w.reason == "ImagePullBackOff" => {
             plan.waiting.push((name.clone(), w.clone()));
             return;
@@ -421,14 +426,14 @@ fn length_text(seconds: i64) -> String {
 
 /// Plans the removal of old containers and of empty sandboxes. For each name, the latest container and the last one
 /// that ended before it are kept, for the status and the log.
-fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+fn remove_old(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let old = |c: &&ObservedContainer| {
-        let Some(latest) = facts.observed.latest(&c.name) else { return false };
-        let previous = facts.observed.ended_before(&c.name, latest.attempt).map(|p| p.id.as_str());
+        let Some(latest) = input.observed.latest(&c.name) else { return false };
+        let previous = input.observed.ended_before(&c.name, latest.attempt).map(|p| p.id.as_str());
         let known = shape.any(&c.name).is_some();
         !known || (c.id != latest.id && previous != Some(c.id.as_str()))
     };
-    let ids: Vec<String> = facts
+    let ids: Vec<String> = input
         .observed
         .containers
         .iter()
@@ -439,12 +444,12 @@ fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     if !ids.is_empty() {
         plan.actions.push(Action::RemoveContainers(ids));
     }
-    let empty: Vec<String> = facts
+    let empty: Vec<String> = input
         .observed
         .sandboxes
         .iter()
         .skip(1)
-        .filter(|s| !s.ready && facts.observed.containers.iter().all(|c| c.sandbox != s.id))
+        .filter(|s| !s.ready && input.observed.containers.iter().all(|c| c.sandbox != s.id))
         .map(|s| s.id.clone())
         .collect();
     if !empty.is_empty() {

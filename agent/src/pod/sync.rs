@@ -197,7 +197,7 @@ impl Sync {
         let (managed, summed): (Vec<String>, Vec<String>) =
             names.partition(|name| self.node.devices.manages(name));
         let extended = pods.extended_by_others(uid, summed);
-        let facts = admit::Facts {
+        let input = admit::AdmissionInput {
             pod,
             used: admit::UsedResources { extended, ..pods.used_by_others(uid) },
             managed,
@@ -207,7 +207,7 @@ impl Sync {
             pressure: self.node.pressure.current(),
         };
         // Resources are allocated last, so that no other check rejects the pod after its allocation.
-        let admitted = admit::admit(&facts)
+        let admitted = admit::admit(&input)
             .and_then(|()| admit::in_use::check(pod, &self.node.config))
             .and_then(|()| admit::allocation::allocate(pod, &self.node.managers));
         match admitted {

@@ -118,8 +118,10 @@ struct StatusChange {
 struct RunningJob {
     future: JobFuture,
     interrupt: CancellationToken,
-    /// The kubelet's name of the sync, and the time of its begin.
-    sync: (&'static str, Instant),
+    /// The kubelet's name of the sync: `create`, `sync` or `kill`.
+    operation: &'static str,
+    /// Begin of the sync.
+    begun: Instant,
     /// Grace period of the ending pod in seconds, as the job knows it. None if the pod is not ending.
     grace: Option<i64>,
 }
@@ -313,8 +315,8 @@ impl Worker {
         self.follow_resize(desired);
         self.state.forget_crashes(desired, &self.observed);
         let now = Timestamp::now();
-        let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
-        let plan = plan::plan(&facts);
+        let input = plan::PlanInput { desired, observed: &self.observed, state: &self.state, now };
+        let plan = plan::plan(&input);
         if !has_job {
             self.record_waiting(desired, &plan);
         }
@@ -331,7 +333,7 @@ impl Worker {
             (None, None) => "create",
             (None, Some(_)) => "sync",
         };
-        let job = self.start_job(desired, plan, (operation, begun));
+        let job = self.start_job(desired, plan, operation, begun);
         if job.is_none() {
             self.node.metrics.synced("sync", begun.elapsed());
         }
@@ -340,7 +342,7 @@ impl Worker {
 
     /// Counts a pass whose job has ended.
     fn count_sync(&self, job: Option<RunningJob>) {
-        if let Some(RunningJob { sync: (operation, begun), .. }) = job {
+        if let Some(RunningJob { operation, begun, .. }) = job {
             self.node.metrics.synced(operation, begun.elapsed());
         }
     }
@@ -350,7 +352,8 @@ impl Worker {
         &mut self,
         desired: &DesiredPod,
         plan: &Plan,
-        sync: (&'static str, Instant),
+        operation: &'static str,
+        begun: Instant,
     ) -> Option<RunningJob> {
         let failure = plan.actions.iter().find_map(|action| match action {
             Action::FailPod(verdict) => Some(verdict),
@@ -379,7 +382,13 @@ impl Worker {
             interrupt: interrupt.clone(),
         };
         let future = Box::pin(job.run(plan.actions.clone()));
-        Some(RunningJob { future, interrupt, sync, grace: eviction::ending(desired, &self.state) })
+        Some(RunningJob {
+            future,
+            interrupt,
+            operation,
+            begun,
+            grace: eviction::ending(desired, &self.state),
+        })
     }
 
     /// Marks the whole pod as failed (`activeDeadlineSeconds` is over); the next pass stops it.
@@ -421,7 +430,7 @@ impl Worker {
         let holds_resources = self.node.dra.holds(&self.uid)
             || self.node.devices.holds(&self.uid)
             || (!is_over && self.node.managers.holds(&self.uid));
-        let facts = status::Facts {
+        let input = status::StatusInput {
             pod,
             observed: &self.observed,
             state: &self.state,
@@ -433,10 +442,10 @@ impl Worker {
             holds_resources,
         };
         // The final status of an ended pod is in the API already, and its containers here may have been removed.
-        if is_over && facts.finished {
+        if is_over && input.finished {
             return;
         }
-        let mut status = status::status(&facts);
+        let mut status = status::status(&input);
         self.node.devices.report_health(&self.uid, &mut status);
         self.node.dra.report_health(pod, &mut status);
         self.count_start(pod, &status);
@@ -479,12 +488,12 @@ impl Worker {
     /// Whether the pod has ended for good, by its containers or by the plan.
     fn has_ended(&self, desired: &DesiredPod, plan: &Plan) -> bool {
         let now = Timestamp::now();
-        let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
+        let input = plan::PlanInput { desired, observed: &self.observed, state: &self.state, now };
         let ended = desired
             .pod()
             .spec
             .as_ref()
-            .is_some_and(|spec| plan::ended(desired.pod(), &super::state::Shape::of(spec), &facts));
+            .is_some_and(|spec| plan::ended(desired.pod(), &super::state::Shape::of(spec), &input));
         ended || plan.actions.contains(&Action::Finish)
     }
 }

@@ -15,7 +15,7 @@ use super::log_watches::LogWatches;
 use crate::cgroup::Cgroups;
 use crate::config::Identity;
 use crate::kubelet_metrics::KubeletMetrics;
-use crate::node::{NodeFacts, PodNetwork};
+use crate::node::{MachineProperties, PodNetwork};
 use crate::runtime::{Runtime, Streams};
 use crate::volume::ClaimUsage;
 
@@ -93,7 +93,7 @@ pub struct Backend {
     /// The network of pods.
     pub network: Option<PodNetwork>,
     /// Properties of the machine.
-    pub facts: Arc<NodeFacts>,
+    pub properties: Arc<MachineProperties>,
     /// The state directory, whose file system is the node's.
     pub state_dir: PathBuf,
     /// The directory of container logs, with a subdirectory for each pod.

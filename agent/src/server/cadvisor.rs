@@ -14,7 +14,7 @@ use super::backend::Backend;
 use super::respond::{Refused, apart};
 use super::stats::exposition;
 use crate::kubelet_metrics::Current;
-use crate::node::NodeFacts;
+use crate::node::MachineProperties;
 use crate::runtime::Body;
 
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
@@ -32,7 +32,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     let stats = backend.runtime.list_container_stats(ListContainerStatsRequest::default()).await;
     match descriptors.and_then(|descriptors| Ok((descriptors.descriptors, pods?.pod_metrics, stats?.stats))) {
         Ok((descriptors, pods, stats)) => {
-            let mut text = machine(&backend.facts);
+            let mut text = machine(&backend.properties);
             apart(move || {
                 text.push_str(&render(&descriptors, &pods, &cpu_seconds(&stats)));
                 exposition(text)
@@ -44,14 +44,14 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
 }
 
 /// cAdvisor's metrics of the machine.
-fn machine(facts: &NodeFacts) -> String {
-    let info = &facts.info;
+fn machine(properties: &MachineProperties) -> String {
+    let info = &properties.info;
     let values = [&info.boot_id, &info.machine_id, &info.system_uuid].map(String::clone);
     let swap = info.swap.as_ref().and_then(|swap| swap.capacity).unwrap_or_default();
     let mut current = Current::default();
     for (name, help, value) in [
-        ("machine_cpu_cores", "Number of logical CPU cores.", facts.cpu_millis() / 1000),
-        ("machine_memory_bytes", "Amount of memory installed on the machine.", facts.memory()),
+        ("machine_cpu_cores", "Number of logical CPU cores.", properties.cpu_millis() / 1000),
+        ("machine_memory_bytes", "Amount of memory installed on the machine.", properties.memory()),
         ("machine_swap_bytes", "Amount of swap memory available on the machine.", swap),
     ] {
         let sample = (values.clone(), u64::try_from(value).unwrap_or_default());
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_machine_has_cadvisors_metrics() {
-        let text = machine(&crate::server::tests::facts());
+        let text = machine(&crate::server::tests::properties());
         let labels = "boot_id=\"b\",machine_id=\"m\",system_uuid=\"s\"";
         for (name, value) in [("cpu_cores", 2), ("memory_bytes", 1 << 20), ("swap_bytes", 0)] {
             let line = format!("machine_{name}{{{labels}}} {value}");

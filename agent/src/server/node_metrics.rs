@@ -40,7 +40,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     let mut current = Current::default();
     let node = backend.access.node().to_owned();
     current.gauge("kubelet_node_name", "The node's name. The count is always 1.", ["node"], [([node], 1)]);
-    build_info(&mut current, &backend.facts.info);
+    build_info(&mut current, &backend.properties.info);
     if let Some(cgroups) = &backend.cgroups {
         let version = if cgroups.is_v2() { 2 } else { 1 };
         current.gauge("kubelet_cgroup_version", "cgroup version of the node.", [], [([], version)]);

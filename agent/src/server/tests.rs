@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::client::TlsStream;
 
 use super::*;
-use crate::node::NodeFacts;
+use crate::node::MachineProperties;
 use crate::runtime::{Proxy, Remote};
 use crate::volume::ClaimUsage;
 
@@ -41,9 +41,9 @@ impl PodView for Pods {
 }
 
 /// A machine with 2 processors and 1 MiB of memory.
-pub(super) fn facts() -> NodeFacts {
+pub(super) fn properties() -> MachineProperties {
     let capacity = [("cpu", "2"), ("memory", "1Mi")];
-    NodeFacts {
+    MachineProperties {
         name: "n1".to_owned(),
         ips: Vec::new(),
         capacity: capacity.map(|(name, value)| (name.to_owned(), Quantity(value.to_owned()))).into(),
@@ -159,7 +159,7 @@ impl Running {
             claims: ClaimUsage::new(dir.join("pods")),
             identity: crate::config::Identity::Files(PathBuf::new(), PathBuf::new()),
             network: None,
-            facts: Arc::new(facts()),
+            properties: Arc::new(properties()),
             state_dir: dir.clone(),
             log_dir: dir.clone(),
             disk_usages: None,

@@ -16,8 +16,11 @@ pub(crate) struct Cni {
     pub(crate) max_connections: Option<u32>,
 }
 
-/// `limits`: whether sources are checked, and the maximum of connections.
-pub(super) fn decide(conf_dir: PathOrOff, bin_dirs: Vec<PathBuf>, limits: (bool, Option<u32>)) -> Cni {
-    let (check_sources, max_connections) = limits;
+pub(super) fn decide(
+    conf_dir: PathOrOff,
+    bin_dirs: Vec<PathBuf>,
+    check_sources: bool,
+    max_connections: Option<u32>,
+) -> Cni {
     Cni { conf_dir: conf_dir.0, bin_dirs, check_sources, max_connections }
 }

@@ -313,7 +313,7 @@ impl NodeSettings {
         let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
         let local_volume_dir = sources.take(local_volumes(&self, &dirs.state));
         let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
-        let limits = (self.check_pod_sources, self.pod_max_connections);
+        let (check_sources, max_connections) = (self.check_pod_sources, self.pod_max_connections);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
         let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
         Some(Node {
@@ -339,7 +339,7 @@ impl NodeSettings {
             cluster_dns: self.cluster_dns,
             cluster_domain: self.cluster_domain,
             resolv_conf: self.resolv_conf.0,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, limits),
+            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, check_sources, max_connections),
             bridge: self.bridge,
             nft_table: self.nft_table,
             mtu: self.mtu,

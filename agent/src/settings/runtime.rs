@@ -107,7 +107,7 @@ impl RuntimeSettings {
             root: root?,
             nri: nri::decide(self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir, &state),
             state,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, (true, Some(0))),
+            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, true, Some(0)),
             registry_config_dir: self.registry_config_dir,
             pinned_images: self.pinned_image,
             pod_cidrs: self.pod_cidr,

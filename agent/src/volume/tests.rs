@@ -160,7 +160,7 @@ impl Machine {
         let configs = ConfigCache::new(client.clone(), checkpoint, ApiHealth::default());
         let (recorder, events) = crate::event_recorder::channel(client, "n1");
         tokio::spawn(events.run());
-        let node = NodeFacts {
+        let node = MachineProperties {
             name: "n1".to_owned(),
             ips: Vec::new(),
             capacity: BTreeMap::new(),

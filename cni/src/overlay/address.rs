@@ -9,7 +9,7 @@ use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkIn
 
 use super::device;
 use super::error::OverlayError;
-use super::message::{is_default_route, is_link_local, read_address};
+use super::message::{InterfaceAddress, is_default_route, is_link_local, read_address};
 use super::monitor::{BURST, Monitor};
 use crate::route_socket::RouteSocket;
 
@@ -55,7 +55,7 @@ impl AddressMonitor {
 
 /// Whether a message may change the node's addresses.
 fn may_change_addresses(message: &RouteNetlinkMessage) -> bool {
-    let address = read_address(message).filter(|(ip, ..)| !is_link_local(*ip));
+    let address = read_address(message).filter(|address| !is_link_local(address.ip));
     address.is_some() || is_default_route(message)
 }
 
@@ -76,9 +76,8 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
         })?;
         let mut found = Vec::new();
         socket.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()), |message| {
-            let Some((ip, _, index)) = read_address(&message).filter(|_| is_permanent(&message)) else {
-                return;
-            };
+            let address = read_address(&message).filter(|_| is_permanent(&message));
+            let Some(InterfaceAddress { ip, index, .. }) = address else { return };
             if is_for_local_pods(ip, &message) {
                 return;
             }

@@ -8,8 +8,8 @@ use netlink_packet_route::route::{RouteHeader, RouteMessage};
 use super::device;
 use super::kernel::Kernel;
 use super::message::{
-    is_default_route, is_diverted, is_link_local, is_ours, is_wanted_neighbour, read_address, read_forward,
-    read_neighbour,
+    InterfaceAddress, is_default_route, is_diverted, is_link_local, is_ours, is_wanted_neighbour,
+    read_address, read_forward, read_neighbour,
 };
 use super::plan::Tables;
 
@@ -93,7 +93,7 @@ impl Kernel {
         desired: &Tables,
         presence: Presence,
     ) -> bool {
-        let Some((ip, _, index)) = read_address(message) else { return false };
+        let Some(InterfaceAddress { ip, index, .. }) = read_address(message) else { return false };
         if is_link_local(ip) {
             return false;
         }

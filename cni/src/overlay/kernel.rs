@@ -16,8 +16,8 @@ use super::change_text::describe;
 use super::device;
 use super::error::OverlayError;
 use super::message::{
-    address, forward, ip, is_link_local, is_ours, neighbour, new_route, old_route, read_address,
-    read_forward, read_neighbour,
+    InterfaceAddress, address, forward, ip, is_link_local, is_ours, neighbour, new_route, old_route,
+    read_address, read_forward, read_neighbour,
 };
 use super::plan::{Change, Device, Kind, OutInterface, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
@@ -81,8 +81,8 @@ impl Kernel {
     /// The interfaces with these addresses. Addresses without an interface are left out.
     pub(crate) fn uplinks(&mut self, addresses: &[IpAddr]) -> Result<Vec<Uplink>, OverlayError> {
         let mut found: Vec<(IpNetwork, u32)> = Vec::new();
-        for (ip, prefix, index) in self.addresses()? {
-            if let (true, Ok(network)) = (addresses.contains(&ip), IpNetwork::new(ip, prefix)) {
+        for InterfaceAddress { ip, prefix_length, index } in self.addresses()? {
+            if let (true, Ok(network)) = (addresses.contains(&ip), IpNetwork::new(ip, prefix_length)) {
                 found.push((network, index));
             }
         }
@@ -115,7 +115,10 @@ impl Kernel {
             }
         }
         // Link-local addresses are made by the kernel and not used.
-        for (ip, _, index) in self.addresses()?.into_iter().filter(|(ip, ..)| !is_link_local(*ip)) {
+        for InterfaceAddress { ip, index, .. } in self.addresses()? {
+            if is_link_local(ip) {
+                continue;
+            }
             if let Some(device) = self.port_of(index).and_then(|port| tables.devices.get_mut(&port)) {
                 device.addresses.insert(ip);
             }
@@ -306,7 +309,7 @@ impl Kernel {
         }
     }
 
-    fn addresses(&mut self) -> Result<Vec<(IpAddr, u8, u32)>, OverlayError> {
+    fn addresses(&mut self) -> Result<Vec<InterfaceAddress>, OverlayError> {
         let found =
             self.dump("list addresses", &RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
         Ok(found.iter().filter_map(read_address).collect())

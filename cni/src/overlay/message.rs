@@ -15,6 +15,15 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::plan::{Forward, Neighbour, OutInterface, Port, Route, Tables};
 
+/// An address of an interface.
+pub(crate) struct InterfaceAddress {
+    pub(crate) ip: IpAddr,
+    /// Length of the prefix in bits.
+    pub(crate) prefix_length: u8,
+    /// Index of the interface.
+    pub(crate) index: u32,
+}
+
 /// Whether the route has our number (`rtm_protocol`).
 pub(crate) fn is_ours(message: &RouteMessage, protocol: RouteProtocol) -> bool {
     message.header.protocol == protocol && message.header.table == RouteHeader::RT_TABLE_MAIN
@@ -51,7 +60,7 @@ pub(crate) fn is_default_route(message: &RouteNetlinkMessage) -> bool {
     message.header.destination_prefix_length == 0 && message.header.table == RouteHeader::RT_TABLE_MAIN
 }
 
-pub(crate) fn read_address(message: &RouteNetlinkMessage) -> Option<(IpAddr, u8, u32)> {
+pub(crate) fn read_address(message: &RouteNetlinkMessage) -> Option<InterfaceAddress> {
     let (RouteNetlinkMessage::NewAddress(message) | RouteNetlinkMessage::DelAddress(message)) = message
     else {
         return None;
@@ -67,7 +76,8 @@ pub(crate) fn read_address(message: &RouteNetlinkMessage) -> Option<(IpAddr, u8,
             _ => None,
         })
     };
-    Some((local.or_else(any)?, message.header.prefix_len, message.header.index))
+    let ip = local.or_else(any)?;
+    Some(InterfaceAddress { ip, prefix_length: message.header.prefix_len, index: message.header.index })
 }
 
 pub(crate) fn address(index: u32, ip: IpAddr) -> AddressMessage {

@@ -44,8 +44,7 @@ pub(crate) type RemoteMap = BTreeMap<(String, String), Arc<Remote>>;
 pub(crate) struct Remote {
     pub(crate) group: String,
     pub(crate) version: String,
-    /// Namespace, name and port of the service.
-    service: (String, String, u16),
+    service: ServiceReference,
     version_priority: i64,
     /// The TLS configuration, or the reason why it is invalid.
     tls: Result<Arc<rustls::ClientConfig>, String>,
@@ -54,6 +53,13 @@ pub(crate) struct Remote {
     /// The APIResourceList of the last check. `None` if the server is unavailable.
     resources: Mutex<Option<Arc<Value>>>,
     documents: Arc<openapi::Documents>,
+}
+
+/// The service in front of another server: `spec.service` of an APIService.
+pub(crate) struct ServiceReference {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) port: u16,
 }
 
 // === impl Remotes ===
@@ -101,7 +107,11 @@ impl Remote {
         Self {
             group: text(&spec["group"]),
             version: text(&spec["version"]),
-            service: (text(&service["namespace"]), text(&service["name"]), port),
+            service: ServiceReference {
+                namespace: text(&service["namespace"]),
+                name: text(&service["name"]),
+                port,
+            },
             version_priority: spec["versionPriority"].as_i64().unwrap_or(0),
             tls: client::tls(front_proxy, spec),
             connection: json!([service, spec["caBundle"], spec["insecureSkipTLSVerify"]]).to_string(),
@@ -115,10 +125,9 @@ impl Remote {
         format!("{}.{}", self.version, self.group)
     }
 
-    /// Namespace, name and port of the service.
-    pub(crate) fn service(&self) -> (&str, &str, u16) {
-        let (namespace, name, port) = &self.service;
-        (namespace, name, *port)
+    /// The service in front of the server.
+    pub(crate) fn service(&self) -> &ServiceReference {
+        &self.service
     }
 
     /// Whether both have the same service and TLS settings.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::access::{AUTHORIZER, RESOURCE_CHECK};
 use crate::environment::{CompileError, Environment, SHARED};
 use crate::functions::signatures::{self, Found};
-use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap, position};
+use crate::parse::{Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap, StructureField, position};
 use crate::types::{DYN, Type};
 use crate::value::structure;
 
@@ -115,9 +115,9 @@ impl<'a> Checker<'a> {
         Ok(Type::list(kind.unwrap_or(Type::Dyn)))
     }
 
-    fn map(&mut self, entries: &'a [(Expr, Expr, bool)]) -> Checked {
+    fn map(&mut self, entries: &'a [MapEntry]) -> Checked {
         let (mut keys, mut values) = (None, None);
-        for (key, value, optional) in entries {
+        for MapEntry { key, value, optional } in entries {
             let kind = self.kind(key)?;
             // Without this check, map types as keys could make the text of a type grow exponentially.
             if !matches!(kind, Type::Bool | Type::Int | Type::Uint | Type::String | Type::Dyn) {
@@ -154,11 +154,11 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn structure(&mut self, expr: &'a Expr, name: &str, fields: &'a [(Box<str>, Expr, bool)]) -> Checked {
+    fn structure(&mut self, expr: &'a Expr, name: &str, fields: &'a [StructureField]) -> Checked {
         if !self.environment.makes_structures() || !structure::is_known(name) {
             return Err(self.error(expr, &format!("undeclared reference to '{name}' (in container '')")));
         }
-        for (field, value, optional) in fields {
+        for StructureField { name: field, value, optional } in fields {
             let Some(expected) = structure::field(name, field) else {
                 return Err(self.error(value, &format!("undefined field '{field}'")));
             };

@@ -14,7 +14,7 @@ use bounds::{Origin, Step};
 use size::{Size, count};
 
 use crate::check::Types;
-use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap};
+use crate::parse::{Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap};
 use crate::types::Type;
 
 /// The base costs of new lists, maps and objects.
@@ -89,7 +89,7 @@ impl<'a> Estimator<'a> {
             Kind::List(items) => self.list(expr, items),
             Kind::Map(entries) => self.map(expr, entries),
             Kind::Structure { fields, .. } => {
-                let costs = fields.iter().map(|(_, value, _)| self.part(value).cost);
+                let costs = fields.iter().map(|field| self.part(&field.value).cost);
                 let cost = costs.fold(NEW_STRUCTURE, u64::saturating_add);
                 self.computed(expr, cost, None)
             }
@@ -153,9 +153,9 @@ impl<'a> Estimator<'a> {
         Part { entries: Some(entries), ..self.computed(expr, cost, Some(size)) }
     }
 
-    fn map(&mut self, expr: &'a Expr, entries: &'a [(Expr, Expr, bool)]) -> Part<'a> {
+    fn map(&mut self, expr: &'a Expr, entries: &'a [MapEntry]) -> Part<'a> {
         let (mut cost, mut keys, mut values) = (NEW_MAP, None, None);
-        for (key, value, _) in entries {
+        for MapEntry { key, value, .. } in entries {
             let (key, value) = (self.part(key), self.part(value));
             cost = cost.saturating_add(key.cost).saturating_add(value.cost);
             keys = union(keys, self.known(&key));

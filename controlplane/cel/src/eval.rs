@@ -12,7 +12,7 @@ use crate::environment::SHARED;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::functions;
 use crate::operators;
-use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap};
+use crate::parse::{Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap, StructureField};
 use crate::session::Session;
 use crate::value::{Key, Structure, Value};
 
@@ -93,10 +93,10 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         result
     }
 
-    fn structure(&mut self, name: &'a str, fields: &'a [(Box<str>, Expr, bool)]) -> Evaluated<'a> {
+    fn structure(&mut self, name: &'a str, fields: &'a [StructureField]) -> Evaluated<'a> {
         self.meter.charge(40 + u64::try_from(fields.len()).unwrap_or(u64::MAX))?;
         let mut made = Structure::new(name);
-        for (field, value, optional) in fields {
+        for StructureField { name: field, value, optional } in fields {
             match self.eval(value)? {
                 Value::Optional(None) if *optional => {}
                 Value::Optional(Some(inner)) if *optional => made.set(field, (*inner).clone()),
@@ -133,10 +133,10 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         Ok(Value::list(list))
     }
 
-    fn map(&mut self, entries: &'a [(Expr, Expr, bool)]) -> Evaluated<'a> {
+    fn map(&mut self, entries: &'a [MapEntry]) -> Evaluated<'a> {
         self.meter.charge(30 + u64::try_from(entries.len()).unwrap_or(u64::MAX))?;
         let mut map = BTreeMap::new();
-        for (key, value, optional) in entries {
+        for MapEntry { key, value, optional } in entries {
             let key = self.eval(key)?;
             // The text of a key is copied.
             self.meter.charge(key.cost_size() / 10)?;

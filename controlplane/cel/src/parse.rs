@@ -43,12 +43,13 @@ pub(crate) enum Kind {
         target: Option<Box<Expr>>,
         args: Vec<Expr>,
     },
+    /// The elements; with `true` an element is optional: `[?value]`.
     List(Vec<(Expr, bool)>),
-    Map(Vec<(Expr, Expr, bool)>),
+    Map(Vec<MapEntry>),
     /// `Object.spec{replicas: 1}`.
     Structure {
         name: Box<str>,
-        fields: Vec<(Box<str>, Expr, bool)>,
+        fields: Vec<StructureField>,
     },
     Comprehension(Box<Comprehension>),
     /// `cel.bind(name, value, body)`. With `optional` the value is unwrapped (`optMap`).
@@ -58,6 +59,24 @@ pub(crate) enum Kind {
         body: Box<Expr>,
         optional: Option<OptionalMap>,
     },
+}
+
+/// An entry of a map.
+#[derive(Clone, Debug)]
+pub(crate) struct MapEntry {
+    pub(crate) key: Expr,
+    pub(crate) value: Expr,
+    /// Whether the entry is left out if the value is `optional.none()`: `{?key: value}`.
+    pub(crate) optional: bool,
+}
+
+/// A field of a structure.
+#[derive(Clone, Debug)]
+pub(crate) struct StructureField {
+    pub(crate) name: Box<str>,
+    pub(crate) value: Expr,
+    /// Whether the field is left out if the value is `optional.none()`: `{?field: value}`.
+    pub(crate) optional: bool,
 }
 
 /// How `optMap` treats the result.
@@ -160,7 +179,8 @@ impl Converter<'_> {
                     let EntryExpr::MapEntry(entry) = &entry.expr else {
                         return Err("invalid map".to_owned());
                     };
-                    entries.push((below(&entry.key)?, below(&entry.value)?, entry.optional));
+                    let (key, value) = (below(&entry.key)?, below(&entry.value)?);
+                    entries.push(MapEntry { key, value, optional: entry.optional });
                 }
                 Kind::Map(entries)
             }
@@ -187,7 +207,8 @@ impl Converter<'_> {
                 return Err("invalid object".to_owned());
             };
             let value = self.expr(&entry.value, depth + 1)?;
-            fields.push((entry.field.as_str().into(), value, entry.optional));
+            let name = entry.field.as_str().into();
+            fields.push(StructureField { name, value, optional: entry.optional });
         }
         Ok(Kind::Structure { name: object.type_name.as_str().into(), fields })
     }

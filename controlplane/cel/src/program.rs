@@ -114,12 +114,12 @@ fn children<'a>(expr: &'a Expr, visit: &mut dyn FnMut(&'a Expr)) {
         }
         Kind::List(items) => items.iter().for_each(|(item, _)| visit(item)),
         Kind::Map(entries) => {
-            for (key, value, _) in entries {
+            for parse::MapEntry { key, value, .. } in entries {
                 visit(key);
                 visit(value);
             }
         }
-        Kind::Structure { fields, .. } => fields.iter().for_each(|(_, value, _)| visit(value)),
+        Kind::Structure { fields, .. } => fields.iter().for_each(|field| visit(&field.value)),
         Kind::Comprehension(inner) => {
             [&inner.range, &inner.init, &inner.condition, &inner.step, &inner.result]
                 .into_iter()

@@ -18,8 +18,16 @@ pub(crate) struct Term {
     selector: Option<LabelSelector>,
     namespaces: BTreeSet<String>,
     namespace_selector: Option<LabelSelector>,
-    /// Labels that the selected pod must have with this value (true), or must not have with it (false).
-    own_labels: Vec<(String, String, bool)>,
+    own_labels: Vec<OwnLabel>,
+}
+
+/// A label of the term's pod that restricts the selected pods: `matchLabelKeys` and `mismatchLabelKeys`.
+#[derive(Clone, Debug, PartialEq)]
+struct OwnLabel {
+    key: String,
+    value: String,
+    /// Whether a selected pod must have the label with this value. Otherwise it must not have it.
+    is_equal: bool,
 }
 
 impl Term {
@@ -32,9 +40,9 @@ impl Term {
         if namespaces.is_empty() && term.namespace_selector.is_none() {
             namespaces.insert(pod.namespace().to_owned());
         }
-        let own = |key: &String, equal: bool| {
+        let own = |key: &String, is_equal: bool| {
             let value = pod.metadata.labels.as_ref()?.get(key)?;
-            Some((key.clone(), value.clone(), equal))
+            Some(OwnLabel { key: key.clone(), value: value.clone(), is_equal })
         };
         let equal = term.match_label_keys.iter().flatten().filter_map(|key| own(key, true));
         let other = term.mismatch_label_keys.iter().flatten().filter_map(|key| own(key, false));
@@ -56,7 +64,7 @@ impl Term {
                 .as_ref()
                 .is_some_and(|selector| selector.is_empty() || selector.matches(all.get(namespace)))
         };
-        let fits = |(key, value, equal): &(String, String, bool)| (labels.get(key) == Some(value)) == *equal;
+        let fits = |own: &OwnLabel| (labels.get(&own.key) == Some(&own.value)) == own.is_equal;
         (named || selected())
             && self.selector.as_ref().is_some_and(|selector| selector.matches(Some(labels)))
             && self.own_labels.iter().all(fits)

@@ -110,9 +110,19 @@ pub(crate) fn decide_measured(
 /// The nodes for a pod before extenders filter them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ranked {
-    /// The nodes that can run the pod, with their total scores and numbers of pods.
-    pub(crate) nodes: Vec<(String, i64, i128)>,
+    /// The nodes that can run the pod.
+    pub(crate) nodes: Vec<RankedNode>,
     refused: BTreeMap<String, Refused>,
+}
+
+/// A node that can run the pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RankedNode {
+    pub(crate) name: String,
+    /// The sum of the weighted scores.
+    score: i64,
+    /// Number of pods on the node.
+    pods: i128,
 }
 
 /// The nodes for a pod with their scores. The error is the reason why no node can run the pod.
@@ -129,8 +139,11 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     }
     let totals = score::totals(pod, profile, found.score_inputs(snapshot));
     let nodes = found.fitting.iter().zip(totals);
-    let nodes = nodes.map(|(node, total)| (node.properties.name.clone(), total, node.info.requested.pods));
-    let nodes = nodes.collect();
+    let ranked = nodes.map(|(node, score)| {
+        let name = node.properties.name.clone();
+        RankedNode { name, score, pods: node.info.requested.pods }
+    });
+    let nodes = ranked.collect();
     let refused = found.refused.into_iter().map(|(name, refused)| (name.to_owned(), refused)).collect();
     Ok(Ranked { nodes, refused })
 }
@@ -403,9 +416,9 @@ impl Filtered<'_> {
 impl Ranked {
     /// The accepted nodes, the best first. Of nodes with equal scores the one with the fewest pods comes first.
     pub(crate) fn order(&self, advice: &ExtenderResult) -> Vec<String> {
-        let scored = |(name, total, pods): &(String, i64, i128)| {
-            let score = advice.scores.get(name)?;
-            Some((std::cmp::Reverse(total.saturating_add(*score)), *pods, name.clone()))
+        let scored = |node: &RankedNode| {
+            let score = advice.scores.get(&node.name)?;
+            Some((std::cmp::Reverse(node.score.saturating_add(*score)), node.pods, node.name.clone()))
         };
         let mut nodes: Vec<_> = self.nodes.iter().filter_map(scored).collect();
         nodes.sort();

@@ -95,8 +95,9 @@ impl Entry {
 
 /// The queue.
 pub(crate) struct Queue {
-    /// Back-off after the first refusal, and the longest one.
-    backoff: (Duration, Duration),
+    /// Back-off after the first refusal of a pod. It doubles with each further refusal.
+    first_backoff: Duration,
+    longest_backoff: Duration,
     entries: HashMap<String, Entry>,
     ready: BTreeMap<QueueOrder, String>,
     held_back: BTreeMap<(Instant, u64), String>,
@@ -120,9 +121,10 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// An empty queue with the shortest and the longest back-off of refused pods.
-    pub(crate) fn new(backoff: (Duration, Duration), metrics: SchedulerMetrics) -> Self {
+    pub(crate) fn new(first_backoff: Duration, longest_backoff: Duration, metrics: SchedulerMetrics) -> Self {
         Self {
-            backoff,
+            first_backoff,
+            longest_backoff,
             entries: HashMap::new(),
             ready: BTreeMap::new(),
             held_back: BTreeMap::new(),
@@ -307,7 +309,8 @@ impl Queue {
         self.serial += 1;
         entry.turn = self.serial;
         entry.refusals += 1;
-        entry.backoff_until = Some(now + wait(self.backoff, entry.refusals));
+        let backoff = backoff(self.first_backoff, self.longest_backoff, entry.refusals);
+        entry.backoff_until = Some(now + backoff);
         entry.state = QueueState::Unschedulable;
         entry.helped_by = helped_by;
         let retry_at = now + MAX_UNSCHEDULABLE;
@@ -438,7 +441,8 @@ impl Queue {
     }
 }
 
-fn wait((first, longest): (Duration, Duration), refusals: u32) -> Duration {
+/// The back-off after this number of refusals.
+fn backoff(first: Duration, longest: Duration, refusals: u32) -> Duration {
     first.saturating_mul(2_u32.saturating_pow(refusals.saturating_sub(1))).min(longest)
 }
 
@@ -449,7 +453,7 @@ mod tests {
     use serde_json::json;
 
     fn empty() -> Queue {
-        Queue::new((Duration::from_secs(1), Duration::from_secs(10)), SchedulerMetrics::default())
+        Queue::new(Duration::from_secs(1), Duration::from_secs(10), SchedulerMetrics::default())
     }
 
     fn pop(queue: &mut Queue, now: Instant) -> String {

@@ -179,7 +179,7 @@ impl Scheduler {
         snapshot.devices.set_timeouts(&config.profiles);
         Self {
             client,
-            queue: Queue::new((config.first_backoff, config.longest_backoff), config.metrics.clone()),
+            queue: Queue::new(config.first_backoff, config.longest_backoff, config.metrics.clone()),
             config: Arc::new(config),
             recorder,
             snapshot,

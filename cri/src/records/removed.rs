@@ -77,7 +77,7 @@ impl Records {
         let mut found = Vec::new();
         for file in entries.flatten().map(|entry| entry.path()) {
             match read(&file) {
-                Some((number, at, subject)) => found.push(Removed { number, at, subject, file }),
+                Some(removed) => found.push(removed),
                 None if may_be_read_later(std::fs::read(&file)) => {}
                 None => remove_record(&file),
             }
@@ -105,7 +105,7 @@ fn may_be_read_later(record: std::io::Result<Vec<u8>>) -> bool {
     }
 }
 
-fn read(file: &Path) -> Option<(u64, i64, Subject)> {
+fn read(file: &Path) -> Option<Removed> {
     let mut name = file.file_name()?.to_str()?.split('.');
     let (number, at) = (name.next()?.parse().ok()?, name.next()?.parse().ok()?);
     let subject = match name.next()? {
@@ -113,7 +113,7 @@ fn read(file: &Path) -> Option<(u64, i64, Subject)> {
         "sandbox" => Subject::Sandbox(decode(file)?),
         _ => return None,
     };
-    Some((number, at, subject))
+    Some(Removed { number, at, subject, file: file.to_owned() })
 }
 
 fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(records.removed().expect("list"), []);
         // The call succeeds even if an earlier, incomplete removal has already removed the record.
         let file = records.move_removed(&subject, 13, 8).expect("move_removed");
-        assert_eq!(read(&file), Some((13, 8, subject)));
+        assert_eq!(read(&file), Some(Removed { number: 13, at: 8, subject, file: file.clone() }));
         // An unreadable record is not kept.
         std::fs::write(&file, "{").expect("write");
         assert_eq!(records.removed().expect("list"), []);

@@ -33,10 +33,8 @@ pub(crate) async fn an_exec_timeout_returns_the_output(machine: &mut Machine) {
     let script = "dd if=/dev/urandom bs=1000 count=50; dd if=/dev/urandom bs=1000 count=50 >&2; sleep 99";
     let long = format!("sleep 99; : {}", "é".repeat(20_000));
     let mut other = wire.client.clone();
-    let (late, long) = tokio::join!(
-        wire.client.exec_sync(request(&id, script, 5)),
-        other.exec_sync(request(&id, &long, 5))
-    );
+    let (late, long) =
+        tokio::join!(wire.client.exec_sync(request(&id, script, 5)), other.exec_sync(request(&id, &long, 5)));
     for late in [late, long] {
         let late = late.expect_err("too long");
         assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");

@@ -47,7 +47,7 @@ pub(crate) fn distributed(
     let nodes = accumulator.numa_nodes();
     let (least, most) = node_counts(&accumulator, group);
     for size in least..=most {
-        if let Some(choice) = best_choice(&accumulator, (&nodes, size), request) {
+        if let Some(choice) = best_choice(&accumulator, &nodes, size, request) {
             take(&mut accumulator, &choice, request)?;
             return Ok(accumulator.taken);
         }
@@ -64,13 +64,14 @@ fn node_counts(accumulator: &Accumulator<'_>, group: usize) -> (usize, usize) {
     (needed.div_ceil(groups_per_node), needed.min(accumulator.sorted(Level::Numa, None).len()))
 }
 
-/// The nodes with the best balance. `candidates` has all nodes with free CPUs, and the number of nodes to choose.
+/// The nodes with the best balance. `nodes` are all nodes with free CPUs, `size` is the number of nodes
+/// to choose.
 fn best_choice(
     accumulator: &Accumulator<'_>,
-    candidates: (&[u32], usize),
+    nodes: &[u32],
+    size: usize,
     request: Distribution,
 ) -> Option<Choice> {
-    let (nodes, size) = candidates;
     let free: BTreeMap<u32, usize> =
         nodes.iter().map(|node| (*node, accumulator.free_in(Level::Numa, *node).len())).collect();
     let mut best: Option<Choice> = None;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::facts::refuse;
+use super::input::refuse;
 use crate::pod::state::Verdict;
 use crate::resource_managers::ResourceManagers;
 use crate::topology::AllocationError;

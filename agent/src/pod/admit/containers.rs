@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
-use super::facts::refuse;
+use super::input::refuse;
 use crate::pod::state::Verdict;
 
 /// Maximum containers of a pod. The API server limits only the bytes of a pod, which allows about 40,000 containers.

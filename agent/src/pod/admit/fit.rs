@@ -6,29 +6,29 @@ use coracle_values::pod_resources::PodResources;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
-use super::facts::{Facts, refuse};
+use super::input::{AdmissionInput, refuse};
 use crate::cgroup::resources::pod_requests;
 use crate::node::is_extended;
 use crate::pod::state::Verdict;
 
-pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let used = facts.used.requested;
-    let wanted = pod_requests(facts.pod);
-    let pods = i64::try_from(facts.used.pods).unwrap_or(i64::MAX);
-    let max_pods = i64::try_from(facts.max_pods).unwrap_or(i64::MAX);
+pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+    let used = input.used.requested;
+    let wanted = pod_requests(input.pod);
+    let pods = i64::try_from(input.used.pods).unwrap_or(i64::MAX);
+    let max_pods = i64::try_from(input.max_pods).unwrap_or(i64::MAX);
     for (name, requested, used, capacity) in [
         ("pods", 1, pods, max_pods),
-        ("cpu", wanted.cpu_millis, used.cpu_millis, facts.allocatable.cpu_millis),
-        ("memory", wanted.memory, used.memory, facts.allocatable.memory),
+        ("cpu", wanted.cpu_millis, used.cpu_millis, input.allocatable.cpu_millis),
+        ("memory", wanted.memory, used.memory, input.allocatable.memory),
     ] {
         fits(name, requested.into(), used.into(), capacity.into())?;
     }
-    let allocatable = facts.node.and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-    let summed = extended_requests(facts.pod).into_iter().filter(|(name, _)| !facts.managed.contains(name));
+    let allocatable = input.node.and_then(|node| node.status.as_ref()?.allocatable.as_ref());
+    let summed = extended_requests(input.pod).into_iter().filter(|(name, _)| !input.managed.contains(name));
     for (name, requested) in summed {
         // As upstream, a resource that the node does not have is ignored: it may belong to the cluster.
         let Some(capacity) = allocatable.and_then(|all| all.get(&name)) else { continue };
-        let used = facts.used.extended.get(&name).copied().unwrap_or_default();
+        let used = input.used.extended.get(&name).copied().unwrap_or_default();
         fits(&name, requested, used, value_of(capacity).into())?;
     }
     Ok(())

@@ -15,7 +15,7 @@ use coracle_cni::{Backend, Listener, Protocol, listeners};
 use coracle_events::printable;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::facts::{HostPort, refuse};
+use super::input::{HostPort, refuse};
 use super::ports::host_ports;
 use crate::config::{AgentConfig, ServiceProxyConfig};
 use crate::pod::state::Verdict;

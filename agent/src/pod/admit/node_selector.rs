@@ -4,11 +4,11 @@
 use coracle_values::label_selector::has_all;
 use coracle_values::toleration::{evicts, is_tolerated};
 
-use super::facts::{Facts, refuse};
+use super::input::{AdmissionInput, refuse};
 use crate::pod::state::Verdict;
 
-pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let (Some(node), Some(spec)) = (facts.node, &facts.pod.spec) else { return Ok(()) };
+pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+    let (Some(node), Some(spec)) = (input.node, &input.pod.spec) else { return Ok(()) };
     let selected = has_all(node.metadata.labels.as_ref(), spec.node_selector.as_ref());
     if !selected {
         let message = "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";

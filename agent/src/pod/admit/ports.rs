@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 
-use super::facts::{Facts, HostPort, refuse};
+use super::input::{AdmissionInput, HostPort, refuse};
 use crate::pod::state::{Verdict, is_sidecar};
 
-pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let wanted: Vec<HostPort> = host_ports(facts.pod).collect();
-    if have_common_port(&wanted, &facts.used.ports) {
+pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+    let wanted: Vec<HostPort> = host_ports(input.pod).collect();
+    if have_common_port(&wanted, &input.used.ports) {
         let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
         return Err(refuse("NodePorts", message));
     }

@@ -4,7 +4,7 @@
 use coracle_values::toleration::is_tolerated;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
-use super::facts::{Facts, refuse};
+use super::input::{AdmissionInput, refuse};
 use crate::cgroup::{QosClass, qos_class};
 use crate::node::Pressure;
 use crate::pod::eviction::is_critical;
@@ -13,12 +13,12 @@ use crate::pod::state::{EVICTED, Verdict};
 /// The taint of a node with memory pressure.
 const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
-pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let Pressure { memory, disk, pids } = facts.pressure;
-    if !(memory || disk || pids) || is_critical(facts.pod) {
+pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+    let Pressure { memory, disk, pids } = input.pressure;
+    if !(memory || disk || pids) || is_critical(input.pod) {
         return Ok(());
     }
-    if !disk && !pids && endures_memory_pressure(facts.pod) {
+    if !disk && !pids && endures_memory_pressure(input.pod) {
         return Ok(());
     }
     let conditions = [(memory, "MemoryPressure"), (disk, "DiskPressure"), (pids, "PIDPressure")];

@@ -1,6 +1,6 @@
 //! Checks sysctls: only sysctls that are namespaced and safe are accepted.
 
-use super::facts::{Facts, refuse};
+use super::input::{AdmissionInput, refuse};
 use crate::pod::state::Verdict;
 
 /// Upstream's safe sysctls: namespaced, without effect on other pods.
@@ -19,8 +19,8 @@ const SAFE: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let Some(spec) = &facts.pod.spec else { return Ok(()) };
+pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+    let Some(spec) = &input.pod.spec else { return Ok(()) };
     let sysctls = spec.security_context.iter().flat_map(|c| c.sysctls.iter().flatten());
     for sysctl in sysctls {
         let name = dotted(&sysctl.name);

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::facts::refuse;
+use super::input::refuse;
 use crate::pod::state::Verdict;
 
 pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {

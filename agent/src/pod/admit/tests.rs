@@ -28,8 +28,8 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
     let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
     let managed = vec!["x.io/managed".to_owned()];
     let (pod, pressure) = (&pod(wanted), Pressure::default());
-    let facts = Facts { pod, used, managed, node: Some(&node), max_pods: 2, allocatable, pressure };
-    admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
+    let input = AdmissionInput { pod, used, managed, node: Some(&node), max_pods: 2, allocatable, pressure };
+    admit(&input).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn resources_and_places_are_limited() {
 
 /// The message of the rejection on a node with these conditions. None if the pod is admitted.
 fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String> {
-    let facts = Facts {
+    let input = AdmissionInput {
         pod: &pod(spec),
         used: UsedResources::default(),
         managed: Vec::new(),
@@ -53,7 +53,7 @@ fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String>
         allocatable: Amount { cpu_millis: 1000, memory: 1 << 30 },
         pressure,
     };
-    let verdict = admit(&facts).err()?;
+    let verdict = admit(&input).err()?;
     assert_eq!(rejection_event(&verdict).0, "Evicted");
     assert_eq!(verdict.reason, "Evicted");
     Some(verdict.message)
@@ -174,8 +174,9 @@ fn the_event_of_a_rejection_has_its_reason_and_message() {
         let used = UsedResources::default();
         let (managed, allocatable) = (Vec::new(), Amount::default());
         let pressure = Pressure::default();
-        let facts = Facts { pod: &pod, used, managed, node: None, max_pods: 9, allocatable, pressure };
-        admit(&facts).unwrap_err()
+        let input =
+            AdmissionInput { pod: &pod, used, managed, node: None, max_pods: 9, allocatable, pressure };
+        admit(&input).unwrap_err()
     };
     let devices =
         devices_unavailable("requested number of devices unavailable for x.io/a. Requested: 1, Available: 0");

@@ -7,7 +7,7 @@
 use coracle_cri::labels_containers;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, PodSpec, Probe, SeccompProfile, Volume};
 
-use super::facts::refuse;
+use super::input::refuse;
 use crate::pod::state::Verdict;
 
 /// Reason of rejections and events.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::{Action, Facts, Plan, ResizeContainer, grace_of, redefined, wake_at};
+use super::{Action, Plan, PlanInput, ResizeContainer, grace_of, redefined, wake_at};
 use crate::pod::resize::{Change, change};
 use crate::pod::state::{ObservedContainer, RESIZE, Shape};
 
@@ -20,12 +20,12 @@ pub(super) enum Due {
 }
 
 /// Plans updates of running containers, and stops of containers whose resize policy requires a restart.
-pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) -> Due {
-    let (mut containers, mut is_due) = (Vec::new(), facts.state.resize.is_cgroup_due);
-    for (container, observed) in running(facts, shape) {
-        let is_condemned = facts.state.kill_requests.contains_key(&observed.id) || redefined(shape, observed);
-        let Some(before) = facts.state.resize.actuated(observed).filter(|_| !is_condemned) else { continue };
-        match change(facts.desired.pod(), container, before) {
+pub(super) fn plan(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) -> Due {
+    let (mut containers, mut is_due) = (Vec::new(), input.state.resize.is_cgroup_due);
+    for (container, observed) in running(input, shape) {
+        let is_condemned = input.state.kill_requests.contains_key(&observed.id) || redefined(shape, observed);
+        let Some(before) = input.state.resize.actuated(observed).filter(|_| !is_condemned) else { continue };
+        match change(input.desired.pod(), container, before) {
             None => continue,
             Some(Change::Update) => containers.push(ResizeContainer {
                 name: container.name.clone(),
@@ -47,8 +47,8 @@ pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) -> Due
     if !is_due {
         return Due::No;
     }
-    let before = before(facts, shape);
-    if let Some(until) = facts.state.pod_retries.since_failure(RESIZE, facts.now) {
+    let before = before(input, shape);
+    if let Some(until) = input.state.pod_retries.since_failure(RESIZE, input.now) {
         wake_at(plan, until);
         return Due::Later(before);
     }
@@ -58,21 +58,21 @@ pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) -> Due
 
 /// The containers that run in the current sandbox.
 fn running<'a>(
-    facts: &'a Facts<'_>,
+    input: &'a PlanInput<'_>,
     shape: &Shape<'a>,
 ) -> impl Iterator<Item = (&'a Container, &'a ObservedContainer)> {
     let all = shape.inits().iter().chain(shape.mains());
-    all.filter_map(|c| Some((c, facts.observed.current(&c.name).filter(|observed| observed.running())?)))
+    all.filter_map(|c| Some((c, input.observed.current(&c.name).filter(|observed| observed.running())?)))
 }
 
 /// The pod with the resources that its cgroup and its running containers have.
-fn before(facts: &Facts<'_>, shape: &Shape<'_>) -> Arc<Pod> {
-    let mut pod = Pod::clone(facts.desired.pod());
-    let actuated: Vec<_> = running(facts, shape)
-        .filter_map(|(c, observed)| Some((&c.name, facts.state.resize.actuated(observed)?)))
+fn before(input: &PlanInput<'_>, shape: &Shape<'_>) -> Arc<Pod> {
+    let mut pod = Pod::clone(input.desired.pod());
+    let actuated: Vec<_> = running(input, shape)
+        .filter_map(|(c, observed)| Some((&c.name, input.state.resize.actuated(observed)?)))
         .collect();
     if let Some(spec) = &mut pod.spec {
-        if let Some(whole) = facts.state.resize.pod_before.as_deref().filter(|_| spec.resources.is_some()) {
+        if let Some(whole) = input.state.resize.pod_before.as_deref().filter(|_| spec.resources.is_some()) {
             spec.resources = Some(whole.clone());
         }
         for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {

@@ -43,7 +43,7 @@ fn ready_worker_state() -> WorkerState {
 }
 
 fn decide(desired: &DesiredPod, observed: &ObservedPod, state: &WorkerState, now: i64) -> Plan {
-    plan(&Facts { desired, observed, state, now: at(now) })
+    plan(&PlanInput { desired, observed, state, now: at(now) })
 }
 
 fn started(plan: &Plan) -> Vec<(&str, u32)> {

@@ -72,11 +72,15 @@ pub(crate) fn infeasible(pod: &Pod, message: &str) -> PendingResize {
     PendingResize { reason: "Infeasible", message: message.to_owned(), generation: pod.metadata.generation }
 }
 
-/// Accepts a resize, or returns why it is not accepted now. `room` has the requests of other pods, and the node's
-/// allocatable resources. Only resources that grow are checked.
-pub(crate) fn check_resize(pod: &Pod, allocated: &Pod, room: (Amount, Amount)) -> Result<(), PendingResize> {
+/// Accepts a resize, or returns why it is not accepted now. `used` has the requests of other pods,
+/// `capacity` the node's allocatable resources. Only resources that grow are checked.
+pub(crate) fn check_resize(
+    pod: &Pod,
+    allocated: &Pod,
+    used: Amount,
+    capacity: Amount,
+) -> Result<(), PendingResize> {
     let (new, old) = (pod_requests(pod), pod_requests(allocated));
-    let (used, capacity) = room;
     let pending =
         |reason, message| Err(PendingResize { reason, message, generation: pod.metadata.generation });
     for (name, requested, held, used, capacity) in [

@@ -63,7 +63,7 @@ fn a_resize_waits_for_room_and_only_what_grows_is_checked() {
     let amount = |cpu_millis, memory| Amount { cpu_millis, memory };
     let old = pod("1", "1Mi");
     let evaluated = |cpu: &str, memory: &str| {
-        check_resize(&pod(cpu, memory), &old, (amount(2500, 4 << 20), amount(4000, 4 << 20)))
+        check_resize(&pod(cpu, memory), &old, amount(2500, 4 << 20), amount(4000, 4 << 20))
     };
     assert_eq!(evaluated("1500m", "1Mi"), Ok(()));
     // The node's memory is overcommitted, and the pod takes no more of it.

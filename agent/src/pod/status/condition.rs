@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::facts::Facts;
+use super::input::StatusInput;
 use crate::pod::restart::{ALL_RESTARTING, may_restart_all};
 use crate::pod::state::{Shape, is_sidecar};
 
@@ -23,7 +23,7 @@ struct EvaluatedCondition {
 }
 
 pub(super) fn conditions(
-    facts: &Facts<'_>,
+    input: &StatusInput<'_>,
     shape: &Shape<'_>,
     status: &PodStatus,
     initialized: bool,
@@ -32,21 +32,21 @@ pub(super) fn conditions(
     let judged = [
         EvaluatedCondition {
             kind: OURS[0],
-            fault: facts.observed.sandbox().is_none().then(|| ("", String::new())),
+            fault: input.observed.sandbox().is_none().then(|| ("", String::new())),
         },
         EvaluatedCondition {
             kind: OURS[1],
-            fault: not_initialized(shape, status, initialized || was_initialized(facts)),
+            fault: not_initialized(shape, status, initialized || was_initialized(input)),
         },
-        EvaluatedCondition { kind: OURS[2], fault: containers.clone().or_else(|| gates(facts, shape)) },
+        EvaluatedCondition { kind: OURS[2], fault: containers.clone().or_else(|| gates(input, shape)) },
         EvaluatedCondition { kind: OURS[3], fault: containers },
         EvaluatedCondition { kind: OURS[4], fault: None },
     ];
     let completed = status.phase.as_deref() == Some("Succeeded");
     let mut conditions: Vec<PodCondition> =
-        judged.into_iter().map(|judged| dated(judged, facts, completed)).collect();
-    let foreign = facts.pod.status.iter().filter_map(|s| s.conditions.as_ref()).flatten();
-    let disruption = disruption(facts);
+        judged.into_iter().map(|judged| dated(judged, input, completed)).collect();
+    let foreign = input.pod.status.iter().filter_map(|s| s.conditions.as_ref()).flatten();
+    let disruption = disruption(input);
     let is_foreign = |c: &&PodCondition| {
         !OURS.contains(&c.type_.as_str())
             && !RESIZE.contains(&c.type_.as_str())
@@ -55,41 +55,41 @@ pub(super) fn conditions(
     };
     conditions.extend(foreign.filter(is_foreign).cloned());
     conditions.extend(disruption);
-    conditions.extend(all_restarting(facts, shape, status));
+    conditions.extend(all_restarting(input, shape, status));
     if !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-        conditions.extend(resize(facts));
+        conditions.extend(resize(input));
     }
     conditions
 }
 
 /// The conditions of a resize.
-fn resize(facts: &Facts<'_>) -> impl Iterator<Item = PodCondition> {
-    let resize = &facts.state.resize;
+fn resize(input: &StatusInput<'_>) -> impl Iterator<Item = PodCondition> {
+    let resize = &input.state.resize;
     let pending = resize.pending.as_ref().map(|pending| PodCondition {
         reason: Some(pending.reason.to_owned()),
         message: Some(pending.message.clone()),
         observed_generation: pending.generation,
-        ..dated(EvaluatedCondition { kind: RESIZE[0], fault: None }, facts, false)
+        ..dated(EvaluatedCondition { kind: RESIZE[0], fault: None }, input, false)
     });
     let in_progress = resize.in_progress.as_ref().map(|progress| PodCondition {
         reason: progress.error.as_ref().map(|_| "Error".to_owned()),
         message: progress.error.clone(),
         observed_generation: progress.generation,
-        ..dated(EvaluatedCondition { kind: RESIZE[1], fault: None }, facts, false)
+        ..dated(EvaluatedCondition { kind: RESIZE[1], fault: None }, input, false)
     });
     pending.into_iter().chain(in_progress)
 }
 
 /// The condition [`ALL_RESTARTING`]. None for a pod without a rule that restarts all containers.
-fn all_restarting(facts: &Facts<'_>, shape: &Shape<'_>, status: &PodStatus) -> Option<PodCondition> {
+fn all_restarting(input: &StatusInput<'_>, shape: &Shape<'_>, status: &PodStatus) -> Option<PodCondition> {
     if !may_restart_all(shape.spec) {
         return None;
     }
     let reason = match status.phase.as_deref() {
         Some("Succeeded") => "PodCompleted",
         Some("Failed") => "PodFailed",
-        _ if facts.exits(shape).restart_all() => {
-            let restarting = dated(EvaluatedCondition { kind: ALL_RESTARTING, fault: None }, facts, false);
+        _ if input.exits(shape).restart_all() => {
+            let restarting = dated(EvaluatedCondition { kind: ALL_RESTARTING, fault: None }, input, false);
             return Some(PodCondition {
                 reason: Some("RestartAllContainersStarted".to_owned()),
                 message: Some("A container exited, and its restart rules restart all containers".to_owned()),
@@ -100,14 +100,14 @@ fn all_restarting(facts: &Facts<'_>, shape: &Shape<'_>, status: &PodStatus) -> O
         _ => "",
     };
     let fault = Some((reason, String::new()));
-    let done = dated(EvaluatedCondition { kind: ALL_RESTARTING, fault }, facts, false);
+    let done = dated(EvaluatedCondition { kind: ALL_RESTARTING, fault }, input, false);
     Some(PodCondition { observed_generation: None, ..done })
 }
 
 /// The condition of a pod that is evicted because the node is short of a resource.
-fn disruption(facts: &Facts<'_>) -> Option<PodCondition> {
-    let verdict = facts.state.verdict.as_ref().filter(|_| facts.state.disrupted)?;
-    let condition = dated(EvaluatedCondition { kind: DISRUPTION, fault: None }, facts, false);
+fn disruption(input: &StatusInput<'_>) -> Option<PodCondition> {
+    let verdict = input.state.verdict.as_ref().filter(|_| input.state.disrupted)?;
+    let condition = dated(EvaluatedCondition { kind: DISRUPTION, fault: None }, input, false);
     Some(PodCondition {
         reason: Some("TerminationByKubelet".to_owned()),
         message: Some(verdict.message.clone()),
@@ -115,24 +115,24 @@ fn disruption(facts: &Facts<'_>) -> Option<PodCondition> {
     })
 }
 
-fn dated(judged: EvaluatedCondition, facts: &Facts<'_>, completed: bool) -> PodCondition {
+fn dated(judged: EvaluatedCondition, input: &StatusInput<'_>, completed: bool) -> PodCondition {
     let status = if judged.fault.is_none() { "True" } else { "False" };
     let (reason, message) = judged.fault.unwrap_or_default();
     // Upstream's reason for a pod that ran to its end.
     let reason = if completed && judged.kind == "Initialized" { "PodCompleted" } else { reason };
-    let api = facts.pod.status.as_ref();
-    let old = [facts.last, api]
+    let api = input.pod.status.as_ref();
+    let old = [input.last, api]
         .into_iter()
         .flatten()
         .find_map(|s| s.conditions.iter().flatten().find(|c| c.type_ == judged.kind && c.status == status));
-    let now = Time(Timestamp::from_second(facts.now.as_second()).unwrap_or(facts.now));
+    let now = Time(Timestamp::from_second(input.now.as_second()).unwrap_or(input.now));
     PodCondition {
         type_: judged.kind.to_owned(),
         status: status.to_owned(),
         reason: (!reason.is_empty()).then(|| reason.to_owned()),
         message: (!message.is_empty()).then_some(message),
         last_transition_time: Some(old.and_then(|c| c.last_transition_time.clone()).unwrap_or(now)),
-        observed_generation: facts.pod.metadata.generation,
+        observed_generation: input.pod.metadata.generation,
         last_probe_time: None,
     }
 }
@@ -152,8 +152,8 @@ pub(crate) fn is_overruled(reported: &PodStatus, api: &PodStatus) -> bool {
 }
 
 /// Whether the last status says that the pod is initialized. The condition stays while init containers run again.
-fn was_initialized(facts: &Facts<'_>) -> bool {
-    let last = facts.last.or(facts.pod.status.as_ref());
+fn was_initialized(input: &StatusInput<'_>) -> bool {
+    let last = input.last.or(input.pod.status.as_ref());
     let conditions = last.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|c| c.type_ == "Initialized" && c.status == "True")
 }
@@ -190,8 +190,8 @@ fn containers_ready(shape: &Shape<'_>, status: &PodStatus) -> Option<(&'static s
         .then(|| ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))))
 }
 
-fn gates(facts: &Facts<'_>, shape: &Shape<'_>) -> Option<(&'static str, String)> {
-    let given = facts.pod.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+fn gates(input: &StatusInput<'_>, shape: &Shape<'_>) -> Option<(&'static str, String)> {
+    let given = input.pod.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     let faults: Vec<String> = shape
         .spec
         .readiness_gates

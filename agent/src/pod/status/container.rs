@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::facts::Facts;
+use super::input::StatusInput;
 use crate::pod::removed::Removed;
 use crate::pod::restart::{may_restart_all, restarts_after};
 use crate::pod::state::{ContainerRun, Exit, ObservedContainer, Shape, Waiting, is_sidecar};
@@ -29,19 +29,19 @@ pub(super) fn limit_ends<'a>(lists: impl Iterator<Item = &'a mut Vec<ContainerSt
     }
 }
 
-pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
-    containers.iter().map(|container| container_status(container, facts)).collect()
+pub(super) fn statuses(containers: &[Container], input: &StatusInput<'_>) -> Vec<ContainerStatus> {
+    containers.iter().map(|container| container_status(container, input)).collect()
 }
 
 /// Statuses of init containers and sidecars. After the loss of the sandbox, an init container runs again although its
 /// policy does not restart it. The API server refuses a status with this transition. So such a container keeps its last
 /// status until its next end, but is not ready. Source: `ValidateInitContainerStateTransition` of
 /// `pkg/apis/core/validation`.
-pub(super) fn init_statuses(shape: &Shape<'_>, facts: &Facts<'_>) -> Vec<ContainerStatus> {
-    let mut all = statuses(shape.inits(), facts);
+pub(super) fn init_statuses(shape: &Shape<'_>, input: &StatusInput<'_>) -> Vec<ContainerStatus> {
+    let mut all = statuses(shape.inits(), input);
     if !may_restart_all(shape.spec) {
         for (status, container) in all.iter_mut().zip(shape.inits()) {
-            if let Some(old) = reported_end(shape, container, facts).filter(|_| !has_ended(status)) {
+            if let Some(old) = reported_end(shape, container, input).filter(|_| !has_ended(status)) {
                 *status = ContainerStatus { ready: status.ready, ..old.clone() };
             }
         }
@@ -53,9 +53,9 @@ pub(super) fn init_statuses(shape: &Shape<'_>, facts: &Facts<'_>) -> Vec<Contain
 fn reported_end<'a>(
     shape: &Shape<'_>,
     container: &Container,
-    facts: &Facts<'a>,
+    input: &StatusInput<'a>,
 ) -> Option<&'a ContainerStatus> {
-    let known = [facts.last, facts.pod.status.as_ref()].into_iter().flatten();
+    let known = [input.last, input.pod.status.as_ref()].into_iter().flatten();
     let mut known = known.filter_map(|status| {
         status.init_container_statuses.as_ref()?.iter().find(|old| old.name == container.name)
     });
@@ -69,12 +69,12 @@ fn has_ended(status: &ContainerStatus) -> bool {
 }
 
 /// Statuses of ephemeral containers: they are never ready and not restarted.
-pub(super) fn added(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
-    let mut all = statuses(containers, facts);
+pub(super) fn added(containers: &[Container], input: &StatusInput<'_>) -> Vec<ContainerStatus> {
+    let mut all = statuses(containers, input);
     for status in &mut all {
         (status.ready, status.started) = (false, None);
         let end = status.last_state.take_if(|last| last.terminated.is_some());
-        if let Some(end) = end.filter(|_| facts.observed.latest(&status.name).is_none()) {
+        if let Some(end) = end.filter(|_| input.observed.latest(&status.name).is_none()) {
             status.state = Some(end);
         }
         status.last_state = Some(ContainerState::default());
@@ -82,47 +82,47 @@ pub(super) fn added(containers: &[Container], facts: &Facts<'_>) -> Vec<Containe
     all
 }
 
-fn container_status(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
-    let is_init = facts
+fn container_status(container: &Container, input: &StatusInput<'_>) -> ContainerStatus {
+    let is_init = input
         .pod
         .spec
         .as_ref()
         .and_then(|s| s.init_containers.as_ref())
         .is_some_and(|inits| inits.iter().any(|i| i.name == container.name));
-    let Some(observed) = facts.observed.latest(&container.name) else {
-        return unobserved_status(container, facts);
+    let Some(observed) = input.observed.latest(&container.name) else {
+        return unobserved_status(container, input);
     };
-    let waiting = facts.state.waiting.get(&container.name);
+    let waiting = input.state.waiting.get(&container.name);
     let will_run =
-        !facts.finished && (waiting.is_some() || starts_against_its_policy(container, observed, facts));
+        !input.finished && (waiting.is_some() || starts_against_its_policy(container, observed, input));
     let (state, last_state) = match &observed.run {
-        ContainerRun::Running { started } => (running(*started), before(facts, observed)),
+        ContainerRun::Running { started } => (running(*started), before(input, observed)),
         ContainerRun::Exited(exit) if will_run => {
-            (waiting_state(waiting, facts), terminated(facts, observed, exit))
+            (waiting_state(waiting, input), terminated(input, observed, exit))
         }
-        ContainerRun::Exited(exit) => (terminated(facts, observed, exit), before(facts, observed)),
-        ContainerRun::Created => (waiting_state(waiting, facts), before(facts, observed)),
-        ContainerRun::Unknown => (unknown_end(facts, observed), before(facts, observed)),
+        ContainerRun::Exited(exit) => (terminated(input, observed, exit), before(input, observed)),
+        ContainerRun::Created => (waiting_state(waiting, input), before(input, observed)),
+        ContainerRun::Unknown => (unknown_end(input, observed), before(input, observed)),
     };
-    let started = started(container, observed, facts);
+    let started = started(container, observed, input);
     let ready = if is_init && !is_sidecar(container) {
         observed.succeeded()
     } else {
         observed.running()
             && started
-            && (container.readiness_probe.is_none() || probed(facts, observed).ready)
+            && (container.readiness_probe.is_none() || probed(input, observed).ready)
     };
     ContainerStatus {
         name: container.name.clone(),
         image: observed.image.clone(),
         image_id: observed.image_id.clone(),
-        container_id: Some(container_id(facts, observed)),
+        container_id: Some(container_id(input, observed)),
         restart_count: i32::try_from(observed.attempt).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: Some(last_state),
         started: Some(started),
         ready,
-        resources: Some(resources(container, observed, facts)),
+        resources: Some(resources(container, observed, input)),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
         user: observed.user.clone().map(|linux| ContainerUser { linux: Some(linux) }),
         volume_mounts: volume_mounts(container),
@@ -133,28 +133,36 @@ fn container_status(container: &Container, facts: &Facts<'_>) -> ContainerStatus
 /// Whether an ended container starts again although its policy does not restart it after this exit code. It does if the
 /// agent stopped it because a probe failed, or for a resize or another image. The status must not show the container as
 /// ended, because the API server would then refuse a status that shows it as running.
-fn starts_against_its_policy(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
-    let (Some(spec), Some(exit)) = (facts.pod.spec.as_ref(), observed.exit()) else { return false };
+fn starts_against_its_policy(
+    container: &Container,
+    observed: &ObservedContainer,
+    input: &StatusInput<'_>,
+) -> bool {
+    let (Some(spec), Some(exit)) = (input.pod.spec.as_ref(), observed.exit()) else { return false };
     !restarts_after(spec, container, exit.code)
-        && facts.exits(&Shape::of(spec)).is_stopped_to_restart(container, observed)
+        && input.exits(&Shape::of(spec)).is_stopped_to_restart(container, observed)
 }
 
 /// The state of a waiting container, with the reason if it is known.
-fn waiting_state(waiting: Option<&Waiting>, facts: &Facts<'_>) -> ContainerState {
+fn waiting_state(waiting: Option<&Waiting>, input: &StatusInput<'_>) -> ContainerState {
     match waiting {
         Some(w) => wait(w.reason.clone(), w.message.clone()),
-        None => wait(not_yet(facts).to_owned(), String::new()),
+        None => wait(not_yet(input).to_owned(), String::new()),
     }
 }
 
 /// The current resources of a running container. For other containers, the resources of their next run. Limits that a
 /// container inherits from its pod are not its own.
-fn resources(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> ResourceRequirements {
+fn resources(
+    container: &Container,
+    observed: &ObservedContainer,
+    input: &StatusInput<'_>,
+) -> ResourceRequirements {
     let mut resources = container.resources.clone().unwrap_or_default();
-    let Some(actuated) = facts.state.resize.actuated(observed).filter(|_| observed.running()) else {
+    let Some(actuated) = input.state.resize.actuated(observed).filter(|_| observed.running()) else {
         return resources;
     };
-    let pod_level = facts.pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let pod_level = input.pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let own = container.resources.as_ref();
     let is_inherited =
         |name: &str| Side::Limits.get(own, name).is_none() && Side::Limits.get(pod_level, name).is_some();
@@ -176,30 +184,30 @@ fn resources(container: &Container, observed: &ObservedContainer, facts: &Facts<
     resources
 }
 
-fn probed(facts: &Facts<'_>, observed: &ObservedContainer) -> crate::pod::state::Probed {
-    facts.state.probed.get(&observed.id).copied().unwrap_or_default()
+fn probed(input: &StatusInput<'_>, observed: &ObservedContainer) -> crate::pod::state::Probed {
+    input.state.probed.get(&observed.id).copied().unwrap_or_default()
 }
 
 /// Whether a running container has passed its startup probe.
-pub(super) fn started(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
-    observed.running() && (container.startup_probe.is_none() || probed(facts, observed).started)
+pub(super) fn started(container: &Container, observed: &ObservedContainer, input: &StatusInput<'_>) -> bool {
+    observed.running() && (container.startup_probe.is_none() || probed(input, observed).started)
 }
 
-fn unobserved_status(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
-    let known = facts.last.or(facts.pod.status.as_ref());
+fn unobserved_status(container: &Container, input: &StatusInput<'_>) -> ContainerStatus {
+    let known = input.last.or(input.pod.status.as_ref());
     let old = known.and_then(|status| {
         let all = status.container_statuses.iter().chain(&status.init_container_statuses);
         let all = all.chain(&status.ephemeral_container_statuses).flatten();
         all.into_iter().find(|s| s.name == container.name)
     });
-    if let Some(removed) = facts.state.removed.get(&container.name).filter(|_| !facts.finished) {
-        return removed_status(container, removed, old, facts);
+    if let Some(removed) = input.state.removed.get(&container.name).filter(|_| !input.finished) {
+        return removed_status(container, removed, old, input);
     }
     // The runtime does not report a container that has run: after a reboot, or at the pod's end.
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
-        return ContainerStatus { ready: false, started: Some(false), ..lost_status(old.clone(), facts) };
+        return ContainerStatus { ready: false, started: Some(false), ..lost_status(old.clone(), input) };
     }
-    waiting_status(container, waiting_state(facts.state.waiting.get(&container.name), facts))
+    waiting_status(container, waiting_state(input.state.waiting.get(&container.name), input))
 }
 
 /// The status of a container without an id, in this state.
@@ -217,8 +225,8 @@ fn waiting_status(container: &Container, state: ContainerState) -> ContainerStat
 }
 
 /// The reason of a container that has not started and has not failed.
-fn not_yet(facts: &Facts<'_>) -> &'static str {
-    let inits = facts.pod.spec.as_ref().and_then(|s| s.init_containers.as_ref());
+fn not_yet(input: &StatusInput<'_>) -> &'static str {
+    let inits = input.pod.spec.as_ref().and_then(|s| s.init_containers.as_ref());
     if inits.is_none_or(Vec::is_empty) { "ContainerCreating" } else { "PodInitializing" }
 }
 
@@ -247,11 +255,11 @@ fn removed_status(
     container: &Container,
     removed: &Removed,
     old: Option<&ContainerStatus>,
-    facts: &Facts<'_>,
+    input: &StatusInput<'_>,
 ) -> ContainerStatus {
     let message = "The container was removed, because all containers of the pod restart".to_owned();
     let reason = "RestartingAllContainers".to_owned();
-    let state = match facts.state.waiting.get(&container.name) {
+    let state = match input.state.waiting.get(&container.name) {
         Some(w) => wait(w.reason.clone(), w.message.clone()),
         None => wait(reason.clone(), message.clone()),
     };
@@ -276,7 +284,7 @@ fn known_end(old: &ContainerStatus) -> Option<ContainerStateTerminated> {
     state.terminated.clone().or_else(|| before?.terminated.clone())
 }
 
-fn lost_status(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
+fn lost_status(mut old: ContainerStatus, input: &StatusInput<'_>) -> ContainerStatus {
     if old.state.as_ref().is_some_and(|s| s.terminated.is_some()) {
         return old;
     }
@@ -290,33 +298,33 @@ fn lost_status(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
         }),
         ..ContainerState::default()
     };
-    if facts.finished {
+    if input.finished {
         old.state = Some(end);
     } else {
-        old.state = Some(wait(not_yet(facts).to_owned(), String::new()));
+        old.state = Some(wait(not_yet(input).to_owned(), String::new()));
         old.last_state = Some(end);
     }
     old
 }
 
-fn before(facts: &Facts<'_>, observed: &ObservedContainer) -> ContainerState {
-    facts
+fn before(input: &StatusInput<'_>, observed: &ObservedContainer) -> ContainerState {
+    input
         .observed
         .ended_before(&observed.name, observed.attempt)
-        .and_then(|c| c.exit().map(|exit| terminated(facts, c, exit)))
-        .or_else(|| end_from_last_status(facts, observed))
+        .and_then(|c| c.exit().map(|exit| terminated(input, c, exit)))
+        .or_else(|| end_from_last_status(input, observed))
         .unwrap_or_default()
 }
 
 /// The end of the container's previous run from the last status, if the runtime has removed that container.
-fn end_from_last_status(facts: &Facts<'_>, observed: &ObservedContainer) -> Option<ContainerState> {
+fn end_from_last_status(input: &StatusInput<'_>, observed: &ObservedContainer) -> Option<ContainerState> {
     if observed.attempt == 0 {
         return None;
     }
-    let status = facts.last.or(facts.pod.status.as_ref())?;
+    let status = input.last.or(input.pod.status.as_ref())?;
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     let old = all.into_iter().find(|s| s.name == observed.name)?;
-    let own_id = container_id(facts, observed);
+    let own_id = container_id(input, observed);
     // The status of a removed container has its end as its last state already.
     let own_state = Some(&old.state).filter(|_| old.container_id.as_deref() != Some(&own_id));
     let mut ends = own_state.into_iter().chain([&old.last_state]).flatten();
@@ -324,8 +332,8 @@ fn end_from_last_status(facts: &Facts<'_>, observed: &ObservedContainer) -> Opti
 }
 
 /// The API's form of a container id: `<runtime>://<id>`.
-fn container_id(facts: &Facts<'_>, observed: &ObservedContainer) -> String {
-    format!("{}://{}", facts.runtime_name, observed.id)
+fn container_id(input: &StatusInput<'_>, observed: &ObservedContainer) -> String {
+    format!("{}://{}", input.runtime_name, observed.id)
 }
 
 fn running(started: Timestamp) -> ContainerState {
@@ -345,7 +353,7 @@ fn wait(reason: String, message: String) -> ContainerState {
     }
 }
 
-fn terminated(facts: &Facts<'_>, observed: &ObservedContainer, exit: &Exit) -> ContainerState {
+fn terminated(input: &StatusInput<'_>, observed: &ObservedContainer, exit: &Exit) -> ContainerState {
     let reason = match (exit.reason.as_str(), exit.code) {
         ("", 0) => "Completed",
         ("", _) => "Error",
@@ -353,7 +361,7 @@ fn terminated(facts: &Facts<'_>, observed: &ObservedContainer, exit: &Exit) -> C
     };
     ContainerState {
         terminated: Some(ContainerStateTerminated {
-            container_id: Some(container_id(facts, observed)),
+            container_id: Some(container_id(input, observed)),
             exit_code: exit.code,
             reason: Some(reason.to_owned()),
             message: (!exit.message.is_empty()).then(|| exit.message.clone()),
@@ -365,14 +373,14 @@ fn terminated(facts: &Facts<'_>, observed: &ObservedContainer, exit: &Exit) -> C
     }
 }
 
-fn unknown_end(facts: &Facts<'_>, observed: &ObservedContainer) -> ContainerState {
+fn unknown_end(input: &StatusInput<'_>, observed: &ObservedContainer) -> ContainerState {
     let exit = Exit {
         code: 137,
         reason: "ContainerStatusUnknown".to_owned(),
         message: "The container could not be located when the pod was terminated".to_owned(),
         ..Exit::default()
     };
-    terminated(facts, observed, &exit)
+    terminated(input, observed, &exit)
 }
 
 /// Truncates a time to seconds as in the API, so that fractions do not count as a difference.

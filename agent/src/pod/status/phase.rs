@@ -2,25 +2,25 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus};
 
-use super::facts::Facts;
+use super::input::StatusInput;
 use crate::pod::restart::restarts_after;
 use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
 
 /// Whether every init container has completed in the ready sandbox, or had before the pod ended.
-pub(super) fn initialized(shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
-    let main_was = shape.mains().iter().any(|c| match facts.observed.sandbox() {
-        Some(_) => facts.observed.current(&c.name).is_some(),
-        None => facts.observed.latest(&c.name).is_some(),
+pub(super) fn initialized(shape: &Shape<'_>, input: &StatusInput<'_>) -> bool {
+    let main_was = shape.mains().iter().any(|c| match input.observed.sandbox() {
+        Some(_) => input.observed.current(&c.name).is_some(),
+        None => input.observed.latest(&c.name).is_some(),
     });
     main_was
         || shape.inits().iter().all(|init| {
-            let observed = match facts.observed.sandbox() {
-                Some(_) => facts.observed.current(&init.name),
-                None => facts.observed.latest(&init.name),
+            let observed = match input.observed.sandbox() {
+                Some(_) => input.observed.current(&init.name),
+                None => input.observed.latest(&init.name),
             };
             observed.is_some_and(|c| {
                 if is_sidecar(init) {
-                    c.running() && super::container::started(init, c, facts)
+                    c.running() && super::container::started(init, c, input)
                 } else {
                     ObservedContainer::succeeded(c)
                 }
@@ -39,23 +39,23 @@ struct Count {
     restarting: usize,
 }
 
-pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStatus]) -> &'static str {
-    if facts.state.verdict.is_some() {
+pub(super) fn phase(shape: &Shape<'_>, input: &StatusInput<'_>, mains: &[ContainerStatus]) -> &'static str {
+    if input.state.verdict.is_some() {
         return "Failed";
     }
-    let exits = facts.exits(shape);
+    let exits = input.exits(shape);
     let restarts_all = exits.restart_all();
     if !restarts_all && exits.init_failed_at().is_some() {
-        return if facts.holds_resources { "Pending" } else { "Failed" };
+        return if input.holds_resources { "Pending" } else { "Failed" };
     }
-    if !initialized(shape, facts) {
+    if !initialized(shape, input) {
         // Ended before it was initialized: no container will run.
-        return if facts.finished { "Failed" } else { "Pending" };
+        return if input.finished { "Failed" } else { "Pending" };
     }
     let restarts = |container: &Container, code: i32| {
         restarts_all
-            || facts.state.removed.contains_key(&container.name)
-            || facts
+            || input.state.removed.contains_key(&container.name)
+            || input
                 .observed
                 .latest(&container.name)
                 .is_some_and(|c| exits.is_stopped_to_restart(container, c))
@@ -63,7 +63,7 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
     };
     let count = count(shape.mains().iter().zip(mains), restarts);
     if count.waiting > 0 {
-        return if facts.finished { "Failed" } else { "Pending" };
+        return if input.finished { "Failed" } else { "Pending" };
     }
     if count.unknown > 0 {
         return "Pending";
@@ -73,8 +73,8 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
     }
     match count.stopped {
         0 => "Pending",
-        _ if count.restarting > 0 && !facts.finished => "Running",
-        _ if facts.holds_resources => "Running",
+        _ if count.restarting > 0 && !input.finished => "Running",
+        _ if input.holds_resources => "Running",
         stopped if stopped == count.succeeded => "Succeeded",
         _ => "Failed",
     }

@@ -43,7 +43,7 @@ impl Case {
     }
 
     fn status(&self, now: i64) -> PodStatus {
-        status(&Facts {
+        status(&StatusInput {
             runtime_name: "coracle",
             pod: &self.pod,
             observed: &self.observed,

@@ -110,7 +110,7 @@ impl Sync {
             let refused = self.node.managers.refuse_resize(&pod, &old);
             let detail = refused.map_or(InfeasibleReason::NodeAllocatable, |(detail, _)| detail);
             let checked = refused.map_or_else(
-                || check_resize(&pod, &old, (used, self.node.allocatable)),
+                || check_resize(&pod, &old, used, self.node.allocatable),
                 |(_, message)| Err(infeasible(&pod, message)),
             );
             match checked {

@@ -93,8 +93,8 @@ impl ControlPlaneSettings {
         let request_header = self.request_header();
         let (admission_plugins, initial_resources) = self.admission();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
-        let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
-        let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
+        let (ca_file, certificate, key) = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
+        let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, ca_file, certificate, key))?;
         let controllers = ControllerSelection::parse(self.controllers).context("controllers");
         let controllers = sources.take(controllers)?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
@@ -350,7 +350,9 @@ fn audit(
 fn etcd(
     servers: Vec<String>,
     prefix: String,
-    (ca_file, certificate, key): (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>),
+    ca_file: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
 ) -> anyhow::Result<Option<Etcd>> {
     let has_files = ca_file.is_some() || certificate.is_some() || key.is_some();
     if servers.is_empty() {
@@ -434,9 +436,9 @@ mod tests {
     #[test]
     fn etcd_files_fit_the_servers() {
         let file = || Some(PathBuf::from("/f"));
-        let of = |server: &str, files| {
+        let of = |server: &str, (ca_file, certificate, key)| {
             let servers = server.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
-            etcd(servers, "/p".to_owned(), files)
+            etcd(servers, "/p".to_owned(), ca_file, certificate, key)
         };
         assert_eq!(of("", (None, None, None)).unwrap().map(|etcd| etcd.prefix), None);
         assert!(of("http://a:1,https://b:2", (file(), file(), file())).unwrap().is_some());

@@ -66,8 +66,15 @@ struct Policies<P> {
     current: RwLock<Current<P>>,
 }
 
+/// The newest revisions of the objects of a kind of policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Revisions {
+    policies: u64,
+    bindings: u64,
+}
+
 struct Current<P> {
-    of: (u64, u64),
+    of: Revisions,
     bound: Arc<[Bound<P>]>,
 }
 
@@ -81,7 +88,7 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 
 impl<P> Policies<P> {
     fn new(policies: &'static str, bindings: &'static str, read: fn(&Value) -> P) -> Self {
-        let current = RwLock::new(Current { of: (0, 0), bound: Arc::new([]) });
+        let current = RwLock::new(Current { of: Revisions::default(), bound: Arc::new([]) });
         Self { policies, bindings, read, current }
     }
 
@@ -91,7 +98,7 @@ impl<P> Policies<P> {
         let Some((policies, bindings)) = kinds else { return Arc::new([]) };
         let newest =
             |kind: &Resource| admission.cache.of(kind).map_or(0, |collection| collection.lock().newest());
-        let of = (newest(policies), newest(bindings));
+        let of = Revisions { policies: newest(policies), bindings: newest(bindings) };
         let known = || {
             let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
             (current.of == of, current.bound.clone())
@@ -111,10 +118,10 @@ impl<P> Policies<P> {
     }
 
     /// Stores compiled policies. The objects may be newer than these revisions. They are then read once more.
-    fn replace(&self, of: (u64, u64), bound: &Arc<[Bound<P>]>) {
+    fn replace(&self, of: Revisions, bound: &Arc<[Bound<P>]>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         // Another request may have stored newer policies meanwhile.
-        if current.of.0 <= of.0 && current.of.1 <= of.1 {
+        if current.of.policies <= of.policies && current.of.bindings <= of.bindings {
             *current = Current { of, bound: bound.clone() };
         }
     }
@@ -237,8 +244,10 @@ mod tests {
     fn an_older_compilation_does_not_replace_a_newer_one() {
         let policies: Policies<()> = Policies::new("p", "b", |_spec| ());
         let revisions = || policies.current.read().unwrap().of;
+        let revision = |(policies, bindings)| Revisions { policies, bindings };
         let bound: Arc<[Bound<()>]> = Arc::new([]);
         for (of, expect) in [((1, 4), (1, 4)), ((2, 4), (2, 4)), ((1, 4), (2, 4)), ((3, 3), (2, 4))] {
+            let (expect, of) = (revision(expect), revision(of));
             policies.replace(of, &bound);
             assert_eq!(revisions(), expect, "{of:?}");
         }

@@ -10,7 +10,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls_pki_types::ServerName;
 use serde_json::Value;
 
-use super::Remote;
+use super::{Remote, ServiceReference};
 use crate::{
     authn::User,
     cache::Cache,
@@ -89,7 +89,7 @@ impl Forwarder {
         permit: impl Send + Unpin + 'static,
     ) -> Result<http::Response<Incoming>> {
         identify(request.headers_mut(), user)?;
-        let (namespace, name, port) = &remote.service;
+        let ServiceReference { namespace, name, port } = &remote.service;
         let config = remote.tls.clone().map_err(ApiError::unavailable)?;
         let endpoint = target::service(&self.cache, namespace, name, &port.to_string())?;
         let host = format!("{name}.{namespace}.svc");

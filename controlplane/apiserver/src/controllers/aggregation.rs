@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::api_services;
 use crate::{
-    aggregation::{Remote, openapi},
+    aggregation::{Remote, ServiceReference, openapi},
     cache::{Events, Scope, Watcher, prefix_of},
     call::Call,
     error::{ApiError, Result},
@@ -141,30 +141,28 @@ type Obstacle = (&'static str, String);
 fn missing(state: &State, remote: &Remote) -> Option<Obstacle> {
     let services = by_resource("", "v1", "services")?;
     let slices = by_resource("discovery.k8s.io", "v1", "endpointslices")?;
-    let (namespace, name, _) = remote.service();
-    let service = state.cache.get(services, namespace, name).map(|service| service.value());
+    let reference = remote.service();
+    let namespace = &reference.namespace;
+    let service = state.cache.get(services, namespace, &reference.name).map(|service| service.value());
     let slices: Vec<Value> = state.cache.list(slices, namespace).iter().map(|slice| slice.value()).collect();
-    missing_in(remote.service(), service.as_ref(), &slices)
+    missing_in(reference, service.as_ref(), &slices)
 }
 
 /// A service with an address in the cluster needs the port and a ready endpoint. Source: `AvailableConditionController`.
-fn missing_in(
-    (namespace, name, port): (&str, &str, u16),
-    service: Option<&Value>,
-    slices: &[Value],
-) -> Option<Obstacle> {
+fn missing_in(reference: &ServiceReference, service: Option<&Value>, slices: &[Value]) -> Option<Obstacle> {
+    let ServiceReference { namespace, name, port } = reference;
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let of = format!("service/{name} in {namespace:?}");
     let Some(service) = service else { return Some(("ServiceNotFound", format!("{of} is not present"))) };
     if service["spec"]["type"] != "ClusterIP" {
         return None;
     }
-    let Some(found) = list(&service["spec"]["ports"]).into_iter().find(|one| one["port"] == port) else {
+    let Some(found) = list(&service["spec"]["ports"]).into_iter().find(|one| one["port"] == *port) else {
         return Some(("ServicePortError", format!("{of} is not listening on port {port}")));
     };
     let port_name = |port: &Value| port["name"].as_str().unwrap_or_default().to_owned();
     let wanted = port_name(&found);
-    let is_own = |slice: &&Value| slice["metadata"]["labels"]["kubernetes.io/service-name"] == name;
+    let is_own = |slice: &&Value| slice["metadata"]["labels"]["kubernetes.io/service-name"] == *name;
     let mut own = slices.iter().filter(is_own).peekable();
     if own.peek().is_none() {
         return Some(("EndpointsNotFound", format!("cannot find endpointslices for {of}")));
@@ -213,8 +211,9 @@ mod tests {
 
     #[test]
     fn a_service_needs_its_port_and_a_ready_endpoint() {
+        let reference = ServiceReference { namespace: "n".to_owned(), name: "s".to_owned(), port: 443 };
         let reason = |service: Option<&Value>, slices: &[Value]| {
-            missing_in(("n", "s", 443), service, slices).map_or("", |(reason, _)| reason)
+            missing_in(&reference, service, slices).map_or("", |(reason, _)| reason)
         };
         let service =
             |kind: &str, port: u16| json!({"spec": {"type": kind, "ports": [{"name": "p", "port": port}]}});
@@ -229,7 +228,7 @@ mod tests {
         assert_eq!(reason(Some(&good), &[slice("other", "p", true)]), "EndpointsNotFound");
         assert_eq!(reason(Some(&good), &[slice("s", "q", true), slice("s", "p", false)]), "MissingEndpoints");
         assert_eq!(reason(Some(&good), &[slice("s", "p", false), slice("s", "p", true)]), "");
-        let (_, message) = missing_in(("n", "s", 443), None, &[]).unwrap();
+        let (_, message) = missing_in(&reference, None, &[]).unwrap();
         assert_eq!(message, "service/s in \"n\" is not present");
     }
 

@@ -57,7 +57,7 @@ pub(crate) fn update(observed: &ObservedJob<'_>) -> Update {
     }
     let verdict = observed.verdict.clone().or_else(|| completed(observed, active));
     match &verdict {
-        Some(verdict) => end(observed, verdict, (&lists, active), &mut update),
+        Some(verdict) => end(observed, verdict, &lists, active, &mut update),
         None => suspend(observed, suspended, &mut update),
     }
     update.status.uncounted_terminated_pods = Some(lists);
@@ -138,10 +138,10 @@ fn completed(observed: &ObservedJob<'_>, active: usize) -> Option<Verdict> {
 fn end(
     observed: &ObservedJob<'_>,
     verdict: &Verdict,
-    rest: (&UncountedTerminatedPods, usize),
+    lists: &UncountedTerminatedPods,
+    active: usize,
     update: &mut Update,
 ) {
-    let (lists, active) = rest;
     let (interim, last, reason, message) = match verdict {
         Verdict::Fails { reason, message } => ("FailureTarget", "Failed", reason, message),
         Verdict::Succeeds { reason, message } => ("SuccessCriteriaMet", "Complete", reason, message),

@@ -71,18 +71,20 @@ fn no_defaults(_: &mut Value) {}
 
 /// The `status` subresource of a kind.
 const fn status(group: &'static str, kind: &'static str) -> Subresource {
-    sub("status", (group, "v1", kind), GET_PATCH_UPDATE)
+    sub("status", group, "v1", kind, GET_PATCH_UPDATE)
 }
 
 const fn sub(
     name: &'static str,
-    speaks: (&'static str, &'static str, &'static str),
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
     verbs: &'static [&'static str],
 ) -> Subresource {
-    Subresource { name, group: speaks.0, version: speaks.1, kind: speaks.2, verbs }
+    Subresource { name, group, version, kind, verbs }
 }
 
-const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), GET_PATCH_UPDATE);
+const SCALE: Subresource = sub("scale", "autoscaling", "v1", "Scale", GET_PATCH_UPDATE);
 
 /// Every built-in kind. [`crate::kind::RuntimeConfig`] says which versions are served.
 pub static KINDS: &[Kind] = &[
@@ -166,7 +168,7 @@ const NAMESPACES: Kind = Kind {
     short_names: &["ns"],
     namespaced: false,
     verbs: NO_COLLECTION,
-    subresources: &[sub("finalize", ("", "v1", "Namespace"), &["update"]), status("", "Namespace")],
+    subresources: &[sub("finalize", "", "v1", "Namespace", &["update"]), status("", "Namespace")],
     schema: "io.k8s.api.core.v1.Namespace",
     fields: fields::NAMESPACE,
     rules: Rules {
@@ -187,7 +189,7 @@ const NODES: Kind = Kind {
     singular: "node",
     short_names: &["no"],
     namespaced: false,
-    subresources: &[sub("proxy", ("", "v1", "NodeProxyOptions"), PROXY), status("", "Node")],
+    subresources: &[sub("proxy", "", "v1", "NodeProxyOptions", PROXY), status("", "Node")],
     schema: "io.k8s.api.core.v1.Node",
     fields: fields::NODE,
     rules: Rules {
@@ -209,15 +211,15 @@ const PODS: Kind = Kind {
     short_names: &["po"],
     categories: &["all"],
     subresources: &[
-        sub("attach", ("", "v1", "PodAttachOptions"), STREAM),
-        sub("binding", ("", "v1", "Binding"), CREATE),
-        sub("ephemeralcontainers", ("", "v1", "Pod"), GET_PATCH_UPDATE),
-        sub("eviction", ("policy", "v1", "Eviction"), CREATE),
-        sub("exec", ("", "v1", "PodExecOptions"), STREAM),
-        sub("log", ("", "v1", "Pod"), &["get"]),
-        sub("portforward", ("", "v1", "PodPortForwardOptions"), STREAM),
-        sub("proxy", ("", "v1", "PodProxyOptions"), PROXY),
-        sub("resize", ("", "v1", "Pod"), GET_PATCH_UPDATE),
+        sub("attach", "", "v1", "PodAttachOptions", STREAM),
+        sub("binding", "", "v1", "Binding", CREATE),
+        sub("ephemeralcontainers", "", "v1", "Pod", GET_PATCH_UPDATE),
+        sub("eviction", "policy", "v1", "Eviction", CREATE),
+        sub("exec", "", "v1", "PodExecOptions", STREAM),
+        sub("log", "", "v1", "Pod", &["get"]),
+        sub("portforward", "", "v1", "PodPortForwardOptions", STREAM),
+        sub("proxy", "", "v1", "PodProxyOptions", PROXY),
+        sub("resize", "", "v1", "Pod", GET_PATCH_UPDATE),
         status("", "Pod"),
     ],
     schema: "io.k8s.api.core.v1.Pod",
@@ -239,7 +241,7 @@ const SERVICES: Kind = Kind {
     singular: "service",
     short_names: &["svc"],
     categories: &["all"],
-    subresources: &[sub("proxy", ("", "v1", "ServiceProxyOptions"), PROXY), status("", "Service")],
+    subresources: &[sub("proxy", "", "v1", "ServiceProxyOptions", PROXY), status("", "Service")],
     schema: "io.k8s.api.core.v1.Service",
     fields: fields::SERVICE,
     rules: Rules {
@@ -309,7 +311,7 @@ const SERVICE_ACCOUNTS: Kind = Kind {
     plural: "serviceaccounts",
     singular: "serviceaccount",
     short_names: &["sa"],
-    subresources: &[sub("token", ("authentication.k8s.io", "v1", "TokenRequest"), CREATE)],
+    subresources: &[sub("token", "authentication.k8s.io", "v1", "TokenRequest", CREATE)],
     schema: "io.k8s.api.core.v1.ServiceAccount",
     rules: Rules {
         writes: Writes {
@@ -351,7 +353,7 @@ const SIGNING_REQUESTS: Kind = Kind {
     short_names: &["csr"],
     namespaced: false,
     subresources: &[
-        sub("approval", ("certificates.k8s.io", "v1", "CertificateSigningRequest"), GET_PATCH_UPDATE),
+        sub("approval", "certificates.k8s.io", "v1", "CertificateSigningRequest", GET_PATCH_UPDATE),
         status("certificates.k8s.io", "CertificateSigningRequest"),
     ],
     schema: "io.k8s.api.certificates.v1.CertificateSigningRequest",

@@ -187,7 +187,7 @@ impl From<Failure> for String {
 impl Candidate<'_> {
     fn id(&self) -> DeviceId {
         let spec = &self.slice.spec;
-        (spec.driver.clone(), spec.pool.name.clone(), self.device.name.clone())
+        DeviceId { driver: spec.driver.clone(), pool: spec.pool.name.clone(), name: self.device.name.clone() }
     }
 
     /// Whether both have the same id. Nothing is copied, because a search compares many devices.

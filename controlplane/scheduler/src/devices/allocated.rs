@@ -6,8 +6,13 @@ use serde_json::Value;
 
 use super::capacity;
 
-/// A device: driver, pool and name.
-pub(super) type DeviceId = (String, String, String);
+/// Identifies a device.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct DeviceId {
+    pub(super) driver: String,
+    pub(super) pool: String,
+    pub(super) name: String,
+}
 
 /// The devices in use. For each device it has the number of allocations by node: the node to which the allocation is
 /// restricted, or `None`.
@@ -147,7 +152,7 @@ fn uses_of(allocation: &Value) -> impl Iterator<Item = Use> {
     let results = allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten();
     let text = |result: &Value, field: &str| result[field].as_str().unwrap_or_default().to_owned();
     results.filter(|result| result["adminAccess"] != true).map(move |one| Use {
-        device: (text(one, "driver"), text(one, "pool"), text(one, "device")),
+        device: DeviceId { driver: text(one, "driver"), pool: text(one, "pool"), name: text(one, "device") },
         share: one["shareID"].as_str().map(str::to_owned),
         consumed: consumed_of(&one["consumedCapacity"]),
     })

@@ -2,17 +2,24 @@
 
 use std::collections::HashMap;
 
-use super::allocated::Allocated;
+use super::allocated::{Allocated, DeviceId};
 use super::object::{Device, Slice};
 use super::slices::node_of;
 
-/// A counter: driver, pool, counter set and name.
-type Counter<'a> = (&'a str, &'a str, &'a str, &'a str);
+/// Identifies a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct CounterId<'a> {
+    driver: &'a str,
+    pool: &'a str,
+    /// Name of the counter set.
+    set: &'a str,
+    name: &'a str,
+}
 
 /// The counters of a node's pools without what the allocated and the chosen devices consume, in thousandths.
 #[derive(Debug, Default)]
 pub(super) struct Counters<'a> {
-    left: HashMap<Counter<'a>, i128>,
+    left: HashMap<CounterId<'a>, i128>,
 }
 
 impl<'a> Counters<'a> {
@@ -21,8 +28,11 @@ impl<'a> Counters<'a> {
         for &slice in slices {
             let spec = &slice.spec;
             for set in &spec.shared_counters {
-                let id = |name: &'a String| {
-                    (spec.driver.as_str(), spec.pool.name.as_str(), set.name.as_str(), name.as_str())
+                let id = |name: &'a String| CounterId {
+                    driver: &spec.driver,
+                    pool: &spec.pool.name,
+                    set: &set.name,
+                    name,
                 };
                 self.left
                     .extend(set.counters.iter().map(|(name, counter)| (id(name), counter.thousandths())));
@@ -31,7 +41,11 @@ impl<'a> Counters<'a> {
         for &slice in slices {
             for device in slice.spec.devices.iter().filter(|device| !device.consumes_counters.is_empty()) {
                 let spec = &slice.spec;
-                let id = (spec.driver.clone(), spec.pool.name.clone(), device.name.clone());
+                let id = DeviceId {
+                    driver: spec.driver.clone(),
+                    pool: spec.pool.name.clone(),
+                    name: device.name.clone(),
+                };
                 // The claims that share a device consume its counters once.
                 if in_use.has(&id, node_of(slice)) || in_use.has_shares(&id, node_of(slice)) {
                     self.take(slice, device);
@@ -66,12 +80,12 @@ impl<'a> Counters<'a> {
 }
 
 /// The counters that a device consumes, with the amounts in thousandths.
-fn consumed<'b>(slice: &'b Slice, device: &'b Device) -> impl Iterator<Item = (Counter<'b>, i128)> {
+fn consumed<'b>(slice: &'b Slice, device: &'b Device) -> impl Iterator<Item = (CounterId<'b>, i128)> {
     let spec = &slice.spec;
     device.consumes_counters.iter().flat_map(move |consumption| {
         let (driver, pool, set) =
             (spec.driver.as_str(), spec.pool.name.as_str(), consumption.counter_set.as_str());
         let counters = consumption.counters.iter();
-        counters.map(move |(name, counter)| ((driver, pool, set, name.as_str()), counter.thousandths()))
+        counters.map(move |(name, counter)| (CounterId { driver, pool, set, name }, counter.thousandths()))
     })
 }

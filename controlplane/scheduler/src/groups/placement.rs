@@ -76,14 +76,20 @@ struct Attempt<'a> {
     /// Whether the pod with this uid belongs to the gang. The gang's pods are never victims of each other.
     is_member: &'a dyn Fn(&str) -> bool,
     placed: Vec<String>,
-    /// Removed victims: node, uid and pod.
-    removed: Vec<(String, String, Placed)>,
+    removed: Vec<RemovedVictim>,
     helped_by: Changes,
     retries: bool,
     /// Number of pods that may still be refused. `None` if the gang cannot fit any more.
     spare: Option<usize>,
     /// The last refused pod with its message, if no pod was placed after it.
     refused: Option<(&'a Pod, String)>,
+}
+
+/// A victim that is removed from the snapshot during an attempt.
+struct RemovedVictim {
+    node: String,
+    uid: String,
+    pod: Placed,
 }
 
 /// Places the pods of a gang in this order. The gang is scheduled if at least `needed` pods are placed, and at least
@@ -215,9 +221,9 @@ impl<'a> Attempt<'a> {
             },
         };
         for victim in &victims {
-            if let Some(placed) = self.snapshot.placed_pod(&node, &victim.uid).cloned() {
+            if let Some(pod) = self.snapshot.placed_pod(&node, &victim.uid).cloned() {
                 self.snapshot.remove(&victim.uid);
-                self.removed.push((node.clone(), victim.uid.clone(), placed));
+                self.removed.push(RemovedVictim { node: node.clone(), uid: victim.uid.clone(), pod });
             }
         }
         self.assume(pod, &node);
@@ -242,8 +248,8 @@ impl<'a> Attempt<'a> {
         for uid in self.placed.drain(..) {
             self.snapshot.remove(&uid);
         }
-        for (node, uid, placed) in self.removed.drain(..) {
-            self.snapshot.restore(&uid, &node, placed);
+        for RemovedVictim { node, uid, pod } in self.removed.drain(..) {
+            self.snapshot.restore(&uid, &node, pod);
         }
     }
 }

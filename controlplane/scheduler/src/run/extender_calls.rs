@@ -154,7 +154,7 @@ impl Scheduler {
             Err(refused) => self.refused_by_extenders(pod, profile, refused),
             Ok(ranked) => {
                 let (client, extenders) = (self.client.clone(), self.extender_calls.extenders.clone());
-                let nodes = ranked.nodes.iter().map(|(name, ..)| name.clone()).collect();
+                let nodes = ranked.nodes.iter().map(|node| node.name.clone()).collect();
                 self.extender_calls.in_flight.spawn(async move {
                     let advice = consult::nodes(&client, &extenders, &pod, nodes).await;
                     ExtenderOutcome::Nodes { pod, ranked, advice }

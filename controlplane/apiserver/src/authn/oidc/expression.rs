@@ -74,7 +74,7 @@ impl Expression {
     /// # Errors
     /// The evaluation failed.
     pub(super) fn over_claims(&self, claims: &Value) -> Result<Value, String> {
-        self.evaluate(("claims", Cel::from_json(claims, &CLAIMS)))
+        self.evaluate("claims", Cel::from_json(claims, &CLAIMS))
     }
 
     /// Whether the expression is true for the user.
@@ -84,11 +84,11 @@ impl Expression {
     pub(super) fn is_true_of(&self, user: &User) -> Result<bool, String> {
         let value =
             json!({"username": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra});
-        Ok(self.evaluate(("user", Cel::from_json(&value, &USER)))? == true)
+        Ok(self.evaluate("user", Cel::from_json(&value, &USER))? == true)
     }
 
-    fn evaluate(&self, variable: (&str, Cel<'_>)) -> Result<Value, String> {
-        let session = Session::new(vec![variable], &NONE);
+    fn evaluate(&self, name: &str, value: Cel<'_>) -> Result<Value, String> {
+        let session = Session::new(vec![(name, value)], &NONE);
         let (result, _cost) = session.evaluate(&self.program, MAX_COST);
         let failed = |why: &str| format!("expression {:?}: {why}", self.source);
         let value = result.map_err(|error| failed(&error.to_string()))?;

@@ -68,5 +68,5 @@ pub(super) const AUTOSCALERS_V1: Kind = Kind {
 };
 
 const fn status(version: &'static str) -> Subresource {
-    sub("status", (GROUP, version, "HorizontalPodAutoscaler"), GET_PATCH_UPDATE)
+    sub("status", GROUP, version, "HorizontalPodAutoscaler", GET_PATCH_UPDATE)
 }

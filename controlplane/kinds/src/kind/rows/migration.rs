@@ -16,7 +16,7 @@ pub(super) const MIGRATIONS: Kind = Kind {
     plural: "storageversionmigrations",
     singular: "storageversionmigration",
     namespaced: false,
-    subresources: &[sub("status", (GROUP, VERSION, KIND_NAME), GET_PATCH_UPDATE)],
+    subresources: &[sub("status", GROUP, VERSION, KIND_NAME, GET_PATCH_UPDATE)],
     schema: "io.k8s.api.storagemigration.v1beta1.StorageVersionMigration",
     rules: Rules {
         validate: validate::migration::migration,

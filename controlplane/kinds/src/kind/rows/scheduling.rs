@@ -6,7 +6,7 @@ use crate::{table, validate};
 
 const GROUP: &str = "scheduling.k8s.io";
 const VERSION: &str = "v1alpha2";
-const POD_GROUP_STATUS: Subresource = sub("status", (GROUP, VERSION, "PodGroup"), GET_PATCH_UPDATE);
+const POD_GROUP_STATUS: Subresource = sub("status", GROUP, VERSION, "PodGroup", GET_PATCH_UPDATE);
 
 pub(super) const WORKLOADS: Kind = Kind {
     group: GROUP,

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Allocator, Chosen, is_of_request};
+use crate::devices::allocated::DeviceId;
 use crate::devices::object::{Claim, Config};
 use crate::devices::places::Places;
 
@@ -11,7 +12,7 @@ impl<'a> Allocator<'a> {
     /// The allocation of a claim, in the form of its status.
     pub(super) fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'a>]) -> Value {
         let result = |one: &&Chosen<'_>| {
-            let (driver, pool, device) = one.candidate.id();
+            let DeviceId { driver, pool, name: device } = one.candidate.id();
             let mut result =
                 json!({"request": one.request, "driver": driver, "pool": pool, "device": device});
             if let Some(admin) = one.exact.admin_access {

@@ -7,7 +7,7 @@ use crate::pod::restart::Exits;
 use crate::pod::state::{ObservedPod, Shape, WorkerState};
 
 /// Inputs of a status.
-pub(crate) struct Facts<'a> {
+pub(crate) struct StatusInput<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) observed: &'a ObservedPod,
     pub(crate) state: &'a WorkerState,
@@ -25,9 +25,9 @@ pub(crate) struct Facts<'a> {
     pub(crate) holds_resources: bool,
 }
 
-// === impl Facts ===
+// === impl StatusInput ===
 
-impl<'a> Facts<'a> {
+impl<'a> StatusInput<'a> {
     /// The exits of the pod's containers.
     pub(super) fn exits(&self, shape: &Shape<'a>) -> Exits<'a> {
         Exits { spec: shape.spec, observed: self.observed, state: self.state }

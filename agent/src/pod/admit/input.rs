@@ -9,7 +9,7 @@ use crate::node::Pressure;
 use crate::pod::state::Verdict;
 
 /// Inputs of admission.
-pub(crate) struct Facts<'a> {
+pub(crate) struct AdmissionInput<'a> {
     pub(crate) pod: &'a Pod,
     /// Resources that other pods hold.
     pub(crate) used: UsedResources,

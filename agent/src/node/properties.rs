@@ -17,9 +17,9 @@ use crate::own_address;
 use crate::project_quota;
 use crate::version::KUBELET_VERSION;
 
-/// Properties of the node, read once at the start.
+/// Properties of the machine and of its node, read once at the start.
 #[derive(Clone, Debug)]
-pub struct NodeFacts {
+pub struct MachineProperties {
     /// Name in the API.
     pub name: String,
     /// Addresses, the primary one first.
@@ -37,9 +37,9 @@ pub struct NodeFacts {
     pub info: NodeSystemInfo,
 }
 
-// === impl NodeFacts ===
+// === impl MachineProperties ===
 
-impl NodeFacts {
+impl MachineProperties {
     /// The primary address.
     pub fn ip(&self) -> Option<IpAddr> {
         self.ips.first().copied()
@@ -61,14 +61,14 @@ impl NodeFacts {
     }
 }
 
-pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
+pub(super) fn find(config: &NodeConfig) -> Result<MachineProperties, NodeError> {
     let meminfo = read("/proc/meminfo")?;
     let capacity = capacity(config, &meminfo)?;
     let held_back = eviction_reserve(&capacity, &config.eviction);
     let memory_of_pods = memory_of_pods(&capacity, &config.reserved)?;
     let allocatable = allocatable(&capacity, &config.reserved, &held_back)?;
     let ips = if config.ips.is_empty() { own_address::find() } else { config.ips.clone() };
-    Ok(NodeFacts {
+    Ok(MachineProperties {
         name: config.name.clone(),
         ips,
         capacity,
@@ -296,14 +296,14 @@ mod tests {
     #[test]
     fn facts_of_this_machine_are_found() {
         let config = NodeConfig::for_test(Path::new("/var/lib/coracle-is-not-there"));
-        let facts = find(&config).expect("facts");
-        assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);
-        assert!(!facts.info.kernel_version.is_empty() && !facts.info.boot_id.is_empty());
-        assert!(facts.ip().is_some());
+        let properties = find(&config).expect("properties");
+        assert!(properties.cpu_millis() >= 1000 && properties.memory() > 1 << 20);
+        assert!(!properties.info.kernel_version.is_empty() && !properties.info.boot_id.is_empty());
+        assert!(properties.ip().is_some());
         let size = storage_kib(Path::new("/var/lib")).ok();
         assert_eq!(storage_kib(&config.local_volume_dir).ok(), size, "of an ancestor");
         let is_limited = project_quota::limits_sizes(Path::new("/var/lib"));
-        assert_eq!(facts.local_volume_kib, size.filter(|_| is_limited));
+        assert_eq!(properties.local_volume_kib, size.filter(|_| is_limited));
         assert_eq!(os_image("NAME=Debian\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
     }
 }
