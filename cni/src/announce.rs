@@ -17,9 +17,9 @@ use crate::netns::Netns;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 
-/// Announces the addresses from inside the link's namespace, on its own thread. To close such a socket, the kernel
-/// waits some 10 ms for a grace period. A failure is only logged: neighbours also find the address by ARP requests and
-/// neighbour solicitations.
+/// Announces the addresses from inside the link's namespace, on a thread of its own: when a packet socket is closed, the
+/// kernel waits some 10 ms for a grace period. A failure is only logged: neighbours also find the address by ARP requests
+/// and neighbour solicitations. `None` if no thread was started.
 pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Option<JoinHandle<()>> {
     let mac = <[u8; 6]>::try_from(&link.mac[..]).ok()?;
     let frames: Vec<_> = addresses.iter().map(|address| frame(mac, *address)).collect();
@@ -121,7 +121,7 @@ mod tests {
     const MAC: [u8; 6] = [0x0a, 0x58, 1, 2, 3, 4];
 
     #[test]
-    fn an_arp_request_names_its_sender_twice() {
+    fn an_arp_request_has_the_address_as_its_sender_and_its_target() {
         let frame = frame(MAC, "10.0.0.7".parse().unwrap());
         assert_eq!(frame.len(), 42);
         assert_eq!(

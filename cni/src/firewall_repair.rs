@@ -12,8 +12,8 @@ use crate::host::Host;
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
-/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand ranges. With less, the
-/// repair itself would overflow it and cause the next repair.
+/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand ranges. The notifications of a
+/// repair would overflow a smaller buffer and cause the next repair.
 const RECEIVE_BUFFER: usize = 8 << 20;
 /// Delay before a retry.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -29,8 +29,8 @@ pub(crate) fn listen() -> io::Result<TokioSocket> {
     Ok(socket)
 }
 
-/// Repairs the table after each foreign change, as long as the host exists. Notifications of the kernel wake it,
-/// and a timer while a repair fails.
+/// Repairs the table after each foreign change, as long as the host exists. The task waits for notifications of the
+/// kernel, and for a timer while a repair fails.
 pub(crate) async fn keep(host: std::sync::Weak<Host>, mut socket: TokioSocket) {
     let mut buffer = Vec::with_capacity(65536);
     loop {

@@ -1,4 +1,4 @@
-//! The `loopback` plugin: sets a sandbox's loopback interface up.
+//! The `loopback` plugin: sets a sandbox's loopback interface up, and down in DEL.
 
 use serde::Deserialize;
 
@@ -15,13 +15,13 @@ const LO: &str = "lo";
 #[serde(deny_unknown_fields)]
 struct Conf {}
 
-/// Runs the request. ADD returns the previous result, or the interface.
+/// Runs the request. ADD returns the previous result if there is one, else the loopback interface and its addresses.
 pub(crate) async fn run(request: &Request) -> Result<Option<Answer>, Error> {
     let Conf {} = request.own()?;
     match request.command {
         Command::Add => add(request).await.map(Some),
         Command::Del => {
-            // The namespace may be gone with its loopback interface.
+            // If the namespace is gone, so is its loopback interface.
             if let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
                 let links = Links::inside(&netns)?;
                 links.down(&links.get(LO).await?).await?;

@@ -1,5 +1,5 @@
-//! The default network of a node, in its own network namespace. Checked by the kernel's state (`ip`, `nft`,
-//! connections), as root.
+//! The default network of a node, in its own network namespace. The tests check the state of the kernel (`ip`, `nft`,
+//! connections) and need root.
 
 #![allow(
     clippy::disallowed_methods,
@@ -177,7 +177,7 @@ fn asking(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attac
 }
 
 #[test]
-fn the_result_has_the_hosts_end_as_the_kernel_shows_it() {
+fn the_result_describes_the_end_on_the_host_as_the_kernel_shows_it() {
     on_a_node(async |node| {
         let a = Sandbox::new();
         node.network.add(&asking("aaaa", &a, &[], None)).await.unwrap();
@@ -514,7 +514,7 @@ fn elements(set: &str) -> Vec<(u128, u128)> {
     ranges
 }
 
-/// The same for a list of networks, computed independently of the kernel.
+/// The ranges that a list of networks covers, computed independently of the kernel.
 fn covered(networks: &[IpNetwork], v4: bool) -> Vec<(u128, u128)> {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -675,7 +675,7 @@ fn ranges_without_masquerading_survive_a_restart() {
         again.set_pod_cidrs(vec!["10.98.0.0/24".parse().unwrap()]).await.unwrap();
         assert!(
             !run("nft", &["list", "table", "inet", "coracle"]).contains("not_beyond"),
-            "its own of before"
+            "the former pod range of the node"
         );
     });
 }

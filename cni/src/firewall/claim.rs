@@ -27,7 +27,8 @@ pub(crate) struct Claim {
     pub(crate) to: Vec<IpNetwork>,
     /// Conditions on packets to the ports, for IPv4 and IPv6.
     pub(crate) conditions: [Vec<Condition>; 2],
-    /// Whether its own network and 127.0.0.1 may use the ports, and whether all packets through them are masqueraded.
+    /// Whether the attachment's own network and 127.0.0.1 can use the ports, and whether all packets through the ports are
+    /// masqueraded.
     pub(crate) hairpin: bool,
     pub(crate) masquerade_all: bool,
     /// Networks whose outgoing packets are masqueraded, and destinations that are excepted.
@@ -66,7 +67,7 @@ impl Claim {
         Some(claim)
     }
 
-    /// Name of its file.
+    /// The name of the claim's file.
     pub(super) fn key(&self) -> String {
         [&self.plugin, &self.network, &self.id, &self.ifname].map(|part| part.replace('/', "%")).join("@")
     }

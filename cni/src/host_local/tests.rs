@@ -53,7 +53,7 @@ fn files(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn one_address_of_each_set_and_the_files_of_host_local() {
+fn an_add_takes_one_address_of_each_set_and_writes_the_files_of_host_local() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00::/64"}]]});
     assert_eq!(add(dir.path(), "a", &ipam).unwrap(), ["10.1.2.2/24", "fd00::2/64"]);
@@ -99,7 +99,7 @@ fn allocation_continues_in_the_next_range_of_a_set() {
 }
 
 #[test]
-fn a_full_second_set_frees_the_address_of_the_first() {
+fn an_add_that_finds_the_second_set_full_frees_its_address_of_the_first_set() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/30"}]]});
     add(dir.path(), "a", &ipam).unwrap();
@@ -159,11 +159,11 @@ fn gc_frees_addresses_without_owner_and_restore_records_owners() {
 }
 
 #[test]
-fn an_interrupted_reservation_is_not_an_address_and_does_not_change_its_owner() {
+fn the_file_of_an_interrupted_reservation_is_no_address_and_changes_no_owner() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "a", &ipam).unwrap();
-    // A process was killed right after its link.
+    // The state after a process was killed right after it made the link.
     fs::hard_link(dir.path().join("net/10.1.2.2"), dir.path().join("net/.taking")).unwrap();
     add(dir.path(), "b", &ipam).unwrap();
     assert_eq!(fs::read_to_string(dir.path().join("net/10.1.2.2")).unwrap(), "a\r\neth0");

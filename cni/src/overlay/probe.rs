@@ -42,14 +42,16 @@ pub struct ProbePath {
 pub struct ProbeResult {
     /// Size of the longest packet that passes, in bytes. 0 if no packet passes.
     pub bytes: u32,
-    /// Whether packets pass that the device segments and checksums.
+    /// Whether datagrams arrive intact that the device splits and computes the checksums of. True if the kernel does not
+    /// offload.
     pub offloaded: bool,
 }
 
-/// Probes all paths at once. Blocks for some milliseconds if everything passes, and for seconds if packets are lost.
+/// Probes all paths at the same time. Blocks for some milliseconds if everything passes, and for seconds if packets are
+/// lost.
 ///
 /// # Errors
-/// When the sockets cannot be opened.
+/// The sockets cannot be opened or used.
 pub fn examine(paths: &[ProbePath]) -> io::Result<Vec<ProbeResult>> {
     let mut probe_sockets = ProbeSockets::open()?;
     let mut searches: Vec<Search> = paths.iter().map(|way| Search::new(way.mtu)).collect();
@@ -118,7 +120,8 @@ impl Search {
     }
 }
 
-/// For each path on which packets of this size pass: whether two datagrams pass that the kernel got as one.
+/// For each path: whether two datagrams arrive that are passed to the kernel as one, or the kernel does not offload. False
+/// if `bytes`, the longest packet that passes, is 0.
 fn offloaded(paths: &[ProbePath], bytes: &[u32]) -> Vec<bool> {
     let mut passed = vec![false; paths.len()];
     for _ in 0..ATTEMPTS {

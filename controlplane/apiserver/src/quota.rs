@@ -2,9 +2,9 @@
 //!
 //! | part | module |
 //! |---|---|
-//! | what the objects of the cache use of each quota | `cache/ledger.rs` |
-//! | locks of namespaces | `quota_locks.rs` |
-//! | writes the status of a quota when its use changes | `controllers/quota_status.rs` |
+//! | the use of each quota by the objects in the cache | `cache/ledger.rs` |
+//! | the locks of namespaces | `quota_locks.rs` |
+//! | the controller that writes the status of a quota when its use changes | `controllers/quota_status.rs` |
 //!
 //! A request that increases the use of a quota holds the lock of its namespace from the check to the commit. A commit
 //! returns after the cache and its ledger contain the object. The ledger is therefore exact while the lock is held, and
@@ -41,20 +41,20 @@ pub(crate) async fn charge(
     if !plugins.charges_quota || namespace.is_empty() {
         return Ok(None);
     }
-    // Other objects do not wait for the commits of those that use a quota: events, for example.
+    // Objects that no quota tracks, for example events, do not wait for the commits of objects that a quota tracks.
     let is_tracked = || call.state.cache.quotas.lock().track(namespace, &call.kind);
     let is_checked = !plugins.limited.is_empty() || is_tracked();
     if !is_checked || !is_charged(&call.kind, object, old) {
         return Ok(None);
     }
     let lock = call.state.quota_locks.lock(namespace).await;
-    // The guard is read before the accounts, which contain all uses up to its revision.
+    // The guard is read before the accounts, so the accounts contain all uses up to the revision of the guard.
     let guard = needs_guard(call).then(|| call.state.cache.quota_guard(slot(namespace)));
     let uses = check(call, name, object, old.map(|(old, _)| old))?;
     Ok((uses && !call.dry_run()?).then_some(QuotaPermit::new(lock, guard)))
 }
 
-/// Whether other servers may write objects of this kind at the same time, and no other guard prevents it.
+/// Whether the commit needs a guard: other servers can write objects of this kind, and the kind has no guard of its own.
 fn needs_guard(call: &Call) -> bool {
     call.state.store.is_shared() && !call.kind.stored_as().volatile && !is_allocated(&call.kind)
 }
@@ -72,8 +72,8 @@ fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> b
     }
 }
 
-/// Checks the request against each quota, and whether it needs another quota. Returns whether it increases the use of
-/// any quota.
+/// Checks the request against each quota, and whether the quotas cover what `limitedResources` of the admission plugin
+/// demands. Returns whether the request increases the use of any quota.
 fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result<bool> {
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));

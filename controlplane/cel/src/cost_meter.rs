@@ -36,7 +36,7 @@ impl CostMeter {
         Ok(value)
     }
 
-    /// The elements of a list, whose number and whose copied texts are charged.
+    /// The elements of a list. Charges for their number, and for the texts that are copied.
     pub(crate) fn items<'a>(&mut self, list: &Value<'a>) -> Result<Vec<Value<'a>>, EvalError> {
         self.charge(list.cost_size())?;
         let items = list.items().ok_or(EvalError::NoOverload)?;

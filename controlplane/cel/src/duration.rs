@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations() {
+    fn durations_of_go_are_parsed_and_printed_as_seconds() {
         assert_eq!(parse("1h2m3.5s"), Some(3_723_500_000_000));
         assert_eq!(parse("-1.5ms"), Some(-1_500_000));
         assert_eq!(parse("0"), Some(0));

@@ -31,7 +31,7 @@ pub fn is_date(text: &str) -> bool {
     text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok()
 }
 
-/// Whether the text is a date and a time with a zone. Of the zone only the form is checked, as upstream.
+/// Whether the text is a date and a time with a zone. As upstream, only the form of the zone is checked.
 pub fn is_date_time(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let mut parts = text.split('t');
@@ -41,10 +41,10 @@ pub fn is_date_time(text: &str) -> bool {
     }
 }
 
-/// `15:04:05`, an optional fraction, and a zone in lower case.
+/// Whether the text is a time (`15:04:05`), an optional fraction and a zone, in lower case.
 fn is_time(text: &str) -> bool {
     let Some((time, rest)) = text.split_at_checked(8) else { return false };
-    if !fits(time, "##:##:##") || !is_at_most(time) {
+    if !fits(time, "##:##:##") || !is_in_range(time) {
         return false;
     }
     // Upstream's expression allows any separator before the fraction.
@@ -62,7 +62,8 @@ fn is_time(text: &str) -> bool {
     fraction == "z" || fits(fraction, "+##:##") || fits(fraction, "-##:##")
 }
 
-fn is_at_most(time: &str) -> bool {
+/// Whether the hour is at most 23, and minute and second are at most 59.
+fn is_in_range(time: &str) -> bool {
     let mut parts = time.split(':');
     parts.next().is_some_and(|hour| hour <= "23") && parts.all(|part| part <= "59")
 }
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_equal_upstreams_formats() {
+    fn formats_are_those_of_upstream() {
         check(
             is_uuid,
             &["123e4567-e89b-12d3-a456-426614174000", "123E4567e89b12d3a456-426614174000"],

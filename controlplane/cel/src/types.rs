@@ -30,7 +30,7 @@ pub enum Type {
     Timestamp,
     /// A list.
     List(Arc<Type>),
-    /// A list without order. Static checks see a list.
+    /// A list without order. Static checks treat it as a list.
     Unordered(Arc<UnorderedList>),
     /// A map with texts as keys.
     Map(Arc<Type>),
@@ -107,8 +107,8 @@ impl ObjectType {
     }
 }
 
-// A schema's type has up to 50,000 fields, and an expression can compare two equal types every few bytes. So digests of
-// 128 bits are compared instead. A type's digest covers the digests of its fields' types.
+// A schema's type has up to 50,000 fields, and an expression can compare equal types once in a few bytes of its text. So
+// digests of 128 bits are compared instead of the fields. A type's digest covers the digests of its fields' types.
 impl PartialEq for ObjectType {
     fn eq(&self, other: &ObjectType) -> bool {
         self.digest == other.digest
@@ -129,7 +129,7 @@ impl Type {
         Type::List(Arc::new(item))
     }
 
-    /// The type that static checks see.
+    /// The type that static checks use: a list instead of a list without order.
     pub(crate) fn checked(&self) -> Type {
         match self {
             Type::Unordered(list) => Type::list(list.item.clone()),

@@ -35,8 +35,8 @@ pub(crate) struct Discovered {
 }
 
 impl Context {
-    /// All kinds that are served now. Kinds come and go with custom resource definitions and API services, so the
-    /// result is not kept.
+    /// All kinds that are served now. The result is not cached, because kinds come and go with custom resource definitions
+    /// and API services.
     pub(crate) async fn kinds(&self) -> Result<Discovered, Error> {
         let groups = self.client.list_api_groups_aggregated().await.map_err(Error::Discovery)?;
         let core = self.client.list_core_api_versions_aggregated().await.map_err(Error::Discovery)?;
@@ -108,7 +108,7 @@ impl ApiKind {
         )
     }
 
-    /// Whether this is an event. Events expire on their own, so the garbage collector ignores them.
+    /// Whether objects of this kind are events. Events expire on their own, so the garbage collector ignores them.
     pub(crate) fn is_event(&self) -> bool {
         self.resource.plural == "events"
     }
@@ -138,7 +138,7 @@ impl ApiKind {
         }
     }
 
-    /// Reads the metadata of all objects in a namespace.
+    /// Reads the metadata of all objects of this kind in a namespace.
     pub(crate) async fn list(&self, client: &Client, namespace: &str) -> Result<Vec<Meta>, Error> {
         let mut params = ListParams::default().limit(500);
         let mut found = Vec::new();
@@ -152,7 +152,7 @@ impl ApiKind {
         }
     }
 
-    /// The resource version of a list of all objects.
+    /// The resource version of a list of all objects of this kind.
     pub(crate) async fn list_version(&self, client: &Client) -> Result<String, Error> {
         let page = self.page(client, "", &ListParams::default().limit(1)).await?;
         Ok(page.metadata.resource_version.unwrap_or_default())
@@ -164,7 +164,7 @@ impl ApiKind {
         Ok(page.items.is_empty() && page.metadata.continue_.is_none_or(|token| token.is_empty()))
     }
 
-    /// One page of the metadata of the objects in a namespace.
+    /// One page of the metadata of the objects of this kind in a namespace.
     pub(crate) async fn page(
         &self,
         client: &Client,
@@ -177,8 +177,8 @@ impl ApiKind {
         client.request(request).await.map_err(self.failed("list", &place))
     }
 
-    /// Applies an empty configuration to this version of an object, which writes it again if it is stored in another
-    /// form. The object is not created if it does not exist any more.
+    /// Applies an empty configuration to this version of an object. The API server then writes the object again if it is
+    /// stored in another form. The object is not created if it does not exist any more.
     pub(crate) async fn rewrite(
         &self,
         client: &Client,
@@ -207,7 +207,7 @@ impl ApiKind {
         unless_absent(client.request_text(request).await).map_err(self.failed("delete", key))
     }
 
-    /// Deletes all objects in a namespace.
+    /// Deletes all objects of this kind in a namespace.
     pub(crate) async fn delete_all(&self, client: &Client, namespace: &str) -> Result<(), Error> {
         if !self.can(&[verbs::DELETE_COLLECTION]) {
             for object in self.list(client, namespace).await? {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_only_a_later_version_of_the_group_has_is_found() {
+    fn a_kind_that_the_preferred_version_of_its_group_lacks_is_found() {
         let versions = json!([
             {"version": "v2", "freshness": "Current", "resources": [resource("a", "v2")]},
             {"version": "v1", "freshness": "Current", "resources": [resource("a", "v1"), resource("b", "v1")]},
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_version_without_a_server_is_named_and_hides_no_other() {
+    fn a_group_version_whose_server_does_not_respond_is_reported_and_hides_no_other() {
         let found = read(json!([
             {"metadata": {"name": "far.io"}, "versions": [{"version": "v1", "freshness": "Stale"}]},
             {"metadata": {"name": ""}, "versions": [{"version": "v1", "freshness": "Current", "resources": [

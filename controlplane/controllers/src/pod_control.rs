@@ -159,8 +159,8 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         Ok(())
     }
 
-    /// Whether the workload exists and is not being deleted, according to the API server. The cached workload may have
-    /// been deleted with its dependents orphaned deliberately.
+    /// Whether the workload exists and is not being deleted, according to the API server. A workload that is still in the
+    /// cache may have been deleted with the option to orphan its pods, which must then stay orphans.
     pub(crate) async fn may_adopt(&self) -> Result<bool, Error> {
         let live = self.context.writer(self.cache).live(&self.owner.key()).await?;
         Ok(live.is_some_and(|live| live.uid() == self.owner.uid() && !live.is_being_deleted()))
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_condition_of_a_deleted_pod_names_its_generation() {
+    fn the_disruption_condition_has_the_generation_of_the_pod() {
         let mut pod = Pod::default();
         pod.metadata.generation = Some(3);
         let now = "2026-01-01T12:00:00.5Z".parse().unwrap();

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Runs the selected controllers until `shutdown` is cancelled. Failed watches are retried forever. Returns early if a
-/// task ends by itself, for example after a panic.
+/// task ends by itself.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
     let mut tasks = JoinSet::new();
     let (recorder, events) = coracle_events::recorder(client.clone(), "");

@@ -66,8 +66,8 @@ impl PodSecurity {
         self.evaluate(admission, attributes, parts, true)
     }
 
-    /// Checks a pod or a template. Only pods are rejected. A template causes only a warning, because its pods are
-    /// checked later.
+    /// Checks a pod or a template. Only pods are rejected (`enforce`). A template causes only a warning and an audit
+    /// annotation, because its pods are checked later.
     fn evaluate(
         &self,
         admission: &Admission,
@@ -130,7 +130,7 @@ impl PodSecurity {
     }
 }
 
-/// For example `violates PodSecurity "restricted:latest": privileged (…)`.
+/// The message, for example `violates PodSecurity "restricted:latest": privileged (…)`.
 fn violates(verb: &str, at: LevelVersion, violations: &[Violation]) -> String {
     format!("{verb} PodSecurity \"{at}\": {}", pod_security::details(violations))
 }

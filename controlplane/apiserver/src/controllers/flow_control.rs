@@ -88,6 +88,7 @@ fn values(state: &State, kind: &Resource) -> Vec<Value> {
     state.cache.list(kind, "").iter().map(|object| object.value()).collect()
 }
 
+/// Applies all objects, corrects the default objects if the timer permits it, and writes the conditions.
 async fn follow(
     state: &Arc<State>,
     schemas: &Arc<Resource>,
@@ -126,7 +127,7 @@ enum Step {
     Create(Value),
     /// Sets the default spec and the annotation on the stored object.
     Correct(Value),
-    /// Sets the annotation that leaves the spec to the administrators on the stored object.
+    /// Sets the annotation of the stored object that leaves the spec to the administrators.
     Leave(String),
     /// Deletes an object that an earlier version of the server created, if its revision is unchanged since the
     /// annotation was read.
@@ -326,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn default_objects_are_maintained_and_those_of_administrators_are_not() {
+    fn default_objects_are_maintained_unless_an_administrator_maintains_them() {
         let (mandatory, suggested) = (objects::mandatory_levels(), objects::suggested_levels());
         let all = [mandatory.clone(), suggested.clone()].concat();
         assert_eq!(plan(&all, &mandatory, &suggested), []);

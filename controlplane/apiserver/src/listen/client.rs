@@ -38,7 +38,7 @@ fn unread_size<B: Body>(request: &Request<B>) -> usize {
     TASK_BYTES + target + header + body
 }
 
-/// The response to a request without memory.
+/// The response to a request for which there is no memory.
 pub(super) fn refusal(error: &ApiError) -> Reply {
     let mut reply = reply::failure(error);
     reply.extensions_mut().insert(ShortLived::default());
@@ -48,11 +48,11 @@ pub(super) fn refusal(error: &ApiError) -> Reply {
 // === impl Client ===
 
 impl Client {
-    /// Attaches the client to a request, and memory for the time until it is authenticated. A client with a certificate
-    /// needs none: its authentication does not wait.
+    /// Attaches the client to a request, and reserves memory until the request is authenticated. A client with a
+    /// certificate needs no such memory: its authentication does not wait.
     ///
     /// # Errors
-    /// 429 if other requests that are not authenticated yet have the memory.
+    /// 429 if other requests that are not authenticated yet have reserved the memory.
     pub(super) fn attach<B: Body>(&self, request: &mut Request<B>, in_flight: &InFlight) -> Result<()> {
         match &self.certificate {
             Some(certificate) => {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_counts_as_far_as_the_client_may_send_it() {
+    fn an_unread_body_counts_up_to_the_window_that_the_client_may_send() {
         let window = UNCERTIFIED_WINDOW as usize;
         assert!(unread_size(&Request::new(Empty::<Bytes>::new())) < window / 4);
         assert!(

@@ -82,7 +82,7 @@ fn options(call: &Call) -> Option<Value> {
     Some(options.into())
 }
 
-/// The options of a query. The kubelet gets these alone: admission must see all that it gets.
+/// The options of a query. The kubelet gets only these options, so admission sees everything that the kubelet gets.
 fn requested(subresource: &str, query: &Query) -> Option<Map<String, Value>> {
     let mut options = Map::new();
     match subresource {
@@ -183,7 +183,8 @@ fn log_query(query: &str) -> String {
     words.extend_pairs(kept).finish()
 }
 
-/// Checks the requested container, or chooses the default: the only one, the one of the pod's annotation, or the first.
+/// Checks the requested container, or chooses the default: the container that the pod's annotation names, the only
+/// container, or the first one. For logs, the first one of several is no default.
 fn container(pod: &Value, wanted: &str, logs: bool) -> Result<String> {
     let names = |field: &str| -> Vec<String> {
         let list = pod["spec"][field].as_array().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! The macro `sortBy`: a list in the order of its keys. Source: `cel-go/ext/lists.go`.
+//! The macro `sortBy`: sorts a list by a key that is computed from each element. Source: `cel-go/ext/lists.go`.
 
 use super::two_variables::RESULT;
 use super::{Comprehension, Expr, Kind, Literal};
@@ -6,7 +6,7 @@ use super::{Comprehension, Expr, Kind, Literal};
 /// The name of the list in the expansion. No expression can contain it.
 const INPUT: &str = "@sortBy";
 
-/// The list is bound to a name, because it is used twice: for the keys and for the elements.
+/// Expands the macro. The list is bound to a name, because it is used twice: for the keys and for the elements.
 pub(super) fn expand(list: Expr, variable: Box<str>, key: Expr, at: u32) -> Kind {
     let node = |kind: Kind| Expr { kind, at };
     let ident = |name: &str| node(Kind::Ident(name.into()));

@@ -12,7 +12,7 @@ use crate::types::UnorderedList;
 type Identity = Vec<Option<Key>>;
 
 impl<'a> Value<'a> {
-    /// The list type of a list without order.
+    /// The type of a list without order. `None` for other values.
     pub(crate) fn unordered(&self) -> Option<&'a UnorderedList> {
         match self {
             Value::JsonList(_, _, of) => *of,
@@ -50,7 +50,7 @@ impl<'a> Value<'a> {
         Some(Some(found.len() == known.len()))
     }
 
-    /// The cost of a copy of the elements of a list that an expression made.
+    /// The cost of copying the elements of a list that an expression made. 0 for other lists.
     fn elements_cost(&self) -> u64 {
         match self {
             Value::List(items) => items.iter().map(Value::copy_cost).fold(0, u64::saturating_add),
@@ -58,7 +58,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The cost of the identity of an element. It copies the texts of the key fields.
+    /// The cost of computing the identity of an element, which copies the texts of the key fields.
     pub(crate) fn identity_cost(&self, of: &UnorderedList) -> u64 {
         let keys = of.keys.iter().filter_map(|name| self.field(name));
         let keys = keys.fold(0, |sum: u64, key| sum.saturating_add(key.cost_size()));
@@ -66,7 +66,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The union of both lists. An element of both lists keeps its place in `list`; in a map it gets the value of `added`.
+/// The union of both lists. An element that is in both lists keeps its place in `list`; in a map it gets the value in
+/// `added`.
 /// If an element cannot be identified, the lists are concatenated.
 pub(crate) fn union<'a>(
     mut list: Vec<Value<'a>>,
@@ -100,7 +101,7 @@ pub(crate) fn union<'a>(
     list
 }
 
-/// `None` for an element of a set that is not a scalar.
+/// The identity of an element. `None` for an element of a set that is not a scalar.
 fn identity(item: &Value<'_>, of: &UnorderedList) -> Option<Identity> {
     if of.keys.is_empty() {
         return Some(vec![Some(scalar(item)?)]);

@@ -11,8 +11,8 @@ use super::topology::is_automatic;
 use crate::endpoints::plan::{is_reachable, ports, reference_to, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
-/// The desired groups. `zone_of` returns the zone of a node. A service without endpoints has an empty group for each
-/// family.
+/// The desired groups. `zone_of` returns the zone of a node. An address family of the service without endpoints has an
+/// empty group.
 pub(crate) fn groups(
     service: &Service,
     pods: &[Arc<Pod>],
@@ -95,7 +95,8 @@ fn endpoint(service: &Service, pod: &Pod, ip: &str, zone_of: &impl Fn(&str) -> O
     }
 }
 
-/// Hints for `trafficDistribution`: an endpoint serves its own zone, or its own node. Automatic hints have precedence.
+/// Hints for `trafficDistribution`: an endpoint serves its own zone, and with `PreferSameNode` also its own node. Automatic
+/// hints have precedence.
 fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
     if is_automatic(service) {
         return None;
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_the_api_refuses_does_not_stop_the_others() {
+    fn a_pod_address_that_the_api_refuses_is_left_out() {
         let at = |name: &str, ip: &'static str| {
             pod(name, move |pod| pod["status"] = json!({"podIP": ip, "podIPs": [{"ip": ip}]}))
         };
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn both_families_and_all_ports() {
+    fn a_pod_is_an_endpoint_of_both_families_with_all_ports() {
         let spec = json!({"selector": {"app": "a"}, "ipFamilies": ["IPv4", "IPv6"],
             "ports": [{"name": "a", "port": 80, "targetPort": "http"}, {"name": "b", "port": 81}]});
         let all = planned(spec, &[pod("1", |_| {})]);

@@ -29,8 +29,8 @@ impl Default for Policy {
 // === impl Policy ===
 
 impl Policy {
-    /// The policy of a namespace with these labels, and the labels that are invalid. An invalid `enforce` means
-    /// `restricted`, an invalid `audit` or `warn` means `privileged`.
+    /// The policy of a namespace with these labels, and a cause for each invalid label. An invalid level of `enforce` means
+    /// `restricted`, an invalid level of `audit` or `warn` means `privileged`.
     pub fn of_labels(labels: &Value, defaults: Self) -> (Self, Vec<Cause>) {
         let mut read = Reader { labels, causes: Causes::default() };
         let mut policy = defaults;
@@ -48,8 +48,8 @@ impl Policy {
             policy.warn.level = level.unwrap_or(Level::Privileged);
         }
         let has_version = read.version("warn-version", &mut policy.warn);
-        // If a namespace enforces a stricter level than the default, it also warns at that level, so that workloads
-        // get a warning.
+        // Without the label `warn`, a namespace warns at least at the level that its label `enforce` names: only pods are
+        // rejected, and the author of a workload gets a warning.
         if let (None, Some(Some(level))) = (warn, enforce)
             && level > policy.warn.level
         {
@@ -73,7 +73,7 @@ impl Policy {
             && self.warn.is_equivalent(&other.warn)
     }
 
-    /// The modes with checks that labels set: `enforce=baseline:latest, warn=…`.
+    /// The modes that labels set and that check anything, as text: `enforce=baseline:latest, warn=…`.
     pub fn labelled(&self, labels: &Value) -> String {
         let modes = [("enforce", self.enforce), ("audit", self.audit), ("warn", self.warn)];
         let is_set = |name: &str| {

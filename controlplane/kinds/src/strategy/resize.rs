@@ -23,7 +23,8 @@ pub fn prepare_for_resize(kind: &Resource, new: &mut Value, old: &Value) {
     prepare_for_update(kind, new, old);
 }
 
-/// The old spec with the resources of the new one.
+/// The old spec with the resources and resize policies of the new spec. Returns the new spec if its number of containers
+/// differs, so that validation refuses it.
 fn resized(mut new: Value, old: &Value) -> Value {
     const LISTS: [&str; 2] = ["containers", "initContainers"];
     let length = |spec: &Value, list: &str| spec[list].as_array().map_or(0, Vec::len);
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn only_resources_change_and_count_as_a_generation() {
+    fn only_resources_change_and_their_change_increases_the_generation() {
         let kind = by_kind("v1", "Pod").unwrap();
         let old = pod(&json!([{"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}}]));
         let mut new = old.clone();

@@ -19,7 +19,7 @@ pub(crate) fn new_daemon_set(object: &mut Value) {
     set_template_generation(object, 1);
 }
 
-/// Increases the template generation if the template changed. Clients cannot change it.
+/// Increases the template generation if the template changed. Clients cannot set the generation.
 pub(super) fn update_daemon_set(new: &mut Value, old: &Value) {
     let before = &old["metadata"]["annotations"][TEMPLATE_GENERATION];
     let before: i64 = before.as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -76,7 +76,7 @@ mod tests {
     use crate::kind::by_kind;
 
     #[test]
-    fn a_job_is_selected_by_its_uid() {
+    fn the_pods_of_a_job_are_selected_by_its_uid() {
         let mut job = json!({"metadata": {"name": "j", "uid": "u", "labels": {"a": "b"}},
             "spec": {"template": {"metadata": {"labels": {"a": "b"}}}}});
         let kind = by_kind("batch/v1", "Job").unwrap();

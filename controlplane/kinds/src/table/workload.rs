@@ -164,7 +164,7 @@ fn count(value: &Value) -> Value {
     value.as_i64().unwrap_or(0).into()
 }
 
-/// Containers, images, selector.
+/// The cells of the columns Containers, Images and Selector.
 pub(super) fn template(spec: &Value) -> [Value; 3] {
     let join = |field: &str| -> Value {
         let list =

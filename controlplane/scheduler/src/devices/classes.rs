@@ -16,7 +16,7 @@ pub(super) const CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     by_name: HashMap<String, Class>,
-    /// The classes with this `extendedResourceName`, in the order of precedence: the newest class first, then by name.
+    /// The classes by their `extendedResourceName`, in the order of precedence: the newest class first, then by name.
     by_resource: HashMap<String, BTreeSet<Rank>>,
 }
 
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_class_provides_a_resource_and_every_class_its_own_name() {
+    fn the_newest_class_provides_a_resource_and_every_class_the_resource_with_its_name() {
         let (old, new) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
         let mut classes = Classes::default();
         for (name, created) in [("c", old), ("b", new), ("a", new)] {

@@ -34,10 +34,10 @@ pub(super) struct Extended {
     amounts: BTreeMap<String, i128>,
     /// The resources that device classes provide.
     of_classes: BTreeSet<String>,
-    /// The requests of these resources. They are the same for all nodes.
+    /// The device requests for the resources in `of_classes`. They are the same for all nodes.
     requests: BTreeMap<String, OfResource>,
     containers: Vec<ContainerRequests>,
-    /// The claim of an earlier attempt to bind the pod.
+    /// The claim that an earlier attempt to bind the pod has created.
     former: Option<Key>,
     /// The key of the new claim before it is created.
     pub(super) key: Key,
@@ -46,7 +46,7 @@ pub(super) struct Extended {
 #[derive(Clone, Debug)]
 struct ContainerRequests {
     name: String,
-    /// Whether the container ends before the containers after it start. These may have the same devices.
+    /// Whether the container ends before the containers after it start. The later containers can get the same devices.
     is_short_lived: bool,
     /// Requested amounts by name, of all resources. `None` for an amount that is not a number of devices.
     amounts: BTreeMap<String, Option<i64>>,
@@ -135,7 +135,7 @@ impl State {
         let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
         let containers: Vec<ContainerRequests> = inits.chain(others).collect();
         let (mut requests, mut mapped) = (BTreeMap::new(), 0);
-        // With more mappings the pod gets no claim.
+        // A pod with more mappings gets no claim.
         for name in &of_classes {
             if mapped > MAPPINGS_MAX {
                 break;
@@ -168,13 +168,13 @@ impl State {
         Some((amounts, of_classes))
     }
 
-    /// The claim for the pod's extended resources of an earlier attempt to bind the pod.
+    /// The claim for extended resources that an earlier attempt to bind the pod has created.
     pub(super) fn former_claim(&self, pod: &Pod) -> Option<&Key> {
         self.extended_claims.get(&Key::new(pod.namespace(), pod.uid()))
     }
 
-    /// Updates the index of the claims for extended resources before a claim is stored, or removed if `new` is `None`.
-    /// Users can change the annotation and the owner of a claim. A pod that loses its claim is scheduled again.
+    /// Updates the index of the claims for extended resources. Afterwards the caller stores the claim, or removes it if
+    /// `new` is `None`. Users can change the annotation and the owner of a claim. A pod that loses its claim is scheduled again.
     pub(super) fn index_extended(&mut self, key: &Key, new: Option<&Claim>) {
         let of = |pod: &str| Key::new(&key.namespace, pod);
         let known = self.claims.get(key).and_then(pod_of).map(of);
@@ -309,7 +309,8 @@ impl OfResource {
             all.push(container.mapping(resource, &request.name));
             requests.push(request);
         }
-        // A claim cannot have so many requests. Each of them could have a mapping for each init container.
+        // A claim cannot have so many requests, so no mappings of init containers are computed: each request could have one
+        // for each of them.
         if requests.len() > REQUESTS_MAX {
             return Self { requests, mappings: all.into() };
         }
@@ -342,7 +343,7 @@ impl OfResource {
 
 impl ContainerRequests {
     /// Adds mappings for the container to requests of the containers after it, until it has the devices that it wants.
-    /// Returns the number of devices of these requests, which may be larger.
+    /// Returns the number of devices of these requests, which may be larger than the wanted number.
     fn reuse(
         &self,
         wanted: &DeviceRequest,
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_extended_resources_are_upstreams() {
+    fn extended_resources_are_recognized_by_name_as_upstream() {
         for name in [GPU, "deviceclass.resource.kubernetes.io/c"] {
             assert!(is_extended(name), "{name}");
         }
@@ -489,7 +490,7 @@ mod tests {
         let expected =
             [("s", "container-1-request-0"), ("i", "container-1-request-0"), ("j", "container-2-request-0")];
         assert_eq!(mappings(&found), expected);
-        // The index of a request is the place of its resource among all resources of the container.
+        // The last number in the name of a request is the index of its resource among all resources of the container.
         let two = json!({"cpu": "1", "deviceclass.resource.kubernetes.io/c": "2", GPU: "1"});
         let found = new_claim(json!({"containers": [container("a", two)]}), &node).unwrap().unwrap();
         assert_eq!(requests(&found), [("container-0-request-1", "c", 2), ("container-0-request-2", "c", 1)]);
@@ -566,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_of_an_earlier_attempt_is_known_by_its_pod() {
+    fn the_claim_of_an_earlier_attempt_is_found_by_the_pod() {
         let mut state = state();
         let pod = fixture::pod("p", json!({"containers": [container("a", json!({GPU: "1"}))]}));
         let claim = |namespace: &str, annotation: &str| -> Claim {
@@ -578,7 +579,7 @@ mod tests {
         };
         state.put_claim(claim("d", "false"));
         state.put_claim(claim("other", "true"));
-        assert_eq!(state.former_claim(&pod), None, "neither is of the pod");
+        assert_eq!(state.former_claim(&pod), None, "neither claim belongs to the pod");
         state.put_claim(claim("d", "true"));
         assert_eq!(state.former_claim(&pod), Some(&Key::new("d", "x")));
         let found = state.extended(&pod).unwrap().claim(&state.classes, &NodeProperties::default());

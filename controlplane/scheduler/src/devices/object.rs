@@ -168,7 +168,7 @@ pub(super) struct CounterSet {
     pub(super) counters: BTreeMap<String, Counter>,
 }
 
-/// What a device takes from a counter set while it is allocated.
+/// The amounts that a device takes from a counter set while it is allocated.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct CounterConsumption {
@@ -216,7 +216,7 @@ resource!(DeviceClass, "resource.k8s.io", "deviceclasses", ClusterResourceScope)
 resource!(ResourceSlice, "resource.k8s.io", "resourceslices", ClusterResourceScope);
 
 impl Request {
-    /// The request, or each of its alternatives, with the full name.
+    /// The request, or each of its alternatives, with its full name: `REQUEST` or `REQUEST/ALTERNATIVE`.
     pub(super) fn exact(&self) -> Vec<(String, &Exact)> {
         let one = self.exactly.iter().map(|exact| (self.name.clone(), exact));
         let others = self.first_available.iter();

@@ -217,7 +217,7 @@ impl Scheduler {
         }
     }
 
-    /// Handles a pod that no node can run, with the extenders for preemption.
+    /// Handles a pod that no node can run. Extenders with a verb for preemption are asked about the victims.
     fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
         if !profile.preempts || !self.extender_calls.preempts(&pod) {
             self.preempt_or_refuse(&pod, profile, &refused);

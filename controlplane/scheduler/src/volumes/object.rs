@@ -158,9 +158,9 @@ pub(super) struct AttachmentSource {
     pub(super) persistent_volume_name: Option<String>,
 }
 
-/// A kind that the cache stores without the metadata that scheduling does not read.
+/// A kind that the cache stores without managed fields, which scheduling does not read.
 pub(super) trait Reduce: PartialEq {
-    /// Removes fields that scheduling does not read.
+    /// Removes the managed fields.
     fn reduce(&mut self);
 }
 

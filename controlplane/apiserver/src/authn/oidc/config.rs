@@ -156,7 +156,7 @@ struct Mappings {
 #[serde(deny_unknown_fields, default)]
 struct Source {
     claim: String,
-    /// Required, as upstream: names without a prefix can collide with names of the cluster.
+    /// As upstream, required with a claim for users or groups: names without a prefix can collide with names of the cluster.
     prefix: Option<String>,
     expression: String,
 }
@@ -348,7 +348,7 @@ fn check_email(config: &IssuerConfig) -> Result<(), String> {
     let mut all = [name].into_iter().chain(rules).chain(config.extra.iter().map(|(_, value)| value));
     if reads(name, "email") && !all.any(|expression| reads(expression, "email_verified")) {
         return Err("claimMappings.username.expression: reads the claim email, so claims.email_verified must be used in \
-                    it, in extra or in claimValidationRules"
+                    this expression, in extra or in claimValidationRules"
             .to_owned());
     }
     Ok(())

@@ -9,7 +9,7 @@ use crate::devices::object::{Claim, Config};
 use crate::devices::places::Places;
 
 impl<'a> Allocator<'a> {
-    /// The allocation of a claim, in the form of its status.
+    /// The allocation of a claim, as the field `status.allocation`.
     pub(super) fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'a>]) -> Value {
         let result = |one: &&Chosen<'_>| {
             let DeviceId { driver, pool, name: device } = one.candidate.id();
