@@ -22,6 +22,8 @@ use crate::error::Error;
 use crate::nft;
 
 const CHAIN: &str = "ports";
+/// Chain of IPv6 packets without a source address.
+const NO_ADDRESS: &str = "no-address";
 const GUARDED: &str = "guarded";
 const V4: &str = "addresses4";
 const V6: &str = "addresses6";
@@ -247,6 +249,8 @@ fn layout(transaction: &mut Transaction<'_>, is_limited: bool) {
         transaction.make_set(&SetSpec { name: TO_GROUPS, key, dynamic, ..SetSpec::default() });
         transaction.rule(CHAIN, &too_many_to_groups());
     }
+    transaction.make_chain(NO_ADDRESS);
+    rules_without_address().iter().for_each(|rule| transaction.rule(NO_ADDRESS, rule));
     rules().iter().for_each(|rule| transaction.rule(CHAIN, rule));
 }
 
@@ -258,34 +262,51 @@ fn too_many_to_groups() -> Rule {
     rule.more_packets_than(TO_GROUPS, GROUP_RATE, GROUP_BURST).drop()
 }
 
-fn rules() -> [Rule; 9] {
-    const IPV4: [u8; 2] = [0x08, 0x00];
-    const ARP: [u8; 2] = [0x08, 0x06];
-    const IPV6: [u8; 2] = [0x86, 0xdd];
-    // Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
-    const SOURCE: (Header, u32) = (Header::Link, 6);
-    const SENDER: (Header, u32) = (Header::Network, 8);
-    // Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
-    const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
-    const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
-    const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
-    const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
+const IPV4: [u8; 2] = [0x08, 0x00];
+const ARP: [u8; 2] = [0x08, 0x06];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+// Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
+const SOURCE: (Header, u32) = (Header::Link, 6);
+const SENDER: (Header, u32) = (Header::Network, 8);
+// Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
+const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
+const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
+const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
+const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
+// Types of ICMPv6.
+const LISTENER_REPORT: u8 = 131;
+const LISTENER_DONE: u8 = 132;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+const LISTENER_REPORT_2: u8 = 143;
+
+/// Matches frames of an Ethernet type.
+fn of(kind: [u8; 2]) -> Rule {
+    Rule::default().payload(Header::Link, 12, 2, R0).equal(R0, &kind)
+}
+
+/// Matches messages of a type of ICMPv6.
+fn icmp(kind: u8) -> Rule {
     const ICMPV6: u8 = 58;
-    const ROUTER_SOLICITATION: u8 = 133;
-    const ROUTER_ADVERTISEMENT: u8 = 134;
-    const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-    const REDIRECT: u8 = 137;
-    let name = |rule: Rule| rule.meta(Meta::InInterface, R0);
-    let of = |kind: [u8; 2]| Rule::default().payload(Header::Link, 12, 2, R0).equal(R0, &kind);
-    let icmp = |kind: u8| {
-        let rule = of(IPV6).meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
-        rule.payload(Header::Transport, 0, 1, R0).equal(R0, &[kind])
-    };
-    // Loads the key of the sets of addresses.
-    let key = |rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)| {
-        let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME_REGISTERS);
-        rule.payload(address.0, address.1, address.2, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
-    };
+    let rule = of(IPV6).meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
+    rule.payload(Header::Transport, 0, 1, R0).equal(R0, &[kind])
+}
+
+/// Loads the name of the port.
+fn name(rule: Rule) -> Rule {
+    rule.meta(Meta::InInterface, R0)
+}
+
+/// Loads the key of the sets of addresses.
+fn key(rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)) -> Rule {
+    let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME_REGISTERS);
+    rule.payload(address.0, address.1, address.2, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
+}
+
+fn rules() -> [Rule; 10] {
     [
         // This rule accepts most frames.
         key(of(IPV4), SOURCE, SOURCE_V4).in_set(V4).accept(),
@@ -296,7 +317,21 @@ fn rules() -> [Rule; 9] {
         icmp(ROUTER_ADVERTISEMENT).drop(),
         icmp(REDIRECT).drop(),
         key(icmp(NEIGHBOUR_ADVERTISEMENT), SOURCE, TARGET_V6).not_in_set(V6).drop(),
+        of(IPV6).source(false, R0).equal(R0, &Ipv6Addr::UNSPECIFIED.octets()).jump(NO_ADDRESS),
         key(of(IPV6), SOURCE, SOURCE_V6).in_set(V6).accept(),
+        Rule::default().drop(),
+    ]
+}
+
+/// Rules for IPv6 packets without a source address. Only duplicate address detection and reports of multicast listeners
+/// need them. No rule for the addresses of pods, such as a network policy, would match other packets.
+fn rules_without_address() -> [Rule; 5] {
+    let own = |kind: u8| key(icmp(kind), SOURCE, SOURCE_V6).in_set(V6).accept();
+    [
+        own(NEIGHBOUR_SOLICITATION),
+        own(LISTENER_REPORT_2),
+        own(LISTENER_REPORT),
+        own(LISTENER_DONE),
         Rule::default().drop(),
     ]
 }
