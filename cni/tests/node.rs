@@ -289,10 +289,10 @@ fn a_sandbox_chooses_no_derived_hardware_address_by_its_ipv6_address() {
         let derived = node.network.add(&asking("aaaa", &a, &[], None)).await.unwrap();
         node.network.del("aaaa").await.unwrap();
         let ip = derived.addresses[0].ip().to_string();
-        let with = asking("aaaa", &a, &[&ip], Some(&derived.mac));
+        let with = asking("aaaa", &a, &[ip.as_str()], Some(derived.mac.as_str()));
         let error = node.network.add(&with).await.unwrap_err();
         assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
-        let chosen = node.network.add(&asking("aaaa", &a, &[&ip], None)).await.unwrap();
+        let chosen = node.network.add(&asking("aaaa", &a, &[ip.as_str()], None)).await.unwrap();
         assert_eq!(chosen.addresses, derived.addresses);
         assert_ne!(chosen.mac, derived.mac);
         drop(a.stop);
