@@ -153,6 +153,26 @@ fn forged_datagram(from: [u8; 6], port: u16) -> Vec<u8> {
     frame
 }
 
+/// The header of an IPv4 packet with this length in bytes.
+fn ipv4(protocol: u8, length: u16, from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
+    let length = length.to_be_bytes();
+    let mut header = [&[0x45, 0][..], &length, &[0, 1, 0, 0, 64, protocol, 0, 0], &from, &to].concat();
+    let sum = checksum(&header);
+    header[10..12].copy_from_slice(&sum);
+    header
+}
+
+/// The pod's message "port unreachable" about a datagram from a port of the node to port 9 of `to` (RFC 792).
+fn unreachable_port(from: [u8; 6], port: u16, to: [u8; 4]) -> Vec<u8> {
+    let node = [10, 99, 0, 1];
+    let about = [&ipv4(17, 28, node, to)[..], &port.to_be_bytes(), &[0, 9, 0, 8, 0, 0]].concat();
+    let mut message = [&[3, 3, 0, 0, 0, 0, 0, 0][..], &about].concat();
+    let sum = checksum(&message);
+    message[2..4].copy_from_slice(&sum);
+    let header = ipv4(1, 56, [10, 99, 0, 2], node);
+    [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &message].concat()
+}
+
 /// A UDP datagram over IPv6, in a frame to the bridge.
 fn datagram6(from: [u8; 6], source: Ipv6Addr, to: Ipv6Addr, port: u16) -> Vec<u8> {
     let mut udp = [&[0x1b, 0x58][..], &port.to_be_bytes(), &[0, 12, 0, 0], b"evil"].concat();
@@ -520,6 +540,37 @@ fn a_pod_sends_no_datagrams_without_a_source_address() {
             pod.send(datagram6(pod.mac(), Ipv6Addr::UNSPECIFIED, node, 7001));
             until_taken(&pod);
             inner.recv(&mut [0; 64]).is_ok()
+        });
+        network.remove().await.unwrap();
+    });
+}
+
+/// The kernel looks up the connection of an ICMP error by the packet that the error is about, whoever sends it.
+#[test]
+fn a_pod_reports_errors_of_its_own_packets_only() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let open = |at: &str, to: &str| {
+            let socket = bound(at);
+            socket.connect(to).unwrap();
+            socket
+        };
+        let other = open("10.99.0.1:7100", "10.99.0.50:9");
+        let frame = unreachable_port(pod.mac(), 7100, [10, 99, 0, 50]);
+        pod.send(frame.clone());
+        until_taken(&pod);
+        assert!(other.take_error().unwrap().is_none(), "a forged error arrived");
+        let own = open("10.99.0.1:7101", "10.99.0.2:9");
+        eventually("the pod's own error arrives", 20, || {
+            own.send(b"x").is_err() || own.take_error().unwrap().is_some()
+        });
+        // The forged error is valid: without the rules it has its effect.
+        disable_guard();
+        eventually("the forged error arrives without the rules", 20, || {
+            pod.send(frame.clone());
+            until_taken(&pod);
+            other.take_error().unwrap().is_some()
         });
         network.remove().await.unwrap();
     });
