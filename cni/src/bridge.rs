@@ -186,8 +186,7 @@ impl Bridge<'_> {
     async fn attach_pair(&self, netns: &Netns, bridge: &Link, answer: &Answer) -> Result<Link, Error> {
         let (conf, links, request) = (&self.conf, &self.host.links, self.request);
         let host_name = host_interface(&request.container_id, &request.ifname);
-        let first = answer.ips.first().map(|ip| ip.address.ip());
-        let mac = conf.mac.or_else(|| first.map(hardware_address)).unwrap_or_else(link::random_mac);
+        let mac = conf.hardware_address(&bridge.mac, answer)?;
         let pair = Pair {
             host: &host_name,
             inside: &request.ifname,

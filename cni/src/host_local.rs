@@ -287,7 +287,7 @@ fn check_routes(ipam: &Value) -> Result<(), Error> {
 }
 
 /// The requested addresses: from `CNI_ARGS`, from `args`, and from the capability.
-fn requested(request: &Request) -> Result<Vec<IpAddr>, Error> {
+pub(crate) fn requested(request: &Request) -> Result<Vec<IpAddr>, Error> {
     let parse = |field: &'static str| {
         move |text: String| {
             let host = text.split_once('/').map_or(text.as_str(), |(host, _)| host);

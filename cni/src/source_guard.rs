@@ -15,13 +15,18 @@ use std::time::Duration;
 
 use coracle_nft::{
     BRIDGE, BaseChain, Channel, Element, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule, SetSpec,
-    Transaction, concatenated,
+    Transaction, Verdict, concatenated,
 };
 
 use crate::error::Error;
 use crate::nft;
 
 const CHAIN: &str = "ports";
+/// Chain of IPv6 packets without a source address.
+const NO_ADDRESS: &str = "no-address";
+/// Chains of errors of ICMP and ICMPv6.
+const ERRORS_V4: &str = "errors4";
+const ERRORS_V6: &str = "errors6";
 const GUARDED: &str = "guarded";
 const V4: &str = "addresses4";
 const V6: &str = "addresses6";
@@ -247,6 +252,15 @@ fn layout(transaction: &mut Transaction<'_>, is_limited: bool) {
         transaction.make_set(&SetSpec { name: TO_GROUPS, key, dynamic, ..SetSpec::default() });
         transaction.rule(CHAIN, &too_many_to_groups());
     }
+    let chains = [
+        (NO_ADDRESS, rules_without_address().to_vec()),
+        (ERRORS_V4, rules_of_errors(V4, ABOUT_V4).to_vec()),
+        (ERRORS_V6, rules_of_errors(V6, ABOUT_V6).to_vec()),
+    ];
+    for (chain, rules) in chains {
+        transaction.make_chain(chain);
+        rules.iter().for_each(|rule| transaction.rule(chain, rule));
+    }
     rules().iter().for_each(|rule| transaction.rule(CHAIN, rule));
 }
 
@@ -258,45 +272,106 @@ fn too_many_to_groups() -> Rule {
     rule.more_packets_than(TO_GROUPS, GROUP_RATE, GROUP_BURST).drop()
 }
 
-fn rules() -> [Rule; 9] {
-    const IPV4: [u8; 2] = [0x08, 0x00];
-    const ARP: [u8; 2] = [0x08, 0x06];
-    const IPV6: [u8; 2] = [0x86, 0xdd];
-    // Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
-    const SOURCE: (Header, u32) = (Header::Link, 6);
-    const SENDER: (Header, u32) = (Header::Network, 8);
-    // Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
-    const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
-    const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
-    const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
-    const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
-    const ICMPV6: u8 = 58;
-    const ROUTER_SOLICITATION: u8 = 133;
-    const ROUTER_ADVERTISEMENT: u8 = 134;
-    const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-    const REDIRECT: u8 = 137;
-    let name = |rule: Rule| rule.meta(Meta::InInterface, R0);
-    let of = |kind: [u8; 2]| Rule::default().payload(Header::Link, 12, 2, R0).equal(R0, &kind);
-    let icmp = |kind: u8| {
-        let rule = of(IPV6).meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
-        rule.payload(Header::Transport, 0, 1, R0).equal(R0, &[kind])
-    };
-    // Loads the key of the sets of addresses.
-    let key = |rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)| {
-        let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME_REGISTERS);
-        rule.payload(address.0, address.1, address.2, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
-    };
+const IPV4: [u8; 2] = [0x08, 0x00];
+const ARP: [u8; 2] = [0x08, 0x06];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+// Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
+const SOURCE: (Header, u32) = (Header::Link, 6);
+const SENDER: (Header, u32) = (Header::Network, 8);
+// Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
+const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
+const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
+const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
+const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
+// The destination of the packet that an error of ICMP is about. Its header follows eight bytes.
+const ABOUT_V4: (Header, u32, u32) = (Header::Transport, 8 + 16, 4);
+const ABOUT_V6: (Header, u32, u32) = (Header::Transport, 8 + 24, 16);
+// Protocols.
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+// First and last types of errors: unreachable, source quench, redirect; time exceeded, parameter problem. Those of ICMPv6
+// begin with unreachable and end with parameter problem.
+const UNREACHABLE_TO_REDIRECT: [u8; 2] = [3, 5];
+const EXCEEDED_TO_PROBLEM: [u8; 2] = [11, 12];
+const ERRORS_OF_ICMPV6: [u8; 2] = [1, 4];
+// Types of ICMPv6.
+const LISTENER_REPORT: u8 = 131;
+const LISTENER_DONE: u8 = 132;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+const LISTENER_REPORT_2: u8 = 143;
+
+/// Matches frames of an Ethernet type.
+fn of(kind: [u8; 2]) -> Rule {
+    Rule::default().payload(Header::Link, 12, 2, R0).equal(R0, &kind)
+}
+
+/// Loads the type of messages of ICMP or ICMPv6.
+fn message(family: [u8; 2], protocol: u8) -> Rule {
+    let rule = of(family).meta(Meta::Transport, R0).equal(R0, &[protocol]);
+    rule.payload(Header::Transport, 0, 1, R0)
+}
+
+/// Matches messages of a type of ICMPv6.
+fn icmp(kind: u8) -> Rule {
+    message(IPV6, ICMPV6).equal(R0, &[kind])
+}
+
+/// Loads the name of the port.
+fn name(rule: Rule) -> Rule {
+    rule.meta(Meta::InInterface, R0)
+}
+
+/// Loads the key of the sets of addresses.
+fn key(rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)) -> Rule {
+    let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME_REGISTERS);
+    rule.payload(address.0, address.1, address.2, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
+}
+
+fn rules() -> [Rule; 14] {
+    let errors_v4 =
+        |[first, last]: [u8; 2]| message(IPV4, ICMP).between(R0, &[first], &[last]).jump(ERRORS_V4);
+    let [first, last] = ERRORS_OF_ICMPV6;
     [
         // This rule accepts most frames.
-        key(of(IPV4), SOURCE, SOURCE_V4).in_set(V4).accept(),
+        key(of(IPV4).meta(Meta::Transport, R0).unequal(R0, &[ICMP]), SOURCE, SOURCE_V4).in_set(V4).accept(),
         name(Rule::default()).not_in_set(GUARDED).accept(),
+        errors_v4(UNREACHABLE_TO_REDIRECT),
+        errors_v4(EXCEEDED_TO_PROBLEM),
+        key(of(IPV4), SOURCE, SOURCE_V4).in_set(V4).accept(),
         key(key(of(ARP), SOURCE, SENDER_V4).in_set(V4), SENDER, SENDER_V4).in_set(V4).accept(),
         // No router answers on this bridge, and the bridge would copy each solicitation to all ports.
         icmp(ROUTER_SOLICITATION).drop(),
         icmp(ROUTER_ADVERTISEMENT).drop(),
         icmp(REDIRECT).drop(),
         key(icmp(NEIGHBOUR_ADVERTISEMENT), SOURCE, TARGET_V6).not_in_set(V6).drop(),
+        message(IPV6, ICMPV6).between(R0, &[first], &[last]).jump(ERRORS_V6),
+        of(IPV6).source(false, R0).equal(R0, &Ipv6Addr::UNSPECIFIED.octets()).jump(NO_ADDRESS),
         key(of(IPV6), SOURCE, SOURCE_V6).in_set(V6).accept(),
+        Rule::default().drop(),
+    ]
+}
+
+/// Rules for errors of ICMP: a pod may report only packets that were sent to it. Otherwise it could end or slow down
+/// connections of others, for example queries of the node's DNS server, because the kernel looks up the connection by
+/// the reported packet alone. A fragment that is too short for this packet's header is dropped.
+fn rules_of_errors(addresses: &str, about: (Header, u32, u32)) -> [Rule; 2] {
+    let own = key(Rule::default(), SOURCE, about).in_set(addresses);
+    [own.verdict(&Verdict::Return), Rule::default().drop()]
+}
+
+/// Rules for IPv6 packets without a source address. Only duplicate address detection and reports of multicast listeners
+/// need them. No rule for the addresses of pods, such as a network policy, would match other packets.
+fn rules_without_address() -> [Rule; 5] {
+    let own = |kind: u8| key(icmp(kind), SOURCE, SOURCE_V6).in_set(V6).accept();
+    [
+        own(NEIGHBOUR_SOLICITATION),
+        own(LISTENER_REPORT_2),
+        own(LISTENER_REPORT),
+        own(LISTENER_DONE),
         Rule::default().drop(),
     ]
 }

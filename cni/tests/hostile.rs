@@ -148,6 +148,45 @@ fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
     [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &udp].concat()
 }
 
+/// The datagram with a source address that is not the pod's.
+fn forged_datagram(from: [u8; 6], port: u16) -> Vec<u8> {
+    let mut frame = datagram(from, [10, 99, 0, 1], port);
+    frame[29] = 9;
+    let sum = checksum(&[&frame[14..24], &[0, 0], &frame[26..34]].concat());
+    frame[24..26].copy_from_slice(&sum);
+    frame
+}
+
+/// The header of an IPv4 packet with this length in bytes.
+fn ipv4(protocol: u8, length: u16, from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
+    let length = length.to_be_bytes();
+    let mut header = [&[0x45, 0][..], &length, &[0, 1, 0, 0, 64, protocol, 0, 0], &from, &to].concat();
+    let sum = checksum(&header);
+    header[10..12].copy_from_slice(&sum);
+    header
+}
+
+/// The pod's message "port unreachable" about a datagram from a port of the node to port 9 of `to` (RFC 792).
+fn unreachable_port(from: [u8; 6], port: u16, to: [u8; 4]) -> Vec<u8> {
+    let node = [10, 99, 0, 1];
+    let about = [&ipv4(17, 28, node, to)[..], &port.to_be_bytes(), &[0, 9, 0, 8, 0, 0]].concat();
+    let mut message = [&[3, 3, 0, 0, 0, 0, 0, 0][..], &about].concat();
+    let sum = checksum(&message);
+    message[2..4].copy_from_slice(&sum);
+    let header = ipv4(1, 56, [10, 99, 0, 2], node);
+    [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &message].concat()
+}
+
+/// A UDP datagram over IPv6, in a frame to the bridge.
+fn datagram6(from: [u8; 6], source: Ipv6Addr, to: Ipv6Addr, port: u16) -> Vec<u8> {
+    let mut udp = [&[0x1b, 0x58][..], &port.to_be_bytes(), &[0, 12, 0, 0], b"evil"].concat();
+    let addresses = [source.octets(), to.octets()].concat();
+    let sum = checksum(&[&addresses[..], &[0, 0, 0, 12], &[0, 0, 0, 17], &udp].concat());
+    udp[6..8].copy_from_slice(&sum);
+    let header = [&[0x60, 0, 0, 0, 0, 12, 17, 64][..], &addresses].concat();
+    [&mac_of(BRIDGE)[..], &from, &[0x86, 0xdd], &header, &udp].concat()
+}
+
 /// Binds a socket. A process that another test starts inherits the sockets of this process until its execve, so that a
 /// closed one may still be bound.
 fn bound(at: &str) -> UdpSocket {
@@ -356,15 +395,11 @@ fn a_pod_sends_only_from_its_own_addresses() {
         let claimed: Ipv6Addr = "fd99::77".parse().unwrap();
         let inner = bound("10.99.0.1:7001");
         inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        let mut forged = datagram(own, [10, 99, 0, 1], 7001);
-        forged[29] = 9;
-        let sum = checksum(&[&forged[14..24], &[0, 0], &forged[26..34]].concat());
-        forged[24..26].copy_from_slice(&sum);
         let attacks = [
             claim(own, [10, 99, 0, 77]),
             neighbour(own, claimed, claimed),
             neighbour(own, link_local, claimed),
-            forged.clone(),
+            forged_datagram(own, 7001),
             datagram([2, 0, 0, 0, 0, 9], [10, 99, 0, 1], 7001),
             solicitation(own, link_local),
         ];
@@ -446,6 +481,105 @@ fn entries() -> Vec<String> {
     entries
 }
 
+/// A port without the setting receives frames to link-local protocols itself. The rules of sources and all rules for
+/// the bridge do not see them.
+#[test]
+fn a_pod_sends_no_packets_past_the_rules_of_sources() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let inner = bound("10.99.0.1:7001");
+        inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let mut frame = forged_datagram(pod.mac(), 7001);
+        for last in 0..16 {
+            frame[..6].copy_from_slice(&[0x01, 0x80, 0xc2, 0, 0, last]);
+            pod.send(frame.clone());
+        }
+        until_taken(&pod);
+        assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
+        // The frames are valid: a port that receives them itself accepts them.
+        let ports = ports();
+        for port in &ports {
+            ip(&format!("link set dev {port} type bridge_slave group_fwd_mask 0"));
+        }
+        for interface in ports.iter().map(String::as_str).chain(["all"]) {
+            std::fs::write(format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter"), "0").unwrap();
+        }
+        frame[..6].copy_from_slice(&OF_THE_PORT);
+        let arrives = || {
+            pod.send(frame.clone());
+            until_taken(&pod);
+            inner.recv(&mut [0; 64]).is_ok()
+        };
+        eventually("the forged source arrives at the port", 20, arrives);
+        // A port of an earlier process gets the setting.
+        network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        while inner.recv(&mut [0; 64]).is_ok() {}
+        assert!(!arrives(), "existing ports are set again");
+        network.remove().await.unwrap();
+    });
+}
+
+/// No rule for the addresses of pods matches such packets.
+#[test]
+fn a_pod_sends_no_datagrams_without_a_source_address() {
+    on_a_node(true, async |network, pod| {
+        let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
+        network.set_pod_cidrs(ranges).await.unwrap();
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let node: Ipv6Addr = "fd99::1".parse().unwrap();
+        let inner = bound("[fd99::1]:7001");
+        inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let detection = || question(pod.mac(), Ipv6Addr::UNSPECIFIED, "fd99::99".parse().unwrap());
+        let solicited = counter("Icmp6InNeighborSolicits");
+        pod.send(datagram6(pod.mac(), Ipv6Addr::UNSPECIFIED, node, 7001));
+        pod.send(detection());
+        until_taken(&pod);
+        assert!(inner.recv(&mut [0; 64]).is_err(), "a datagram without a source arrived");
+        assert!(counter("Icmp6InNeighborSolicits") > solicited, "duplicate address detection is possible");
+        // The datagram is valid: without the rules it arrives.
+        disable_guard();
+        eventually("the datagram arrives without the rules", 20, || {
+            pod.send(datagram6(pod.mac(), Ipv6Addr::UNSPECIFIED, node, 7001));
+            until_taken(&pod);
+            inner.recv(&mut [0; 64]).is_ok()
+        });
+        network.remove().await.unwrap();
+    });
+}
+
+/// The kernel looks up the connection of an ICMP error by the packet that the error is about, whoever sends it.
+#[test]
+fn a_pod_reports_errors_of_its_own_packets_only() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let open = |at: &str, to: &str| {
+            let socket = bound(at);
+            socket.connect(to).unwrap();
+            socket
+        };
+        let other = open("10.99.0.1:7100", "10.99.0.50:9");
+        let frame = unreachable_port(pod.mac(), 7100, [10, 99, 0, 50]);
+        pod.send(frame.clone());
+        until_taken(&pod);
+        assert!(other.take_error().unwrap().is_none(), "a forged error arrived");
+        let own = open("10.99.0.1:7101", "10.99.0.2:9");
+        eventually("the pod's own error arrives", 20, || {
+            own.send(b"x").is_err() || own.take_error().unwrap().is_some()
+        });
+        // The forged error is valid: without the rules it has its effect.
+        disable_guard();
+        eventually("the forged error arrives without the rules", 20, || {
+            pod.send(frame.clone());
+            until_taken(&pod);
+            other.take_error().unwrap().is_some()
+        });
+        network.remove().await.unwrap();
+    });
+}
+
 /// A bridge takes a frame to such an address before the hook of the rules of sources, and learns from it.
 #[test]
 fn a_pod_does_not_take_over_the_entry_of_another_pod() {
@@ -461,7 +595,7 @@ fn a_pod_does_not_take_over_the_entry_of_another_pod() {
         };
         assert_eq!(attack(), before);
         for port in ports() {
-            ip(&format!("link set dev {port} type bridge_slave learning on"));
+            ip(&format!("link set dev {port} type bridge_slave learning on group_fwd_mask 0"));
         }
         eventually("the entry moves with learning", 20, || attack() != before);
         network.remove().await.unwrap();

@@ -224,12 +224,36 @@ fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
             let error = node.network.add(&asking("bbbb", &b, &[], Some(wrong))).await.unwrap_err();
             assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
         }
+        let shown = run("ip", &["-o", "link", "show", "coracle0"]);
+        let of_bridge = shown.split_once("link/ether ").unwrap().1.split(' ').next().unwrap();
+        let error = node.network.add(&asking("bbbb", &b, &[], Some(of_bridge))).await.unwrap_err();
+        assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
         assert_eq!((picture(), held(node.dir.path()), records()), before);
         // A released sandbox still exists for a moment, and delays no other call.
         node.network.release("aaaa").await.unwrap();
         let second = asking("bbbb", &b, &["10.99.0.77/24"], Some(mac));
         node.network.check_requested(&second).await.unwrap();
         assert_eq!(node.network.add(&second).await.unwrap().addresses, got.addresses);
+    });
+}
+
+/// Many IPv6 addresses have the same derived hardware address. A pod that could choose it would get the frames to another
+/// pod.
+#[test]
+fn a_sandbox_chooses_no_derived_hardware_address_by_its_ipv6_address() {
+    on_a_node(async |node| {
+        node.network.set_pod_cidrs(vec!["fd99::/64".parse().unwrap()]).await.unwrap();
+        let a = Sandbox::new();
+        let derived = node.network.add(&asking("aaaa", &a, &[], None)).await.unwrap();
+        node.network.del("aaaa").await.unwrap();
+        let ip = derived.addresses[0].ip().to_string();
+        let with = asking("aaaa", &a, &[ip.as_str()], Some(derived.mac.as_str()));
+        let error = node.network.add(&with).await.unwrap_err();
+        assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
+        let chosen = node.network.add(&asking("aaaa", &a, &[ip.as_str()], None)).await.unwrap();
+        assert_eq!(chosen.addresses, derived.addresses);
+        assert_ne!(chosen.mac, derived.mac);
+        drop(a.stop);
     });
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //! forward ─► egress  ─ of a forbidden connection                   ─► drop
 //!                    ─ established, neighbour discovery, to itself ─► accept
+//!                    ─ link-local, multicast, broadcast            ─► drop
 //!                    ─ from an isolated pod of this node           ─► group ─► policies: accept, else drop
 //!         ─► ingress ─ the same for packets to an isolated pod
 //! ```
@@ -17,7 +18,7 @@
 //! their pod at the end of `egress` and `ingress`.
 
 use std::collections::BTreeSet;
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use coracle_nft::{
     AnonymousMap, BaseChain, Element, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, Interval,
@@ -60,6 +61,13 @@ pub(crate) fn base(tier: Tier, direction: Direction) -> &'static str {
 const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
     Ipv6Addr::new(0xfebf, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
+);
+
+/// The first and the last address of IPv4 and IPv6 groups. Those of IPv4 include all ones.
+const GROUPS_V4: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(224, 0, 0, 0), Ipv4Addr::BROADCAST);
+const GROUPS_V6: (Ipv6Addr, Ipv6Addr) = (
+    Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0),
+    Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
 );
 
 /// Makes the fixed sets, the base chains and their rules. With `is_tiered`, it also makes the sets and chains for
@@ -108,6 +116,18 @@ fn add_first_rules(transaction: &mut Transaction<'_>, name: &str) {
         let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
         transaction.rule(name, &address.verdict(&Verdict::Drop));
     }
+    to_groups().iter().for_each(|rule| transaction.rule(name, rule));
+}
+
+/// Rules that drop multicast and broadcast between pods. Each pod of a bridge gets such packets, also a pod to which no
+/// policy permits them, because the policies of a pod are found by its own address.
+fn to_groups() -> [Rule; 3] {
+    let [to_v4, to_v6] = [true, false].map(|is_ipv4| of_family(is_ipv4).destination(is_ipv4, R0));
+    [
+        to_v4.between(R0, &GROUPS_V4.0.octets(), &GROUPS_V4.1.octets()).drop(),
+        to_v6.between(R0, &GROUPS_V6.0.octets(), &GROUPS_V6.1.octets()).drop(),
+        of_family(true).destination_is_broadcast().drop(),
+    ]
 }
 
 /// Matches neighbour discovery between pods of one bridge: IPv6 with hop limit 255. A router has decremented the hop

@@ -7,7 +7,7 @@
 )]
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::time::Duration;
 
 use coracle_network_policy::{
@@ -84,6 +84,28 @@ impl Pod {
                 }
             }
         })
+    }
+
+    /// Whether a datagram to the address of a group arrives at another pod.
+    fn reaches_by_group(&self, other: &Self, group: IpAddr) -> bool {
+        let any = if group.is_ipv4() { "0.0.0.0:7000" } else { "[::]:7000" };
+        let socket = other.thread.within(move || {
+            let socket = bind_udp(any.parse().unwrap());
+            socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+            socket
+        });
+        let own = SocketAddr::new(self.ips[usize::from(group.is_ipv6())], 0);
+        self.thread.within(move || {
+            let index = nix::net::if_::if_nametoindex("eth0").unwrap();
+            let to = match group {
+                IpAddr::V4(_) => SocketAddr::new(group, 7000),
+                IpAddr::V6(group) => SocketAddrV6::new(group, 7000, 0, index).into(),
+            };
+            let socket = UdpSocket::bind(own).unwrap();
+            socket.set_broadcast(true).unwrap();
+            socket.send_to(b"packet", to).unwrap();
+        });
+        socket.recv(&mut [0; 8]).is_ok()
     }
 
     fn facts(&self, namespace: &str, app: &str) -> PodFacts {
@@ -183,6 +205,28 @@ fn neighbour_discovery_carries_no_data_past_a_policy() {
         model.put_policy(&policy("allow", all));
         enforcer.change(&mut model).unwrap();
         assert_eq!(web.reaches(&other, 7000), [true, true], "neighbours are found");
+        enforcer.remove().unwrap();
+    });
+}
+
+/// Each pod of a bridge gets such packets, but the policies of a pod are found by its own address.
+#[test]
+fn multicast_and_broadcast_do_not_pass_a_policy() {
+    on_a_bridge(|| {
+        // The address of the node, by which the kernel knows the broadcast address of the network.
+        ip("addr add 10.42.0.1/24 dev bridge0");
+        let (web, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
+        let mut model = Model::default();
+        let mut enforcer = Enforcer::open("test-policies").unwrap();
+        model.put_policy(&policy("deny", json!({"podSelector": {"matchLabels": {"app": "web"}}})));
+        model.put_pod(web.facts("n", "web"));
+        model.put_pod(other.facts("n", "other"));
+        let groups = ["255.255.255.255", "10.42.0.255", "224.0.0.1", "ff02::1"];
+        let reached = || groups.map(|group| other.reaches_by_group(&web, group.parse().unwrap()));
+        assert_eq!(reached(), [true; 4], "without the table");
+        enforcer.replace(&mut model).unwrap();
+        assert_eq!(reached(), [false; 4]);
+        assert_eq!(web.reaches(&other, 7000), [true, true], "other packets pass");
         enforcer.remove().unwrap();
     });
 }

@@ -16,6 +16,8 @@
 //! Established connections leave each filter at its first rule. The first packet of a connection to a cluster IP costs
 //! two look-ups: its chain and its target.
 
+use std::net::Ipv6Addr;
+
 use coracle_nft::{
     BaseChain, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Meta, R0, Rule, SetSpec,
     Transaction, concatenated,
@@ -27,6 +29,11 @@ use crate::program::{Map, SHARED_MAX, balancing};
 
 /// Bit of the packet mark that requests masquerading, the same as kube-proxy's.
 pub(crate) const MASQUERADE: u32 = 0x4000;
+/// The first and the last link-local address, fe80::/10.
+const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
+    Ipv6Addr::new(0xfebf, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
+);
 pub(crate) const REJECT: &str = "reject";
 pub(crate) const DROP: &str = "drop";
 pub(crate) const POSTROUTING: &str = "postrouting";
@@ -224,15 +231,17 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
 /// Rules that drop packets of pods to the overlay's UDP port, at any address.
 fn drop_encapsulated(node: &NodeView) -> Vec<Rule> {
     const UDP: u8 = 17;
-    let of = |port: u16| {
-        let pods = node.pod_networks.iter();
-        pods.map(move |pods| {
-            let rule = of_family(pods.is_ipv4()).from(*pods, false);
-            let rule = rule.meta(Meta::Transport, R0).equal(R0, &[UDP]);
-            rule.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).drop()
-        })
+    let of_pods = node.pod_networks.iter().map(|pods| of_family(pods.is_ipv4()).from(*pods, false));
+    // A pod with an IPv6 address has a link-local one as well. No node has a link-local address for the overlay.
+    let has_local = node.pod_networks.iter().any(IpNetwork::is_ipv6);
+    let local = of_family(false).source(false, R0);
+    let local = local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
+    let sources: Vec<Rule> = of_pods.chain(has_local.then_some(local)).collect();
+    let to = |port: u16| {
+        let of = sources.iter().cloned().map(|rule| rule.meta(Meta::Transport, R0).equal(R0, &[UDP]));
+        of.map(move |rule| rule.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).drop())
     };
-    node.overlay_port.into_iter().flat_map(of).collect()
+    node.overlay_port.into_iter().flat_map(to).collect()
 }
 
 /// Makes a table that only drops packets of pods to the overlay's port. Nothing is made without an overlay
@@ -324,7 +333,12 @@ mod tests {
         let of_ipv4 = Rule::default().family(2).from(node.pod_networks[0], false);
         let of_ipv4 = of_ipv4.meta(Meta::Transport, R0).equal(R0, &[17]);
         let of_ipv4 = of_ipv4.payload(Header::Transport, 2, 2, R0).equal(R0, &[0x21, 0x18]).drop();
-        assert_eq!((rules.len(), &rules[0]), (2, &of_ipv4));
+        assert_eq!((rules.len(), &rules[0]), (3, &of_ipv4));
+        let link_local = of_family(false).source(false, R0);
+        let link_local =
+            link_local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets()).meta(Meta::Transport, R0);
+        let link_local = link_local.equal(R0, &[17]).payload(Header::Transport, 2, 2, R0);
+        assert_eq!(rules[2], link_local.equal(R0, &[0x21, 0x18]).drop());
         let table = |node: &NodeView| {
             let mut transaction = Transaction::new("t");
             filters(&mut transaction, node);

@@ -12,6 +12,12 @@ use crate::message::Attributes;
 pub const R0: u32 = 8;
 /// The register that takes verdicts.
 const VERDICT: u32 = 0;
+// `NFTA_FIB_F_SADDR` and `NFTA_FIB_F_DADDR` of linux/netfilter/nf_tables.h.
+const FIB_SOURCE: u32 = 1;
+const FIB_DESTINATION: u32 = 2;
+// Types of addresses, of linux/rtnetlink.h.
+const RTN_LOCAL: u32 = 2;
+const RTN_BROADCAST: u32 = 3;
 
 /// A rule's expressions, in order.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
@@ -199,22 +205,26 @@ impl Rule {
     /// Matches packets whose destination is an address of this machine (`fib daddr type local`).
     #[must_use]
     pub fn destination_is_local(self) -> Self {
-        const DESTINATION: u32 = 2;
-        self.local(DESTINATION)
+        self.address_type(FIB_DESTINATION, RTN_LOCAL)
+    }
+
+    /// Matches packets to all ones, and to the broadcast address of a network of this machine
+    /// (`fib daddr type broadcast`).
+    #[must_use]
+    pub fn destination_is_broadcast(self) -> Self {
+        self.address_type(FIB_DESTINATION, RTN_BROADCAST)
     }
 
     /// Matches packets whose source is an address of this machine (`fib saddr type local`).
     #[must_use]
     pub fn source_is_local(self) -> Self {
-        const SOURCE: u32 = 1;
-        self.local(SOURCE)
+        self.address_type(FIB_SOURCE, RTN_LOCAL)
     }
 
-    fn local(self, address: u32) -> Self {
+    fn address_type(self, address: u32, wanted: u32) -> Self {
         const ADDRESS_TYPE: u32 = 3;
-        const LOCAL: u32 = 2;
         let data = Attributes::default().number(1, R0).number(2, ADDRESS_TYPE).number(3, address);
-        self.push("fib", data).equal(R0, &LOCAL.to_ne_bytes())
+        self.push("fib", data).equal(R0, &wanted.to_ne_bytes())
     }
 
     /// Matches packets of connections whose destination was translated (`ct status dnat`).

@@ -8,8 +8,10 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::firewall::Claim;
-use crate::link::parse_mac;
+use crate::host_local;
+use crate::link::derived::hardware_address;
 use crate::link::vlan::{LAST, Vlans};
+use crate::link::{format_mac, parse_mac, random_mac};
 use crate::spec::is_interface_name;
 use crate::spec::request::Request;
 use crate::spec::result::{Answer, Dns};
@@ -37,7 +39,9 @@ pub(crate) struct Conf {
     pub(crate) ipam: Option<String>,
     pub(crate) dns: Dns,
     /// The requested hardware address.
-    pub(crate) mac: Option<[u8; 6]>,
+    mac: Option<[u8; 6]>,
+    /// Whether IP addresses are requested.
+    requests_ips: bool,
 }
 
 /// The configuration as JSON.
@@ -96,6 +100,8 @@ impl Conf {
         let conf = Self {
             vlans,
             mac: requested_mac(request)?,
+            // The IPAM plugin reports invalid requests.
+            requests_ips: host_local::requested(request).map_or(true, |ips| !ips.is_empty()),
             mtu: Some(written.mtu).filter(|mtu| *mtu != 0),
             is_gateway: written.is_gateway || written.is_default_gateway,
             is_default_gateway: written.is_default_gateway,
@@ -126,6 +132,21 @@ impl Conf {
         let masquerade: Vec<IpNetwork> = networks.collect();
         let wanted = self.ip_masq && !masquerade.is_empty();
         wanted.then(|| Claim { masquerade, ..Claim::of(request) })
+    }
+
+    /// The hardware address of the sandbox: the requested one, or one that is derived from its first IP address. The
+    /// bridge's own address is refused.
+    ///
+    /// None is derived from a requested IPv6 address. Many of these have the same hash, so a pod could choose one that
+    /// gives it the hardware address of another pod, and with it the frames to that pod.
+    pub(crate) fn hardware_address(&self, bridge: &[u8], answer: &Answer) -> Result<[u8; 6], Error> {
+        if let Some(mac) = self.mac.filter(|mac| mac[..] == *bridge) {
+            let why = format!("{} is the address of the bridge", format_mac(&mac));
+            return Err(Error::invalid("runtimeConfig.mac", why));
+        }
+        let first = answer.ips.first().map(|ip| ip.address.ip());
+        let derived = first.filter(|ip| ip.is_ipv4() || !self.requests_ips).map(hardware_address);
+        Ok(self.mac.or(derived).unwrap_or_else(random_mac))
     }
 
     /// Name of the host's gateway interface in a VLAN of the bridge.

@@ -13,6 +13,10 @@ use crate::error::Error;
 /// Maximum wait until the kernel forwards a port's packets.
 const FORWARDING_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Bits of the addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f of link-local protocols. The kernel does not accept the
+/// bit of 01:80:c2:00:00:01 (MAC pause): a bridge drops frames to that address.
+const LINK_LOCAL_PROTOCOLS: u16 = 0xfffd;
+
 /// Settings of a bridge's port.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Port {
@@ -22,8 +26,9 @@ pub(crate) struct Port {
     pub(crate) isolated: bool,
     /// Only packets from the hardware address that the bridge has recorded for the port.
     pub(crate) locked: bool,
-    /// Whether the port gets frames to hardware addresses that the bridge does not know, and whether the bridge learns
-    /// addresses from its frames. `None` leaves the settings unchanged.
+    /// Whether the port gets frames to hardware addresses that the bridge does not know, whether the bridge learns
+    /// addresses from its frames, and whether the port itself receives its frames to link-local protocols. `None`
+    /// leaves the settings unchanged.
     pub(crate) floods: Option<bool>,
 }
 
@@ -44,10 +49,14 @@ impl Links {
         }
         if let Some(floods) = port.floods {
             change = change.append_info_data(InfoBridgePort::UnicastFlood(floods));
+            // Otherwise the port itself receives frames to link-local protocols, also IP packets, before the rules of
+            // sources and past all rules for the bridge. With the mask the bridge handles them as all other frames.
+            let mask = if floods { 0 } else { LINK_LOCAL_PROTOCOLS };
+            change = change.append_info_data(InfoBridgePort::GroupFwdMask(mask));
         }
-        // A port without flooding has a recorded address and sends from no other one. The bridge would also learn from
-        // frames to the addresses 01:80:c2:00:00:0X, which the rules of sources do not see: one with the source address
-        // of another pod would move that pod's entry to this port.
+        // A port without flooding has a recorded address and sends from no other one. If the port itself received
+        // frames to link-local protocols, the bridge would also learn from them, and the rules of sources would not see
+        // them: a frame with the source address of another pod would move that pod's entry to this port.
         if let Some(learns) = if port.locked { Some(false) } else { port.floods } {
             change = change.append_info_data(InfoBridgePort::Learning(learns));
         }
