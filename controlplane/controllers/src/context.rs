@@ -30,6 +30,8 @@ pub(crate) struct Context {
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
     /// Failed pods of daemon sets by node.
     pub(crate) daemon_backoff: Mutex<Backoff>,
+    /// Failed pods of stateful sets by name.
+    pub(crate) stateful_backoff: Mutex<Backoff>,
     /// Failed pods of jobs.
     pub(crate) job_failures: JobFailures,
     /// Counts of the pods of replica sets.
@@ -54,6 +56,7 @@ impl Context {
             config,
             last_ranges: Mutex::default(),
             daemon_backoff: Mutex::default(),
+            stateful_backoff: Mutex::default(),
             job_failures: JobFailures::default(),
             pod_counts: Default::default(),
             volumes: Arc::default(),
