@@ -33,8 +33,9 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
     let context = Arc::new(Context::new(client, recorder, config));
-    // This handler is registered first, so that the other handlers read up-to-date counts.
+    // These handlers are registered first, so that the other handlers read up-to-date counts.
     context.pod_counts.follow(&context.caches.pods);
+    context.failed_pods.follow(&context.caches.pods);
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they get every object.
     for watch in context.caches.watches(&context.client) {

@@ -11,12 +11,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Replicas, rank};
 use crate::object::{ObjectExt, Pod, controller_of};
+use crate::state::failed_pods;
 use crate::state::pod_counts::Groups;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
-/// Time after its creation in which the failure of a pod counts as immediate.
-const FAILURE_WINDOW: Duration = Duration::from_secs(60);
 /// Immediate failures without a delay, for a set with fewer replicas.
 const MIN_FAILURES: usize = 10;
 
@@ -198,19 +197,14 @@ pub(crate) fn by_counts<K: Replicas>(
     }
 }
 
-/// Time until the set creates further pods. `None` if it may create them now. `pods` are those of the set.
+/// Time until the set creates further pods. `None` if it may create them now. `failed` are the creation times of its pods
+/// that have failed.
 ///
 /// A node refuses a pod that does not fit, and will refuse its replacement, too. Without a delay, such a set would create
 /// pods without end, as fast as the node refuses them. Upstream's controller has no delay.
-pub(crate) fn creation_delay(desired: usize, pods: &[Arc<Pod>], now: Timestamp) -> Option<Duration> {
-    let failed = pods.iter().filter(|pod| pod.status.phase.as_deref() == Some("Failed"));
-    let remaining = |pod: &Arc<Pod>| {
-        let created = pod.metadata.creation_timestamp.as_ref()?;
-        // Timestamps in the future are ignored: the clock was set back.
-        let age = Duration::try_from(now.duration_since(created.0)).ok()?;
-        FAILURE_WINDOW.checked_sub(age).filter(|remaining| !remaining.is_zero())
-    };
-    let mut remaining: Vec<Duration> = failed.filter_map(remaining).collect();
+pub(crate) fn creation_delay(desired: usize, failed: &[Timestamp], now: Timestamp) -> Option<Duration> {
+    let mut remaining: Vec<Duration> =
+        failed.iter().filter_map(|created| failed_pods::remaining(*created, now)).collect();
     remaining.sort_unstable();
     // When this pod and all earlier ones have left the window, fewer failures than the maximum are in it.
     let last = remaining.len().checked_sub(desired.max(MIN_FAILURES))?;
@@ -358,22 +352,16 @@ mod tests {
 
     #[test]
     fn pods_that_fail_at_once_are_replaced_slowly() {
-        let failed = |age: u64, phase: &str| {
-            let mut pod = (*pod("1", "a", true, json!({"phase": phase}))).clone();
-            let created = now().checked_sub(Duration::from_secs(age)).unwrap();
-            pod.metadata.creation_timestamp = Some(Time(created));
-            Arc::new(pod)
-        };
-        let delay = |desired, pods: &[Arc<Pod>]| creation_delay(desired, pods, now());
-        let mut pods: Vec<_> = (0..9).map(|age| failed(age, "Failed")).collect();
-        assert_eq!(delay(1, &pods), None);
-        pods.push(failed(40, "Failed"));
-        assert_eq!(delay(1, &pods), Some(Duration::from_secs(20)), "until the first has left the window");
-        pods.push(failed(0, "Failed"));
-        assert_eq!(delay(1, &pods), Some(Duration::from_secs(52)), "until two have left it");
-        assert_eq!(delay(12, &pods), None, "each replica may fail once");
-        let others = (0..20).map(|_| failed(61, "Failed")).chain((0..20).map(|_| failed(1, "Succeeded")));
-        assert_eq!(delay(1, &others.collect::<Vec<_>>()), None);
+        let at = |age: u64| now().checked_sub(Duration::from_secs(age)).unwrap();
+        let delay = |desired, failed: &[Timestamp]| creation_delay(desired, failed, now());
+        let mut failed: Vec<_> = (0..9).map(at).collect();
+        assert_eq!(delay(1, &failed), None);
+        failed.push(at(40));
+        assert_eq!(delay(1, &failed), Some(Duration::from_secs(20)), "until the first has left the window");
+        failed.push(at(0));
+        assert_eq!(delay(1, &failed), Some(Duration::from_secs(52)), "until two have left it");
+        assert_eq!(delay(12, &failed), None, "each replica may fail once");
+        assert_eq!(delay(1, &[at(61); 20]), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::Replicas;
 use super::plan::{self, Change, Failure, Plan, ReplicaCounts, Snapshot};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ReplicaSet, controller_of};
+use crate::object::{Key, Pod, ReplicaSet, controller_of};
 use crate::pod_control::{self, PodControl};
 use crate::queue::{Next, Queue};
 use crate::state::pod_counts::Groups;
@@ -110,9 +110,13 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
 
 /// Time until the set creates further pods, because its new pods fail.
 fn creation_delay<K: Replicas>(context: &Context, set: &K) -> Option<Duration> {
+    let is_failed = |pod: &&Arc<Pod>| pod.status.phase.as_deref() == Some("Failed");
     let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
+    let mut failed = context.failed_pods.of_set(set.uid());
+    let present = pods.iter().filter(is_failed);
+    failed.extend(present.filter_map(|pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0)));
     let desired = usize::try_from(plan::desired(set)).unwrap_or_default();
-    plan::creation_delay(desired, &pods, Timestamp::now())
+    plan::creation_delay(desired, &failed, Timestamp::now())
 }
 
 /// The time of the next reconcile, at the latest after `delay`.
