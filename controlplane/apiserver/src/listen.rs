@@ -5,6 +5,7 @@
 
 mod activity;
 mod client;
+mod header_memory;
 mod stream_tasks;
 
 use std::{
@@ -39,6 +40,7 @@ use crate::{
 };
 use activity::{Activity, Running};
 use client::Client;
+use header_memory::HeaderMemory;
 use stream_tasks::StreamTasks;
 
 /// Maximum time for running requests to end after the shutdown.
@@ -163,16 +165,23 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    // The first received bytes start the time limit of a request header.
-    let receiving = activity.clone();
+    let header = Arc::new(HeaderMemory::new(server.state.in_flight.clone(), permit.source()));
+    // The first received bytes start the time limit of a request header. After an upgrade, `header` is dropped: the bytes
+    // of another protocol do not count.
+    let (receiving, incomplete, closing) = (activity.clone(), Arc::downgrade(&header), permit.clone());
     let permitted = PermitStream::of_socket(stream, permit.clone());
     let held = InspectReader::new(permitted, move |received: &[u8]| {
-        if !received.is_empty() {
-            receiving.received();
+        let is_header = !received.is_empty() && receiving.received() && !is_http2;
+        if let Some(header) = incomplete.upgrade().filter(|_| is_header)
+            && header.received(received.len()).is_err()
+        {
+            tracing::debug!("closed a connection whose incomplete request header has no memory");
+            closing.close();
         }
     });
     let (of_requests, client) = (activity.clone(), Client { certificate, address, permit });
     let service = service_fn(move |mut request: Request<Incoming>| {
+        header.complete();
         let attached = client.attach(&mut request, &server.state.in_flight);
         let request = attached.map(|()| request);
         respond(server.clone(), request, of_requests.begin()).map(Ok::<_, Infallible>)
@@ -372,6 +381,12 @@ mod tests {
     fn the_task_of_a_stream_is_small() {
         let size = size_of_future(respond::<Incoming>);
         assert!(size < 2 << 10, "{size}");
+    }
+
+    #[test]
+    fn the_memory_of_a_request_covers_its_handler() {
+        let size = size_of_future(Apiserver::handle::<Incoming>) + size_of_future(respond::<Incoming>);
+        assert!(size < client::TASK_BYTES, "{size}");
     }
 
     #[tokio::test]

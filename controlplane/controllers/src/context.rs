@@ -11,6 +11,7 @@ use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::state::daemon_backoff::Backoff;
+use crate::state::failed_pods::FailedPods;
 use crate::state::group_members::GroupMembers;
 use crate::state::job_failures::JobFailures;
 use crate::state::pod_counts::PodCounts;
@@ -30,6 +31,10 @@ pub(crate) struct Context {
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
     /// Failed pods of daemon sets by node.
     pub(crate) daemon_backoff: Mutex<Backoff>,
+    /// Failed pods of stateful sets by name.
+    pub(crate) stateful_backoff: Mutex<Backoff>,
+    /// Failed pods of replica sets that were deleted.
+    pub(crate) failed_pods: FailedPods,
     /// Failed pods of jobs.
     pub(crate) job_failures: JobFailures,
     /// Counts of the pods of replica sets.
@@ -54,6 +59,8 @@ impl Context {
             config,
             last_ranges: Mutex::default(),
             daemon_backoff: Mutex::default(),
+            stateful_backoff: Mutex::default(),
+            failed_pods: FailedPods::default(),
             job_failures: JobFailures::default(),
             pod_counts: Default::default(),
             volumes: Arc::default(),

@@ -34,8 +34,9 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
     let context = Arc::new(Context::new(client, recorder, config));
-    // The handler that counts pods is registered first, so that the other handlers read up-to-date counts.
+    // The handlers that count pods are registered first, so that the other handlers read up-to-date counts.
     context.pod_counts.follow(&context.caches.pods);
+    context.failed_pods.follow(&context.caches.pods);
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they get every object.
     for watch in context.caches.watches(&context.client) {

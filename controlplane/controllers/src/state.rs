@@ -1,7 +1,8 @@
 //! State that controllers keep between reconciles. It is derived from watched objects, except the back-off of daemon
-//! sets and of jobs. The [`Context`](crate::context::Context) holds it.
+//! sets, of stateful sets and of jobs. The [`Context`](crate::context::Context) holds it.
 
 pub(crate) mod daemon_backoff;
+pub(crate) mod failed_pods;
 pub(crate) mod group_members;
 pub(crate) mod job_failures;
 pub(crate) mod pod_counts;

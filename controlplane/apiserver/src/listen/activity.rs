@@ -86,11 +86,13 @@ impl Activity {
         }
     }
 
-    /// Records that bytes were received.
-    pub(super) fn received(&self) {
-        if *self.running.borrow() == 0 {
+    /// Records that bytes were received. Returns whether they are part of a request header, because no request is running.
+    pub(super) fn received(&self) -> bool {
+        let is_header = *self.running.borrow() == 0;
+        if is_header {
             self.header.send_if_modified(|header| !std::mem::replace(header, true));
         }
+        is_header
     }
 
     /// Returns when a request header is incomplete `limit` after its first byte; for the first request, after the start

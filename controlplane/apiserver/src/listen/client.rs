@@ -15,8 +15,8 @@ use crate::{
     server::{PeerAddress, ShortLived},
 };
 
-/// Bytes that a request takes besides its header: its stream and its task.
-const TASK_BYTES: usize = 8 << 10;
+/// Bytes that a request takes besides its header: its stream, its task and its handler until it is authenticated.
+pub(super) const TASK_BYTES: usize = 8 << 10;
 /// Bytes that a header field takes besides its text.
 const FIELD_BYTES: usize = 128;
 

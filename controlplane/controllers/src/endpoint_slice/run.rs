@@ -23,6 +23,9 @@ pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
+/// Maximum bytes of labels that each slice has from its service. A service may have megabytes of labels, and a slice for
+/// each of its pods.
+const MAX_LABEL_BYTES: usize = 16 << 10;
 const COMPONENT: &str = "endpoint-slice-controller";
 
 /// Queues changed services, and the services of changed pods and slices. When a node changes, queues the services with
@@ -84,7 +87,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let count = groups.iter().map(|group| group.endpoints.len()).sum();
     let slices = slices_of(context, &key, service.uid(), MANAGER);
     let owner = service.controller_reference();
-    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    let mut labels = copied_labels(service.metadata.labels.as_ref());
     labels.insert(SERVICE_NAME.to_owned(), key.name.clone());
     labels.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
     if service.spec.cluster_ip.as_deref() == Some("None") {
@@ -133,6 +136,17 @@ pub(crate) struct Identity {
     /// The time of the change that caused the writes, for the annotation of the written slices. `None` if it is
     /// unknown.
     pub(crate) trigger: Option<String>,
+}
+
+/// The labels that slices have from their service or Endpoints: all, up to [`MAX_LABEL_BYTES`].
+pub(crate) fn copied_labels(labels: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    let mut bytes = 0;
+    let fits = |(name, value): &(&String, &String)| {
+        bytes += name.len() + value.len();
+        bytes <= MAX_LABEL_BYTES
+    };
+    let copied = labels.into_iter().flatten().take_while(fits);
+    copied.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// The slices of the owner that this manager wrote.
@@ -234,6 +248,18 @@ mod tests {
             event.message
         );
         assert!(of("Conflict").is_none());
+    }
+
+    #[test]
+    fn slices_have_few_labels_of_a_service_with_very_many() {
+        let labels = |count: usize| -> BTreeMap<String, String> {
+            (0..count).map(|number| (format!("label-{number}"), "x".repeat(50))).collect()
+        };
+        let few = labels(100);
+        assert_eq!(copied_labels(Some(&few)), few);
+        let copied = copied_labels(Some(&labels(10_000)));
+        assert!((200..400).contains(&copied.len()), "{}", copied.len());
+        assert!(copied_labels(None).is_empty());
     }
 
     #[tokio::test]

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::plan;
 use crate::context::Context;
 use crate::endpoint_slice::pack;
-use crate::endpoint_slice::run::{HEADLESS, Identity, MANAGED_BY, SERVICE_NAME, apply, slices_of};
+use crate::endpoint_slice::run::{
+    HEADLESS, Identity, MANAGED_BY, SERVICE_NAME, apply, copied_labels, slices_of,
+};
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, controller_of};
 use crate::queue::{Next, Queue};
@@ -48,7 +50,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         context.record(&*endpoints, COMPONENT, event);
     }
     let groups = if service.is_some() { plan::groups(&endpoints) } else { Vec::new() };
-    let mut labels = endpoints.metadata.labels.clone().unwrap_or_default();
+    let mut labels = copied_labels(endpoints.metadata.labels.as_ref());
     labels.insert(SERVICE_NAME.to_owned(), key.name.clone());
     labels.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
     if service.is_some_and(|service| service.spec.cluster_ip.as_deref() == Some("None")) {

@@ -1,5 +1,6 @@
 //! The desired endpoints of a service, from the pods of its namespace.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -143,15 +144,18 @@ fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
     }
 }
 
-/// The ports of a pod's endpoint. Named target ports are looked up in the pod's containers, then in its sidecars.
+/// The ports of a pod's endpoint. Named target ports are looked up in the pod's containers, then in its sidecars. A service
+/// and a pod may each have very many ports, so this takes linear time.
 pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
-    let all = service.spec.ports.iter().flatten();
-    let mut ports: Vec<EndpointPort> = all
+    let all = || service.spec.ports.iter().flatten();
+    let is_name = |port: &ServicePort| matches!(port.target_port, Some(IntOrString::String(_)));
+    let named = if all().any(is_name) { named_ports(pod) } else { HashMap::new() };
+    let mut ports: Vec<EndpointPort> = all()
         .filter_map(|port| {
             Some(EndpointPort {
-                port: target(port, pod)?,
+                port: target(port, &named)?,
                 name: port.name.clone(),
-                protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".to_owned())),
+                protocol: Some(protocol(port.protocol.as_ref()).to_owned()),
                 app_protocol: port.app_protocol.clone(),
             })
         })
@@ -160,18 +164,31 @@ pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     ports
 }
 
-fn target(port: &ServicePort, pod: &Pod) -> Option<i32> {
-    let name = match &port.target_port {
-        None | Some(IntOrString::Int(0)) => return Some(port.port),
-        Some(IntOrString::Int(number)) => return Some(*number),
-        Some(IntOrString::String(name)) => name,
-    };
-    let protocol = |protocol: &Option<String>| protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+/// The ports of a pod by name and protocol. Of several ports with a name and a protocol, the first one.
+fn named_ports(pod: &Pod) -> HashMap<(&str, &str), i32> {
     let containers = pod.spec.containers.iter().chain(&pod.spec.sidecars);
-    let all = containers.filter_map(|container| container.ports.as_ref()).flatten();
-    let mut fitting = all
-        .filter(|own| own.name.as_ref() == Some(name) && protocol(&own.protocol) == protocol(&port.protocol));
-    fitting.next().map(|own| own.container_port)
+    let mut named = HashMap::new();
+    for port in containers.filter_map(|container| container.ports.as_ref()).flatten() {
+        if let Some(name) = &port.name {
+            named.entry((name.as_str(), protocol(port.protocol.as_ref()))).or_insert(port.container_port);
+        }
+    }
+    named
+}
+
+fn target(port: &ServicePort, named: &HashMap<(&str, &str), i32>) -> Option<i32> {
+    match &port.target_port {
+        None | Some(IntOrString::Int(0)) => Some(port.port),
+        Some(IntOrString::Int(number)) => Some(*number),
+        Some(IntOrString::String(name)) => {
+            named.get(&(name.as_str(), protocol(port.protocol.as_ref()))).copied()
+        }
+    }
+}
+
+/// The protocol of a port, TCP if it has none.
+fn protocol(protocol: Option<&String>) -> &str {
+    protocol.map_or("TCP", String::as_str)
 }
 
 #[cfg(test)]
@@ -233,6 +250,21 @@ mod tests {
         assert_eq!(left(vec![subset(500, 100), subset(400, 200)]), (true, vec![(500, 34), (400, 66)]));
         assert_eq!(left(vec![subset(900, 9), subset(600, 9)]), (true, vec![(600, 0), (400, 0)]));
         assert_eq!(left(vec![subset(1001, 0), subset(0, 9)]), (true, vec![(1000, 0)]), "no subset is empty");
+    }
+
+    #[test]
+    fn very_many_named_ports_are_found_in_linear_time() {
+        const PORTS: u32 = 30_000;
+        let names = || (0..PORTS).map(|number| format!("p{number}"));
+        let of_service = names().map(|name| json!({"name": name, "port": 80, "targetPort": name}));
+        let of_pod =
+            names().enumerate().map(|(number, name)| json!({"name": name, "containerPort": number + 1}));
+        let (of_service, of_pod): (Vec<_>, Vec<_>) = (of_service.collect(), of_pod.collect());
+        let service = service(json!({"selector": {"app": "a"}, "ports": of_service}));
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"ports": of_pod}]}})).unwrap();
+        let found = ports(&service, &pod);
+        assert_eq!(found.len(), usize::try_from(PORTS).unwrap());
+        assert!(found.iter().all(|port| port.name == Some(format!("p{}", port.port - 1))));
     }
 
     #[test]

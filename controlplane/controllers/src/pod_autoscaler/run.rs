@@ -29,6 +29,13 @@ use crate::write::{Part, status_patch};
 const COMPONENT: &str = "horizontal-pod-autoscaler";
 /// Time between two reconciles of one autoscaler.
 const SYNC_PERIOD: Duration = Duration::from_secs(15);
+/// Maximum metrics of an autoscaler. Each of them is a request in each reconcile, whose values for all pods are kept until
+/// its end.
+const MAX_METRICS: usize = 100;
+/// Maximum autoscalers of the same pods that a message names. Each of them has the message in its status.
+const MAX_NAMES: usize = 10;
+/// Maximum characters of a selector in such a message.
+const MAX_SELECTOR: usize = 1024;
 
 /// Queues changed autoscalers.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
@@ -129,6 +136,12 @@ impl Reconcile<'_> {
         scale: &Scale,
         conditions: &mut Conditions,
     ) -> Result<(Vec<Pod>, Vec<Result<Measured, String>>), String> {
+        let specs: &[MetricSpec] = self.autoscaler.spec.metrics.as_deref().unwrap_or_default();
+        if specs.len() > MAX_METRICS {
+            let message = format!("the HPA has {} metrics, which is more than {MAX_METRICS}", specs.len());
+            conditions.set(ACTIVE, false, ("TooManyMetrics", &message));
+            return Err(message);
+        }
         let selector =
             scale.status.as_ref().and_then(|status| status.selector.as_deref()).unwrap_or_default();
         let parsed = self.selector(selector, conditions)?;
@@ -138,7 +151,6 @@ impl Reconcile<'_> {
         let pods = pods.map_err(|error| format!("unable to get pods: {}", reason(&error)))?.items;
         self.check_overlap(selector, parsed, &pods, conditions)?;
         let selected = Selected { client: &self.context.client, namespace, selector };
-        let specs: &[MetricSpec] = self.autoscaler.spec.metrics.as_deref().unwrap_or_default();
         let mut measured = Vec::new();
         for spec in specs {
             measured.push(selected.read(spec).await);
@@ -173,11 +185,15 @@ impl Reconcile<'_> {
         let key = self.autoscaler.key();
         let mut state = self.state.lock();
         state.entry(key.clone()).or_default().selector = Some(selector);
+        // Most pods of a target have the same labels.
+        let mut labels: Vec<_> = pods.iter().map(|pod| pod.metadata.labels.as_ref()).collect();
+        labels.sort_unstable();
+        labels.dedup();
         let selects = |other: &Key, selector: &Option<LabelSelector>| {
             other.namespace == key.namespace
-                && selector.as_ref().is_some_and(|selector| {
-                    pods.iter().any(|pod| selector.matches(pod.metadata.labels.as_ref()))
-                })
+                && selector
+                    .as_ref()
+                    .is_some_and(|selector| labels.iter().any(|labels| selector.matches(*labels)))
         };
         let mut all: Vec<&Key> =
             state.iter().filter(|(other, kept)| selects(other, &kept.selector)).map(|(key, _)| key).collect();
@@ -185,8 +201,12 @@ impl Reconcile<'_> {
             return Ok(());
         }
         all.sort();
-        let all: Vec<String> = all.iter().map(|key| format!("{{{} {}}}", key.name, key.namespace)).collect();
-        let message = format!("pods by selector {text} are controlled by multiple HPAs: [{}]", all.join(" "));
+        let named = all.iter().take(MAX_NAMES).map(|key| format!("{{{} {}}}", key.name, key.namespace));
+        let more = (all.len() > MAX_NAMES).then(|| "and others".to_owned());
+        let names: Vec<String> = named.chain(more).collect();
+        let text: String = text.chars().take(MAX_SELECTOR).collect();
+        let message =
+            format!("pods by selector {text} are controlled by multiple HPAs: [{}]", names.join(" "));
         conditions.set(ACTIVE, false, "AmbiguousSelector", &message);
         self.record(Event::warning("AmbiguousSelector", message.clone()));
         Err(message)
@@ -253,5 +273,49 @@ impl Reconcile<'_> {
 
     fn record(&self, event: Event) {
         self.context.record(self.autoscaler, COMPONENT, event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    fn autoscaler(name: &str, metrics: usize) -> HorizontalPodAutoscaler {
+        let target = json!({"type": "Utilization", "averageUtilization": 50});
+        let metric = json!({"type": "Resource", "resource": {"name": "cpu", "target": target}});
+        let scaled = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+        let spec = json!({"maxReplicas": 2, "scaleTargetRef": scaled, "metrics": vec![metric; metrics]});
+        let metadata = json!({"name": name, "namespace": "n", "uid": name});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_autoscaler_reads_a_limited_number_of_metrics() {
+        let (api, state, now) = (TestApi::new(&[]), State::default(), Timestamp::now());
+        for (metrics, is_refused) in [(MAX_METRICS, false), (MAX_METRICS + 1, true)] {
+            let autoscaler = autoscaler("a", metrics);
+            let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
+            let mut conditions = Conditions::new(None, now);
+            let error = reconcile.gather(&Scale::default(), &mut conditions).await.err().unwrap();
+            assert_eq!(error.contains("metrics"), is_refused, "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_message_names_a_limited_number_of_autoscalers() {
+        let (api, state, now) = (TestApi::new(&[]), State::default(), Timestamp::now());
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": "p", "labels": {"app": "a"}}})).unwrap();
+        let mut message = String::new();
+        for number in 0..30 {
+            let autoscaler = autoscaler(&format!("hpa-{number:02}"), 1);
+            let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
+            let selector = LabelSelector::parse("app=a").unwrap();
+            let pods = std::slice::from_ref(&pod);
+            let checked = reconcile.check_overlap(("app=a", selector), pods, &mut Conditions::new(None, now));
+            message = checked.err().unwrap_or_default();
+        }
+        assert!(message.ends_with("{hpa-09 n} and others]"), "{message}");
     }
 }

@@ -11,10 +11,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Replicas, rank};
 use crate::object::{ObjectExt, Pod, controller_of};
+use crate::state::failed_pods;
 use crate::state::pod_counts::Groups;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
+/// Immediate failures without a delay, for a set with fewer replicas.
+const MIN_FAILURES: usize = 10;
 
 /// The input of the plan.
 pub(crate) struct Snapshot<'a, K> {
@@ -195,6 +198,20 @@ pub(crate) fn by_counts<K: Replicas>(
     }
 }
 
+/// Time until the set creates further pods. `None` if it may create them now. `failed` are the creation times of its pods
+/// that have failed.
+///
+/// A node refuses a pod that does not fit, and will refuse its replacement, too. Without a delay, such a set would create
+/// pods without end, as fast as the node refuses them. Upstream's controller has no delay.
+pub(crate) fn creation_delay(desired: usize, failed: &[Timestamp], now: Timestamp) -> Option<Duration> {
+    let mut remaining: Vec<Duration> =
+        failed.iter().filter_map(|created| failed_pods::remaining(*created, now)).collect();
+    remaining.sort_unstable();
+    // When this pod and all earlier ones have left the window, fewer failures than the maximum are in it.
+    let last = remaining.len().checked_sub(desired.max(MIN_FAILURES))?;
+    remaining.get(last).copied()
+}
+
 /// `spec.minReadySeconds` of the set.
 pub(crate) fn min_ready<K: Replicas>(set: &K) -> i64 {
     set.spec().min_ready_seconds.unwrap_or_default().into()
@@ -332,6 +349,20 @@ mod tests {
     fn missing_pods_are_created_and_finished_ones_do_not_count() {
         let pods = vec![pod("1", "a", true, running()), pod("2", "a", true, json!({"phase": "Failed"}))];
         assert_eq!(decide(&set(3), pods), "adopt[] release[] create 2");
+    }
+
+    #[test]
+    fn pods_that_fail_at_once_are_replaced_slowly() {
+        let at = |age: u64| now().checked_sub(Duration::from_secs(age)).unwrap();
+        let delay = |desired, failed: &[Timestamp]| creation_delay(desired, failed, now());
+        let mut failed: Vec<_> = (0..9).map(at).collect();
+        assert_eq!(delay(1, &failed), None);
+        failed.push(at(40));
+        assert_eq!(delay(1, &failed), Some(Duration::from_secs(20)), "until the first has left the window");
+        failed.push(at(0));
+        assert_eq!(delay(1, &failed), Some(Duration::from_secs(52)), "until two have left it");
+        assert_eq!(delay(12, &failed), None, "each replica may fail once");
+        assert_eq!(delay(1, &[at(61); 20]), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
@@ -11,7 +12,7 @@ use super::Replicas;
 use super::plan::{self, Change, Failure, Plan, ReplicaCounts, Snapshot};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ReplicaSet, controller_of};
+use crate::object::{Key, Pod, ReplicaSet, controller_of};
 use crate::pod_control::{self, PodControl};
 use crate::queue::{Next, Queue};
 use crate::state::pod_counts::Groups;
@@ -81,8 +82,13 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
     let control = PodControl { context, owner: &*set, cache, component: K::COMPONENT, finalizer: None };
     control.release(&plan.release).await?;
     control.adopt(&plan.adopt).await?;
+    let delay = match plan.change {
+        Change::Create(_) => creation_delay(context, &*set),
+        Change::Nothing | Change::Delete(_) => None,
+    };
     let outcome = match plan.change {
         Change::Nothing => Ok(()),
+        Change::Create(_) if delay.is_some() => Ok(()),
         Change::Create(count) => {
             let pods = vec![new_pod(&*set); count];
             control.create(&pods).await.map_err(|error| ("FailedCreate", "create pods of", error))
@@ -97,8 +103,28 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
         .map(|(reason, _, error)| Failure { reason, message: pod_control::reason(error) });
     let next = write_status(context, &*set, failure.as_ref()).await?;
     match outcome {
-        Ok(()) => Ok(next),
+        Ok(()) => Ok(next_within(delay, next)),
         Err((_, verb, error)) => Err(control.failed(verb, error)),
+    }
+}
+
+/// Time until the set creates further pods, because its new pods fail.
+fn creation_delay<K: Replicas>(context: &Context, set: &K) -> Option<Duration> {
+    let is_failed = |pod: &&Arc<Pod>| pod.status.phase.as_deref() == Some("Failed");
+    let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
+    let mut failed = context.failed_pods.of_set(set.uid());
+    let present = pods.iter().filter(is_failed);
+    failed.extend(present.filter_map(|pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0)));
+    let desired = usize::try_from(plan::desired(set)).unwrap_or_default();
+    plan::creation_delay(desired, &failed, Timestamp::now())
+}
+
+/// The time of the next reconcile, at the latest after `delay`.
+fn next_within(delay: Option<Duration>, next: Next) -> Next {
+    match (delay, next) {
+        (None, next) => next,
+        (Some(delay), Next::After(next)) => Next::After(next.min(delay)),
+        (Some(delay), Next::Wait | Next::Rest(_)) => Next::After(delay),
     }
 }
 
@@ -171,4 +197,39 @@ async fn write_status<K: Replicas>(
         (None, Some(rest)) => Next::Rest(rest),
         (None, None) => Next::Wait,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_set_whose_new_pods_fail_waits_before_it_creates_more() {
+        for (failed, created) in [(9, 1), (10, 0)] {
+            let metadata =
+                json!({"name": "rs", "namespace": "n", "uid": "rs", "resourceVersion": "7", "generation": 1});
+            let set = json!({"metadata": metadata, "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "a"}},
+                "template": {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": []}}}});
+            let pod = |name: &str| {
+                json!({"metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": "8",
+                        "labels": {"app": "a"}, "creationTimestamp": Timestamp::now().to_string(),
+                        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs",
+                            "controller": true}]},
+                    "spec": {"nodeName": "a", "containers": []}, "status": {"phase": "Failed"}})
+            };
+            let api = TestApi::new(&[
+                ("/apis/apps/v1/namespaces/n/replicasets/rs", set.clone()),
+                ("/api/v1/namespaces/n/pods", pod("new")),
+            ]);
+            api.context.caches.replica_sets.written(serde_json::from_value(set).unwrap());
+            for number in 0..failed {
+                api.context.caches.pods.written(serde_json::from_value(pod(&number.to_string())).unwrap());
+            }
+            let next = reconcile(&api.context, Key::new("n", "rs")).await.unwrap();
+            let writes = api.writes();
+            assert_eq!(writes.iter().filter(|write| write.method == "POST").count(), created, "{failed}");
+            assert_eq!(matches!(next, Next::After(_)), created == 0, "{failed}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Back-off between failed pods of a daemon set on one node.
+//! Back-off between failed pods of a daemon set on one node, or of a stateful set with one name.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::object::Key;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(15 * 60);
 
-/// Failures by daemon set and node.
+/// Failures by daemon set and node, or by stateful set and name of the pod.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(HashMap<Key, HashMap<String, Entry>>);
 
@@ -41,7 +41,16 @@ impl Backoff {
         nodes.insert(node.to_owned(), Entry { wait, since: now });
     }
 
-    /// Removes the entries of a deleted daemon set.
+    /// Removes the entries of other pods of a stateful set.
+    pub(crate) fn retain(&mut self, set: &Key, is_needed: impl Fn(&str) -> bool) {
+        let Some(pods) = self.0.get_mut(set) else { return };
+        pods.retain(|name, _| is_needed(name));
+        if pods.is_empty() {
+            self.0.remove(set);
+        }
+    }
+
+    /// Removes the entries of a deleted set.
     pub(crate) fn forget(&mut self, set: &Key) {
         self.0.remove(set);
     }
@@ -63,6 +72,9 @@ mod tests {
         assert!(backoff.remaining(&key, "a", at(2)).is_some());
         backoff.failed(&key, "a", at(10_000));
         assert_eq!(backoff.remaining(&key, "a", at(10_001)), None);
+        backoff.failed(&key, "b", at(10_001));
+        backoff.retain(&key, |name| name == "b");
+        assert_eq!(backoff.0[&key].len(), 1);
         backoff.forget(&key);
         assert!(backoff.0.is_empty());
     }

@@ -1,6 +1,7 @@
 //! Reconciles stateful sets.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use coracle_events::Event;
 use jiff::Timestamp;
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::claims::{changed_owners, claim_names, is_stale, missing};
 use super::plan::{self, Action, Snapshot, ordinals};
-use super::pods::{identity_patch, new_pod, ordinal};
+use super::pods::{identity_patch, new_pod, ordinal, revision};
 use super::status::{Revisions, status};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
@@ -60,7 +61,10 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 
 /// Reconciles one stateful set.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    let Some(set) = context.caches.stateful_sets.get(&key) else { return Ok(Next::Wait) };
+    let Some(set) = context.caches.stateful_sets.get(&key) else {
+        context.stateful_backoff.lock().unwrap_or_else(PoisonError::into_inner).forget(&key);
+        return Ok(Next::Wait);
+    };
     let selector = pod_control::selector_of(&*set, &set.spec.selector)?;
     if selector.is_empty() {
         return Ok(Next::Wait);
@@ -86,11 +90,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         keep_claims(context, &set, &own).await?;
         keep_identity(&control, &own).await?;
     }
-    let actions = {
-        let stale = |ordinal: i32| has_stale_claim(context, &set, ordinal);
-        let now = Timestamp::now();
-        plan::plan(&Snapshot { set: &set, pods: &own, update: names.update, stale: &stale, now })
-    };
+    let (actions, delay) = due(context, &set, planned(context, &set, &own, names.update), names.update);
     let mut outcome = Ok(());
     for action in actions {
         // As upstream, pods above the desired number are not deleted while a pod below it cannot be created.
@@ -115,7 +115,45 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     outcome?;
     clean(context, &set, &own, &current).await?;
-    Ok(again.map_or(Next::Wait, Next::After))
+    Ok(again.into_iter().chain(delay).min().map_or(Next::Wait, Next::After))
+}
+
+fn planned(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>], update: &str) -> Vec<Action> {
+    let stale = |ordinal: i32| has_stale_claim(context, set, ordinal);
+    plan::plan(&Snapshot { set, pods, update, stale: &stale, now: Timestamp::now() })
+}
+
+/// The actions without the replacement of failed pods whose back-off is not over, and the rest of the shortest back-off.
+///
+/// The back-off is that of daemon sets. Without it, a pod that its node refuses would be replaced without end, as fast as
+/// the node refuses it. Upstream's controller has no back-off. A pod of an older template is replaced at once.
+fn due(
+    context: &Context,
+    set: &StatefulSet,
+    actions: Vec<Action>,
+    update: &str,
+) -> (Vec<Action>, Option<Duration>) {
+    let (key, now, mut delay) = (set.key(), Timestamp::now(), None::<Duration>);
+    let mut backoff = context.stateful_backoff.lock().unwrap_or_else(PoisonError::into_inner);
+    backoff.retain(&key, |name| {
+        let ordinal = name.rsplit_once('-').and_then(|(_, ordinal)| ordinal.parse::<i32>().ok());
+        ordinal.is_some_and(|ordinal| ordinals(set).contains(&ordinal))
+    });
+    let is_due = |action: &Action| {
+        let Action::Delete(pod) = action else { return true };
+        let is_failed = pod.status.phase.as_deref() == Some("Failed") && revision(pod) == update;
+        if !is_failed || plan::is_above_size(set, action) {
+            return true;
+        }
+        if let Some(remaining) = backoff.remaining(&key, pod.name(), now) {
+            delay = Some(delay.map_or(remaining, |delay| delay.min(remaining)));
+            return false;
+        }
+        backoff.failed(&key, pod.name(), now);
+        true
+    };
+    let actions = actions.into_iter().filter(is_due).collect();
+    (actions, delay)
 }
 
 fn workload(set: &StatefulSet) -> Workload<'_> {
@@ -268,4 +306,33 @@ async fn clean(
             || pods.iter().any(|pod| super::pods::revision(pod) == name)
     });
     revision_history::delete(context, &unused).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_pod_that_fails_again_is_replaced_after_its_back_off() {
+        let api = TestApi::new(&[]);
+        let set: StatefulSet = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "n", "uid": "web"}, "spec": {"replicas": 1}}))
+        .unwrap();
+        let deletion = |name: &str, revision: &str| {
+            let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name,
+                    "labels": {"controller-revision-hash": revision}},
+                "spec": {"containers": []}, "status": {"phase": "Failed"}});
+            vec![Action::Delete(Arc::new(serde_json::from_value(pod).unwrap()))]
+        };
+        let due = |actions| {
+            let (actions, delay) = due(&api.context, &set, actions, "new");
+            (actions.len(), delay.is_some())
+        };
+        assert_eq!(due(deletion("web-0", "new")), (1, false), "the first failure");
+        assert_eq!(due(deletion("web-0", "new")), (0, true));
+        assert_eq!(due(deletion("web-0", "old")), (1, false), "a pod of an older template");
+        assert_eq!(due(deletion("web-1", "new")), (1, false), "a pod above the desired number");
+        assert_eq!(due(vec![Action::Create { ordinal: 0, updated: true }]), (1, false));
+    }
 }

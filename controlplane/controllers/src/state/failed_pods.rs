@@ -1,0 +1,122 @@
+//! Pods of replica sets that failed soon after their creation and were deleted since.
+//!
+//! Other controllers delete failed pods too, for example those of a node with a `NoExecute` taint. Without this record,
+//! their set would replace such pods without end and without a delay.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::cache::Cache;
+use crate::object::{ObjectExt, Pod, controller_of};
+
+/// Time after its creation in which the failure of a pod counts as immediate.
+pub(crate) const FAILURE_WINDOW: Duration = Duration::from_secs(60);
+/// Maximum deleted pods of a set that are recorded.
+const MAX_PODS: usize = 16 << 10;
+/// Number of sets from which on outdated records are removed.
+const MANY_SETS: usize = 64;
+
+/// The creation times of deleted pods, by the uid of their set.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FailedPods(Arc<Mutex<Records>>);
+
+#[derive(Debug, Default)]
+struct Records {
+    by_set: HashMap<String, Vec<Timestamp>>,
+    /// Number of sets after outdated records were removed last.
+    kept: usize,
+}
+
+/// The rest of [`FAILURE_WINDOW`]. `None` if it is over. Timestamps in the future are ignored: the clock was set back.
+pub(crate) fn remaining(created: Timestamp, now: Timestamp) -> Option<Duration> {
+    let age = Duration::try_from(now.duration_since(created)).ok()?;
+    FAILURE_WINDOW.checked_sub(age).filter(|remaining| !remaining.is_zero())
+}
+
+impl FailedPods {
+    /// Starts to record the deletions of failed pods.
+    pub(crate) fn follow(&self, pods: &Cache<Pod>) {
+        let records = self.clone();
+        pods.on_change(move |change| {
+            let is_deleted = |old: &&Arc<Pod>| change.new.is_none_or(|new| new.uid() != old.uid());
+            if let Some(old) = change.old.filter(is_deleted) {
+                records.deleted(old, Timestamp::now());
+            }
+        });
+    }
+
+    fn deleted(&self, pod: &Pod, now: Timestamp) {
+        let owner = controller_of(&pod.metadata)
+            .filter(|owner| matches!(owner.kind.as_str(), "ReplicaSet" | "ReplicationController"));
+        let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let is_recent = |created: &Timestamp| remaining(*created, now).is_some();
+        let (Some(owner), Some(created)) = (owner, created.filter(is_recent)) else { return };
+        if pod.status.phase.as_deref() != Some("Failed") {
+            return;
+        }
+        let mut records = self.lock();
+        if records.by_set.len() >= MANY_SETS.max(records.kept * 2) {
+            records.by_set.retain(|_, pods| pods.iter().any(is_recent));
+            records.kept = records.by_set.len();
+        }
+        let pods = records.by_set.entry(owner.uid.clone()).or_default();
+        pods.retain(is_recent);
+        if pods.len() < MAX_PODS {
+            pods.push(created);
+        }
+    }
+
+    /// The creation times of the recorded pods of a set.
+    pub(crate) fn of_set(&self, uid: &str) -> Vec<Timestamp> {
+        self.lock().by_set.get(uid).cloned().unwrap_or_default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Records> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_watch::Event;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(set: &str, phase: &str, created: Timestamp) -> Pod {
+        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": set, "uid": set, "controller": true});
+        serde_json::from_value(json!({
+            "metadata": {"name": set, "namespace": "d", "uid": set, "resourceVersion": "1",
+                "creationTimestamp": created.to_string(), "ownerReferences": [owner]},
+            "status": {"phase": phase},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn deletions_of_pods_that_failed_at_once_are_recorded() {
+        let (cache, failed, now) = (Cache::new(), FailedPods::default(), Timestamp::now());
+        failed.follow(&cache);
+        let old = now.checked_sub(FAILURE_WINDOW).unwrap();
+        for pod in [pod("a", "Failed", now), pod("b", "Running", now), pod("c", "Failed", old)] {
+            cache.apply(Event::Apply(pod.clone()));
+            cache.apply(Event::Delete(pod));
+        }
+        let counts = ["a", "b", "c"].map(|set| failed.of_set(set).len());
+        assert_eq!(counts, [1, 0, 0]);
+    }
+
+    #[test]
+    fn records_of_many_sets_are_removed_after_the_window() {
+        let (failed, now) = (FailedPods::default(), Timestamp::now());
+        for number in 0..MANY_SETS {
+            failed.deleted(&pod(&number.to_string(), "Failed", now), now);
+        }
+        let later = now.checked_add(FAILURE_WINDOW).unwrap();
+        failed.deleted(&pod("last", "Failed", later), later);
+        assert_eq!(failed.lock().by_set.len(), 1);
+    }
+}
