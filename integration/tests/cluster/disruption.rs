@@ -68,7 +68,7 @@ fn drain_respects_disruption_budgets() {
         );
         assert_eq!(words[8..12], ["b", "2", "N/A", "0"]);
         let before = pods(&nodes, false);
-        let refused = nodes.try_kubectl(&["drain", "node-2", "--timeout=30s"]);
+        let refused = nodes.try_kubectl(&["drain", "node-2", "--timeout=10s"]);
         assert!(!refused.status.success());
         let says = "Cannot evict pod as it would violate the pod's disruption budget";
         assert!(said(&refused).contains(says), "{}", said(&refused));
