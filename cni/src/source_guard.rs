@@ -364,11 +364,12 @@ fn rules_of_errors(addresses: &str, about: (Header, u32, u32)) -> [Rule; 2] {
 }
 
 /// Rules for IPv6 packets without a source address. Only duplicate address detection and reports of multicast listeners
-/// need them. No rule for the addresses of pods, such as a network policy, would match other packets.
+/// need them. No rule for the addresses of pods, such as a network policy, would match other packets. A probe for an
+/// address of another interface would make this interface give up the address.
 fn rules_without_address() -> [Rule; 5] {
     let own = |kind: u8| key(icmp(kind), SOURCE, SOURCE_V6).in_set(V6).accept();
     [
-        own(NEIGHBOUR_SOLICITATION),
+        key(icmp(NEIGHBOUR_SOLICITATION), SOURCE, TARGET_V6).in_set(V6).accept(),
         own(LISTENER_REPORT_2),
         own(LISTENER_REPORT),
         own(LISTENER_DONE),
