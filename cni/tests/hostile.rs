@@ -553,6 +553,30 @@ fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
     });
 }
 
+/// Where `br_netfilter` is loaded, packets between pods pass the rules for masquerading.
+#[test]
+fn a_broadcast_of_a_pod_does_not_get_the_nodes_address() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        let other = Pod::new();
+        let (id, netns, ifname) = ("bbbb".into(), other.netns.clone(), "eth0".into());
+        network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
+        until_taken(&pod);
+        let receiver = other.within(|| bound("0.0.0.0:7002"));
+        receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let (_, from) = eventually("the broadcast arrives", 20, || {
+            pod.within(|| {
+                let socket = UdpSocket::bind("10.99.0.2:0").unwrap();
+                socket.set_broadcast(true).unwrap();
+                socket.send_to(b"evil", "255.255.255.255:7002").unwrap();
+            });
+            receiver.recv_from(&mut [0; 64]).ok()
+        });
+        assert_eq!(from.ip().to_string(), "10.99.0.2");
+        network.remove().await.unwrap();
+    });
+}
+
 /// The kernel looks up the connection of an ICMP error by the packet that the error is about, whoever sends it.
 #[test]
 fn a_pod_reports_errors_of_its_own_packets_only() {
