@@ -289,8 +289,8 @@ const ABOUT_V6: (Header, u32, u32) = (Header::Transport, 8 + 24, 16);
 // Protocols.
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-// First and last types of errors: unreachable, source quench, redirect; time exceeded, parameter problem. Those of ICMPv6
-// begin with unreachable and end with parameter problem.
+// First and last types of errors: unreachable, source quench, redirect; time exceeded, parameter problem. Those of
+// ICMPv6 begin with unreachable and end with parameter problem.
 const UNREACHABLE_TO_REDIRECT: [u8; 2] = [3, 5];
 const EXCEEDED_TO_PROBLEM: [u8; 2] = [11, 12];
 const ERRORS_OF_ICMPV6: [u8; 2] = [1, 4];

@@ -516,8 +516,8 @@ fn a_pod_sends_no_packets_past_the_rules_of_sources() {
     });
 }
 
-/// No rule for the addresses of pods matches such packets. A probe for an address makes an interface that is about to use
-/// it give it up.
+/// No rule for the addresses of pods matches such packets. A probe for an address makes an interface that is about to
+/// use it give it up.
 #[test]
 fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
     const FRAMES: u64 = 100;
