@@ -442,7 +442,9 @@ fn exceptions_of(network: IpNetwork) -> String {
     format!("not_beyond_{}", network.to_string().replace([':', '/'], "_"))
 }
 
-const MULTICAST_V4: fn() -> (Vec<u8>, Vec<u8>) = || (vec![224, 0, 0, 0], vec![240, 0, 0, 0]);
+/// Multicast, and the reserved addresses up to 255.255.255.255. A masqueraded broadcast of a pod would reach the other
+/// pods of its bridge with the node's address.
+const MULTICAST_V4: fn() -> (Vec<u8>, Vec<u8>) = || (vec![224, 0, 0, 0], vec![224, 0, 0, 0]);
 const MULTICAST_V6: fn() -> (Vec<u8>, Vec<u8>) = || {
     let first = |byte| [vec![byte], vec![0; 15]].concat();
     (first(0xff), first(0xff))

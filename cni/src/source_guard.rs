@@ -289,8 +289,8 @@ const ABOUT_V6: (Header, u32, u32) = (Header::Transport, 8 + 24, 16);
 // Protocols.
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-// First and last types of errors: unreachable, source quench, redirect; time exceeded, parameter problem. Those of ICMPv6
-// begin with unreachable and end with parameter problem.
+// First and last types of errors: unreachable, source quench, redirect; time exceeded, parameter problem. Those of
+// ICMPv6 begin with unreachable and end with parameter problem.
 const UNREACHABLE_TO_REDIRECT: [u8; 2] = [3, 5];
 const EXCEEDED_TO_PROBLEM: [u8; 2] = [11, 12];
 const ERRORS_OF_ICMPV6: [u8; 2] = [1, 4];
@@ -364,11 +364,12 @@ fn rules_of_errors(addresses: &str, about: (Header, u32, u32)) -> [Rule; 2] {
 }
 
 /// Rules for IPv6 packets without a source address. Only duplicate address detection and reports of multicast listeners
-/// need them. No rule for the addresses of pods, such as a network policy, would match other packets.
+/// need them. No rule for the addresses of pods, such as a network policy, would match other packets. A probe for an
+/// address of another interface would make this interface give up the address.
 fn rules_without_address() -> [Rule; 5] {
     let own = |kind: u8| key(icmp(kind), SOURCE, SOURCE_V6).in_set(V6).accept();
     [
-        own(NEIGHBOUR_SOLICITATION),
+        key(icmp(NEIGHBOUR_SOLICITATION), SOURCE, TARGET_V6).in_set(V6).accept(),
         own(LISTENER_REPORT_2),
         own(LISTENER_REPORT),
         own(LISTENER_DONE),

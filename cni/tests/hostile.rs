@@ -520,31 +520,63 @@ fn a_pod_sends_no_packets_past_the_rules_of_sources() {
     });
 }
 
-/// No rule for the addresses of pods matches such packets.
+/// No rule for the addresses of pods matches such packets. A probe for an address makes an interface that is about to
+/// use it give it up.
 #[test]
-fn a_pod_sends_no_datagrams_without_a_source_address() {
+fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
+    const FRAMES: u64 = 100;
     on_a_node(true, async |network, pod| {
         let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
         network.set_pod_cidrs(ranges).await.unwrap();
         add(&network, &pod, Vec::new()).await;
         until_taken(&pod);
-        let node: Ipv6Addr = "fd99::1".parse().unwrap();
         let inner = bound("[fd99::1]:7001");
         inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        let detection = || question(pod.mac(), Ipv6Addr::UNSPECIFIED, "fd99::99".parse().unwrap());
-        let solicited = counter("Icmp6InNeighborSolicits");
-        pod.send(datagram6(pod.mac(), Ipv6Addr::UNSPECIFIED, node, 7001));
-        pod.send(detection());
+        let to_node = datagram6(pod.mac(), Ipv6Addr::UNSPECIFIED, "fd99::1".parse().unwrap(), 7001);
+        let received_probes = |target: &str| {
+            let probe = question(pod.mac(), Ipv6Addr::UNSPECIFIED, target.parse().unwrap());
+            let before = counter("Icmp6InNeighborSolicits");
+            pod.within(move || send_times(&probe, FRAMES));
+            until_taken(&pod);
+            counter("Icmp6InNeighborSolicits") - before
+        };
+        pod.send(to_node.clone());
         until_taken(&pod);
         assert!(inner.recv(&mut [0; 64]).is_err(), "a datagram without a source arrived");
-        assert!(counter("Icmp6InNeighborSolicits") > solicited, "duplicate address detection is possible");
-        // The datagram is valid: without the rules it arrives.
+        assert!(received_probes("fd99::77") < FRAMES / 2);
+        assert!(received_probes("fd99::2") >= FRAMES, "the pod's own address");
+        // The frames are valid: without the rules they arrive.
         disable_guard();
         eventually("the datagram arrives without the rules", 20, || {
-            pod.send(datagram6(pod.mac(), Ipv6Addr::UNSPECIFIED, node, 7001));
+            pod.send(to_node.clone());
             until_taken(&pod);
             inner.recv(&mut [0; 64]).is_ok()
         });
+        assert!(received_probes("fd99::77") >= FRAMES);
+        network.remove().await.unwrap();
+    });
+}
+
+/// Where `br_netfilter` is loaded, packets between pods pass the rules for masquerading.
+#[test]
+fn a_broadcast_of_a_pod_does_not_get_the_nodes_address() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        let other = Pod::new();
+        let (id, netns, ifname) = ("bbbb".into(), other.netns.clone(), "eth0".into());
+        network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
+        until_taken(&pod);
+        let receiver = other.within(|| bound("0.0.0.0:7002"));
+        receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let (_, from) = eventually("the broadcast arrives", 20, || {
+            pod.within(|| {
+                let socket = UdpSocket::bind("10.99.0.2:0").unwrap();
+                socket.set_broadcast(true).unwrap();
+                socket.send_to(b"evil", "255.255.255.255:7002").unwrap();
+            });
+            receiver.recv_from(&mut [0; 64]).ok()
+        });
+        assert_eq!(from.ip().to_string(), "10.99.0.2");
         network.remove().await.unwrap();
     });
 }

@@ -237,8 +237,8 @@ fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
     });
 }
 
-/// Many IPv6 addresses have the same derived hardware address. A pod that could choose it would get the frames to another
-/// pod.
+/// Many IPv6 addresses have the same derived hardware address. A pod that could choose it would get the frames to
+/// another pod.
 #[test]
 fn a_sandbox_chooses_no_derived_hardware_address_by_its_ipv6_address() {
     on_a_node(async |node| {
