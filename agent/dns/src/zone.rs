@@ -122,6 +122,13 @@ struct Lookup<'a> {
     kind: RecordType,
 }
 
+/// A target of SRV records, with one address.
+struct SrvTarget {
+    port: u16,
+    name: Name,
+    address: IpAddr,
+}
+
 /// An endpoint with its address.
 struct Host<'a> {
     endpoint: &'a Endpoint,
@@ -237,7 +244,7 @@ impl Lookup<'_> {
             only.is_none_or(|(port, of)| port == name && protocol.eq_ignore_ascii_case(of))
         };
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
-        let mut targets: Vec<(u16, Name, IpAddr)> = Vec::new();
+        let mut targets: Vec<SrvTarget> = Vec::new();
         if is_headless(service) {
             // A tenant controls the numbers of ports and endpoints, so the list of all their combinations is never
             // built.
@@ -249,7 +256,9 @@ impl Lookup<'_> {
                         break;
                     }
                     if let Ok(target) = base.prepend_label(endpoint_name(host.endpoint).as_bytes()) {
-                        targets.extend(ports.iter().map(|port| (*port, target.clone(), host.address)));
+                        let address = host.address;
+                        let of_port = |port: &u16| SrvTarget { port: *port, name: target.clone(), address };
+                        targets.extend(ports.iter().map(of_port));
                     }
                 }
             }
@@ -262,7 +271,8 @@ impl Lookup<'_> {
                 if targets.len() >= RECORDS_MAX {
                     break;
                 }
-                targets.extend(cluster_ips(service).map(|address| (number, base.clone(), address)));
+                let of_address = |address| SrvTarget { port: number, name: base.clone(), address };
+                targets.extend(cluster_ips(service).map(of_address));
             }
         }
         targets.truncate(RECORDS_MAX);
@@ -273,14 +283,14 @@ impl Lookup<'_> {
         }
     }
 
-    fn srv(&self, targets: Vec<(u16, Name, IpAddr)>) -> Answer {
+    fn srv(&self, targets: Vec<SrvTarget>) -> Answer {
         // The weights are equal and add up to 100, as in CoreDNS.
         let distinct: std::collections::BTreeSet<_> =
-            targets.iter().map(|(port, name, _)| (port, name)).collect();
+            targets.iter().map(|target| (target.port, &target.name)).collect();
         let weight = u16::try_from(100 / distinct.len().max(1)).unwrap_or(1).max(1);
         let mut answer = Answer::default();
         let (mut records, mut additionals) = (HashSet::new(), HashSet::new());
-        for (port, target, address) in targets {
+        for SrvTarget { port, name: target, address } in targets {
             let is_new = records.insert((port, target.clone()));
             let is_new_address = additionals.insert((target.clone(), address));
             let record = RData::SRV(SRV::new(0, weight, port, target.clone()));

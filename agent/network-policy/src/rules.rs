@@ -87,12 +87,20 @@ pub(crate) enum Namespaces {
 /// Protocol and name of a container port. Without a protocol, the ports of all protocols that have the name.
 pub(crate) type NamedPort = (Option<u8>, String);
 
+/// A range of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PortRange {
+    pub(crate) protocol: u8,
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+}
+
 /// Ports of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortList {
     pub(crate) protocols: BTreeSet<u8>,
     pub(crate) single: BTreeSet<(u8, u16)>,
-    pub(crate) ranges: BTreeSet<(u8, u16, u16)>,
+    pub(crate) ranges: BTreeSet<PortRange>,
     pub(crate) named: BTreeSet<NamedPort>,
 }
 
@@ -216,7 +224,9 @@ impl PortList {
                     let Ok(first) = u16::try_from(*first) else { continue };
                     match end.map(u16::try_from) {
                         None => drop(ports.single.insert((protocol, first))),
-                        Some(Ok(last)) if last >= first => drop(ports.ranges.insert((protocol, first, last))),
+                        Some(Ok(last)) if last >= first => {
+                            ports.ranges.insert(PortRange { protocol, first, last });
+                        }
                         Some(_) => {}
                     }
                 }

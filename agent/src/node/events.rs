@@ -13,7 +13,12 @@ const CONDITIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// One event about the node.
-pub(super) type NodeEvent = (Level, &'static str, String);
+#[derive(Debug, PartialEq)]
+pub(super) struct NodeEvent {
+    pub(super) level: Level,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
 
 /// Events for the change from `held` to `now`.
 pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<NodeEvent> {
@@ -25,7 +30,7 @@ pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<
     let mut events = Vec::new();
     if !boot(held).is_empty() && boot(held) != boot(now) {
         let message = format!("Node {name} has been rebooted, boot id: {}", boot(now));
-        events.push((Level::Warning, "Rebooted", message));
+        events.push(NodeEvent { level: Level::Warning, reason: "Rebooted", message });
     }
     for (type_, yes, no) in CONDITIONS {
         let (before, after) = (condition(held, type_), condition(now, type_));
@@ -51,7 +56,8 @@ pub(super) fn of_cordon(name: &str, held: Option<&Node>, now: &Node) -> Option<N
 }
 
 fn status_is(name: &str, reason: &'static str) -> NodeEvent {
-    (Level::Normal, reason, format!("Node {name} status is now: {reason}"))
+    let message = format!("Node {name} status is now: {reason}");
+    NodeEvent { level: Level::Normal, reason, message }
 }
 
 #[cfg(test)]
@@ -70,7 +76,7 @@ mod tests {
     }
 
     fn reasons(held: &NodeStatus, now: &NodeStatus) -> Vec<&'static str> {
-        of_status("n", held, now).into_iter().map(|(_, reason, _)| reason).collect()
+        of_status("n", held, now).into_iter().map(|event| event.reason).collect()
     }
 
     #[test]
@@ -95,12 +101,12 @@ mod tests {
     fn a_reboot_is_a_warning_and_cordon_and_uncordon_are_events() {
         let events = of_status("n", &status("True", "False", "a"), &status("True", "False", "b"));
         let message = "Node n has been rebooted, boot id: b".to_owned();
-        assert_eq!(events, [(Level::Warning, "Rebooted", message)]);
+        assert_eq!(events, [NodeEvent { level: Level::Warning, reason: "Rebooted", message }]);
         let node = |cordoned: bool| -> Node {
             serde_json::from_value(json!({"spec": {"unschedulable": cordoned}, "metadata": {}}))
                 .expect("a node")
         };
-        let reason = |held: Option<&Node>, now| of_cordon("n", held, &node(now)).map(|(_, reason, _)| reason);
+        let reason = |held: Option<&Node>, now| of_cordon("n", held, &node(now)).map(|event| event.reason);
         assert_eq!(reason(Some(&node(false)), true), Some("NodeNotSchedulable"));
         assert_eq!(reason(Some(&node(true)), false), Some("NodeSchedulable"));
         assert_eq!((reason(None, true), reason(None, false)), (Some("NodeNotSchedulable"), None));

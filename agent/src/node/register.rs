@@ -13,12 +13,13 @@ use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 
+use super::NodeAgent;
 use super::devices::DeviceChanges;
 use super::disk::disk_shortage;
+use super::events::{self, NodeEvent};
 use super::network::is_ready;
 use super::plan::{self, CurrentState};
 use super::pressure::{MachineLevels, Pressure};
-use super::{NodeAgent, events};
 use crate::event_recorder::Level;
 use crate::json_file;
 use crate::node_object::pod_cidrs;
@@ -105,7 +106,8 @@ async fn node_received(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result
     }
     let node = Arc::new(node);
     let before = agent.node.send_replace(Some(Arc::clone(&node)));
-    if let Some((level, reason, message)) = events::of_cordon(&agent.config.name, before.as_deref(), &node) {
+    let cordon = events::of_cordon(&agent.config.name, before.as_deref(), &node);
+    if let Some(NodeEvent { level, reason, message }) = cordon {
         agent.recorder.node(level, reason, message);
     }
     update(agent, api).await
@@ -120,7 +122,7 @@ fn record_status(agent: &NodeAgent, held: &Node, written: &Node) {
     }
     let unset = NodeStatus::default();
     let held = held.status.as_ref().unwrap_or(&unset);
-    for (level, reason, message) in events::of_status(&agent.config.name, held, now) {
+    for NodeEvent { level, reason, message } in events::of_status(&agent.config.name, held, now) {
         agent.recorder.node(level, reason, message);
     }
 }

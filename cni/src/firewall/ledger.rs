@@ -58,16 +58,18 @@ impl<T: Ord + Clone> Counted<T> {
         }
     }
 
-    /// Objects that were added or removed, each with whether it existed before and whether it exists now.
-    fn changed(&self) -> impl Iterator<Item = (&T, bool, bool)> {
-        let all = self.touched.iter().map(|(item, before)| (item, *before, self.counts.contains_key(item)));
-        all.filter(|(_, before, now)| before != now)
+    /// Objects that were added or removed, each with whether it exists now.
+    fn changed(&self) -> impl Iterator<Item = (&T, bool)> {
+        self.touched.iter().filter_map(|(item, before)| {
+            let now = self.counts.contains_key(item);
+            (now != *before).then_some((item, now))
+        })
     }
 
     /// The changed objects that existed before, or that exist now.
     fn changed_in(&self, is_now: bool) -> BTreeSet<T> {
-        let changed = self.changed().filter(|(_, _, now)| *now == is_now);
-        changed.map(|(item, ..)| item.clone()).collect()
+        let changed = self.changed().filter(|(_, now)| *now == is_now);
+        changed.map(|(item, _)| item.clone()).collect()
     }
 
     fn now(&self) -> BTreeSet<T> {
@@ -76,7 +78,7 @@ impl<T: Ord + Clone> Counted<T> {
 
     fn before(&self) -> BTreeSet<T> {
         let unchanged = self.counts.keys().filter(|item| self.touched.get(*item) != Some(&false));
-        let ended = self.changed().filter(|(_, before, _)| *before).map(|(item, ..)| item);
+        let ended = self.changed().filter(|(_, now)| !*now).map(|(item, _)| item);
         unchanged.chain(ended).cloned().collect()
     }
 
@@ -86,8 +88,8 @@ impl<T: Ord + Clone> Counted<T> {
 
     /// Whether there were objects before, and whether there are some now.
     fn exist(&self) -> [bool; 2] {
-        let before = self.changed().any(|(_, before, _)| before);
-        let added = self.changed().filter(|(_, _, now)| *now).count();
+        let before = self.changed().any(|(_, now)| !now);
+        let added = self.changed().filter(|(_, now)| *now).count();
         [before || self.counts.len() > added, !self.counts.is_empty()]
     }
 }
@@ -233,8 +235,8 @@ impl Ledger {
 
     /// Host ports that changed, with whether each exists now.
     pub(super) fn changed_ports(&self) -> Vec<(Mapping, bool)> {
-        let plain = self.mappings.changed().map(|(mapping, _, now)| (mapping.clone(), now));
-        let conditional = self.conditional.changed().map(|((mapping, _), _, now)| (mapping.clone(), now));
+        let plain = self.mappings.changed().map(|(mapping, now)| (mapping.clone(), now));
+        let conditional = self.conditional.changed().map(|((mapping, _), now)| (mapping.clone(), now));
         plain.chain(conditional).collect()
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use crate::access::{AUTHORIZER, RESOURCE_CHECK};
 use crate::environment::{CompileError, Environment, SHARED};
 use crate::functions::signatures::{self, Found};
-use crate::parse::{Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap, StructureField, position};
+use crate::parse::{
+    Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap, Position, StructureField, position,
+};
 use crate::types::{DYN, Type};
 use crate::value::structure;
 
@@ -311,7 +313,7 @@ impl<'a> Checker<'a> {
     }
 
     fn error(&self, expr: &Expr, message: &str) -> CompileError {
-        let (line, column, text) = position(self.source, expr.at);
+        let Position { line, column, text } = position(self.source, expr.at);
         let dots = ".".repeat(column.saturating_sub(1));
         CompileError(format!("ERROR: <input>:{line}:{column}: {message}\n | {text}\n | {dots}^"))
     }

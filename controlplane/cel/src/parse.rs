@@ -302,15 +302,23 @@ fn convert_literal(literal: &LiteralValue) -> Literal {
     }
 }
 
-/// The position of an offset in the source: line and column from 1, and the line's text.
-pub(crate) fn position(source: &str, at: u32) -> (usize, usize, &str) {
+/// A position in a source. Line and column begin at 1.
+pub(crate) struct Position<'a> {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+    /// The text of the line.
+    pub(crate) text: &'a str,
+}
+
+/// The position of an offset in the source.
+pub(crate) fn position(source: &str, at: u32) -> Position<'_> {
     let mut offset = usize::try_from(at).unwrap_or(0);
-    for (index, line) in source.split('\n').enumerate() {
-        let length = line.chars().count();
+    for (index, text) in source.split('\n').enumerate() {
+        let length = text.chars().count();
         if offset <= length {
-            return (index + 1, offset + 1, line);
+            return Position { line: index + 1, column: offset + 1, text };
         }
         offset -= length + 1;
     }
-    (1, 1, "")
+    Position { line: 1, column: 1, text: "" }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{NamespacedPods, pods_of};
 use crate::blocks::Block;
 use crate::facts::protocol;
-use crate::rules::{Action, Direction, Namespaces, Peers, PodPeer, PortList, Rule};
+use crate::rules::{Action, Direction, Namespaces, Peers, PodPeer, PortList, PortRange, Rule};
 
 /// A parsed rule. `problems` describes the parts that have no effect, or an effect other than the intended one.
 pub(super) struct Parsed {
@@ -169,7 +169,7 @@ fn add_range(ports: &mut PortList, protocol: u8, first: u16, last: u16) -> Resul
     }
     match first == last {
         true => drop(ports.single.insert((protocol, first))),
-        false => drop(ports.ranges.insert((protocol, first, last))),
+        false => drop(ports.ranges.insert(PortRange { protocol, first, last })),
     }
     Ok(())
 }

@@ -123,8 +123,8 @@ impl Model {
         if !list.single.is_empty() {
             conditions.push(Ports::Single(list.single.clone()));
         }
-        conditions
-            .extend(list.ranges.iter().map(|(protocol, first, last)| Ports::Range(*protocol, *first, *last)));
+        let ranges = list.ranges.iter();
+        conditions.extend(ranges.map(|range| Ports::Range(range.protocol, range.first, range.last)));
         if place.direction == Direction::Ingress {
             let own = place.subject;
             for port in &list.named {

@@ -37,9 +37,9 @@ fn check_free(
 ) -> Result<(), Verdict> {
     for wanted in ports {
         let Some((protocol, port)) = parse(&wanted) else { continue };
-        let used = own.iter().find(|(p, number, _)| (*p, *number) == (protocol, port));
-        if let Some((.., by)) = used {
-            return Err(port_in_use(&wanted, by));
+        let used = own.iter().find(|own| (own.protocol, own.port) == (protocol, port));
+        if let Some(used) = used {
+            return Err(port_in_use(&wanted, used.purpose));
         }
         let found = sockets.of(protocol).map_err(|error| ports_unknown(&error))?;
         if let Some(socket) = conflicting_socket(&wanted, port, found) {
@@ -50,8 +50,13 @@ fn check_free(
     Ok(())
 }
 
-/// A port of this agent, and its purpose.
-pub(crate) type OwnPort = (Protocol, u16, &'static str);
+/// A port of this agent.
+pub(crate) struct OwnPort {
+    protocol: Protocol,
+    port: u16,
+    /// What uses the port, for messages.
+    purpose: &'static str,
+}
 
 /// The listening sockets of this node, listed at the first use of each protocol.
 #[derive(Debug, Default)]
@@ -78,9 +83,9 @@ impl Sockets {
     ) -> io::Result<Option<String>> {
         let wanted = HostPort { ip: String::new(), port: port.into(), protocol: protocol.to_owned() };
         let Some((protocol, port)) = parse(&wanted) else { return Ok(None) };
-        let own = own.iter().find(|(p, number, _)| (*p, *number) == (protocol, port));
-        if let Some((.., by)) = own {
-            return Ok(Some((*by).to_owned()));
+        let own = own.iter().find(|own| (own.protocol, own.port) == (protocol, port));
+        if let Some(own) = own {
+            return Ok(Some(own.purpose.to_owned()));
         }
         let taking = self.of(protocol)?.iter().find(|socket| {
             socket.port == port && addresses.iter().any(|address| socket.takes(Some(*address)))
@@ -119,14 +124,17 @@ pub(crate) fn overlay_port(config: &AgentConfig) -> Option<u16> {
 
 /// Ports of this agent, even while it does not listen.
 pub(crate) fn own_ports(config: &AgentConfig) -> Vec<OwnPort> {
-    let overlay = overlay_port(config).map(|port| (Protocol::Udp, port, "the overlay network"));
-    let kubelet = (Protocol::Tcp, config.kubelet_listen.port(), "the kubelet API");
+    let of_overlay = |port| OwnPort { protocol: Protocol::Udp, port, purpose: "the overlay network" };
+    let overlay = overlay_port(config).map(of_overlay);
+    let port = config.kubelet_listen.port();
+    let kubelet = OwnPort { protocol: Protocol::Tcp, port, purpose: "the kubelet API" };
     let proxy = proxy_port(config.service_proxy.as_ref());
     std::iter::once(kubelet).chain(overlay).chain(proxy).collect()
 }
 
 fn proxy_port(proxy: Option<&ServiceProxyConfig>) -> Option<OwnPort> {
-    Some((Protocol::Tcp, proxy?.healthz?.port(), "the health checks of the service proxy"))
+    let (port, purpose) = (proxy?.healthz?.port(), "the health checks of the service proxy");
+    Some(OwnPort { protocol: Protocol::Tcp, port, purpose })
 }
 
 fn parse(wanted: &HostPort) -> Option<(Protocol, u16)> {
@@ -359,7 +367,7 @@ mod tests {
     fn listening_sockets_of_this_machine_are_found() {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = server.local_addr().unwrap().port();
-        let own = [(Protocol::Tcp, 10250, "the kubelet API")];
+        let own = [OwnPort { protocol: Protocol::Tcp, port: 10250, purpose: "the kubelet API" }];
         let mut sockets = Sockets::default();
         let mut user =
             |address: &str| sockets.program_at(&own, "TCP", port, &[address.parse().unwrap()]).unwrap();

@@ -17,9 +17,19 @@ use crate::{
 /// Attempts while other requests create or delete the object.
 const ATTEMPTS: usize = 5;
 
+/// An applied configuration.
+struct Configuration {
+    object: Value,
+    /// Whether the body has the object's name. Otherwise the name is from the path.
+    is_named: bool,
+    /// Warnings about unknown fields.
+    warnings: Vec<String>,
+}
+
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, true)?;
-    let (config, is_named, warnings) = offload::run(call.has_large_body(), || config(call))?;
+    let found = offload::run(call.has_large_body(), || config(call))?;
+    let Configuration { object: config, is_named, warnings } = found;
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, part, Writer::Apply, |old| {
             let new = merged(call, old, &config)?;
@@ -93,8 +103,8 @@ pub(crate) fn same_type(config: &Value, api_version: &str, kind: &str) -> Result
     Err(ApiError::bad_request(message))
 }
 
-/// The configuration of the body, whether it has a name, and warnings about unknown fields.
-fn config(call: &Call) -> Result<(Value, bool, Vec<String>)> {
+/// The configuration of the body.
+fn config(call: &Call) -> Result<Configuration> {
     let mut parsed: Parsed = body::parse_yaml(&call.body)
         .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;
     if !parsed.value["metadata"]["managedFields"].is_null() {
@@ -127,5 +137,5 @@ fn config(call: &Call) -> Result<(Value, bool, Vec<String>)> {
     if let Some(metadata) = metadata_mut(&mut config) {
         metadata.insert("name".to_owned(), call.resource.name.clone().into());
     }
-    Ok((config, !name.is_empty(), warnings))
+    Ok(Configuration { object: config, is_named: !name.is_empty(), warnings })
 }

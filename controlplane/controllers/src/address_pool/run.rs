@@ -15,7 +15,7 @@ use super::service::is_ours;
 use super::state::State;
 use crate::context::Context;
 use crate::error::Error;
-use crate::node_balancer::plan::NodeFacts;
+use crate::node_balancer::plan::BalancerNode;
 use crate::node_balancer::run::{ready_nodes, service_of};
 use crate::object::{Key, Node, ObjectExt, Service};
 use crate::queue::{Next, Queue};
@@ -36,10 +36,10 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<Sta
     });
     let (own, kept) = (queue.clone(), state.clone());
     context.caches.nodes.on_change(move |change| {
-        let facts = |node: Option<&Arc<Node>>| node.map(NodeFacts::of);
-        let (old, new) = (facts(change.old), facts(change.new));
+        let read = |node: Option<&Arc<Node>>| node.map(BalancerNode::of);
+        let (old, new) = (read(change.old), read(change.new));
         if old != new {
-            let addresses = |facts: Option<NodeFacts>| facts.map(|facts| facts.addresses().to_vec());
+            let addresses = |node: Option<BalancerNode>| node.map(|node| node.addresses().to_vec());
             let mut claims = lock(&kept.claims);
             claims.set_node(&addresses(old).unwrap_or_default(), &addresses(new).unwrap_or_default());
             claims.all().into_iter().for_each(|key| own.add(key));
@@ -70,7 +70,7 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
         lock(&state.refusals).remove(&key);
         return write(context, &service, plan::cleared(&service)).await;
     }
-    let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
+    let nodes: Vec<BalancerNode> = context.caches.nodes.all().iter().map(BalancerNode::of).collect();
     let addresses = choose_addresses(context, state, &service);
     let mut candidates: BTreeSet<String> =
         nodes.iter().filter(|node| node.is_usable()).map(|node| node.name().to_owned()).collect();

@@ -53,7 +53,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     crate::endpoints::run::on_endpoint_change(context, move |service| own.add(service));
     let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.nodes.on_change(move |change| {
-        let (old, new) = (change.old.and_then(topology::facts), change.new.and_then(topology::facts));
+        let (old, new) = (change.old.and_then(topology::zone_node), change.new.and_then(topology::zone_node));
         zones.follow_node(old.as_ref(), new.as_ref()).into_iter().for_each(|service| own.add(service));
     });
     let (own, slices) = (queue.clone(), context.caches.endpoint_slices.clone());

@@ -9,7 +9,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, ForZone};
 
 use super::pack::Group;
 use crate::object::{EndpointSlice, Key, Node, ObjectExt, Service, controller_of};
-use crate::state::zones::NodeFacts;
+use crate::state::zones::ZoneNode;
 
 /// Label of a node with its zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -33,13 +33,13 @@ pub(crate) fn is_automatic(service: &Service) -> bool {
     mode.is_some_and(|mode| matches!(mode.as_str(), "Auto" | "auto"))
 }
 
-/// The facts of a node that counts. `None` for a node that is not ready or belongs to the control plane.
-pub(crate) fn facts(node: &Arc<Node>) -> Option<NodeFacts> {
+/// The zone and the processors of a node. `None` for a node that is not ready or belongs to the control plane.
+pub(crate) fn zone_node(node: &Arc<Node>) -> Option<ZoneNode> {
     let labels = node.metadata.labels.as_ref();
     let is_excluded = EXCLUDED.iter().any(|label| labels.is_some_and(|labels| labels.contains_key(*label)));
     let is_ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
     let zone = labels.and_then(|labels| labels.get(ZONE)).filter(|zone| !zone.is_empty());
-    (is_ready && !is_excluded).then(|| NodeFacts { zone: zone.cloned(), processors: node.status.processors })
+    (is_ready && !is_excluded).then(|| ZoneNode { zone: zone.cloned(), processors: node.status.processors })
 }
 
 /// The zone of a node.
@@ -179,7 +179,7 @@ mod tests {
     fn of_nodes(nodes: &[Arc<Node>]) -> Option<Zones> {
         let index = ZoneIndex::default();
         for node in nodes {
-            index.follow_node(None, facts(node).as_ref());
+            index.follow_node(None, zone_node(node).as_ref());
         }
         Zones::of(&index.processors()?)
     }

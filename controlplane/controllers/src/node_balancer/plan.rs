@@ -43,7 +43,7 @@ pub(crate) enum Decision {
 
 /// The fields of a node that affect load balancers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct NodeFacts {
+pub(crate) struct BalancerNode {
     name: String,
     /// Whether it can serve: it is ready and not excluded.
     is_usable: bool,
@@ -86,7 +86,7 @@ pub(crate) fn served(service: &Service) -> BTreeSet<Port> {
 }
 
 /// The entries of a service's status that this controller did not write. When it is disabled, it keeps only these.
-pub(crate) fn foreign(service: &Service, nodes: &[NodeFacts]) -> Vec<Value> {
+pub(crate) fn foreign(service: &Service, nodes: &[BalancerNode]) -> Vec<Value> {
     let is_own = |entry: &&LoadBalancerIngress| {
         let ip = entry.ip.as_deref().and_then(|ip| ip.parse().ok());
         let is_node = ip.is_some_and(|ip| nodes.iter().any(|node| node.addresses.contains(&ip)));
@@ -106,7 +106,7 @@ pub(crate) fn reserved(service: &Service, more: &[PortRange]) -> Option<Port> {
 /// the other service that has a port.
 pub(crate) fn plan(
     service: &Service,
-    nodes: &[NodeFacts],
+    nodes: &[BalancerNode],
     local: &BTreeSet<String>,
     more_reserved: &[PortRange],
     holder: impl Fn(&Port) -> Option<Key>,
@@ -124,12 +124,12 @@ pub(crate) fn plan(
     }
     let wanted: BTreeSet<Port> = ports(service).collect();
     let selects = nodes.iter().any(|node| node.is_enabled);
-    let is_candidate = |node: &&NodeFacts| {
+    let is_candidate = |node: &&BalancerNode| {
         node.is_usable && (node.is_enabled || !selects) && (!is_local(service) || local.contains(&node.name))
     };
-    let candidates: Vec<&NodeFacts> = nodes.iter().filter(is_candidate).collect();
-    let is_serving = |node: &&&NodeFacts| node.refused.is_disjoint(&wanted);
-    let serving: Vec<&NodeFacts> = candidates.iter().filter(is_serving).copied().collect();
+    let candidates: Vec<&BalancerNode> = nodes.iter().filter(is_candidate).collect();
+    let is_serving = |node: &&&BalancerNode| node.refused.is_disjoint(&wanted);
+    let serving: Vec<&BalancerNode> = candidates.iter().filter(is_serving).copied().collect();
     if serving.is_empty() && !candidates.is_empty() {
         return Decision::Refuse("every node uses one of the ports itself; choose other ports".to_owned());
     }
@@ -137,7 +137,7 @@ pub(crate) fn plan(
 }
 
 /// The entries of the status, sorted by address.
-fn entries(service: &Service, nodes: &[&NodeFacts], ports: &BTreeSet<Port>) -> Vec<Value> {
+fn entries(service: &Service, nodes: &[&BalancerNode], ports: &BTreeSet<Port>) -> Vec<Value> {
     let families = service.spec.ip_families.as_deref().unwrap_or_default();
     let has_family =
         |ip: &IpAddr| families.iter().any(|family| family == if ip.is_ipv4() { "IPv4" } else { "IPv6" });
@@ -150,9 +150,9 @@ fn entries(service: &Service, nodes: &[&NodeFacts], ports: &BTreeSet<Port>) -> V
     addresses.into_iter().map(|ip| json!({"ip": ip, "ipMode": "Proxy", "ports": ports})).collect()
 }
 
-// === impl NodeFacts ===
+// === impl BalancerNode ===
 
-impl NodeFacts {
+impl BalancerNode {
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -197,13 +197,13 @@ fn port(text: &str) -> Option<Port> {
 mod tests {
     use super::*;
 
-    fn node(name: &str, number: u8, metadata: Value) -> NodeFacts {
+    fn node(name: &str, number: u8, metadata: Value) -> BalancerNode {
         let mut value = json!({"metadata": metadata, "status": {
             "addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")},
                 {"type": "Hostname", "address": name}],
             "conditions": [{"type": "Ready", "status": "True"}]}});
         value["metadata"]["name"] = name.into();
-        NodeFacts::of(&Arc::new(serde_json::from_value(value).unwrap()))
+        BalancerNode::of(&Arc::new(serde_json::from_value(value).unwrap()))
     }
 
     fn service(more: Value) -> Service {
@@ -214,12 +214,12 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"namespace": "n", "name": "s"}, "spec": spec})).unwrap()
     }
 
-    fn decided(service: &Service, nodes: &[NodeFacts], local: &[&str]) -> Decision {
+    fn decided(service: &Service, nodes: &[BalancerNode], local: &[&str]) -> Decision {
         let local = local.iter().map(|name| (*name).to_owned()).collect();
         plan(service, nodes, &local, &[7000..=7000, 30000..=32767], |_| None)
     }
 
-    fn addresses(service: &Service, nodes: &[NodeFacts], local: &[&str]) -> Vec<String> {
+    fn addresses(service: &Service, nodes: &[BalancerNode], local: &[&str]) -> Vec<String> {
         match decided(service, nodes, local) {
             Decision::Serve(all) => {
                 all.iter().map(|entry| entry["ip"].as_str().unwrap().to_owned()).collect()
@@ -251,7 +251,7 @@ mod tests {
             .map(|number| json!({"type": "InternalIP", "address": format!("192.0.2.{number}")}))
             .collect();
         let value = json!({"metadata": {"name": "a"}, "status": {"addresses": all}});
-        let node = NodeFacts::of(&Arc::new(serde_json::from_value(value).unwrap()));
+        let node = BalancerNode::of(&Arc::new(serde_json::from_value(value).unwrap()));
         assert_eq!(node.addresses().len(), ADDRESSES_MAX);
         assert_eq!(node.addresses()[0].to_string(), "192.0.2.0");
     }
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(addresses(&service(json!({})), &nodes, &[]), ["192.0.2.1"]);
         let value = json!({"metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": "True"}],
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "ExternalIP", "address": "198.51.100.1"}]}});
-        let both = NodeFacts::of(&Arc::new(serde_json::from_value(value).unwrap()));
+        let both = BalancerNode::of(&Arc::new(serde_json::from_value(value).unwrap()));
         assert_eq!(addresses(&service(json!({})), &[both], &[]), ["198.51.100.1"]);
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_events::Event;
 use serde_json::{Value, json};
 
-use super::plan::{self, Decision, NodeFacts, PortRange};
+use super::plan::{self, BalancerNode, Decision, PortRange};
 use super::state::State;
 use crate::context::Context;
 use crate::endpoint_slice::run::SERVICE_NAME;
@@ -43,8 +43,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<Sta
     });
     let (own, kept) = (queue.clone(), state.clone());
     context.caches.nodes.on_change(move |change| {
-        let facts = |node: Option<&Arc<Node>>| node.map(NodeFacts::of);
-        if facts(change.old) != facts(change.new) {
+        let read = |node: Option<&Arc<Node>>| node.map(BalancerNode::of);
+        if read(change.old) != read(change.new) {
             lock(&kept.claims).all().into_iter().for_each(|key| own.add(key));
         }
     });
@@ -88,7 +88,7 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
         lock(&state.refusals).remove(&key);
         return Ok(Next::Wait);
     };
-    let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
+    let nodes: Vec<BalancerNode> = context.caches.nodes.all().iter().map(BalancerNode::of).collect();
     if !context.config.node_balancers {
         return write(context, &service, plan::foreign(&service, &nodes)).await;
     }

@@ -73,7 +73,7 @@ pub(super) fn by_pods(
             target.pods.iter().map(of).collect::<Result<_, String>>()?
         }
     };
-    let (ratio, usage, utilization) = wanted.ratio(&values, &requests)?;
+    let UsageRatio { ratio, usage, utilization } = wanted.ratio(&values, &requests)?;
     let proposal = |replicas: i32| Proposal { replicas, usage, utilization };
     let grows_with_unready = !groups.unready.is_empty() && ratio > 1.0;
     if !grows_with_unready && groups.missing.is_empty() {
@@ -90,7 +90,7 @@ pub(super) fn by_pods(
     if grows_with_unready {
         values.extend(groups.unready.iter().map(|pod| (pod.clone(), assumed(0, target.now))));
     }
-    let (again, ..) = wanted.ratio(&values, &requests)?;
+    let again = wanted.ratio(&values, &requests)?.ratio;
     let turned = (ratio < 1.0 && again > 1.0) || (ratio > 1.0 && again < 1.0);
     if target.tolerance.covers(again) || turned {
         return Ok(proposal(target.replicas));
@@ -138,18 +138,24 @@ fn assumed(millis: i64, time: Timestamp) -> PodValue {
     PodValue { time, window: Duration::ZERO, millis }
 }
 
+/// The usage of pods, compared with a target.
+struct UsageRatio {
+    /// Ratio of the usage to the target.
+    ratio: f64,
+    /// Mean usage of a pod.
+    usage: i64,
+    /// The usage in percent of the requests. `None` if the target is a mean.
+    utilization: Option<i32>,
+}
+
 impl Wanted<'_> {
-    /// The ratio of usage to target, the mean usage of a pod, and the usage in percent of the requests.
-    fn ratio(
-        self,
-        values: &PodValues,
-        requests: &HashMap<String, i64>,
-    ) -> Result<(f64, i64, Option<i32>), String> {
+    /// Compares the usage of pods with the target.
+    fn ratio(self, values: &PodValues, requests: &HashMap<String, i64>) -> Result<UsageRatio, String> {
         match self {
             Wanted::Mean(wanted) => {
                 let sum: i128 = values.values().map(|value| i128::from(value.millis)).sum();
                 let mean = mean(sum, values.len());
-                Ok((mean as f64 / wanted as f64, mean, None))
+                Ok(UsageRatio { ratio: mean as f64 / wanted as f64, usage: mean, utilization: None })
             }
             Wanted::Utilization { percent, .. } => {
                 let known = values.iter().filter_map(|(pod, value)| Some((value.millis, requests.get(pod)?)));
@@ -159,7 +165,8 @@ impl Wanted<'_> {
                 let share = (used * 100).checked_div(requested);
                 let share = share.ok_or("no metrics returned matched known pods")?;
                 let share = i32::try_from(share).unwrap_or(i32::MAX);
-                Ok((f64::from(share) / f64::from(percent), mean(used, known.len()), Some(share)))
+                let ratio = f64::from(share) / f64::from(percent);
+                Ok(UsageRatio { ratio, usage: mean(used, known.len()), utilization: Some(share) })
             }
         }
     }

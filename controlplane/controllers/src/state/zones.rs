@@ -8,7 +8,7 @@ use crate::object::Key;
 
 /// The zone and the processors of a node that counts, in thousandths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeFacts {
+pub(crate) struct ZoneNode {
     pub(crate) zone: Option<String>,
     pub(crate) processors: i64,
 }
@@ -33,9 +33,9 @@ struct Zone {
     processors: i128,
 }
 
-// === impl NodeFacts ===
+// === impl ZoneNode ===
 
-impl NodeFacts {
+impl ZoneNode {
     fn usable(&self) -> Option<(&String, i128)> {
         Some((self.zone.as_ref()?, i128::from(self.processors))).filter(|(_, processors)| *processors > 0)
     }
@@ -49,7 +49,7 @@ impl ZoneIndex {
     }
 
     /// Applies a change of a node. `None` is a node that is absent or does not count. Returns the services to reconcile.
-    pub(crate) fn follow_node(&self, old: Option<&NodeFacts>, new: Option<&NodeFacts>) -> Vec<Key> {
+    pub(crate) fn follow_node(&self, old: Option<&ZoneNode>, new: Option<&ZoneNode>) -> Vec<Key> {
         if old == new {
             return Vec::new();
         }
@@ -80,7 +80,7 @@ impl ZoneIndex {
 // === impl State ===
 
 impl State {
-    fn add(&mut self, node: &NodeFacts) {
+    fn add(&mut self, node: &ZoneNode) {
         let Some((name, processors)) = node.usable() else {
             self.unusable += 1;
             return;
@@ -90,7 +90,7 @@ impl State {
         zone.processors += processors;
     }
 
-    fn remove(&mut self, node: &NodeFacts) {
+    fn remove(&mut self, node: &ZoneNode) {
         let Some((name, processors)) = node.usable() else {
             self.unusable = self.unusable.saturating_sub(1);
             return;
@@ -108,8 +108,8 @@ impl State {
 mod tests {
     use super::*;
 
-    fn node(zone: &str, processors: i64) -> NodeFacts {
-        NodeFacts { zone: Some(zone.to_owned()).filter(|zone| !zone.is_empty()), processors }
+    fn node(zone: &str, processors: i64) -> ZoneNode {
+        ZoneNode { zone: Some(zone.to_owned()).filter(|zone| !zone.is_empty()), processors }
     }
 
     #[test]

@@ -162,21 +162,28 @@ pub(super) fn may_be_outdated(version: Option<&str>, recorded: &str) -> bool {
     }
 }
 
-/// A condition of a migration: type, whether it holds, reason and message.
-pub(super) type Outcome<'a> = (&'a str, bool, &'a str, &'a str);
+/// A condition of a migration.
+pub(super) struct Outcome<'a> {
+    pub(super) type_: &'a str,
+    /// Whether the condition is true.
+    pub(super) holds: bool,
+    pub(super) reason: &'a str,
+    pub(super) message: &'a str,
+}
 
 /// The outcome of a migration that cannot continue.
 pub(super) fn failed(message: &str) -> Outcome<'_> {
-    (FAILED, true, "StorageVersionMigrationFailed", message)
+    Outcome { type_: FAILED, holds: true, reason: "StorageVersionMigrationFailed", message }
 }
 
 /// The patch that sets one condition of the status. It applies only to this version of the migration, because the list
 /// of conditions is replaced.
 pub(super) fn condition_patch(
     migration: &StorageVersionMigration,
-    (type_, holds, reason, message): Outcome<'_>,
+    outcome: Outcome<'_>,
     now: Timestamp,
 ) -> Value {
+    let Outcome { type_, holds, reason, message } = outcome;
     let message = message.get(..message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default();
     let own = json!({
         "type": type_,
@@ -291,8 +298,9 @@ mod tests {
     fn a_condition_replaces_its_former_state_and_keeps_the_others() {
         let now = Timestamp::from_second(0).unwrap();
         let ended = migration("a", 1, conditions(&[RUNNING, SUCCEEDED]));
-        let patch =
-            condition_patch(&ended, (RUNNING, false, "MigrationCompleted", "Migration completed"), now);
+        let (reason, message) = ("MigrationCompleted", "Migration completed");
+        let outcome = Outcome { type_: RUNNING, holds: false, reason, message };
+        let patch = condition_patch(&ended, outcome, now);
         let list = patch["status"]["conditions"].as_array().unwrap();
         let types: Vec<_> = list.iter().map(|one| (one["type"].as_str(), one["status"].as_str())).collect();
         assert_eq!(types, [(Some(SUCCEEDED), Some("True")), (Some(RUNNING), Some("False"))]);

@@ -54,12 +54,14 @@ pub(crate) async fn reconcile(
         Step::Wait => Ok(Next::Wait),
         Step::Begin => {
             mark_definition(&context.client, &migration).await?;
-            let outcome = (RUNNING, true, "MigrationRunning", "The migration is running");
+            let (reason, message) = ("MigrationRunning", "The migration is running");
+            let outcome = Outcome { type_: RUNNING, holds: true, reason, message };
             set(context, &migration, outcome).await
         }
         Step::Finish => {
             mark_definition(&context.client, &migration).await?;
-            let outcome = (RUNNING, false, "MigrationCompleted", "Migration completed");
+            let (reason, message) = ("MigrationCompleted", "Migration completed");
+            let outcome = Outcome { type_: RUNNING, holds: false, reason, message };
             set(context, &migration, outcome).await
         }
         step @ (Step::Record | Step::Migrate) => with_kind(context, &migration, step).await,
@@ -96,7 +98,11 @@ async fn with_kind(
         return Ok(Next::Wait);
     }
     match migrate(&context.client, kind, &migration.status.resource_version).await {
-        Ok(()) => set(context, migration, (SUCCEEDED, true, "StorageVersionMigrationSucceeded", "")).await,
+        Ok(()) => {
+            let reason = "StorageVersionMigrationSucceeded";
+            let outcome = Outcome { type_: SUCCEEDED, holds: true, reason, message: "" };
+            set(context, migration, outcome).await
+        }
         Err(Stop::Retry(error)) => Err(error),
         Err(Stop::Fail(message)) => set(context, migration, plan::failed(&message)).await,
     }

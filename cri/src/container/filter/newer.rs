@@ -69,8 +69,26 @@ const IF_GREATER: u16 = 0x25;
 const IF_AT_LEAST: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// A BPF instruction: code, two jump distances, value.
-type Instruction = (u16, u8, u8, u32);
+/// A BPF instruction (`struct sock_filter` of linux/filter.h).
+#[derive(Clone, Copy)]
+struct Instruction {
+    code: u16,
+    /// Number of instructions to skip if the comparison holds.
+    jump_true: u8,
+    /// Number of instructions to skip if the comparison does not hold.
+    jump_false: u8,
+    value: u32,
+}
+
+/// An instruction without a comparison (`BPF_STMT`).
+const fn statement(code: u16, value: u32) -> Instruction {
+    Instruction { code, jump_true: 0, jump_false: 0, value }
+}
+
+/// A comparison with a value (`BPF_JUMP`).
+const fn compare(code: u16, value: u32, jump_true: u8, jump_false: u8) -> Instruction {
+    Instruction { code, jump_true, jump_false, value }
+}
 
 /// Maximum refused requests of `ioctl`: a jump over their checks has one byte.
 pub(super) const MAX_REQUESTS: usize = 100;
@@ -99,18 +117,18 @@ pub(super) fn prefix(
         checks.extend(block(decided, newest, own(of)));
         blocks.push((token, checks));
     }
-    let mut program = vec![(LOAD, 0, 0, OFFSET_ARCHITECTURE)];
+    let mut program = vec![statement(LOAD, OFFSET_ARCHITECTURE)];
     for (token, block) in blocks {
         // Another architecture: jump over the following jump and the block.
-        program.push((IF_EQUAL, 1, 0, token));
-        program.push((JUMP, 0, 0, length(&block)));
+        program.push(compare(IF_EQUAL, token, 1, 0));
+        program.push(statement(JUMP, length(&block)));
         program.extend(block);
     }
     // Each block that decides nothing jumps to the end of the prefix.
     let end = program.len();
     for (at, instruction) in program.iter_mut().enumerate() {
-        if instruction.0 == JUMP && instruction.3 == PREFIX_END {
-            instruction.3 = u32::try_from(end - at - 1).unwrap_or_default();
+        if instruction.code == JUMP && instruction.value == PREFIX_END {
+            instruction.value = u32::try_from(end - at - 1).unwrap_or_default();
         }
     }
     program.iter().flat_map(|instruction| encode(*instruction)).collect()
@@ -124,20 +142,20 @@ fn request_checks(of: Arch, requests: &[(u32, ScmpAction)]) -> Vec<Instruction> 
     if requests.is_empty() {
         return Vec::new();
     }
-    let mut refusals = vec![(LOAD, 0, 0, OFFSET_SECOND_ARGUMENT)];
+    let mut refusals = vec![statement(LOAD, OFFSET_SECOND_ARGUMENT)];
     for (request, action) in requests {
-        refusals.push((IF_EQUAL, 0, 1, *request));
-        refusals.push((RETURN, 0, 0, answer(*action)));
+        refusals.push(compare(IF_EQUAL, *request, 0, 1));
+        refusals.push(statement(RETURN, answer(*action)));
     }
-    refusals.push((JUMP, 0, 0, PREFIX_END));
+    refusals.push(statement(JUMP, PREFIX_END));
     let over = u8::try_from(refusals.len()).unwrap_or(u8::MAX);
     let native = ScmpSyscall::from_name_by_arch("ioctl", architecture(of)).ok();
     let native = native.map(|number| i32::from(number).cast_unsigned());
     // The kernel reports x32 calls as calls of x86-64.
     let x32 = (of == Arch::ScmpArchX86_64).then_some(X32_IOCTL);
-    let mut checks = vec![(LOAD, 0, 0, OFFSET_NUMBER)];
+    let mut checks = vec![statement(LOAD, OFFSET_NUMBER)];
     for number in native.into_iter().chain(x32) {
-        checks.push((IF_EQUAL, 0, over, number));
+        checks.push(compare(IF_EQUAL, number, 0, over));
         checks.extend(refusals.iter().copied());
     }
     checks
@@ -145,16 +163,17 @@ fn request_checks(of: Arch, requests: &[(u32, ScmpAction)]) -> Vec<Instruction> 
 
 /// The decisions for one architecture. Ends with a jump to the end of the prefix.
 fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>, own: u32) -> Vec<Instruction> {
-    let mut block = vec![(LOAD, 0, 0, OFFSET_NUMBER), (IF_AT_LEAST, 0, 1, own), (JUMP, 0, 0, PREFIX_END)];
+    let mut block =
+        vec![statement(LOAD, OFFSET_NUMBER), compare(IF_AT_LEAST, own, 0, 1), statement(JUMP, PREFIX_END)];
     for (number, action) in decided {
-        block.push((IF_EQUAL, 0, 1, *number));
-        block.push((RETURN, 0, 0, answer(*action)));
+        block.push(compare(IF_EQUAL, *number, 0, 1));
+        block.push(statement(RETURN, answer(*action)));
     }
     if let Some(newest) = newest {
-        block.push((IF_GREATER, 0, 1, newest));
-        block.push((RETURN, 0, 0, RET_ERRNO | libc::ENOSYS.cast_unsigned()));
+        block.push(compare(IF_GREATER, newest, 0, 1));
+        block.push(statement(RETURN, RET_ERRNO | libc::ENOSYS.cast_unsigned()));
     }
-    block.push((JUMP, 0, 0, PREFIX_END));
+    block.push(statement(JUMP, PREFIX_END));
     block
 }
 
@@ -235,7 +254,8 @@ fn answer(action: ScmpAction) -> u32 {
     }
 }
 
-fn encode((code, then, otherwise, value): Instruction) -> [u8; INSTRUCTION] {
+fn encode(instruction: Instruction) -> [u8; INSTRUCTION] {
+    let Instruction { code, jump_true, jump_false, value } = instruction;
     let (code, value) = (code.to_ne_bytes(), value.to_ne_bytes());
-    [code[0], code[1], then, otherwise, value[0], value[1], value[2], value[3]]
+    [code[0], code[1], jump_true, jump_false, value[0], value[1], value[2], value[3]]
 }
