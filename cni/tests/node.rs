@@ -253,7 +253,7 @@ fn a_sandbox_chooses_no_derived_hardware_address_by_its_ipv6_address() {
         let chosen = node.network.add(&asking("aaaa", &a, &[ip.as_str()], None)).await.unwrap();
         assert_eq!(chosen.addresses, derived.addresses);
         assert_ne!(chosen.mac, derived.mac);
-        drop(a.stop);
+        drop(a);
     });
 }
 

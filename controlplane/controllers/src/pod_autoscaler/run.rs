@@ -139,7 +139,7 @@ impl Reconcile<'_> {
         let specs: &[MetricSpec] = self.autoscaler.spec.metrics.as_deref().unwrap_or_default();
         if specs.len() > MAX_METRICS {
             let message = format!("the HPA has {} metrics, which is more than {MAX_METRICS}", specs.len());
-            conditions.set(ACTIVE, false, ("TooManyMetrics", &message));
+            conditions.set(ACTIVE, false, "TooManyMetrics", &message);
             return Err(message);
         }
         let selector =
@@ -313,7 +313,7 @@ mod tests {
             let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
             let selector = LabelSelector::parse("app=a").unwrap();
             let pods = std::slice::from_ref(&pod);
-            let checked = reconcile.check_overlap(("app=a", selector), pods, &mut Conditions::new(None, now));
+            let checked = reconcile.check_overlap("app=a", selector, pods, &mut Conditions::new(None, now));
             message = checked.err().unwrap_or_default();
         }
         assert!(message.ends_with("{hpa-09 n} and others]"), "{message}");
