@@ -258,18 +258,25 @@ fn too_many_to_groups() -> Rule {
     rule.more_packets_than(TO_GROUPS, GROUP_RATE, GROUP_BURST).drop()
 }
 
+/// A field of a packet. Offset and length are in bytes; the offset is from the begin of the header.
+struct Field {
+    header: Header,
+    offset: u32,
+    length: u32,
+}
+
 fn rules() -> [Rule; 9] {
     const IPV4: [u8; 2] = [0x08, 0x00];
     const ARP: [u8; 2] = [0x08, 0x06];
     const IPV6: [u8; 2] = [0x86, 0xdd];
     // Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
-    const SOURCE: (Header, u32) = (Header::Link, 6);
-    const SENDER: (Header, u32) = (Header::Network, 8);
+    const SOURCE: Field = Field { header: Header::Link, offset: 6, length: 6 };
+    const SENDER: Field = Field { header: Header::Network, offset: 8, length: 6 };
     // Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
-    const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
-    const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
-    const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
-    const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
+    const SOURCE_V4: Field = Field { header: Header::Network, offset: 12, length: 4 };
+    const SOURCE_V6: Field = Field { header: Header::Network, offset: 8, length: 16 };
+    const SENDER_V4: Field = Field { header: Header::Network, offset: 14, length: 4 };
+    const TARGET_V6: Field = Field { header: Header::Transport, offset: 8, length: 16 };
     const ICMPV6: u8 = 58;
     const ROUTER_SOLICITATION: u8 = 133;
     const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -282,9 +289,12 @@ fn rules() -> [Rule; 9] {
         rule.payload(Header::Transport, 0, 1, R0).equal(R0, &[kind])
     };
     // Loads the key of the sets of addresses.
-    let key = |rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)| {
-        let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME_REGISTERS);
-        rule.payload(address.0, address.1, address.2, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
+    let load = |rule: Rule, field: Field, register: u32| {
+        rule.payload(field.header, field.offset, field.length, register)
+    };
+    let key = |rule: Rule, hardware: Field, address: Field| {
+        let rule = load(name(rule), hardware, R0 + NAME_REGISTERS);
+        load(rule, address, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
     };
     [
         // This rule accepts most frames.
