@@ -36,9 +36,12 @@ pub(crate) fn room_for_neighbours() {
     }
 }
 
-/// Number of connections that the kernel must be able to track: the minimum, the number for each processor, and the
-/// maximum. These are kube-proxy's defaults.
-const CONNECTIONS: (u32, u32, u32) = (131_072, 32_768, 1 << 20);
+/// Minimum number of connections that the kernel must be able to track. This and the next one are kube-proxy's defaults.
+const MIN_CONNECTIONS: u32 = 131_072;
+/// Number of connections for each processor that the kernel must be able to track.
+const CONNECTIONS_PER_PROCESSOR: u32 = 32_768;
+/// Maximum number of connections that is set.
+const MAX_CONNECTIONS: u32 = 1 << 20;
 /// Seconds after which the kernel forgets an open TCP connection without packets: a day, as kube-proxy's default. The
 /// kernel's is five days.
 const CONNECTION_IDLE: u32 = 86_400;
@@ -77,9 +80,8 @@ fn prepare_tracking(dir: &Path) -> Result<(), Error> {
 
 /// The number of connections for a number of processors.
 fn connections(processors: usize) -> u32 {
-    let (least, each, most) = CONNECTIONS;
-    let all = u32::try_from(processors).unwrap_or(u32::MAX).saturating_mul(each);
-    all.clamp(least, most)
+    let all = u32::try_from(processors).unwrap_or(u32::MAX).saturating_mul(CONNECTIONS_PER_PROCESSOR);
+    all.clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
 }
 
 /// Lowers the number in a file, if it exists and the number is higher.

@@ -563,7 +563,7 @@ fn a_broadcast_of_a_pod_does_not_get_the_nodes_address() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
         let other = Pod::new();
-        let (id, netns, ifname) = ("bbbb".into(), other.netns.clone(), "eth0".into());
+        let (id, netns, ifname) = ("bbbb".into(), other.netns().to_owned(), "eth0".into());
         network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
         until_taken(&pod);
         let receiver = other.within(|| bound("0.0.0.0:7002"));

@@ -106,7 +106,14 @@ struct Found {
 }
 
 /// Identity of a socket file. A driver that starts again makes a new file.
-type Identity = (u64, i64, i64);
+#[derive(Debug, PartialEq)]
+struct Identity {
+    inode: u64,
+    /// Seconds of the time of the last change of the inode.
+    changed: i64,
+    /// Nanoseconds of that time.
+    changed_nanos: i64,
+}
 
 // === impl Registry ===
 
@@ -355,7 +362,9 @@ fn sockets(dir: &Path) -> io::Result<Found> {
                 continue;
             }
             if entry.file_type().is_socket() && found.sockets.len() < SOCKETS_MAX {
-                found.sockets.insert(path.into(), (entry.ino(), entry.ctime(), entry.ctime_nsec()));
+                let (changed, changed_nanos) = (entry.ctime(), entry.ctime_nsec());
+                let identity = Identity { inode: entry.ino(), changed, changed_nanos };
+                found.sockets.insert(path.into(), identity);
             } else if entry.is_dir() && depth < DEPTH_MAX && found.dirs.len() < DIRS_MAX {
                 let full = dir.join(&path);
                 if is_private(&full).is_ok_and(|is_private| is_private) {

@@ -262,10 +262,11 @@ mod tests {
                 healthz,
                 status: None,
             };
-            proxy_port(Some(&proxy)).map(|(protocol, port, _)| (protocol, port))
+            proxy_port(Some(&proxy)).map(|own| (own.protocol, own.port))
         };
         assert_eq!(with(Some("[::]:10256")), Some((Protocol::Tcp, 10256)));
-        assert_eq!((with(None), proxy_port(None)), (None, None));
+        assert_eq!(with(None), None);
+        assert!(proxy_port(None).is_none());
     }
 
     #[test]
@@ -306,7 +307,8 @@ mod tests {
         };
         assert!(check_free(ports(3), &[], &mut sockets).is_ok());
         assert!(check_free(ports(0), &[], &mut sockets).is_err());
-        assert!(check_free(ports(3), &[(Protocol::Tcp, 2, "the kubelet API")], &mut sockets).is_err());
+        let own = OwnPort { protocol: Protocol::Tcp, port: 2, purpose: "the kubelet API" };
+        assert!(check_free(ports(3), &[own], &mut sockets).is_err());
     }
 
     #[test]

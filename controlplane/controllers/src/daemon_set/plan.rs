@@ -48,7 +48,7 @@ fn sorted(fits: &HashMap<String, Eligibility>) -> Vec<(&String, Eligibility)> {
 
 fn manage(
     observed: &ObservedDaemonSet<'_>,
-    node: &String,
+    node: &str,
     fit: Eligibility,
     pods: &[Arc<Pod>],
     plan: &mut Plan,
@@ -59,7 +59,7 @@ fn manage(
     }
     if pods.is_empty() {
         if fit.runs {
-            plan.create.push(node.clone());
+            plan.create.push(node.to_owned());
         }
         return;
     }
@@ -73,7 +73,7 @@ fn manage(
                     let message =
                         format!("Found failed daemon pod {name} on node {node}, will try to kill it");
                     plan.events.push(Event::warning("FailedDaemonPod", message));
-                    plan.failed.push(node.clone());
+                    plan.failed.push(node.to_owned());
                     plan.delete.push(pod.clone());
                 }
             },
@@ -89,7 +89,7 @@ fn manage(
     if !rolling::surges(observed.snapshot.set) {
         plan.delete.extend(running.into_iter().skip(1));
     } else if running.is_empty() && fit.runs {
-        plan.create.push(node.clone());
+        plan.create.push(node.to_owned());
     } else {
         rolling::prune(observed, &running, plan);
     }
