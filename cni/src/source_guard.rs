@@ -272,7 +272,6 @@ fn too_many_to_groups() -> Rule {
     rule.more_packets_than(TO_GROUPS, GROUP_RATE, GROUP_BURST).drop()
 }
 
-<<<<<<< HEAD
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV6: [u8; 2] = [0x86, 0xdd];
@@ -336,46 +335,6 @@ fn rules() -> [Rule; 14] {
     let errors_v4 =
         |[first, last]: [u8; 2]| message(IPV4, ICMP).between(R0, &[first], &[last]).jump(ERRORS_V4);
     let [first, last] = ERRORS_OF_ICMPV6;
-=======
-/// A field of a packet. Offset and length are in bytes; the offset is from the begin of the header.
-struct Field {
-    header: Header,
-    offset: u32,
-    length: u32,
-}
-
-fn rules() -> [Rule; 9] {
-    const IPV4: [u8; 2] = [0x08, 0x00];
-    const ARP: [u8; 2] = [0x08, 0x06];
-    const IPV6: [u8; 2] = [0x86, 0xdd];
-    // Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
-    const SOURCE: Field = Field { header: Header::Link, offset: 6, length: 6 };
-    const SENDER: Field = Field { header: Header::Network, offset: 8, length: 6 };
-    // Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
-    const SOURCE_V4: Field = Field { header: Header::Network, offset: 12, length: 4 };
-    const SOURCE_V6: Field = Field { header: Header::Network, offset: 8, length: 16 };
-    const SENDER_V4: Field = Field { header: Header::Network, offset: 14, length: 4 };
-    const TARGET_V6: Field = Field { header: Header::Transport, offset: 8, length: 16 };
-    const ICMPV6: u8 = 58;
-    const ROUTER_SOLICITATION: u8 = 133;
-    const ROUTER_ADVERTISEMENT: u8 = 134;
-    const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-    const REDIRECT: u8 = 137;
-    let name = |rule: Rule| rule.meta(Meta::InInterface, R0);
-    let of = |kind: [u8; 2]| Rule::default().payload(Header::Link, 12, 2, R0).equal(R0, &kind);
-    let icmp = |kind: u8| {
-        let rule = of(IPV6).meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
-        rule.payload(Header::Transport, 0, 1, R0).equal(R0, &[kind])
-    };
-    // Loads the key of the sets of addresses.
-    let load = |rule: Rule, field: Field, register: u32| {
-        rule.payload(field.header, field.offset, field.length, register)
-    };
-    let key = |rule: Rule, hardware: Field, address: Field| {
-        let rule = load(name(rule), hardware, R0 + NAME_REGISTERS);
-        load(rule, address, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
-    };
->>>>>>> tuples-r16
     [
         // This rule accepts most frames.
         key(of(IPV4).meta(Meta::Transport, R0).unequal(R0, &[ICMP]), SOURCE, SOURCE_V4).in_set(V4).accept(),
