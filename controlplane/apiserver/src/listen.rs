@@ -5,6 +5,7 @@
 
 mod activity;
 mod client;
+mod header_block;
 mod header_memory;
 mod stream_tasks;
 
@@ -165,15 +166,15 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    let header = Arc::new(HeaderMemory::new(server.state.in_flight.clone(), permit.source()));
+    let header = Arc::new(HeaderMemory::new(server.state.in_flight.clone(), permit.source(), is_http2));
     // The first received bytes start the time limit of a request header. After an upgrade, `header` is dropped: the bytes
     // of another protocol do not count.
     let (receiving, incomplete, closing) = (activity.clone(), Arc::downgrade(&header), permit.clone());
     let permitted = PermitStream::of_socket(stream, permit.clone());
     let held = InspectReader::new(permitted, move |received: &[u8]| {
-        let is_header = !received.is_empty() && receiving.received() && !is_http2;
-        if let Some(header) = incomplete.upgrade().filter(|_| is_header)
-            && header.received(received.len()).is_err()
+        let is_between = !received.is_empty() && receiving.received();
+        if let Some(header) = incomplete.upgrade()
+            && header.received(received, is_between).is_err()
         {
             tracing::debug!("closed a connection whose incomplete request header has no memory");
             closing.close();

@@ -68,6 +68,19 @@ pub(crate) fn pause_after(items: usize) -> Next {
     Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(MAX_REST))
 }
 
+/// The result of a reconcile of the endpoints of a service with very many ports: each of its objects has all of them. For a
+/// service with fewer ports it is that of [`pause_after`].
+pub(crate) fn pause_after_endpoints(endpoints: usize, ports: usize) -> Next {
+    /// Maximum number of ports that do not lengthen the delay.
+    const FEW_PORTS: usize = 1000;
+    const PER_PORT: Duration = Duration::from_millis(1);
+    const MAX_REST: Duration = Duration::from_secs(5);
+    if ports <= FEW_PORTS {
+        return pause_after(endpoints);
+    }
+    Next::Rest(PER_PORT.saturating_mul(u32::try_from(ports).unwrap_or(u32::MAX)).min(MAX_REST))
+}
+
 /// The duration until `then`, rounded up slightly, so that the time is reached after the wait. `None` if it has passed.
 pub(crate) fn until(then: jiff::Timestamp, now: jiff::Timestamp) -> Option<Duration> {
     let left = Duration::try_from(then.duration_since(now)).ok()?;
@@ -347,6 +360,9 @@ mod tests {
         assert!(matches!(pause_after(99), Next::Wait));
         assert!(matches!(pause_after(100), Next::Rest(rest) if rest.as_millis() == 100));
         assert!(matches!(pause_after(50_000), Next::Rest(rest) if rest.as_secs() == 1));
+        assert!(matches!(pause_after_endpoints(99, 1000), Next::Wait));
+        assert!(matches!(pause_after_endpoints(99, 2000), Next::Rest(rest) if rest.as_secs() == 2));
+        assert!(matches!(pause_after_endpoints(1, 20_000), Next::Rest(rest) if rest.as_secs() == 5));
     }
 
     #[test]

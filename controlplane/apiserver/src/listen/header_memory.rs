@@ -1,9 +1,10 @@
-//! The memory of an incomplete HTTP/1.1 request header.
+//! The memory of an incomplete request header.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_connections::Source;
 
+use super::header_block::HeaderBlock;
 use crate::{
     error::Result,
     in_flight::{BodyMemory, InFlight},
@@ -26,6 +27,8 @@ pub(super) struct HeaderMemory {
 
 #[derive(Default)]
 struct Incomplete {
+    /// Finds the headers in the frames of HTTP/2. `None` with HTTP/1.1.
+    block: Option<HeaderBlock>,
     received: usize,
     /// Parts of [`STEP`] bytes.
     reserved: Vec<BodyMemory>,
@@ -35,18 +38,27 @@ struct Incomplete {
 
 impl HeaderMemory {
     /// A new connection, which has received nothing.
-    pub(super) fn new(in_flight: Arc<InFlight>, source: Source) -> Self {
-        Self { in_flight, source, incomplete: Mutex::default() }
+    pub(super) fn new(in_flight: Arc<InFlight>, source: Source, is_http2: bool) -> Self {
+        let incomplete = Incomplete { block: is_http2.then(HeaderBlock::default), ..Incomplete::default() };
+        Self { in_flight, source, incomplete: Mutex::new(incomplete) }
     }
 
-    /// Reserves memory for further received bytes of a header.
+    /// Reserves memory for received bytes of a header. `is_between` says that no request is running: with HTTP/1.1, the
+    /// bytes are then those of a header.
     ///
     /// # Errors
     /// 429 if other headers and requests have the memory. The connection must be closed.
-    pub(super) fn received(&self, bytes: usize) -> Result<()> {
+    pub(super) fn received(&self, bytes: &[u8], is_between: bool) -> Result<()> {
         let mut incomplete = self.lock();
-        incomplete.received += bytes;
+        match &mut incomplete.block {
+            Some(block) => incomplete.received = block.read(bytes),
+            None if is_between => incomplete.received += bytes.len(),
+            None => return Ok(()),
+        }
         let needed = incomplete.received.saturating_sub(SMALL_HEADER) * PER_RECEIVED_BYTE;
+        if needed == 0 {
+            incomplete.reserved.clear();
+        }
         while incomplete.reserved.len() * STEP < needed {
             let memory = self.in_flight.unauthenticated(self.source, STEP)?;
             incomplete.reserved.push(memory);
@@ -56,7 +68,9 @@ impl HeaderMemory {
 
     /// Releases the memory: the header is complete, and its request has memory of its own.
     pub(super) fn complete(&self) {
-        *self.lock() = Incomplete::default();
+        let mut incomplete = self.lock();
+        incomplete.received = 0;
+        incomplete.reserved.clear();
     }
 
     fn lock(&self) -> MutexGuard<'_, Incomplete> {
@@ -71,14 +85,21 @@ mod tests {
     use super::*;
     use crate::in_flight::MAX_IN_FLIGHT;
 
+    const PIECE: [u8; 1024] = [b'x'; 1024];
+
+    fn header(in_flight: &Arc<InFlight>, source: Source) -> HeaderMemory {
+        HeaderMemory::new(in_flight.clone(), source, false)
+    }
+
+    /// Whether the connection gets memory for a header of the maximum length without an end.
+    fn is_received(header: &HeaderMemory) -> bool {
+        (0..UNCERTIFIED_HEADER / PIECE.len()).all(|_| header.received(&PIECE, true).is_ok())
+    }
+
     /// Headers of a source without an end, as many as get memory.
     fn incomplete(in_flight: &Arc<InFlight>, source: Source) -> Vec<HeaderMemory> {
-        let received = || {
-            let header = HeaderMemory::new(in_flight.clone(), source);
-            let pieces = UNCERTIFIED_HEADER / 1024;
-            (0..pieces).all(|_| header.received(1024).is_ok()).then_some(header)
-        };
-        std::iter::from_fn(received).collect()
+        let headers = std::iter::repeat_with(|| header(in_flight, source));
+        headers.take_while(is_received).collect()
     }
 
     #[test]
@@ -87,23 +108,34 @@ mod tests {
         let of_eve = incomplete(&in_flight, 1);
         assert!((400..500).contains(&of_eve.len()), "{}", of_eve.len());
         assert!(!incomplete(&in_flight, 2).is_empty(), "another source");
-        let short = HeaderMemory::new(in_flight.clone(), 1);
-        assert!(short.received(SMALL_HEADER).is_ok(), "a short header needs no memory");
-        let long = HeaderMemory::new(in_flight, 1);
-        assert!(long.received(UNCERTIFIED_HEADER).is_err());
-        of_eve[0].complete();
+        let (short, long) = (header(&in_flight, 1), header(&in_flight, 1));
+        assert!((0..8).all(|_| short.received(&PIECE, true).is_ok()), "a short header needs no memory");
+        assert!(!is_received(&long));
         drop(of_eve);
         long.complete();
-        assert!(long.received(UNCERTIFIED_HEADER).is_ok());
+        assert!(is_received(&long));
     }
 
     #[test]
     fn a_complete_header_releases_its_memory() {
         let in_flight = Arc::new(InFlight::new(MAX_IN_FLIGHT));
-        let header = HeaderMemory::new(in_flight, 1);
-        for _ in 0..10_000 {
-            assert!(header.received(UNCERTIFIED_HEADER).is_ok());
+        let header = header(&in_flight, 1);
+        for _ in 0..1000 {
+            assert!(is_received(&header));
             header.complete();
         }
+        assert!((0..1 << 17).all(|_| header.received(&PIECE, false).is_ok()), "a body is no header");
+    }
+
+    #[test]
+    fn an_incomplete_header_of_http2_has_memory() {
+        let in_flight = Arc::new(InFlight::new(MAX_IN_FLIGHT));
+        let incomplete = || {
+            let header = HeaderMemory::new(in_flight.clone(), 1, true);
+            let begin = [&[b'p'; 24][..], &[0, 0xff, 0xff, 1, 0, 0, 0, 0, 1]].concat();
+            (header.received(&begin, false).is_ok() && is_received(&header)).then_some(header)
+        };
+        let held: Vec<_> = std::iter::from_fn(incomplete).collect();
+        assert!((400..500).contains(&held.len()), "{}", held.len());
     }
 }

@@ -15,7 +15,7 @@ use crate::endpoints::plan::is_ours;
 use crate::endpoints::trigger_time;
 use crate::error::{Error, is_namespace_terminating};
 use crate::object::{EndpointSlice, Key, ObjectExt, Pod, Service, controller_of};
-use crate::queue::{Next, Queue, pause_after};
+use crate::queue::{Next, Queue, pause_after_endpoints};
 use crate::write::Part;
 
 /// Label of a slice with the name of its service.
@@ -104,7 +104,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
         return Err(error);
     }
-    Ok(pause_after(count))
+    Ok(pause_after_endpoints(count, service.spec.ports.as_ref().map_or(0, Vec::len)))
 }
 
 /// The event of a failed write. A conflict has none: the retry reads the new version.

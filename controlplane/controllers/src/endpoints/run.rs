@@ -12,7 +12,7 @@ use super::{plan, trigger_time};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Endpoints, Key, ObjectExt, Pod, Service};
-use crate::queue::{Next, Queue, pause_after};
+use crate::queue::{Next, Queue, pause_after_endpoints};
 use crate::write::Part;
 
 /// Queues changed services, and the services of changed pods and endpoints.
@@ -110,7 +110,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             }
         }
     }
-    Ok(pause_after(count))
+    Ok(pause_after_endpoints(count, service.spec.ports.as_ref().map_or(0, Vec::len)))
 }
 
 /// Records the event of a failed write. Returns the error.
