@@ -289,11 +289,11 @@ const ABOUT_V6: (Header, u32, u32) = (Header::Transport, 8 + 24, 16);
 // Protocols.
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-// First and last types of errors: unreachable, source quench, redirect; time exceeded, parameter problem. Those of
-// ICMPv6 begin with unreachable and end with parameter problem.
+// First and last types of errors: unreachable, source quench, redirect; time exceeded, parameter problem. All types of
+// ICMPv6 below 128 are errors (RFC 4443, section 2.1). The kernel looks up the connection also for unknown types.
 const UNREACHABLE_TO_REDIRECT: [u8; 2] = [3, 5];
 const EXCEEDED_TO_PROBLEM: [u8; 2] = [11, 12];
-const ERRORS_OF_ICMPV6: [u8; 2] = [1, 4];
+const ERRORS_OF_ICMPV6: [u8; 2] = [0, 127];
 // Types of ICMPv6.
 const LISTENER_REPORT: u8 = 131;
 const LISTENER_DONE: u8 = 132;

@@ -187,6 +187,19 @@ fn datagram6(from: [u8; 6], source: Ipv6Addr, to: Ipv6Addr, port: u16) -> Vec<u8
     [&mac_of(BRIDGE)[..], &from, &[0x86, 0xdd], &header, &udp].concat()
 }
 
+/// An ICMPv6 error of this type to the node, about a datagram of the node to `about` (RFC 4443, section 2.1).
+fn error6(from: [u8; 6], kind: u8, source: Ipv6Addr, about: Ipv6Addr) -> Vec<u8> {
+    let node: Ipv6Addr = "fd99::1".parse().unwrap();
+    let datagram = [0x1b, 0x58, 0, 9, 0, 8, 0, 0];
+    let inner = [&[0x60, 0, 0, 0, 0, 8, 17, 64][..], &node.octets(), &about.octets(), &datagram].concat();
+    let mut message = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &inner].concat();
+    let addresses = [source.octets(), node.octets()].concat();
+    let sum = checksum(&[&addresses[..], &[0, 0, 0, 56], &[0, 0, 0, 58], &message].concat());
+    message[2..4].copy_from_slice(&sum);
+    let header = [&[0x60, 0, 0, 0, 0, 56, 58, 64][..], &addresses].concat();
+    [&mac_of(BRIDGE)[..], &from, &[0x86, 0xdd], &header, &message].concat()
+}
+
 /// Binds a socket. A process that another test starts inherits the sockets of this process until its execve, so that a
 /// closed one may still be bound.
 fn bound(at: &str) -> UdpSocket {
@@ -608,6 +621,29 @@ fn a_pod_reports_errors_of_its_own_packets_only() {
             until_taken(&pod);
             other.take_error().unwrap().is_some()
         });
+        network.remove().await.unwrap();
+    });
+}
+
+/// The kernel looks up the connection also for errors of types that no standard defines.
+#[test]
+fn a_pod_reports_icmpv6_errors_of_its_own_packets_only() {
+    on_a_node(true, async |network, pod| {
+        let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
+        network.set_pod_cidrs(ranges).await.unwrap();
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let (own, other): (Ipv6Addr, Ipv6Addr) = ("fd99::2".parse().unwrap(), "fd99::50".parse().unwrap());
+        for (kind, name) in [(1, "Icmp6InDestUnreachs"), (100, "Icmp6InType100"), (127, "Icmp6InType127")] {
+            let arrives = |about: Ipv6Addr| {
+                let before = counter(name);
+                pod.send(error6(pod.mac(), kind, own, about));
+                until_taken(&pod);
+                counter(name) > before
+            };
+            eventually("the pod's own error arrives", 20, || arrives(own));
+            assert!(!arrives(other), "a forged error of type {kind} arrived");
+        }
         network.remove().await.unwrap();
     });
 }
