@@ -113,11 +113,10 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<(String, &'static str
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     for container in containers {
         let used = usage.containers.iter().find(|(name, _)| *name == container.name);
-        if let (Some(limit), Some((name, used))) = (limit_of(container), used)
-            && exceeds(used.bytes, Quantity::parse(limit).map_or(i64::MAX, Quantity::value))
+        if let (Some((limit, text)), Some((name, used))) = (own_limit(container), used)
+            && exceeds(used.bytes, limit)
         {
-            let message =
-                format!("Container {name} exceeded its local ephemeral storage limit \"{limit}\". ");
+            let message = format!("Container {name} exceeded its local ephemeral storage limit \"{text}\". ");
             return Some((message, "ephemeralcontainerfs.limit"));
         }
     }
@@ -233,6 +232,14 @@ pub(super) fn quantity(bytes: u64) -> String {
     unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
 }
 
+/// The limit of a container in bytes, with its text. As in the kubelet, zero is no limit of the container alone, but
+/// counts in the limit of the pod.
+fn own_limit(container: &Container) -> Option<(i64, &str)> {
+    let text = limit_of(container)?;
+    let bytes = Quantity::parse(text).map_or(i64::MAX, Quantity::value);
+    Some((bytes, text)).filter(|(bytes, _)| *bytes != 0)
+}
+
 fn limit_of(container: &Container) -> Option<&str> {
     let limits = container.resources.as_ref()?.limits.as_ref()?;
     limits.get(EPHEMERAL_STORAGE).map(|limit| limit.0.as_str())
@@ -343,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn critical_pods_and_size_limits_of_zero_do_not_lead_to_evictions() {
+    fn critical_pods_and_limits_of_zero_do_not_lead_to_evictions() {
         let containers = json!([{"name": "a", "resources": limited("10Mi")}]);
         let with = |priority: i32| pod(json!({"priority": priority, "containers": containers}));
         assert!(is_limited(&with(CRITICAL_PRIORITY - 1)));
@@ -352,6 +359,12 @@ mod tests {
         let unlimited = pod(json!({"containers": [{"name": "a"}], "volumes": volumes}));
         assert!(!is_limited(&unlimited));
         assert_eq!(exceeded(&unlimited, &usage(&[], &[("cache", 1)])), None);
+        let containers =
+            json!([{"name": "a", "resources": limited("0")}, {"name": "b", "resources": limited("10Mi")}]);
+        let zero = pod(json!({"containers": containers}));
+        assert_eq!(exceeded(&zero, &usage(&[("a", 9), ("b", 1)], &[])), None);
+        let whole = exceeded(&zero, &usage(&[("a", 10), ("b", 1)], &[]));
+        assert_eq!(whole.map(|(_, signal)| signal), Some("ephemeralpodfs.limit"));
     }
 
     #[test]
