@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_of_this_machine_are_found() {
+    fn properties_of_this_machine_are_found() {
         let config = NodeConfig::for_test(Path::new("/var/lib/coracle-is-not-there"));
         let properties = find(&config).expect("properties");
         assert!(properties.cpu_millis() >= 1000 && properties.memory() > 1 << 20);
