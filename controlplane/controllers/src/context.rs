@@ -33,7 +33,7 @@ pub(crate) struct Context {
     pub(crate) daemon_backoff: Mutex<Backoff>,
     /// Failed pods of stateful sets by name.
     pub(crate) stateful_backoff: Mutex<Backoff>,
-    /// Failed pods of replica sets that were deleted.
+    /// Pods of replica sets that failed soon after their creation.
     pub(crate) failed_pods: FailedPods,
     /// Failed pods of jobs.
     pub(crate) job_failures: JobFailures,

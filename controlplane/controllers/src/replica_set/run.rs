@@ -12,7 +12,7 @@ use super::Replicas;
 use super::plan::{self, Change, Failure, Plan, ReplicaCounts, Snapshot};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Pod, ReplicaSet, controller_of};
+use crate::object::{Key, ReplicaSet, controller_of};
 use crate::pod_control::{self, PodControl};
 use crate::queue::{Next, Queue};
 use crate::state::pod_counts::Groups;
@@ -110,11 +110,7 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
 
 /// Time until the set creates further pods, because its new pods fail.
 fn creation_delay<K: Replicas>(context: &Context, set: &K) -> Option<Duration> {
-    let is_failed = |pod: &&Arc<Pod>| pod.status.phase.as_deref() == Some("Failed");
-    let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
-    let mut failed = context.failed_pods.of_set(set.uid());
-    let present = pods.iter().filter(is_failed);
-    failed.extend(present.filter_map(|pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0)));
+    let failed = context.failed_pods.of_set(set.uid());
     let desired = usize::try_from(plan::desired(set)).unwrap_or_default();
     plan::creation_delay(desired, &failed, Timestamp::now())
 }
@@ -222,6 +218,7 @@ mod tests {
                 ("/apis/apps/v1/namespaces/n/replicasets/rs", set.clone()),
                 ("/api/v1/namespaces/n/pods", pod("new")),
             ]);
+            api.context.failed_pods.follow(&api.context.caches.pods);
             api.context.caches.replica_sets.written(serde_json::from_value(set).unwrap());
             for number in 0..failed {
                 api.context.caches.pods.written(serde_json::from_value(pod(&number.to_string())).unwrap());

@@ -22,9 +22,10 @@ struct Entry {
 }
 
 impl Backoff {
-    /// The rest of the back-off. `None` if a failed pod of the node may be deleted now.
+    /// The rest of the back-off. `None` if a failed pod of the node may be deleted now. A failure in the future is ignored:
+    /// the clock was set back.
     pub(crate) fn remaining(&self, set: &Key, node: &str, now: Timestamp) -> Option<Duration> {
-        let entry = self.0.get(set)?.get(node)?;
+        let entry = self.0.get(set)?.get(node).filter(|entry| entry.since <= now)?;
         crate::queue::until(entry.since.checked_add(entry.wait).ok()?, now)
     }
 
@@ -72,6 +73,7 @@ mod tests {
         assert!(backoff.remaining(&key, "a", at(2)).is_some());
         backoff.failed(&key, "a", at(10_000));
         assert_eq!(backoff.remaining(&key, "a", at(10_001)), None);
+        assert_eq!(backoff.remaining(&key, "a", at(5)), None, "the clock was set back");
         backoff.failed(&key, "b", at(10_001));
         backoff.retain(&key, |name| name == "b");
         assert_eq!(backoff.0[&key].len(), 1);

@@ -1,7 +1,8 @@
-//! Pods of replica sets that failed soon after their creation and were deleted since.
+//! Pods of replica sets that failed soon after their creation.
 //!
-//! Other controllers delete failed pods too, for example those of a node with a `NoExecute` taint. Without this record,
-//! their set would replace such pods without end and without a delay.
+//! They are recorded when they fail. Other controllers delete failed pods too, for example those of a node with a
+//! `NoExecute` taint: their set would otherwise replace them without end and without a delay. A set also need not look at
+//! all of its pods before it creates one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,12 +15,12 @@ use crate::object::{ObjectExt, Pod, controller_of};
 
 /// Time after its creation in which the failure of a pod counts as immediate.
 pub(crate) const FAILURE_WINDOW: Duration = Duration::from_secs(60);
-/// Maximum deleted pods of a set that are recorded.
+/// Maximum pods of a set that are recorded.
 const MAX_PODS: usize = 16 << 10;
 /// Number of sets from which on outdated records are removed.
 const MANY_SETS: usize = 64;
 
-/// The creation times of deleted pods, by the uid of their set.
+/// The creation times of failed pods, by the uid of their set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FailedPods(Arc<Mutex<Records>>);
 
@@ -30,6 +31,10 @@ struct Records {
     kept: usize,
 }
 
+fn has_failed(pod: &Pod) -> bool {
+    pod.status.phase.as_deref() == Some("Failed")
+}
+
 /// The rest of [`FAILURE_WINDOW`]. `None` if it is over. Timestamps in the future are ignored: the clock was set back.
 pub(crate) fn remaining(created: Timestamp, now: Timestamp) -> Option<Duration> {
     let age = Duration::try_from(now.duration_since(created)).ok()?;
@@ -37,26 +42,24 @@ pub(crate) fn remaining(created: Timestamp, now: Timestamp) -> Option<Duration> 
 }
 
 impl FailedPods {
-    /// Starts to record the deletions of failed pods.
+    /// Starts to record failed pods. After a start of the controllers, the first list has those that are not deleted.
     pub(crate) fn follow(&self, pods: &Cache<Pod>) {
         let records = self.clone();
         pods.on_change(move |change| {
-            let is_deleted = |old: &&Arc<Pod>| change.new.is_none_or(|new| new.uid() != old.uid());
-            if let Some(old) = change.old.filter(is_deleted) {
-                records.deleted(old, Timestamp::now());
+            let Some(new) = change.new.filter(|pod| has_failed(pod)) else { return };
+            let is_known = change.old.is_some_and(|old| old.uid() == new.uid() && has_failed(old));
+            if !is_known {
+                records.failed(new, Timestamp::now());
             }
         });
     }
 
-    fn deleted(&self, pod: &Pod, now: Timestamp) {
+    fn failed(&self, pod: &Pod, now: Timestamp) {
         let owner = controller_of(&pod.metadata)
             .filter(|owner| matches!(owner.kind.as_str(), "ReplicaSet" | "ReplicationController"));
         let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let is_recent = |created: &Timestamp| remaining(*created, now).is_some();
         let (Some(owner), Some(created)) = (owner, created.filter(is_recent)) else { return };
-        if pod.status.phase.as_deref() != Some("Failed") {
-            return;
-        }
         let mut records = self.lock();
         if records.by_set.len() >= MANY_SETS.max(records.kept * 2) {
             records.by_set.retain(|_, pods| pods.iter().any(is_recent));
@@ -100,23 +103,34 @@ mod tests {
     fn deletions_of_pods_that_failed_at_once_are_recorded() {
         let (cache, failed, now) = (Cache::new(), FailedPods::default(), Timestamp::now());
         failed.follow(&cache);
+        let counts = || ["a", "b", "c"].map(|set| failed.of_set(set).len());
         let old = now.checked_sub(FAILURE_WINDOW).unwrap();
-        for pod in [pod("a", "Failed", now), pod("b", "Running", now), pod("c", "Failed", old)] {
-            cache.apply(Event::Apply(pod.clone()));
-            cache.apply(Event::Delete(pod));
+        let version = |mut pod: Pod, version: &str| {
+            pod.metadata.resource_version = Some(version.to_owned());
+            pod
+        };
+        cache.apply(Event::Apply(version(pod("a", "Running", now), "1")));
+        assert_eq!(counts(), [0, 0, 0]);
+        let pods = [pod("a", "Failed", now), pod("b", "Running", now), pod("c", "Failed", old)];
+        for pod in &pods {
+            cache.apply(Event::Apply(version(pod.clone(), "2")));
+            cache.apply(Event::Apply(version(pod.clone(), "3")));
         }
-        let counts = ["a", "b", "c"].map(|set| failed.of_set(set).len());
-        assert_eq!(counts, [1, 0, 0]);
+        assert_eq!(counts(), [1, 0, 0], "each pod counts once");
+        for pod in pods {
+            cache.apply(Event::Delete(version(pod, "4")));
+        }
+        assert_eq!(counts(), [1, 0, 0], "also after its deletion");
     }
 
     #[test]
     fn records_of_many_sets_are_removed_after_the_window() {
         let (failed, now) = (FailedPods::default(), Timestamp::now());
         for number in 0..MANY_SETS {
-            failed.deleted(&pod(&number.to_string(), "Failed", now), now);
+            failed.failed(&pod(&number.to_string(), "Failed", now), now);
         }
         let later = now.checked_add(FAILURE_WINDOW).unwrap();
-        failed.deleted(&pod("last", "Failed", later), later);
+        failed.failed(&pod("last", "Failed", later), later);
         assert_eq!(failed.lock().by_set.len(), 1);
     }
 }

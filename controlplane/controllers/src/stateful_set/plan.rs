@@ -112,7 +112,7 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
 }
 
 /// Whether a new pod has the update revision. Pods below the partition have the current revision.
-fn is_updated(set: &StatefulSet, ordinal: i32) -> bool {
+pub(super) fn is_updated(set: &StatefulSet, ordinal: i32) -> bool {
     let strategy = set.spec.update_strategy.as_ref();
     if strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete") {
         return true;

@@ -90,7 +90,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         keep_claims(context, &set, &own).await?;
         keep_identity(&control, &own).await?;
     }
-    let (actions, delay) = due(context, &set, planned(context, &set, &own, names.update), names.update);
+    let (actions, delay) = due(context, &set, planned(context, &set, &own, names.update), &names);
     let mut outcome = Ok(());
     for action in actions {
         // As upstream, pods above the desired number are not deleted while a pod below it cannot be created.
@@ -126,12 +126,13 @@ fn planned(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>], update: &str
 /// The actions without the replacement of failed pods whose back-off is not over, and the rest of the shortest back-off.
 ///
 /// The back-off is that of daemon sets. Without it, a pod that its node refuses would be replaced without end, as fast as
-/// the node refuses it. Upstream's controller has no back-off. A pod of an older template is replaced at once.
+/// the node refuses it. Upstream's controller has no back-off. A pod is replaced at once if its replacement has another
+/// template.
 fn due(
     context: &Context,
     set: &StatefulSet,
     actions: Vec<Action>,
-    update: &str,
+    names: &Revisions<'_>,
 ) -> (Vec<Action>, Option<Duration>) {
     let (key, now, mut delay) = (set.key(), Timestamp::now(), None::<Duration>);
     let mut backoff = context.stateful_backoff.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +142,9 @@ fn due(
     });
     let is_due = |action: &Action| {
         let Action::Delete(pod) = action else { return true };
-        let is_failed = pod.status.phase.as_deref() == Some("Failed") && revision(pod) == update;
+        let is_updated = ordinal(set, pod).is_none_or(|ordinal| plan::is_updated(set, ordinal));
+        let next = if is_updated { names.update } else { names.current };
+        let is_failed = pod.status.phase.as_deref() == Some("Failed") && revision(pod) == next;
         if !is_failed || plan::is_above_size(set, action) {
             return true;
         }
@@ -316,23 +319,33 @@ mod tests {
     #[tokio::test]
     async fn a_pod_that_fails_again_is_replaced_after_its_back_off() {
         let api = TestApi::new(&[]);
-        let set: StatefulSet = serde_json::from_value(json!({
-            "metadata": {"name": "web", "namespace": "n", "uid": "web"}, "spec": {"replicas": 1}}))
-        .unwrap();
+        let set = |partition: i32| -> StatefulSet {
+            let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"partition": partition}});
+            let metadata = json!({"name": "web", "namespace": "n", "uid": format!("web-{partition}")});
+            let spec = json!({"replicas": 1, "updateStrategy": strategy});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+        };
         let deletion = |name: &str, revision: &str| {
             let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name,
                     "labels": {"controller-revision-hash": revision}},
                 "spec": {"containers": []}, "status": {"phase": "Failed"}});
             vec![Action::Delete(Arc::new(serde_json::from_value(pod).unwrap()))]
         };
-        let due = |actions| {
-            let (actions, delay) = due(&api.context, &set, actions, "new");
+        let within = |partition: i32, actions| {
+            let names = Revisions { current: "old", update: "new", collisions: 0 };
+            let (actions, delay) = due(&api.context, &set(partition), actions, &names);
             (actions.len(), delay.is_some())
         };
+        let due = |actions| within(0, actions);
         assert_eq!(due(deletion("web-0", "new")), (1, false), "the first failure");
+        for _ in 0..10 {
+            let mut backoff = api.context.stateful_backoff.lock().unwrap();
+            backoff.failed(&Key::new("n", "web"), "web-0", Timestamp::now());
+        }
         assert_eq!(due(deletion("web-0", "new")), (0, true));
         assert_eq!(due(deletion("web-0", "old")), (1, false), "a pod of an older template");
         assert_eq!(due(deletion("web-1", "new")), (1, false), "a pod above the desired number");
+        assert_eq!(within(1, deletion("web-0", "old")), (0, true), "the partition keeps the older template");
         assert_eq!(due(vec![Action::Create { ordinal: 0, updated: true }]), (1, false));
     }
 }
