@@ -50,6 +50,9 @@ pub(crate) struct Call {
 // === impl Call ===
 
 impl Call {
+    /// Name of the user of [`Self::internal`].
+    pub(crate) const INTERNAL_USER: &str = "system:apiserver";
+
     /// A call that the server makes on its own behalf.
     pub(crate) fn internal(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Self {
         let resource = ResourceInfo {
@@ -67,7 +70,7 @@ impl Call {
         };
         Self {
             state: state.clone(),
-            user: User::new("system:apiserver", &["system:masters"]),
+            user: User::new(Self::INTERNAL_USER, &["system:masters"]),
             info,
             resource,
             kind,
