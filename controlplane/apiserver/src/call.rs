@@ -32,6 +32,9 @@ use crate::{
 const GENERATED: [(&str, &str); 3] =
     [("", "Pod"), ("discovery.k8s.io", "EndpointSlice"), ("resource.k8s.io", "ResourceClaim")];
 
+/// Name of the user of [`Call::internal`].
+pub(crate) const INTERNAL_USER: &str = "system:apiserver";
+
 pub(crate) struct Call {
     pub(crate) state: Arc<State>,
     pub(crate) user: User,
@@ -50,9 +53,6 @@ pub(crate) struct Call {
 // === impl Call ===
 
 impl Call {
-    /// Name of the user of [`Self::internal`].
-    pub(crate) const INTERNAL_USER: &str = "system:apiserver";
-
     /// A call that the server makes on its own behalf.
     pub(crate) fn internal(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Self {
         let resource = ResourceInfo {
@@ -70,7 +70,7 @@ impl Call {
         };
         Self {
             state: state.clone(),
-            user: User::new(Self::INTERNAL_USER, &["system:masters"]),
+            user: User::new(INTERNAL_USER, &["system:masters"]),
             info,
             resource,
             kind,

@@ -18,7 +18,7 @@ use coracle_store::Expect;
 
 use crate::{
     cache::ReservedBytes,
-    call::Call,
+    call::{Call, INTERNAL_USER},
     error::{ApiError, Result},
     state::State,
 };
@@ -34,7 +34,7 @@ pub(super) fn limit(call: &Call, expect: Expect) -> Option<usize> {
         "eviction" => true,
         _ => false,
     };
-    if is_exempt || user.is_in("system:nodes") || user.name == Call::INTERNAL_USER {
+    if is_exempt || user.is_in("system:nodes") || user.name == INTERNAL_USER {
         return None;
     }
     // Controllers must still update objects of a full namespace, and report errors by events. They do so for users, so
