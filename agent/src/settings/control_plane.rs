@@ -14,7 +14,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{GoDuration, Percent, PortRange, SniCertKey};
+use super::value::{ByteSize, GoDuration, Percent, PortRange, SniCertKey};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -230,6 +230,10 @@ settings! {
     max_requests_inflight: NonZero<u32> = default "400", "COUNT";
     /// Maximum mutating API requests in flight. One user gets at most half of each number.
     max_mutating_requests_inflight: NonZero<u32> = default "200", "COUNT";
+    /// Maximum bytes of all objects in one namespace, as they are stored; 0: no limit. In a full namespace, writes that
+    /// make an object longer are refused.
+    max_namespace_bytes: Option<ByteSize>
+        = unset "an eighth of the machine's memory, at least 64Mi and at most 1Gi", "BYTES";
     /// Time for which the API server still accepts requests during its shutdown, while /readyz fails.
     shutdown_delay_duration: GoDuration = default "0s", "DURATION";
 }

@@ -10,6 +10,7 @@ mod collection;
 mod conversions;
 mod fields;
 mod ledger;
+mod namespace_bytes;
 mod object;
 mod progress;
 mod references;
@@ -41,6 +42,7 @@ pub(crate) use collection::RECENT;
 pub(crate) use conversions::Conversions;
 pub(crate) use fields::Fields;
 pub(crate) use ledger::Ledger;
+pub(crate) use namespace_bytes::{NamespaceBytes, ReservedBytes};
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, encode_fields, key_of, part_of, prefix_of};
@@ -81,6 +83,15 @@ pub(crate) struct Cache {
     pub(crate) conversions: Arc<Conversions>,
     /// Superseded objects that responses still refer to.
     pub(crate) superseded: Arc<SupersededObjects>,
+    /// The encoded bytes of the objects in each namespace.
+    pub(crate) namespace_bytes: Arc<NamespaceBytes>,
+}
+
+/// The counts that all collections share.
+#[derive(Clone, Default)]
+struct Counts {
+    superseded: Arc<SupersededObjects>,
+    namespace_bytes: Arc<NamespaceBytes>,
 }
 
 /// The collection of one resource.
@@ -112,9 +123,9 @@ impl Cache {
 
     /// An empty cache of the built-in resources at a revision.
     pub(crate) fn new(revision: u64) -> Self {
-        let (mut collections, superseded) = (Collections::new(), Arc::<SupersededObjects>::default());
+        let (mut collections, counts) = (Collections::new(), Counts::default());
         for kind in built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
-            insert(&mut collections, Collection::new(kind.clone(), revision), &superseded);
+            insert(&mut collections, Collection::new(kind.clone(), revision), counts.clone());
         }
         let revision = Progress::new(revision);
         Self {
@@ -127,7 +138,8 @@ impl Cache {
             quotas: Ledger::default(),
             rendered: Arc::default(),
             conversions: Arc::default(),
-            superseded,
+            superseded: counts.superseded,
+            namespace_bytes: counts.namespace_bytes,
         }
     }
 
@@ -145,7 +157,8 @@ impl Cache {
         // The collection keeps commits until the listed objects are loaded.
         let collection = Collection::loading(stored.clone());
         let mut collections = Collections::clone(&self.collections.load());
-        let collection = insert(&mut collections, collection, &self.superseded);
+        let (superseded, namespace_bytes) = (self.superseded.clone(), self.namespace_bytes.clone());
+        let collection = insert(&mut collections, collection, Counts { superseded, namespace_bytes });
         self.collections.store(Arc::new(collections));
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
@@ -367,12 +380,9 @@ fn split(key: &str) -> Option<(&str, &str)> {
     Some((parts.next()?, parts.next()?))
 }
 
-fn insert(
-    collections: &mut Collections,
-    mut collection: Collection,
-    superseded: &Arc<SupersededObjects>,
-) -> Arc<Shared> {
-    collection.superseded = superseded.clone();
+fn insert(collections: &mut Collections, mut collection: Collection, counts: Counts) -> Arc<Shared> {
+    collection.superseded = counts.superseded;
+    collection.namespace_bytes = counts.namespace_bytes;
     let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
     let shared = Arc::new_cyclic(|itself| {
         collection.share_as(itself.clone());

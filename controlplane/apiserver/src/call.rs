@@ -32,6 +32,9 @@ use crate::{
 const GENERATED: [(&str, &str); 3] =
     [("", "Pod"), ("discovery.k8s.io", "EndpointSlice"), ("resource.k8s.io", "ResourceClaim")];
 
+/// Name of the user of [`Call::internal`].
+pub(crate) const INTERNAL_USER: &str = "system:apiserver";
+
 pub(crate) struct Call {
     pub(crate) state: Arc<State>,
     pub(crate) user: User,
@@ -67,7 +70,7 @@ impl Call {
         };
         Self {
             state: state.clone(),
-            user: User::new("system:apiserver", &["system:masters"]),
+            user: User::new(INTERNAL_USER, &["system:masters"]),
             info,
             resource,
             kind,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_kinds::kind::RuntimeConfig;
+use nix::unistd::{SysconfVar, sysconf};
 
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;
@@ -23,6 +24,8 @@ use crate::usage_history::InitialResourcesOptions;
 
 /// Maximum bytes of the authentication configuration file.
 const MAX_AUTHENTICATION: u64 = 1 << 20;
+/// Minimum and maximum of the default limit of the bytes of a namespace.
+const NAMESPACE_BYTES: [usize; 2] = [64 << 20, 1 << 30];
 
 /// Configuration of the API server.
 pub struct ApiserverConfig {
@@ -113,6 +116,9 @@ pub struct ServerOptions {
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
+    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: an eighth of the machine's memory, at
+    /// least 64 MiB and at most 1 GiB.
+    pub max_namespace_bytes: Option<usize>,
     /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
     /// the list is empty, [`ApiserverConfig::issuer`] is the issuer.
     pub token_issuers: Vec<String>,
@@ -139,6 +145,7 @@ impl Default for ServerOptions {
             node_ports: 30000..=32767,
             toleration_seconds: [300; 2],
             event_lifetime: Duration::from_secs(3600),
+            max_namespace_bytes: None,
             token_issuers: Vec::new(),
             audiences: Vec::new(),
             max_token_seconds: None,
@@ -149,6 +156,29 @@ impl Default for ServerOptions {
             strict_transport_security: String::new(),
         }
     }
+}
+
+impl ServerOptions {
+    /// The maximum encoded bytes of the objects in one namespace. `None`: no limit.
+    pub(crate) fn namespace_limit(&self) -> Option<usize> {
+        let limit = self.max_namespace_bytes.unwrap_or_else(|| default_namespace_limit(machine_memory()));
+        (limit > 0).then_some(limit)
+    }
+}
+
+/// The default of the maximum encoded bytes of the objects in one namespace, from the machine's memory in bytes.
+fn default_namespace_limit(memory: usize) -> usize {
+    let [min, max] = NAMESPACE_BYTES;
+    (memory / 8).clamp(min, max)
+}
+
+/// The machine's memory in bytes. 0 if the kernel does not report it.
+fn machine_memory() -> usize {
+    let value = |variable| {
+        let found = sysconf(variable).ok().flatten();
+        found.and_then(|value| usize::try_from(value).ok()).unwrap_or(0)
+    };
+    value(SysconfVar::_PHYS_PAGES).saturating_mul(value(SysconfVar::PAGE_SIZE))
 }
 
 /// Configuration of auditing.
@@ -265,4 +295,21 @@ pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError>
     };
     let log = config.log.map(open).transpose()?;
     Auditor::new(policy, log, config.webhook).map_err(OpenError::AuditWebhook)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_may_have_an_eighth_of_the_memory() {
+        for (memory, limit) in [(0, 64 << 20), (2 << 30, 256 << 20), (64 << 30, 1 << 30)] {
+            assert_eq!(default_namespace_limit(memory), limit, "{memory}");
+        }
+        let limit = |max_namespace_bytes| {
+            ServerOptions { max_namespace_bytes, ..ServerOptions::default() }.namespace_limit()
+        };
+        assert_eq!((limit(Some(0)), limit(Some(7))), (None, Some(7)));
+        assert!(limit(None).is_some_and(|limit| limit >= 64 << 20));
+    }
 }

@@ -58,6 +58,8 @@ pub(crate) struct State {
     pub(crate) features: ServerFeatures,
     /// Time after which an event is deleted.
     pub(crate) event_lifetime: Duration,
+    /// Maximum encoded bytes of the objects in one namespace. `None`: no limit.
+    pub(crate) max_namespace_bytes: Option<usize>,
     /// Maximum validity of service account tokens in seconds.
     pub(crate) max_token_seconds: Option<i64>,
     /// Whether tokens of pods with the default validity are accepted for a year.

@@ -12,6 +12,7 @@
 //! | validate | permissions (`Admit::precedes_validation`), then `coracle_kinds::validate` |
 //! | admit | `admit`: validating admission, with the object that is going to be stored |
 //! | quota | `quota`: charges the quotas of the namespace; the charge is held until the commit |
+//! | limit | `namespace_limit`: reserves the growth of the object; it is held until the commit |
 //! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
 //! | initialize | `initialization`: a create waits for the initializers of its object, if there are any |
 
@@ -19,6 +20,7 @@ mod encoded;
 mod identity;
 pub(crate) mod initialization;
 mod limits;
+mod namespace_limit;
 mod owner_references;
 
 use std::sync::Arc;
@@ -402,11 +404,12 @@ async fn commit_held(
     expect: Expect,
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
+    let max_namespace_bytes = namespace_limit::limit(call, expect);
+    let expect = Expected { entry: expect, guard: reserved.guard(), max_namespace_bytes };
     if reserved.allocating.is_none() && reserved.charged.is_none() {
         return commit(&call.state, &call.kind, key, expect, object).await;
     }
     let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
-    let expect = Expected { entry: expect, guard: reserved.guard() };
     // If the caller disconnects, its future is dropped, and this task continues: the reservations are held until the
     // store has finished the write.
     let task = tokio::spawn(async move {
@@ -430,11 +433,13 @@ async fn stored_encoding(kind: &Resource, object: &Value) -> Result<bytes::Bytes
 pub(crate) struct Expected {
     entry: Expect,
     guard: Option<Guard>,
+    /// Maximum bytes of all objects in the namespace, if the object grows. `None`: no limit.
+    max_namespace_bytes: Option<usize>,
 }
 
 impl From<Expect> for Expected {
     fn from(entry: Expect) -> Self {
-        Self { entry, guard: None }
+        Self { entry, guard: None, max_namespace_bytes: None }
     }
 }
 

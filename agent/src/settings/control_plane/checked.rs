@@ -254,6 +254,9 @@ impl ControlPlaneSettings {
                 self.default_unreachable_toleration_seconds,
             ],
             event_lifetime,
+            max_namespace_bytes: self
+                .max_namespace_bytes
+                .map(|bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX)),
             token_issuers: self.service_account_issuer.clone(),
             audiences: self.api_audiences.clone(),
             keys_url,

@@ -11,7 +11,7 @@ use coracle_store::{Commit, Entry, Page};
 use tokio::time::Instant;
 
 use super::{
-    Allocated, Change, Object, References, Scope, Shared,
+    Allocated, Change, NamespaceBytes, Object, References, Scope, Shared,
     watchers::{Watcher, Watchers},
 };
 use crate::{
@@ -48,6 +48,8 @@ pub(crate) struct Collection {
     allocated: Allocated,
     /// Counts the superseded objects that responses still refer to.
     pub(super) superseded: Arc<SupersededObjects>,
+    /// Counts the bytes of the objects by namespace.
+    pub(super) namespace_bytes: Arc<NamespaceBytes>,
 }
 
 // === impl Collection ===
@@ -67,7 +69,23 @@ impl Collection {
             references: References::default(),
             allocated: Allocated::default(),
             superseded: Arc::default(),
+            namespace_bytes: Arc::default(),
         }
+    }
+
+    /// Adds or replaces an object. Returns the former object.
+    fn put(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
+        let (key, bytes) = (object.key.clone(), object.stored_bytes());
+        let old = self.objects.insert(key.clone(), object);
+        self.namespace_bytes.count(&key, old.as_ref().map_or(0, |old| old.stored_bytes()), bytes);
+        old
+    }
+
+    /// Removes and returns an object.
+    fn take(&mut self, key: &str) -> Option<Arc<Object>> {
+        let old = self.objects.remove(key)?;
+        self.namespace_bytes.count(key, old.stored_bytes(), 0);
+        Some(old)
     }
 
     /// A collection that keeps commits until [`Collection::loaded`] is called.
@@ -117,6 +135,7 @@ impl Collection {
         if self.kind.strategy().completes_stored() {
             for object in self.objects.values_mut() {
                 if let Some(complete) = object.completed(&self.kind) {
+                    self.namespace_bytes.count(&object.key, object.stored_bytes(), complete.stored_bytes());
                     replaced.push(std::mem::replace(object, Arc::new(complete)));
                 }
             }
@@ -160,6 +179,7 @@ impl Collection {
             change.old.iter().for_each(|old| old.count_superseded(&self.superseded));
         }
         for object in std::mem::take(&mut self.objects).into_values() {
+            self.namespace_bytes.count(&object.key, object.stored_bytes(), 0);
             object.count_superseded(&self.superseded);
         }
         self.change_bytes = 0;
@@ -171,7 +191,7 @@ impl Collection {
     }
 
     pub(super) fn load(&mut self, entry: Entry) {
-        let mut object = Object::from_stored(entry.key.clone(), entry.modified, entry.value);
+        let mut object = Object::from_stored(entry.key, entry.modified, entry.value);
         if self.kind.strategy().completes_stored()
             && let Some(complete) = object.completed(&self.kind)
         {
@@ -181,7 +201,7 @@ impl Collection {
             self.references.set(None, &object);
         }
         self.allocated.set(&self.kind, None, &object);
-        self.objects.insert(entry.key, Arc::new(object));
+        self.put(Arc::new(object));
     }
 
     /// Replaces all objects by the objects of a revision, and keeps objects with unreadable keys. All watches end,
@@ -196,7 +216,7 @@ impl Collection {
             return;
         }
         self.watchers.clear();
-        let kept: Vec<Arc<Object>> = unreadable.iter().filter_map(|key| self.objects.remove(key)).collect();
+        let kept: Vec<Arc<Object>> = unreadable.iter().filter_map(|key| self.take(key)).collect();
         self.clear();
         self.references = References::default();
         self.allocated = Allocated::default();
@@ -207,7 +227,7 @@ impl Collection {
                 self.references.set(None, &object);
             }
             self.allocated.set(&self.kind, None, &object);
-            self.objects.insert(object.key.clone(), object);
+            self.put(object);
         }
     }
 
@@ -222,14 +242,13 @@ impl Collection {
         if self.is_closed || commit.revision <= self.compacted {
             return None;
         }
-        let key = commit.key.clone();
         let (old, new) = match &commit.value {
             Some(value) => {
-                let new = Arc::new(Object::from_stored(key.clone(), commit.revision, value.clone()));
-                (self.objects.insert(key, new.clone()), new)
+                let new = Arc::new(Object::from_stored(commit.key.clone(), commit.revision, value.clone()));
+                (self.put(new.clone()), new)
             }
             None => {
-                let old = self.objects.remove(&key)?;
+                let old = self.take(&commit.key)?;
                 let last = Arc::new(old.with_revision(commit.revision));
                 (Some(old), last)
             }

@@ -31,6 +31,7 @@ mod later_fields;
 mod list;
 mod load;
 mod metrics;
+mod namespace_bytes;
 mod options;
 mod pod_security;
 mod policy;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use coracle_kinds::Resource;
 use coracle_store::{Expect, Tier, Write};
 
-use super::{Expected, Failed, RETRIES, limits};
+use super::{Expected, Failed, RETRIES, limits, namespace_limit};
 use crate::{
     cache::Object,
     call::Call,
@@ -24,7 +24,7 @@ pub(super) async fn commit_encoded(
     expected: Expected,
     value: Option<Bytes>,
 ) -> std::result::Result<u64, Failed> {
-    let Expected { entry: expect, guard } = expected;
+    let Expected { entry: expect, guard, max_namespace_bytes } = expected;
     let stored_kind = kind.stored_as();
     // Only events have a time to live.
     let ttl = (stored_kind.ttl_seconds > 0).then_some(state.event_lifetime);
@@ -32,6 +32,9 @@ pub(super) async fn commit_encoded(
     if let Some(bytes) = &value {
         limits::check(bytes).map_err(Failed::Other)?;
     }
+    let growth = value.as_ref().zip(max_namespace_bytes);
+    let growth = growth.map(|(bytes, limit)| namespace_limit::reserve(state, kind, key, bytes.len(), limit));
+    let _reserved = growth.transpose().map_err(Failed::Other)?;
     match state.store.write(Write { key: key.clone(), expect, value, tier, guard }).await {
         Ok(revision) => {
             state.cache.reach(revision).await.map_err(Failed::Other)?;

@@ -117,7 +117,8 @@ pub(super) async fn reject(
     new: &Value,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
     let expect = Expect::Revision(current.revision);
-    let expect = Expected { entry: expect, guard: reserved.guard() };
+    // The object is removed next, so its growth has no limit.
+    let expect = Expected { entry: expect, guard: reserved.guard(), max_namespace_bytes: None };
     let (state, kind) = (call.state.clone(), call.kind.clone());
     let (key, new) = (current.key.clone(), new.clone());
     let task = tokio::spawn(async move {

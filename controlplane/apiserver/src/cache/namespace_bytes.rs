@@ -1,0 +1,170 @@
+//! The encoded bytes of all objects in each namespace.
+//!
+//! The cache counts an object when it is added, replaced or removed, in constant time. A write reserves the growth of its
+//! object until the cache has the commit. So concurrent writes on one server do not exceed the limit together.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Encoded bytes by namespace. Its lock is the last one: no other lock is taken while it is held.
+#[derive(Default)]
+pub(crate) struct NamespaceBytes {
+    /// It has no entry for a namespace without objects.
+    counts: Mutex<HashMap<Box<str>, Count>>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Count {
+    /// Bytes of the objects in the cache.
+    stored: usize,
+    /// Bytes by which objects may grow through writes in progress.
+    reserved: usize,
+}
+
+/// The growth of an object through a write in progress. It counts until this is dropped.
+pub(crate) struct ReservedBytes {
+    all: Arc<NamespaceBytes>,
+    key: Arc<str>,
+    bytes: usize,
+}
+
+/// The namespace in a key of the store. `None` for objects without a namespace.
+fn namespace_of(key: &str) -> Option<&str> {
+    let mut parts = key.split('/').skip(2);
+    let namespace = parts.next()?;
+    parts.next().map(|_name| namespace)
+}
+
+// === impl NamespaceBytes ===
+
+impl NamespaceBytes {
+    /// Counts the change of one object: its encoded bytes before and after. 0 for an object that does not exist.
+    pub(super) fn count(&self, key: &str, before: usize, after: usize) {
+        if before != after {
+            self.update(key, |count| count.stored = (count.stored + after).saturating_sub(before));
+        }
+    }
+
+    /// Reserves bytes for the object with this key. The error is the number of bytes that the namespace has already, if
+    /// it would then have more than `limit` bytes.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        bytes: usize,
+        limit: usize,
+    ) -> Result<ReservedBytes, usize> {
+        let mut exceeded = None;
+        self.update(key, |count| {
+            let used = count.stored.saturating_add(count.reserved);
+            match used.saturating_add(bytes) > limit {
+                true => exceeded = Some(used),
+                false => count.reserved += bytes,
+            }
+        });
+        match exceeded {
+            Some(used) => Err(used),
+            None => Ok(ReservedBytes { all: self.clone(), key: key.clone(), bytes }),
+        }
+    }
+
+    /// Changes the count of the namespace of a key. It is removed if it is empty then.
+    fn update(&self, key: &str, update: impl FnOnce(&mut Count)) {
+        let Some(namespace) = namespace_of(key) else { return };
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(namespace) {
+            update(count);
+            if *count == Count::default() {
+                counts.remove(namespace);
+            }
+            return;
+        }
+        let mut count = Count::default();
+        update(&mut count);
+        if count != Count::default() {
+            counts.insert(namespace.into(), count);
+        }
+    }
+
+    /// The stored and reserved bytes of a namespace. `None` if it has no entry.
+    #[cfg(test)]
+    pub(crate) fn of(&self, namespace: &str) -> Option<[usize; 2]> {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.get(namespace).map(|count| [count.stored, count.reserved])
+    }
+}
+
+impl Drop for ReservedBytes {
+    fn drop(&mut self) {
+        let bytes = self.bytes;
+        self.all.update(&self.key, |count| count.reserved = count.reserved.saturating_sub(bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+    use coracle_store::{Commit, Entry, Page};
+    use serde_json::json;
+
+    use super::*;
+    use crate::cache::{Cache, encode, key_of};
+
+    /// The encoding of an object with an annotation of this length.
+    fn encoded(kind: &str, name: &str, length: usize) -> (Arc<str>, bytes::Bytes) {
+        let kind = by_kind("v1", kind).unwrap();
+        let metadata = json!({"name": name, "annotations": {"a": "x".repeat(length)}});
+        (key_of(kind, "ns", name).into(), encode(kind, &json!({"metadata": metadata})))
+    }
+
+    fn apply(cache: &Cache, revision: u64, key: &Arc<str>, value: Option<&bytes::Bytes>) {
+        let (key, value) = (key.clone(), value.cloned());
+        cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+    }
+
+    #[test]
+    fn the_bytes_of_a_namespace_are_those_of_its_objects_of_all_kinds() {
+        let cache = Cache::new(1);
+        let stored = || cache.namespace_bytes.of("ns").map(|[stored, _reserved]| stored);
+        let (map, small) = encoded("ConfigMap", "a", 10);
+        let (_map, large) = encoded("ConfigMap", "a", 1000);
+        let (secret, other) = encoded("Secret", "a", 50);
+        let (node, cluster_scoped) = encoded("Node", "ns", 50);
+        apply(&cache, 2, &map, Some(&small));
+        assert_eq!(stored(), Some(small.len()), "a create");
+        apply(&cache, 3, &map, Some(&large));
+        assert_eq!(stored(), Some(large.len()), "an update");
+        apply(&cache, 4, &secret, Some(&other));
+        apply(&cache, 5, &node, Some(&cluster_scoped));
+        assert_eq!(stored(), Some(large.len() + other.len()), "another kind");
+        let entry = Entry { key: secret.clone(), value: other.clone(), created: 4, modified: 4 };
+        cache.resync(Page { entries: vec![entry], revision: 6, more: false }, std::slice::from_ref(&map));
+        assert_eq!(stored(), Some(large.len() + other.len()), "objects that are loaded again or kept");
+        apply(&cache, 7, &map, None);
+        assert_eq!(stored(), Some(other.len()), "a deletion");
+        apply(&cache, 8, &map, None);
+        apply(&cache, 9, &secret, None);
+        assert_eq!(stored(), None, "an empty namespace has no entry");
+        apply(&cache, 10, &secret, Some(&other));
+        cache.remove("", "secrets");
+        assert_eq!(stored(), None, "a removed resource");
+    }
+
+    #[test]
+    fn writes_in_progress_count_until_they_end() {
+        let all = Arc::<NamespaceBytes>::default();
+        let key: Arc<str> = "/configmaps/ns/a".into();
+        all.count(&key, 0, 60);
+        let first = all.reserve(&key, 30, 100);
+        assert!(first.is_ok());
+        assert_eq!(all.reserve(&key, 11, 100).err(), Some(90));
+        assert!(all.reserve(&"/configmaps/other/a".into(), 100, 100).is_ok());
+        assert!(all.reserve(&key, 10, 100).is_ok(), "exactly the limit");
+        drop(first);
+        assert_eq!(all.of("ns"), Some([60, 0]));
+        assert!(all.reserve(&key, 40, 100).is_ok());
+        all.count(&key, 60, 0);
+        assert_eq!((all.of("ns"), all.of("other")), (None, None));
+    }
+}

@@ -1,0 +1,69 @@
+//! The limit of the encoded bytes of all objects in one namespace.
+//!
+//! All objects are in memory, so a user who may create objects in one namespace could otherwise fill the memory of the
+//! machine. The limit applies to all users, because controllers create pods for users. A full namespace still works and
+//! can be emptied: only writes that make an object longer are refused, and these are not:
+//!
+//! | write | reason |
+//! |---|---|
+//! | of a node | it reports the state of pods that exist |
+//! | of this server itself | default objects, which its start needs |
+//! | of the status of a built-in kind, a binding | users cannot write them with the default roles |
+//! | eviction, deletion | they make room |
+
+use std::sync::Arc;
+
+use coracle_kinds::Resource;
+use coracle_store::Expect;
+
+use crate::{
+    cache::ReservedBytes,
+    call::{Call, INTERNAL_USER},
+    error::{ApiError, Result},
+    state::State,
+};
+
+/// The controllers and the scheduler.
+const COMPONENTS: [&str; 2] = ["system:kube-controller-manager", "system:kube-scheduler"];
+
+/// The limit for the write of a call. `None` if it has no limit.
+pub(super) fn limit(call: &Call, expect: Expect) -> Option<usize> {
+    let (limit, user) = (call.state.max_namespace_bytes?, &call.user);
+    let is_exempt = match &*call.resource.subresource {
+        "status" => call.kind.is_built_in(),
+        "eviction" => true,
+        _ => false,
+    };
+    if is_exempt || user.is_in("system:nodes") || user.name == INTERNAL_USER {
+        return None;
+    }
+    // Controllers must still update objects of a full namespace, and report errors by events. They do so for users, so
+    // this has a limit, too.
+    let is_update = expect != Expect::Absent || call.kind.stored_as().volatile;
+    let is_component = COMPONENTS.contains(&user.name.as_str());
+    Some(if is_component && is_update { limit.saturating_add(limit / 4) } else { limit })
+}
+
+/// Reserves the growth of an object up to its commit. `bytes` is its new length.
+pub(super) fn reserve(
+    state: &State,
+    kind: &Resource,
+    key: &Arc<str>,
+    bytes: usize,
+    limit: usize,
+) -> Result<Option<ReservedBytes>> {
+    let current = state.cache.of(kind)?.lock().get(key);
+    let growth = bytes.saturating_sub(current.map_or(0, |current| current.stored_bytes()));
+    if growth == 0 {
+        return Ok(None);
+    }
+    state.cache.namespace_bytes.reserve(key, growth, limit).map(Some).map_err(|used| {
+        let mut parts = key.rsplit('/');
+        let (name, namespace) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let why = format!(
+            "the objects of namespace \"{namespace}\" have {used} bytes, this write adds {growth}, the limit is {limit}: \
+             delete objects or raise the setting max-namespace-bytes"
+        );
+        ApiError::forbidden_object(kind, name, why)
+    })
+}
