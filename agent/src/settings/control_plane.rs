@@ -233,7 +233,7 @@ settings! {
     /// Maximum bytes of all objects in one namespace, as they are stored; 0: no limit. In a full namespace, writes that
     /// make an object longer are refused.
     max_namespace_bytes: Option<ByteSize>
-        = unset "an eighth of the machine's memory, at least 64Mi and at most 1Gi", "BYTES";
+        = unset "a sixteenth of the machine's memory, at least 64Mi and at most 1Gi", "BYTES";
     /// Time for which the API server still accepts requests during its shutdown, while /readyz fails.
     shutdown_delay_duration: GoDuration = default "0s", "DURATION";
 }

@@ -116,7 +116,7 @@ pub struct ServerOptions {
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
-    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: an eighth of the machine's memory, at
+    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: a sixteenth of the machine's memory, at
     /// least 64 MiB and at most 1 GiB.
     pub max_namespace_bytes: Option<usize>,
     /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
@@ -167,9 +167,10 @@ impl ServerOptions {
 }
 
 /// The default of the maximum encoded bytes of the objects in one namespace, from the machine's memory in bytes.
+/// Objects take up to four times as much memory as their encoding.
 fn default_namespace_limit(memory: usize) -> usize {
     let [min, max] = NAMESPACE_BYTES;
-    (memory / 8).clamp(min, max)
+    (memory / 16).clamp(min, max)
 }
 
 /// The machine's memory in bytes. 0 if the kernel does not report it.
@@ -302,8 +303,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_may_have_an_eighth_of_the_memory() {
-        for (memory, limit) in [(0, 64 << 20), (2 << 30, 256 << 20), (64 << 30, 1 << 30)] {
+    fn a_namespace_may_have_a_sixteenth_of_the_memory() {
+        for (memory, limit) in [(0, 64 << 20), (4 << 30, 256 << 20), (64 << 30, 1 << 30)] {
             assert_eq!(default_namespace_limit(memory), limit, "{memory}");
         }
         let limit = |max_namespace_bytes| {
