@@ -116,8 +116,8 @@ pub struct ServerOptions {
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
-    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: a sixteenth of the machine's memory, at
-    /// least 64 MiB and at most 1 GiB.
+    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: a sixteenth of the machine's memory,
+    /// at least 64 MiB and at most 1 GiB.
     pub max_namespace_bytes: Option<usize>,
     /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
     /// the list is empty, [`ApiserverConfig::issuer`] is the issuer.
