@@ -424,8 +424,8 @@ fn length_text(seconds: i64) -> String {
     }
 }
 
-/// Plans the removal of old containers and of empty sandboxes. For each name, the latest container and the last one
-/// that ended before it are kept, for the status and the log.
+/// Plans the removal of ended containers and of empty sandboxes. For each container of the spec, the latest attempt and
+/// the last one that ended before it are kept, for the status and the log.
 fn remove_old(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let old = |c: &&ObservedContainer| {
         let Some(latest) = input.observed.latest(&c.name) else { return false };

@@ -107,7 +107,7 @@ impl ObjectType {
     }
 }
 
-// A schema's type has up to 50,000 fields, and an expression can compare equal types once in a few bytes of its text. So
+// A schema's type has up to 50,000 fields, and an expression can compare two equal types with a few bytes of text. So
 // digests of 128 bits are compared instead of the fields. A type's digest covers the digests of its fields' types.
 impl PartialEq for ObjectType {
     fn eq(&self, other: &ObjectType) -> bool {

@@ -77,8 +77,7 @@ impl CustomResource {
         default::default(object, &self.schema)
     }
 
-    /// Whether no default is missing in the object. [`default`](Self::default) leaves out defaults that need too much
-    /// memory.
+    /// Whether no default is missing in the object. Defaults are missing after [`default`](Self::default) has failed.
     pub fn has_all_defaults(&self, object: &Value) -> bool {
         default::is_complete(object, &self.schema)
     }

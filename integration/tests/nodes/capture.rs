@@ -124,8 +124,8 @@ impl<'a> Packet<'a> {
         Self { from: v6(8), to: v6(24), length, protocol: bytes[6], payload: &bytes[40..length] }
     }
 
-    /// The UDP datagram in the packet. The packet must not be a later fragment of an IPv4 datagram: it begins without
-    /// ports.
+    /// The UDP datagram in the packet. The packet must not be a later fragment of an IPv4 datagram: such a fragment has no
+    /// UDP header.
     pub(crate) fn datagram(&self) -> Option<Datagram<'a>> {
         let payload = self.payload;
         (self.protocol == 17).then(|| Datagram {

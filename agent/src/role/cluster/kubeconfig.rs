@@ -108,8 +108,8 @@ fn renamed(written: &Value, name: &str, server: &str) -> anyhow::Result<Value> {
     }))
 }
 
-/// A kubeconfig with the entries of another kubeconfig, whose name is `name`. They replace earlier entries of that
-/// name.
+/// The kubeconfig `present` with the entries of the kubeconfig `own`, which have the name `name`. Former entries of that
+/// name are removed. The current context becomes `name`.
 fn merged(mut present: Value, own: &Value, name: &str) -> anyhow::Result<Value> {
     for (list, _) in LISTS {
         let entries = entries(&mut present, list)?;

@@ -128,7 +128,8 @@ fn limit(rest: &[Value<'_>]) -> usize {
     }
 }
 
-/// Size limit in bytes of compiled expressions for which nothing is charged beyond their length.
+/// Size limit in bytes of the first attempt to compile an expression. This attempt is charged only for the length, the
+/// Unicode classes and the folded characters of the expression.
 const FREE_BYTES: usize = 16 << 10;
 
 /// The cost of compiling an expression larger than [`FREE_BYTES`], for each KiB of the size limit.

@@ -309,8 +309,8 @@ impl OfResource {
             all.push(container.mapping(resource, &request.name));
             requests.push(request);
         }
-        // A claim cannot have so many requests, so no mappings of init containers are computed: each request could have one
-        // for each of them.
+        // A claim cannot have so many requests, so no mappings of init containers are computed: each init container
+        // could have a mapping to each request.
         if requests.len() > REQUESTS_MAX {
             return Self { requests, mappings: all.into() };
         }
