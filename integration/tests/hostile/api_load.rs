@@ -209,8 +209,9 @@ fn the_memory_of_deleted_objects_is_returned() {
         }
         assert_eq!(plane.get(ADMIN, path).0, 200);
         let with_objects = plane.memory();
+        // The objects have 60 MB, but meanwhile the process may have returned memory of its start.
         assert!(
-            with_objects > before + (50 << 20),
+            with_objects > before + (30 << 20),
             "{before} bytes without objects, {with_objects} with them"
         );
         assert_eq!(plane.send(ADMIN, ("DELETE", path), "application/json", "").0, 200);
