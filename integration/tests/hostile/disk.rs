@@ -43,6 +43,8 @@ fn a_pod_that_fills_the_disk_beyond_its_limits_is_evicted() {
         };
         create(cluster, "layer", &write("/file"), &json!({}), &limits);
         create(cluster, "hosts", &write("/etc/hosts"), &json!({}), &limits);
+        create(cluster, "resolver", &write("/etc/resolv.conf"), &json!({}), &limits);
+        create(cluster, "name", &write("/etc/hostname"), &json!({}), &limits);
         create(cluster, "message", &write("/dev/termination-log"), &json!({}), &limits);
         create(cluster, "volume", &write("/v/file"), &volume(json!({"sizeLimit": "4Mi"})), &mounted);
         create(cluster, "sum", &write("/v/file"), &volume(json!({})), &both(&mounted, &limits));
@@ -53,6 +55,8 @@ fn a_pod_that_fills_the_disk_beyond_its_limits_is_evicted() {
             ("layer", pod),
             // CVE-2020-8557: the size of these files counts as disk usage of the pod.
             ("hosts", pod),
+            ("resolver", pod),
+            ("name", pod),
             ("message", pod),
             ("volume", "Usage of EmptyDir volume \"v\" exceeds the limit \"4Mi\". "),
             ("sum", pod),

@@ -219,3 +219,54 @@ fn containers_see_the_same_modes_when_the_umask_is_077() {
         assert_seen(cluster);
     });
 }
+
+/// Two containers of a pod without limits. The root file system of one is read-only.
+const WRITERS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: writers}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {name: c, image: busybox, command: [sleep, "100000"]}
+  - {name: fixed, image: busybox, command: [sleep, "100000"], securityContext: {readOnlyRootFilesystem: true}}
+"#;
+
+/// Root of a pod filled the tmpfs of the run directory through `/etc/resolv.conf` and `/etc/hostname`. The node could
+/// not write records then.
+#[test]
+fn files_and_shared_memory_of_a_pod_cannot_fill_the_run_directory() {
+    with_mask(0o022, |machine, cluster| {
+        cluster.apply(WRITERS);
+        cluster.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod/writers"]);
+        let uid = cluster.get(&["pod", "writers"])["metadata"]["uid"].as_str().unwrap().to_owned();
+        let of_pod = machine.path("state").join("pods").join(uid);
+        for name in ["resolv.conf", "hostname"] {
+            let write = format!("head -c 8388608 /dev/zero > /etc/{name}");
+            let refused = cluster.try_kubectl(&["exec", "writers", "-c", "fixed", "--", "sh", "-c", &write]);
+            assert!(!refused.status.success(), "{name} on a read-only root file system");
+            cluster.kubectl(&["exec", "writers", "-c", "c", "--", "sh", "-c", &write]);
+            // The containers of a pod share the file.
+            let path = format!("/etc/{name}");
+            let size = cluster.kubectl(&["exec", "writers", "-c", "fixed", "--", "stat", "-c", "%s", &path]);
+            assert_eq!(size.trim(), "8388608", "{name}");
+            let file = of_pod.join(format!("etc-{name}"));
+            assert_eq!(fs::metadata(&file).unwrap().len(), 8 << 20, "{}", file.display());
+        }
+        let mut paths = Vec::new();
+        every_path(&machine.path("run"), &mut paths);
+        assert!(!paths.is_empty(), "the run directory is empty");
+        paths.retain(|path| {
+            fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() >= 8 << 20)
+        });
+        assert!(paths.is_empty(), "the pod wrote to {paths:?}");
+        // The shared memory is a file system of its own.
+        let fill = "dd if=/dev/zero of=/dev/shm/file bs=1M count=80";
+        let full = cluster.try_kubectl(&["exec", "writers", "-c", "c", "--", "sh", "-c", fill]);
+        assert!(!full.status.success(), "the shared memory has no limit");
+        let size =
+            cluster.kubectl(&["exec", "writers", "-c", "fixed", "--", "stat", "-c", "%s", "/dev/shm/file"]);
+        let size: u64 = size.trim().parse().unwrap();
+        assert!((1..=64 << 20).contains(&size), "{size} bytes");
+    });
+}

@@ -11,6 +11,7 @@ use crate::checkpoint::runtime_class;
 use crate::device_plugins::DeviceError;
 use crate::event_recorder::Level;
 use crate::pod::admit;
+use crate::pod::config::files;
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::pull;
 use crate::pod::resize::is_unfinished;
@@ -141,13 +142,16 @@ impl Job {
         network_error(self.node.runtime.status(cri::StatusRequest { verbose: false }).await.ok()?)
     }
 
-    /// Makes the log directory and requests the sandbox with the handler of the pod's RuntimeClass. The error is a message
-    /// for an event. If the class does not exist, or the runtime does not have its handler, the pod stays Pending.
+    /// Makes the log directory and the pod's files, and requests the sandbox with the handler of the pod's RuntimeClass.
+    /// The error is a message for an event. If the class does not exist, or the runtime does not have its handler, the
+    /// pod stays Pending.
     async fn request_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), String> {
         let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
         let made =
             pod_logs::change(logs.clone(), |logs| DirBuilder::new().recursive(true).create(logs)).await;
         made.map_err(|error| format!("cannot make {}: {error}", logs.display()))?;
+        let dir = self.node.volumes.pod_dir(&self.uid);
+        files::write_sandbox_files(&dir, &config).map_err(|error| error.to_string())?;
         let runtime_handler = self.runtime_handler().await?;
         let handler = runtime_handler.clone();
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };

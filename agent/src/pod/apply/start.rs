@@ -377,7 +377,7 @@ impl Job {
         })
     }
 
-    /// The pod's hosts file and the container's termination message file.
+    /// The files that the pod's containers share, and the container's termination message file.
     fn own_files(
         &self,
         shape: &Shape<'_>,
@@ -387,7 +387,7 @@ impl Job {
     ) -> std::io::Result<()> {
         let dir = self.node.volumes.pod_dir(&self.uid);
         if !mounts.iter().any(|m| m.container_path == "/etc/hosts") {
-            let path = dir.join("etc-hosts");
+            let path = dir.join(files::HOSTS);
             let aliases = shape.spec.host_aliases.as_deref().unwrap_or_default();
             let text = if shape.spec.host_network == Some(true) {
                 files::host_hosts(&files::node_hosts()?, aliases)
@@ -396,11 +396,15 @@ impl Job {
                 let (name, domain) = hostname(&self.pod, &self.node.config.cluster_domain);
                 files::hosts(&ips, &name, domain.as_deref(), aliases)
             };
-            files::write_hosts(&path, &text)?;
-            mounts.push(bind("/etc/hosts", &path));
+            files::write_shared(&path, &text)?;
+            mounts.push(files::bind("/etc/hosts", &path));
         }
+        let security = container.security_context.as_ref();
+        let readonly = security.is_some_and(|own| own.read_only_root_filesystem == Some(true));
+        let shared = files::sandbox_mounts(&dir, mounts, readonly);
+        mounts.extend(shared);
         let message = files::make_message_file(&dir.join("containers").join(&container.name), attempt)?;
-        mounts.push(bind(&container_config::message_path(container).to_string_lossy(), &message));
+        mounts.push(files::bind(&container_config::message_path(container).to_string_lossy(), &message));
         Ok(())
     }
 
@@ -421,14 +425,5 @@ impl Job {
             reason,
             message,
         );
-    }
-}
-
-fn bind(to: &str, from: &std::path::Path) -> cri::Mount {
-    cri::Mount {
-        container_path: to.to_owned(),
-        host_path: from.to_string_lossy().into_owned(),
-        selinux_relabel: true,
-        ..cri::Mount::default()
     }
 }

@@ -45,6 +45,21 @@ pub(crate) fn parse(text: &str) -> DnsConfig {
     config
 }
 
+/// The text of a `resolv.conf`. Empty for an empty configuration.
+pub(crate) fn text(config: &DnsConfig) -> String {
+    let mut text = String::new();
+    if !config.searches.is_empty() {
+        text.push_str(&format!("search {}\n", config.searches.join(" ")));
+    }
+    for server in &config.servers {
+        text.push_str(&format!("nameserver {server}\n"));
+    }
+    if !config.options.is_empty() {
+        text.push_str(&format!("options {}\n", config.options.join(" ")));
+    }
+    text
+}
+
 /// Applies `dnsPolicy` and `dnsConfig`.
 pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -> Resolved {
     let host_network = spec.host_network == Some(true);
@@ -135,6 +150,16 @@ mod tests {
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
         let host = parse("# x\nnameserver 9.9.9.9\nsearch a b\noptions ndots:1 rotate\n");
         resolve(&spec, &host, &Cluster { servers, domain: "cluster.local", namespace: "ns" })
+    }
+
+    #[test]
+    fn the_text_of_a_configuration_is_parsed_to_the_same_configuration() {
+        let config = resolved(json!({"containers": []}), &["10.43.0.10".parse().unwrap()]).config;
+        let lines =
+            "search ns.svc.cluster.local svc.cluster.local cluster.local a b\nnameserver 10.43.0.10\n";
+        assert_eq!(text(&config), format!("{lines}options ndots:5\n"));
+        assert_eq!(parse(&text(&config)), config);
+        assert_eq!(text(&DnsConfig::default()), "");
     }
 
     #[test]

@@ -1,12 +1,17 @@
-//! Files that the agent writes for a pod: `/etc/hosts` and termination messages.
+//! Files that the agent writes for a pod: `/etc/hosts`, `/etc/resolv.conf`, `/etc/hostname` and termination messages.
+//!
+//! Containers write to them without a limit. In the pod's directory they are on the disk, not on the tmpfs of the
+//! runtime's records, and count as disk usage of the pod.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use coracle_proto::cri::{self, MountPropagation};
 use k8s_openapi::api::core::v1::HostAlias;
 
+use super::dns;
 use crate::bounded;
 use crate::server::logs::Line;
 
@@ -16,6 +21,14 @@ const LOG_BYTES: u64 = 2048;
 const LOG_LINES: usize = 80;
 /// Maximum size in bytes of the node's hosts file.
 const HOSTS_MAX: u64 = 1 << 20;
+/// Maximum size in bytes of the node's resolver file. A larger file counts as empty.
+const RESOLVER_MAX: u64 = 4 << 20;
+/// File names in a pod's directory.
+pub(crate) const HOSTS: &str = "etc-hosts";
+const RESOLVER: &str = "etc-resolv.conf";
+const HOST_NAME: &str = "etc-hostname";
+/// Names of the files that all containers of a pod share.
+pub(crate) const SHARED: [&str; 3] = [HOSTS, RESOLVER, HOST_NAME];
 
 /// `/etc/hosts` of a pod with its own network.
 pub(crate) fn hosts(ips: &[String], name: &str, domain: Option<&str>, aliases: &[HostAlias]) -> String {
@@ -50,8 +63,8 @@ fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
     }
 }
 
-/// Writes a pod's hosts file, if it differs. It is bind-mounted, so it is written in place.
-pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
+/// Writes a file that the containers of a pod share, if it differs. It is bind-mounted, so it is written in place.
+pub(crate) fn write_shared(path: &Path, text: &str) -> io::Result<()> {
     // Containers can write to the file, so at most the expected size is read.
     if bounded::read(path, text.len() as u64).is_ok_and(|now| now == text.as_bytes()) {
         return Ok(());
@@ -60,6 +73,53 @@ pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
         crate::volume::make_private(dir).map_err(cannot_write(dir))?;
     }
     overwrite(path, text.as_bytes(), 0o644)
+}
+
+/// Writes the resolver and host name files of a new sandbox. They are not written again when one of its containers
+/// starts: the containers may change them.
+pub(crate) fn write_sandbox_files(dir: &Path, config: &cri::PodSandboxConfig) -> io::Result<()> {
+    let own = config.dns_config.as_ref().map(dns::text).unwrap_or_default();
+    let resolver = if own.is_empty() { node_resolver() } else { own };
+    // Pods with the host's network have the host's name.
+    let name = if config.hostname.is_empty() {
+        nix::unistd::gethostname()?.to_string_lossy().into_owned()
+    } else {
+        config.hostname.clone()
+    };
+    write_shared(&dir.join(RESOLVER), &resolver)?;
+    write_shared(&dir.join(HOST_NAME), &format!("{name}\n"))
+}
+
+fn node_resolver() -> String {
+    let bytes = coracle_tree::read(Path::new("/etc/resolv.conf"), RESOLVER_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Mounts of the files of [`write_sandbox_files`] beside a container's other mounts. A file is left out if a volume has
+/// its path, or if a bidirectional volume contains its path: the mount would appear on the host. An earlier version did
+/// not write the files: the containers of its sandboxes get those of the runtime.
+pub(crate) fn sandbox_mounts(dir: &Path, mounts: &[cri::Mount], readonly: bool) -> Vec<cri::Mount> {
+    let is_taken = |place: &str| {
+        mounts.iter().any(|mount| {
+            let (volume, place) = (Path::new(&mount.container_path), Path::new(place));
+            let is_shared = mount.propagation() == MountPropagation::PropagationBidirectional;
+            volume == place || is_shared && place.starts_with(volume)
+        })
+    };
+    let files = [("/etc/resolv.conf", RESOLVER), ("/etc/hostname", HOST_NAME)];
+    let wanted = files.into_iter().map(|(place, name)| (place, dir.join(name)));
+    let wanted = wanted.filter(|(place, file)| !is_taken(place) && file.exists());
+    wanted.map(|(place, file)| cri::Mount { readonly, ..bind(place, &file) }).collect()
+}
+
+/// A mount of a file of the agent.
+pub(crate) fn bind(to: &str, from: &Path) -> cri::Mount {
+    cri::Mount {
+        container_path: to.to_owned(),
+        host_path: from.to_string_lossy().into_owned(),
+        selinux_relabel: true,
+        ..cri::Mount::default()
+    }
 }
 
 /// Names the file in an error, which becomes the message of a container that does not start.
@@ -164,26 +224,71 @@ mod tests {
     #[test]
     fn an_error_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("etc-hosts");
+        let path = dir.path().join(HOSTS);
         fs::create_dir(&path).unwrap();
-        let error = write_hosts(&path, "text").unwrap_err().to_string();
+        let error = write_shared(&path, "text").unwrap_err().to_string();
         assert!(error.contains(&*path.to_string_lossy()), "{error}");
     }
 
     #[test]
     fn a_hosts_file_that_a_container_made_huge_is_not_read_and_a_link_not_followed() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("etc-hosts");
+        let path = dir.path().join(HOSTS);
         // Larger than memory; the file has no blocks.
         fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
-        write_hosts(&path, "right").unwrap();
+        write_shared(&path, "right").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "right");
         let (victim, link) = (dir.path().join("victim"), dir.path().join("link"));
         fs::write(&victim, "kept").unwrap();
         std::os::unix::fs::symlink(&victim, &link).unwrap();
-        assert!(write_hosts(&link, "right").is_err());
+        assert!(write_shared(&link, "right").is_err());
         assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
         assert_eq!((message(&link), log_tail(&link)), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn the_resolver_and_the_host_name_of_a_sandbox_are_files_of_the_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(sandbox_mounts(dir.path(), &[], false).is_empty(), "a sandbox of an earlier version");
+        let dns_config = cri::DnsConfig { servers: vec!["10.43.0.10".into()], ..cri::DnsConfig::default() };
+        let config = cri::PodSandboxConfig {
+            hostname: "web".into(),
+            dns_config: Some(dns_config),
+            ..cri::PodSandboxConfig::default()
+        };
+        write_sandbox_files(dir.path(), &config).unwrap();
+        let mounts = sandbox_mounts(dir.path(), &[], true);
+        assert!(mounts.iter().all(|mount| mount.readonly));
+        let seen: Vec<_> = mounts
+            .iter()
+            .map(|mount| (mount.container_path.as_str(), fs::read_to_string(&mount.host_path).unwrap()))
+            .collect();
+        let wanted = [("/etc/resolv.conf", "nameserver 10.43.0.10\n"), ("/etc/hostname", "web\n")];
+        assert_eq!(seen, wanted.map(|(place, text)| (place, text.to_owned())));
+        // The container of an earlier sandbox made the file huge. It has no blocks.
+        fs::File::create(dir.path().join(RESOLVER)).unwrap().set_len(1 << 40).unwrap();
+        write_sandbox_files(dir.path(), &config).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join(RESOLVER)).unwrap(), wanted[0].1);
+    }
+
+    #[test]
+    fn a_file_of_the_sandbox_is_not_mounted_on_a_volume_or_on_the_host() {
+        let dir = tempfile::tempdir().unwrap();
+        write_sandbox_files(dir.path(), &cri::PodSandboxConfig::default()).unwrap();
+        let places = |path: &str, propagation: MountPropagation| -> Vec<String> {
+            let volume = cri::Mount {
+                container_path: path.to_owned(),
+                propagation: propagation.into(),
+                ..cri::Mount::default()
+            };
+            let mounts = sandbox_mounts(dir.path(), &[volume], false);
+            mounts.into_iter().map(|mount| mount.container_path).collect()
+        };
+        let both = ["/etc/resolv.conf", "/etc/hostname"];
+        assert_eq!(places("/etc", MountPropagation::PropagationPrivate), both);
+        assert_eq!(places("/et", MountPropagation::PropagationBidirectional), both);
+        assert_eq!(places("/etc/hostname", MountPropagation::PropagationPrivate), both[..1]);
+        assert!(places("/etc", MountPropagation::PropagationBidirectional).is_empty());
     }
 
     #[test]

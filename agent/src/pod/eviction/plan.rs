@@ -31,7 +31,7 @@ pub(crate) struct Usage {
     pub(crate) containers: Vec<(String, Disk)>,
     /// Usage of `emptyDir` volumes on disk, by volume name.
     pub(crate) empty_dirs: Vec<(String, Disk)>,
-    /// `/etc/hosts` and termination messages, which containers write.
+    /// `/etc/hosts`, `/etc/resolv.conf`, `/etc/hostname` and termination messages, which containers write.
     pub(crate) own_files: Disk,
 }
 

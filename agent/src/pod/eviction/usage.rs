@@ -15,6 +15,7 @@ use super::plan::{Disk, Usage, is_on_disk};
 use crate::cgroup::PodUsage;
 use crate::pod::NodeContext;
 use crate::pod::config::POD_UID;
+use crate::pod::config::files;
 use crate::pod::config::sandbox::log_dir_name;
 
 /// Maximum time for the memory of a pod's containers: the runtime also measures their writable layers, and the eviction
@@ -25,7 +26,8 @@ const CONTAINERS_LIMIT: Duration = Duration::from_secs(1);
 struct PodDirectories {
     logs: PathBuf,
     empty_dirs: Vec<(String, PathBuf)>,
-    hosts: PathBuf,
+    /// `/etc/hosts`, `/etc/resolv.conf` and `/etc/hostname`.
+    shared: [PathBuf; 3],
     messages: PathBuf,
 }
 
@@ -121,7 +123,7 @@ impl PodDirectories {
         Self {
             logs: node.config.pod_log_dir.join(log_dir_name(pod)),
             empty_dirs: empty_dirs.collect(),
-            hosts: dir.join("etc-hosts"),
+            shared: files::SHARED.map(|name| dir.join(name)),
             messages: dir.join("containers"),
         }
     }
@@ -137,7 +139,7 @@ impl PodDirectories {
         for (name, dir) in self.empty_dirs {
             usage.empty_dirs.push((name, walk(&dir)));
         }
-        usage.own_files = walk(&self.messages).plus(file(&self.hosts));
+        usage.own_files = self.shared.iter().map(|path| file(path)).fold(walk(&self.messages), Disk::plus);
         usage
     }
 }
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_layers_volumes_hosts_and_messages_count() {
+    fn logs_layers_volumes_shared_files_and_messages_count() {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str, bytes: usize| {
             let path = dir.path().join(path);
@@ -214,6 +216,8 @@ mod tests {
         write("logs/a/0.log", 1 << 20);
         write("volume/file", 2 << 20);
         write("etc-hosts", 3 << 20);
+        write("etc-resolv.conf", 6 << 20);
+        write("etc-hostname", 7 << 20);
         write("containers/a/0.message", 4 << 20);
         let directories = PodDirectories {
             logs: dir.path().join("logs"),
@@ -221,7 +225,7 @@ mod tests {
                 ("v".to_owned(), dir.path().join("volume")),
                 ("gone".to_owned(), dir.path().join("gone")),
             ],
-            hosts: dir.path().join("etc-hosts"),
+            shared: files::SHARED.map(|name| dir.path().join(name)),
             messages: dir.path().join("containers"),
         };
         let usage = directories.measure(vec![("a".to_owned(), Disk { bytes: 5 << 20, inodes: 1 })]);
@@ -229,7 +233,7 @@ mod tests {
         assert_eq!(mebibytes(usage.containers[0].1), 6);
         assert_eq!(mebibytes(usage.empty_dirs[0].1), 2);
         assert_eq!(usage.empty_dirs[1].1, Disk::default());
-        assert_eq!(mebibytes(usage.own_files), 7);
-        assert_eq!(mebibytes(usage.total()), 15);
+        assert_eq!(mebibytes(usage.own_files), 20);
+        assert_eq!(mebibytes(usage.total()), 28);
     }
 }
