@@ -9,6 +9,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use coracle_connections::LogLimit;
 use coracle_error_chain::chain;
 use http::{HeaderMap, StatusCode, header};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
@@ -59,6 +60,8 @@ pub struct Access {
     tokens: Cache<[u8; 32], Option<User>>,
     decisions: Cache<(User, &'static str, &'static str), bool>,
     permits: Semaphore,
+    token_failures: LogLimit,
+    access_failures: LogLimit,
 }
 
 struct Cache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
@@ -115,7 +118,15 @@ impl Access {
     #[must_use]
     pub fn new(client: kube::Client, node: &str) -> Self {
         let node = node.to_owned();
-        Self { client, node, tokens: Cache::new(), decisions: Cache::new(), permits: Semaphore::new(REVIEWS) }
+        Self {
+            client,
+            node,
+            tokens: Cache::new(),
+            decisions: Cache::new(),
+            permits: Semaphore::new(REVIEWS),
+            token_failures: LogLimit::default(),
+            access_failures: LogLimit::default(),
+        }
     }
 
     /// The name of this node in the API.
@@ -131,7 +142,9 @@ impl Access {
             Some(known) => known,
             None => {
                 let found = self.review_token(token).await.map_err(|error| {
-                    tracing::warn!(error, "cannot review a token for the kubelet API");
+                    if let Some(suppressed) = self.token_failures.allow_without_source() {
+                        tracing::warn!(error, suppressed, "cannot review a token for the kubelet API");
+                    }
                     unauthorized()
                 })?;
                 let ttl = if found.is_some() { VALID_TOKEN_TTL } else { INVALID_TOKEN_TTL };
@@ -154,7 +167,13 @@ impl Access {
                 None => {
                     let allowed =
                         self.review_access(user, needed.verb, subresource).await.map_err(|error| {
-                            tracing::warn!(error, "cannot review an access to the kubelet API");
+                            if let Some(suppressed) = self.access_failures.allow_without_source() {
+                                tracing::warn!(
+                                    error,
+                                    suppressed,
+                                    "cannot review an access to the kubelet API"
+                                );
+                            }
                             let text = format!("Authorization error ({})", of(subresource));
                             Refused(StatusCode::INTERNAL_SERVER_ERROR, text)
                         })?;
@@ -314,6 +333,23 @@ mod tests {
         }
         // Two for pods (`pods`, then `proxy`), one for the unknown token.
         assert_eq!(count.load(Ordering::Relaxed), 5);
+    }
+
+    #[tokio::test]
+    async fn failed_reviews_write_one_line_a_minute() {
+        let service = tower::service_fn(|_request: http::Request<kube::client::Body>| async {
+            let mut answer = http::Response::new(kube::client::Body::from(b"{}".to_vec()));
+            *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            Ok::<_, std::convert::Infallible>(answer)
+        });
+        let access = Access::new(kube::Client::new(service, "default"), "n1");
+        let metrics = RequiredPermission::of(&http::Method::GET, Some(&Route::Metrics));
+        for _ in 0..3 {
+            access.authenticate("good").await.expect_err("no review");
+            access.authorize(&User::default(), metrics).await.expect_err("no review");
+        }
+        assert_eq!(access.token_failures.allow_without_source(), None);
+        assert_eq!(access.access_failures.allow_without_source(), None);
     }
 
     #[test]

@@ -16,11 +16,17 @@ const CONCURRENCY: usize = 2;
 
 thread_local!(static IS_OFFLOADED: Cell<bool> = const { Cell::new(false) });
 
-static GATE: Gate = Gate { running: Mutex::new(0), freed: Condvar::new() };
+static GATE: Gate = Gate { jobs: Mutex::new(Jobs { running: 0, waiting: 0 }), freed: Condvar::new() };
 
 struct Gate {
-    running: Mutex<usize>,
+    jobs: Mutex<Jobs>,
     freed: Condvar,
+}
+
+/// Numbers of offloaded functions.
+struct Jobs {
+    running: usize,
+    waiting: usize,
 }
 
 /// The permit of one offloaded function.
@@ -59,12 +65,14 @@ fn remaining_bytes(value: &Value, bytes: usize) -> Option<usize> {
 
 impl Gate {
     fn wait(&self) -> OffloadPermit {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut running = self
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.waiting += 1;
+        let mut jobs = self
             .freed
-            .wait_while(running, |running| *running >= CONCURRENCY)
+            .wait_while(jobs, |jobs| jobs.running >= CONCURRENCY)
             .unwrap_or_else(PoisonError::into_inner);
-        *running += 1;
+        jobs.waiting -= 1;
+        jobs.running += 1;
         IS_OFFLOADED.set(true);
         OffloadPermit
     }
@@ -73,14 +81,25 @@ impl Gate {
 impl Drop for OffloadPermit {
     fn drop(&mut self) {
         IS_OFFLOADED.set(false);
-        *GATE.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        GATE.freed.notify_one();
+        let mut jobs = GATE.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.running -= 1;
+        if jobs.waiting > 0 {
+            GATE.freed.notify_one();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use coracle_testing::eventually;
+
     use super::*;
+
+    /// Time after which a test fails.
+    const DEADLINE: Duration = Duration::from_secs(60);
 
     #[test]
     fn the_length_of_a_tree_equals_the_length_of_its_text() {
@@ -97,5 +116,52 @@ mod tests {
         let done = futures::future::join_all((0..16).map(nested)).await;
         assert_eq!(done.into_iter().map(|one| one.unwrap()).sum::<i32>(), 16);
         assert!(!IS_OFFLOADED.get());
+    }
+
+    /// The runtime has one worker. The job would keep it forever: the task that ends the job would never run.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn other_tasks_run_while_offloaded_work_blocks() {
+        let (started, has_started) = mpsc::channel::<()>();
+        let (release, released) = mpsc::channel::<()>();
+        let job = tokio::spawn(async move {
+            run(true, || {
+                started.send(()).unwrap();
+                released.recv_timeout(DEADLINE)
+            })
+        });
+        has_started.recv_timeout(DEADLINE).unwrap();
+        tokio::spawn(async move { release.send(()).unwrap() }).await.unwrap();
+        job.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn a_third_job_waits_until_another_one_ends() {
+        let (started, has_started) = mpsc::channel::<()>();
+        let start = || {
+            let started = started.clone();
+            let (release, released) = mpsc::channel::<()>();
+            let job = tokio::spawn(async move {
+                run(true, || {
+                    started.send(()).unwrap();
+                    released.recv_timeout(DEADLINE)
+                })
+            });
+            (release, job)
+        };
+        let jobs = [start(), start(), start()];
+        for _ in 0..CONCURRENCY {
+            has_started.recv_timeout(DEADLINE).unwrap();
+        }
+        eventually("a job to wait", 30, || GATE.jobs.lock().unwrap().waiting > 0);
+        assert!(has_started.try_recv().is_err(), "all three jobs run");
+        // The third job has not begun. Its channel keeps the message.
+        let released = jobs.map(|(release, job)| {
+            release.send(()).unwrap();
+            job
+        });
+        for job in released {
+            job.await.unwrap().unwrap();
+        }
+        has_started.recv_timeout(DEADLINE).unwrap();
     }
 }

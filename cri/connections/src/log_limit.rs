@@ -35,6 +35,11 @@ impl LogLimit {
         self.allow_at(address, Instant::now())
     }
 
+    /// As [`allow`](Self::allow), for lines without a known source: one line per interval.
+    pub fn allow_without_source(&self) -> Option<u64> {
+        self.allow(Ipv6Addr::UNSPECIFIED.into())
+    }
+
     fn allow_at(&self, address: IpAddr, now: Instant) -> Option<u64> {
         let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         let mut source = super::source(address);

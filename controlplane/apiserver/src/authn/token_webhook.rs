@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use coracle_connections::LogLimit;
 use futures::future::{BoxFuture, Either};
 use serde_json::{Value, json};
 
@@ -38,6 +39,7 @@ pub(super) struct TokenWebhook {
     /// Audiences of this API server.
     audiences: Vec<String>,
     answers: ResponseCache<Option<Arc<User>>>,
+    failures: LogLimit,
 }
 
 // === impl TokenWebhook ===
@@ -50,7 +52,7 @@ impl TokenWebhook {
     pub(super) fn new(config: TokenWebhookConfig, audiences: Vec<String>) -> Result<Self, String> {
         let remote = Remote::read(&config.file, TIMEOUT);
         let remote = remote.map_err(|reason| format!("{}: {reason}", config.file.display()))?;
-        Ok(Self { remote, config, audiences, answers: ResponseCache::new() })
+        Ok(Self { remote, config, audiences, answers: ResponseCache::new(), failures: LogLimit::default() })
     }
 
     fn review<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> BoxFuture<'a, Option<User>> {
@@ -73,7 +75,9 @@ impl TokenWebhook {
                 }
                 // Failed calls are not cached.
                 Err(reason) => {
-                    tracing::warn!(reason, "the token webhook failed");
+                    if let Some(suppressed) = self.failures.allow_without_source() {
+                        tracing::warn!(reason, suppressed, "the token webhook failed");
+                    }
                     None
                 }
             }
@@ -181,6 +185,14 @@ mod tests {
         assert_eq!(review(&webhook, "good", "other").await, None);
         assert_eq!(review(&webhook, &"x".repeat(MAX_TOKEN + 1), "api").await, None);
         assert_eq!(hook.count(), 3);
+    }
+
+    #[tokio::test]
+    async fn failures_write_one_line_a_minute() {
+        let hook = Hook::start(|_| (200, "{}".to_owned())).await;
+        let webhook = webhook(&hook);
+        assert_eq!(review(&webhook, "good", "api").await, None);
+        assert_eq!(webhook.failures.allow_without_source(), None);
     }
 
     #[tokio::test]

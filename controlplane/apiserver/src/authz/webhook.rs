@@ -4,6 +4,7 @@
 
 use std::{path::Path, time::Duration};
 
+use coracle_connections::LogLimit;
 use futures::future::Either;
 use serde_json::{Value, json};
 
@@ -43,6 +44,7 @@ pub(super) struct Webhook {
     remote: Remote,
     conditions: MatchConditions,
     decisions: ResponseCache<Decision>,
+    failures: LogLimit,
 }
 
 // === impl Webhook ===
@@ -58,7 +60,8 @@ impl Webhook {
         conditions: MatchConditions,
     ) -> Result<Self, String> {
         let remote = Remote::read(file, settings.timeout)?;
-        Ok(Self { settings, remote, conditions, decisions: ResponseCache::new() })
+        let (decisions, failures) = (ResponseCache::new(), LogLimit::default());
+        Ok(Self { settings, remote, conditions, decisions, failures })
     }
 
     /// The decision if no call is needed: from the cache, or from the match conditions.
@@ -94,7 +97,14 @@ impl Webhook {
     }
 
     fn failure(&self, reason: &str) -> Decision {
-        tracing::warn!(webhook = self.settings.name, reason, "the authorization webhook failed");
+        if let Some(suppressed) = self.failures.allow_without_source() {
+            tracing::warn!(
+                webhook = self.settings.name,
+                reason,
+                suppressed,
+                "the authorization webhook failed"
+            );
+        }
         // The client must not learn details of the webhook.
         let verdict = if self.settings.denies_on_failure { Verdict::Deny } else { Verdict::NoOpinion };
         Decision { verdict, reason: "the authorization webhook failed".into() }
@@ -242,6 +252,14 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn failures_write_one_line_a_minute() {
+        let hook = Hook::start(|_| (200, "{}".to_owned())).await;
+        let webhook = webhook(&hook, true, &json!(null));
+        assert_eq!(review(&webhook, "/version").await, Verdict::Deny);
+        assert_eq!(webhook.failures.allow_without_source(), None);
     }
 
     #[tokio::test]

@@ -9,11 +9,16 @@ use coracle_kinds::schema::{self, Parsed, TreePath};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use crate::error::{ApiError, Result};
+use crate::{
+    error::{ApiError, Result},
+    offload,
+};
 
 /// Maximum product of bytes and flow collections. For each token the parser inspects all open flow collections; this
 /// number of steps takes a few tenths of a second.
 const MAX_STEPS: usize = 1 << 28;
+/// Maximum product of a document that is parsed on an async worker: a few milliseconds.
+const MAX_INLINE_STEPS: usize = 1 << 22;
 /// Bytes to which aliases may expand any document, however short.
 const MIN_EXPANSION: usize = 64 << 10;
 
@@ -30,12 +35,28 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     {
         return Ok(parsed);
     }
-    let flow = bytes.iter().filter(|byte| matches!(byte, b'[' | b'{')).count();
-    if flow.saturating_mul(bytes.len()) > MAX_STEPS {
+    if steps(bytes) > MAX_STEPS {
         return Err(ApiError::entity_too_large(
             "a YAML document of this size has too many flow collections ([ and {); send it as JSON",
         ));
     }
+    offload::run(is_slow(bytes), || parse_tree(bytes))
+}
+
+/// Maximum steps of the parser: the product of bytes and flow collections.
+///
+/// Brackets in texts count as well. Only the parser itself can tell them from flow collections, so the exact depth is
+/// not known before a document is parsed.
+fn steps(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| matches!(byte, b'[' | b'{')).count().saturating_mul(bytes.len())
+}
+
+/// Whether a document may take so long that it must not be parsed on an async worker.
+fn is_slow(bytes: &[u8]) -> bool {
+    steps(bytes) > MAX_INLINE_STEPS
+}
+
+fn parse_tree(bytes: &[u8]) -> Result<Parsed> {
     let invalid = |error: serde_yaml_ng::Error| {
         ApiError::bad_request(format!("error converting YAML to JSON: {error}"))
     };
@@ -51,6 +72,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
 /// The first duplicate key of a document that [`parse`] has accepted, with its line. It has the format of upstream's
 /// parser: `line 9: key "foo" already set in map`.
 pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
+    offload::run(is_slow(bytes), || find_duplicate(bytes))
+}
+
+fn find_duplicate(bytes: &[u8]) -> Option<String> {
     let left = Cell::new(expansion(bytes));
     let duplicates = RefCell::new(Vec::new());
     let text = std::str::from_utf8(bytes).ok()?;
@@ -244,6 +269,26 @@ mod tests {
         assert!(error(&"[\"]\", ".repeat(60_000)).contains("too many flow collections"));
         // A short document with few levels reaches the parser.
         assert!(error(&"[".repeat(1_000)).starts_with("error converting YAML to JSON"));
+    }
+
+    #[test]
+    fn yaml_has_at_most_128_levels() {
+        let flow = |levels| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        let block = |levels| format!("{}a", "- ".repeat(levels));
+        for nested in [flow(128), block(128)] {
+            assert_eq!(error(&nested), "", "{nested}");
+        }
+        for nested in [flow(129), block(129)] {
+            assert!(error(&nested).contains("recursion limit exceeded"), "{nested}: {}", error(&nested));
+        }
+    }
+
+    #[test]
+    fn short_documents_with_many_flow_collections_are_not_parsed_on_an_async_worker() {
+        assert!(is_slow("[".repeat(16_000).as_bytes()));
+        assert!(is_slow("[".repeat(2_049).as_bytes()));
+        assert!(!is_slow("[".repeat(2_048).as_bytes()));
+        assert!(!is_slow("a: [1]\n".repeat(500).as_bytes()));
     }
 
     #[test]
