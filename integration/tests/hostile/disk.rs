@@ -3,6 +3,8 @@
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
 
+use super::store::{on_disk, with_ext4};
+
 fn with_cluster(test: impl FnOnce(&mut Cluster) + Send + 'static) {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
@@ -74,6 +76,45 @@ fn a_pod_that_fills_the_disk_beyond_its_limits_is_evicted() {
         for name in ["free", "within"] {
             assert_eq!(cluster.get(&["pod", name])["status"]["phase"], "Running", "{name}");
         }
+    });
+}
+
+/// Finding B10: an `emptyDir` without a limit is on the disk of the store.
+#[test]
+fn a_pod_that_fills_the_disk_of_the_store_is_evicted_and_the_store_recovers_without_a_restart() {
+    on_disk(with_ext4, |machine| {
+        let mirrors = machine.start_registry();
+        let flags = ["--image-gc-high-threshold", "100", "--eviction-hard", "nodefs.available<15%"];
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        create(&cluster, "calm", "sleep 100000", &json!({}), &json!({}));
+        let before = eventually("the calm pod to run", 120, || {
+            let status = cluster.get(&["pod", "calm"])["status"].clone();
+            (status["phase"] == "Running").then_some(status)
+        });
+        // It writes until the disk is full, and then takes what others free.
+        let write = "while true; do cat /dev/zero >> /v/file; sleep 1; done";
+        let volume = json!({"volumes": [{"name": "v", "emptyDir": {}}]});
+        let mounted = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+        create(&cluster, "greedy", write, &volume, &mounted);
+        let status = eventually("greedy to be evicted", 300, || {
+            let status = cluster.get(&["pod", "greedy"])["status"].clone();
+            (status["phase"] == "Failed" && status["reason"] == "Evicted").then_some(status)
+        });
+        let message = status["message"].as_str().unwrap_or_default();
+        let begin = "The node was low on resource: ephemeral-storage. Threshold quantity: ";
+        assert!(message.starts_with(begin), "{message}");
+        eventually("a create", 120, || {
+            cluster.try_kubectl(&["create", "configmap", "after", "--from-literal=a=b"]).status.success()
+        });
+        eventually("the readiness", 120, || {
+            cluster.try_kubectl(&["get", "--raw", "/readyz"]).status.success()
+        });
+        let after = cluster.get(&["pod", "calm"])["status"].clone();
+        assert_eq!(after["phase"], "Running", "{after}");
+        let containers =
+            [&before, &after].map(|status| status["containerStatuses"][0]["containerID"].clone());
+        assert_eq!(containers[0], containers[1], "the calm pod was restarted");
+        assert_eq!(after["containerStatuses"][0]["restartCount"], 0, "{after}");
     });
 }
 

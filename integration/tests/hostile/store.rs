@@ -54,7 +54,10 @@ impl Plane {
 }
 
 /// Runs the test in a mount namespace of this thread and its children. `make_disk` mounts the state directory.
-fn on_disk(make_disk: impl FnOnce(&Machine) + Send + 'static, test: impl FnOnce(&Machine) + Send + 'static) {
+pub(super) fn on_disk(
+    make_disk: impl FnOnce(&Machine) + Send + 'static,
+    test: impl FnOnce(&mut Machine) + Send + 'static,
+) {
     on_a_machine(move |machine| {
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).unwrap();
         let (none, state) = (None::<&str>, machine.path("state"));
@@ -72,11 +75,11 @@ fn with_disk(options: &'static str, test: impl FnOnce(&Machine) + Send + 'static
         let state = machine.path("state");
         mount(Some("tmpfs"), &state, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
     };
-    on_disk(tmpfs, test);
+    on_disk(tmpfs, move |machine: &mut Machine| test(machine));
 }
 
-/// Mounts an ext4 on the state directory that becomes read-only at its first error.
-fn with_ext4(machine: &Machine) {
+/// Mounts an ext4 of 256 MiB on the state directory that becomes read-only at its first error.
+pub(super) fn with_ext4(machine: &Machine) {
     let image = machine.path("image");
     File::create(&image).unwrap().set_len(256 << 20).unwrap();
     run("mkfs.ext4", &["-q", "-F", image.to_str().unwrap()]);
