@@ -594,7 +594,7 @@ fn a_broadcast_of_a_pod_does_not_get_the_nodes_address() {
     });
 }
 
-/// The kernel looks up the connection of an ICMP error by the packet that the error is about, whoever sends it.
+/// The kernel finds the connection of an ICMP error by the packet that the error quotes. It does not check the sender.
 #[test]
 fn a_pod_reports_errors_of_its_own_packets_only() {
     on_a_node(true, async |network, pod| {
