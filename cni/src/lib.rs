@@ -64,7 +64,7 @@ pub use error::Error;
 pub use executable::main as plugin_main;
 pub use host_address::{add_host_address, remove_host_address};
 pub use listeners::{Listener, listeners};
-pub use network::{Attached, Attachment, Network, NetworkConfig};
+pub use network::{Attached, Attachment, NamespaceProcess, Network, NetworkConfig};
 pub use overlay::{
     AddressMonitor, Applied, Backend, End, ForeignDevice, Local, LocalAddress, Mac, Offload, Overlay,
     OverlayConfig, OverlayError, Peer, PeerKind, ProbePath, ProbeResult, examine, has_vxlan, local_addresses,

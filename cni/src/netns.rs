@@ -37,6 +37,12 @@ impl Netns {
         Ok(Self { file, path: path.to_owned() })
     }
 
+    /// Its inode: unique as long as the namespace exists.
+    pub(crate) fn id(&self) -> Option<u64> {
+        use std::os::unix::fs::MetadataExt;
+        self.file.metadata().ok().map(|meta| meta.ino())
+    }
+
     /// The descriptor that identifies the namespace in netlink messages.
     pub(crate) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()

@@ -3,6 +3,7 @@
 mod default;
 mod derive;
 mod gc_lock;
+mod namespace_process;
 mod release;
 mod reload;
 mod requested;
@@ -35,6 +36,7 @@ use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
 use gc_lock::{GcLock, RecordGuard};
+pub use namespace_process::NamespaceProcess;
 use release::ReleaseQueue;
 
 /// Timeout of one plugin. Runtimes use this value by convention.
@@ -71,6 +73,9 @@ pub struct Attachment {
     pub id: String,
     /// Its network namespace, for example `/proc/42/ns/net`.
     pub netns: PathBuf,
+    /// The process of this path. [`Network::reconcile`] does not adopt the sandbox after its end. `None` if the path
+    /// belongs to no process.
+    pub process: Option<NamespaceProcess>,
     /// Name of the interface to make inside, `eth0`.
     pub ifname: String,
     /// `CNI_ARGS` of the plugins, in order.

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use coracle_cni::{Attachment, NamespaceProcess, Network, NetworkConfig, PortMapping, Protocol};
 use coracle_testing::{NamespaceThread, eventually, eventually_async, in_new_namespace_async, ip, run};
 use ipnetwork::IpNetwork;
 
@@ -277,6 +277,28 @@ fn a_crash_leaks_nothing_after_reconciling() {
         assert!(run("ip", &["-o", "link"]).contains(&ours[1]));
         a.serve(80);
         assert_eq!(caller_seen_by("10.99.0.2:80".parse().unwrap()), "10.99.0.1");
+    });
+}
+
+/// After the end of a sandbox's process, its pid and so the path may belong to another process.
+#[test]
+fn a_sandbox_without_a_record_is_adopted_only_while_its_process_is_alive() {
+    on_a_node(async |node| {
+        let a = Sandbox::new();
+        node.network.add(&attachment("aaaa", &a, vec![])).await.unwrap();
+        let mut network = node.network;
+        for is_alive in [true, false] {
+            drop(network);
+            std::fs::remove_file(node.dir.path().join("results/aaaa.json")).unwrap();
+            network = open(node.dir.path()).await;
+            let process = Some(NamespaceProcess::new(move || is_alive));
+            let live = Attachment { process, ..attachment("aaaa", &a, vec![]) };
+            // The ranges are set after the first reconcile, as on a node.
+            network.reconcile(&[live]).await.unwrap();
+            network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+            assert_eq!(network.answer("aaaa").is_some(), is_alive);
+        }
+        assert_eq!(held(node.dir.path()), Vec::<String>::new());
     });
 }
 

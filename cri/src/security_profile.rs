@@ -122,4 +122,20 @@ mod tests {
         std::fs::write(file.path(), r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#).expect("write");
         assert!(read_seccomp(&profile(2, &path)).is_ok());
     }
+
+    #[test]
+    fn a_seccomp_profile_that_is_too_large_or_not_regular_is_refused() {
+        let dir = tempfile::tempdir().expect("directory");
+        let file = dir.path().join("p.json");
+        let text = format!(r#"{{"defaultAction": "SCMP_ACT_ALLOW"}}{}"#, " ".repeat(4 << 20));
+        std::fs::write(&file, text).expect("write");
+        for (path, kind) in [(file.as_path(), ErrorKind::FileTooLarge), (dir.path(), ErrorKind::InvalidInput)]
+        {
+            let refused = read_seccomp(&profile(2, &path.to_string_lossy()));
+            assert!(
+                matches!(&refused, Err(Error::File { source, .. }) if source.kind() == kind),
+                "{refused:?}"
+            );
+        }
+    }
 }

@@ -177,6 +177,12 @@ impl Shim {
         self.inner.process.pid()
     }
 
+    /// The pidfd of the shim.
+    #[must_use]
+    pub(crate) fn pidfd(&self) -> Arc<OwnedFd> {
+        self.inner.process.pidfd()
+    }
+
     /// While the guard lives, the pid of a shim that this process has started is not reused.
     pub(crate) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
         self.inner.process.keep_pid().await

@@ -18,7 +18,7 @@ use crate::host_local;
 use crate::invoke::ExecutionPlace;
 use crate::link::derived::host_interface;
 use crate::link::{Link, Links, format_mac};
-use crate::netns::{self, Netns};
+use crate::netns::Netns;
 use crate::plugin;
 use crate::plugin_kind::Kind;
 use crate::source_guard::Source;
@@ -26,6 +26,12 @@ use crate::spec::Command;
 use crate::spec::list::List;
 use crate::spec::request::{Request, Valid};
 use crate::spec::result::{Answer, Interface, Ip};
+
+/// The state of a running sandbox's namespace, for its record.
+struct Adopted {
+    netns_id: Option<u64>,
+    result: Answer,
+}
 
 /// Back-off of a GC by executables that was cancelled for a pod: first and last delay.
 const RETRY: Duration = Duration::from_secs(10);
@@ -204,18 +210,20 @@ impl Network {
         links.delete_ports_except(&bridge, &wanted).await
     }
 
-    /// Restores the missing records of running sandboxes from the state of their namespaces.
+    /// Restores the missing records of running sandboxes from the state of their namespaces. A sandbox whose process has
+    /// ended is no longer one of them.
     async fn adopt(&self, state: &mut State) -> Result<(), Error> {
         let Some(list) = state.list.clone() else { return Ok(()) };
         let mut first = Ok(());
         for live in state.unrecorded.as_mut().map(std::mem::take).unwrap_or_default() {
             match self.read_attachment(&live).await {
-                Ok(result) => {
+                Ok(None) => debug!(sandbox = live.id, "the process of a sandbox without a record has ended"),
+                Ok(Some(Adopted { netns_id, result })) => {
                     warn!(
                         sandbox = live.id,
                         "the record of a sandbox's network is missing, restoring it from the namespace"
                     );
-                    let mut entry = Entry::new(Arc::clone(&list), parameters(&live), netns::id(&live.netns));
+                    let mut entry = Entry::new(Arc::clone(&list), parameters(&live), netns_id);
                     entry.result = Some(result);
                     first = first.and(self.inner.cache.put(entry));
                 }
@@ -228,10 +236,16 @@ impl Network {
         first
     }
 
-    /// Reads the addresses and interfaces of the sandbox from its namespace.
-    async fn read_attachment(&self, live: &Attachment) -> Result<Answer, Error> {
+    /// Reads the addresses and interfaces of the sandbox from its namespace. `None` if its process has ended.
+    async fn read_attachment(&self, live: &Attachment) -> Result<Option<Adopted>, Error> {
+        let Some(netns) = open_namespace(live)? else { return Ok(None) };
+        let result = self.read_namespace(live, &netns).await?;
+        Ok(Some(Adopted { netns_id: netns.id(), result }))
+    }
+
+    async fn read_namespace(&self, live: &Attachment, netns: &Netns) -> Result<Answer, Error> {
         let host = &self.inner.host.links;
-        let links = Links::inside(&Netns::open(&live.netns)?)?;
+        let links = Links::inside(netns)?;
         let Some(link) = links.find(&live.ifname).await? else { return Ok(Answer::default()) };
         let addresses = links.addresses(&link).await?;
         let outside = host.find(&host_interface(&live.id, &live.ifname)).await?;
@@ -258,6 +272,16 @@ impl Network {
         interfaces.push(inside);
         Ok(Answer { interfaces, ips, ..Answer::default() })
     }
+}
+
+/// Opens the namespace of a sandbox. `None` if its process has ended.
+fn open_namespace(live: &Attachment) -> Result<Option<Netns>, Error> {
+    let opened = Netns::open(&live.netns);
+    // Checked after the open: the pid of a process that is alive was not reused before.
+    if live.process.as_ref().is_some_and(|process| !process.is_alive()) {
+        return Ok(None);
+    }
+    opened.map(Some)
 }
 
 /// Firewall claims of these attachments, and the first error.

@@ -124,3 +124,16 @@ fn yaml_files_are_parsed() {
     );
     assert!(spec::parse(b"cdiVersion: \"2.0.0\"\nkind: v.com/c\ndevices: []\n", false).is_err());
 }
+
+#[test]
+fn a_file_that_is_too_large_or_not_regular_is_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let large = dir.path().join("large.json");
+    std::fs::write(&large, format!("{}{}", vendor("A=new"), " ".repeat(4 << 20))).expect("file");
+    let other = dir.path().join("other.json");
+    std::fs::create_dir(&other).expect("directory");
+    for (path, why) in [(large, "larger than"), (other, "not a regular file")] {
+        let read = read_file(&path);
+        assert!(matches!(&read, Some(Err(error)) if error.contains(why)), "{read:?}");
+    }
+}

@@ -258,4 +258,13 @@ mod tests {
         assert_eq!(errors(log).as_deref(), Some("Can't dump it; Dumping FAILED."));
         assert_eq!(errors("all is well\n"), None);
     }
+
+    #[test]
+    fn the_end_of_a_long_log_of_criu_is_read() {
+        let dir = tempfile::tempdir().expect("directory");
+        let log = dir.path().join(LOG);
+        let (first, last) = ("(0.1) Error (a.c:1): the first\n", "(0.2) Error (a.c:2): the last\n");
+        fs::write(&log, format!("{first}{}\n{last}", "x".repeat(1 << 20))).expect("write");
+        assert_eq!(criu_errors(&log, "").as_deref(), Some("the last"));
+    }
 }

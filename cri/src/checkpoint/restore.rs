@@ -105,4 +105,19 @@ mod tests {
         assert_eq!(deleted_paths(&list[..], 12).expect("list").len(), 2);
         assert!(deleted_paths(&list[..], 11).is_err());
     }
+
+    #[test]
+    fn a_manifest_that_is_too_large_or_not_regular_is_refused() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join(manifest::FILE);
+        let kind = || match read(dir.path()) {
+            Err(CheckpointError::File { source, .. }) => Some(source.kind()),
+            _ => None,
+        };
+        fs::write(&path, " ".repeat((16 << 20) + 1)).expect("write");
+        assert_eq!(kind(), Some(io::ErrorKind::FileTooLarge));
+        fs::remove_file(&path).expect("remove");
+        fs::create_dir(&path).expect("directory");
+        assert_eq!(kind(), Some(io::ErrorKind::InvalidInput));
+    }
 }

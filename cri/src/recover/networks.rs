@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_cni::Attachment;
+use coracle_cni::{Attachment, NamespaceProcess};
 use tracing::warn;
 
 use super::{RecordedSandbox, Recovery, is_stop_incomplete};
 use crate::namespaces;
+use crate::pidfd;
 use crate::records::SandboxRecord;
 use crate::sandbox;
+use crate::shim_client::Shim;
 
 impl Recovery {
     /// Releases the addresses and interfaces of dead pods.
@@ -19,10 +21,7 @@ impl Recovery {
             .filter(|RecordedSandbox { record, .. }| {
                 namespaces::own_network(&record.config) && !is_stop_incomplete(record)
             })
-            .filter_map(|RecordedSandbox { record, shim }| {
-                let netns = format!("/proc/{}/ns/net", shim.shim()?.pid());
-                Some(attachment(record, netns.into()))
-            })
+            .filter_map(|RecordedSandbox { record, shim }| Some(attachment(record, shim.shim()?)))
             .collect();
         if let Err(error) = self.network.reconcile(&live).await {
             warn!(error = error.chain(), "cannot reconcile the network");
@@ -57,12 +56,16 @@ impl Recovery {
     }
 }
 
-/// The network attachment of a live pod.
-fn attachment(record: &SandboxRecord, netns: PathBuf) -> Attachment {
-    sandbox::attachment::of(&record.id, netns.clone(), &record.config).unwrap_or_else(|error| {
+/// The network attachment of a live pod. The shim can end at any time, and another process can then get its pid.
+fn attachment(record: &SandboxRecord, shim: &Shim) -> Attachment {
+    let (netns, process) = (PathBuf::from(format!("/proc/{}/ns/net", shim.pid())), shim.pidfd());
+    let process = Some(NamespaceProcess::new(move || pidfd::is_alive(&process)));
+    let attachment = sandbox::attachment::of(&record.id, netns.clone(), &record.config);
+    let attachment = attachment.unwrap_or_else(|error| {
         // The pod is live, although its configuration does not pass the current validation.
         warn!(sandbox = record.id, error = error.chain(), "the network options of a pod are invalid");
         let (id, ifname) = (record.id.clone(), sandbox::attachment::INTERFACE.to_owned());
         Attachment { id, netns, ifname, ..Attachment::default() }
-    })
+    });
+    Attachment { process, ..attachment }
 }

@@ -30,6 +30,7 @@ pub(crate) fn of(id: &str, netns: PathBuf, config: &cri::PodSandboxConfig) -> Re
     Ok(Attachment {
         id: id.to_owned(),
         netns,
+        process: None,
         ifname: INTERFACE.to_owned(),
         args: args.map(|(key, value)| (key.to_owned(), value)).into(),
         ports: ports(&config.port_mappings)?,

@@ -91,6 +91,10 @@ impl Process {
         self.pid
     }
 
+    pub(super) fn pidfd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.pidfd)
+    }
+
     /// Waits for the end of the process. Cancel safe.
     pub(super) async fn ended(&self) {
         let mut alive = self.alive.clone();

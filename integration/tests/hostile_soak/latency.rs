@@ -1,4 +1,4 @@
-//! Latency of an administrator's API requests during the attack.
+//! Latency of the API requests of an administrator and of a service account during the attack.
 
 use std::fmt;
 use std::io::{Read as _, Write as _};
@@ -17,12 +17,22 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Latencies(Vec<(Duration, &'static str)>);
 
 impl Latencies {
-    /// Makes requests until `work` returns: reads, lists and durable writes over a persistent connection, and reads
-    /// over new connections.
-    pub(crate) fn sample(address: &Address, work: impl FnOnce()) -> Self {
+    /// Makes requests of an administrator and of another account at the same time, until `work` returns. The priority
+    /// level of administrators (`system:masters`) has no queue, so their latency alone does not show long queues.
+    pub(crate) fn sample(address: &Address, account: &str, work: impl FnOnce()) -> [Self; 2] {
+        let mut of_account = None;
+        let of_admin = Self::sample_user(address, ADMIN, || {
+            of_account = Some(Self::sample_user(address, account, work));
+        });
+        [of_admin, of_account.unwrap()]
+    }
+
+    /// Makes requests of a user until `work` returns: reads, lists and durable writes over a persistent connection, and
+    /// reads over new connections.
+    fn sample_user(address: &Address, user: &str, work: impl FnOnce()) -> Self {
         let ends = AtomicBool::new(false);
         let mut all = thread::scope(|scope| {
-            let sampler = scope.spawn(|| sample_until(address, &ends));
+            let sampler = scope.spawn(|| sample_until(address, user, &ends));
             work();
             ends.store(true, Ordering::SeqCst);
             sampler.join().unwrap()
@@ -52,7 +62,7 @@ impl fmt::Display for Latencies {
     }
 }
 
-fn sample_until(address: &Address, ends: &AtomicBool) -> Vec<(Duration, &'static str)> {
+fn sample_until(address: &Address, user: &str, ends: &AtomicBool) -> Vec<(Duration, &'static str)> {
     let mut all = Vec::new();
     let mut connection = address.connect(&[]);
     let (pods, map) = (
@@ -65,13 +75,16 @@ fn sample_until(address: &Address, ends: &AtomicBool) -> Vec<(Duration, &'static
         }
         let began = Instant::now();
         let (kind, code) = match round % 4 {
-            0 => ("read", request(&mut connection, "GET", &format!("{pods}/ordinary-{}", round % 50), "")),
-            1 => ("list", request(&mut connection, "GET", &format!("{pods}?limit=50"), "")),
+            0 => (
+                "read",
+                request(&mut connection, user, "GET", &format!("{pods}/ordinary-{}", round % 50), ""),
+            ),
+            1 => ("list", request(&mut connection, user, "GET", &format!("{pods}?limit=50"), "")),
             2 => {
                 let patch = format!(r#"{{"metadata":{{"annotations":{{"round":"{round}"}}}}}}"#);
-                ("write", request(&mut connection, "PATCH", &map, &patch))
+                ("write", request(&mut connection, user, "PATCH", &map, &patch))
             }
-            _ => ("new connection", Some(address.send(ADMIN, ("GET", "/version"), "", "").0)),
+            _ => ("new connection", Some(address.send(user, ("GET", "/version"), "", "").0)),
         };
         all.push((began.elapsed(), kind));
         if code.is_none() {
@@ -86,10 +99,10 @@ fn sample_until(address: &Address, ends: &AtomicBool) -> Vec<(Duration, &'static
 }
 
 /// One request over a persistent connection. Returns the status code, or None if the connection is closed.
-fn request(connection: &mut Tls, method: &str, path: &str, body: &str) -> Option<u16> {
+fn request(connection: &mut Tls, user: &str, method: &str, path: &str, body: &str) -> Option<u16> {
     let length = body.len();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: a\r\n{ADMIN}\r\ncontent-type: application/merge-patch+json\r\n\
+        "{method} {path} HTTP/1.1\r\nhost: a\r\n{user}\r\ncontent-type: application/merge-patch+json\r\n\
          content-length: {length}\r\n\r\n{body}"
     );
     connection.write_all(head.as_bytes()).ok()?;

@@ -72,6 +72,14 @@ pub(crate) fn start_ordinary(cluster: &Cluster) {
     eventually("the ordinary pods to be ready", 60, || (condition(cluster).0 == PODS).then_some(()));
 }
 
+/// The authorization header of a service account that may read and write the objects of the ordinary pods' namespace.
+pub(crate) fn account(cluster: &Cluster) -> String {
+    let subject = format!("--serviceaccount={ORDINARY}:default");
+    cluster.kubectl(&["create", "rolebinding", "account", "-n", ORDINARY, "--clusterrole=edit", &subject]);
+    let token = cluster.kubectl(&["create", "token", "default", "-n", ORDINARY, "--duration=24h"]);
+    format!("authorization: Bearer {}", token.trim())
+}
+
 fn ordinary(number: usize) -> Value {
     let handler = match number % 3 {
         0 => json!({"exec": {"command": ["true"]}}),

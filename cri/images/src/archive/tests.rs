@@ -40,6 +40,18 @@ fn the_size_of_an_extended_header_counts() {
     assert_eq!(entries(&tar).unwrap().len(), 2);
 }
 
+#[test]
+fn an_extended_header_above_its_limit_is_refused() {
+    let long = vec![b'x'; (1 << 20) + 1];
+    for kind in [b'x', b'X', b'L', b'K'] {
+        let none = crate::fixture::attributes(0, (0, 0), 0);
+        let tar = TestTar::new().raw(kind, "a", "", &none, &long, long.len() as u64).file("b", b"").finish();
+        let refused = entries(&tar);
+        let is_refused = matches!(refused, Err(ArchiveError::Damaged("an extended header of over 1 MiB")));
+        assert!(is_refused, "{}: {refused:?}", char::from(kind));
+    }
+}
+
 /// CVE-2025-58183: the number of segments of a sparse file had no limit.
 #[test]
 fn cve_2025_58183_a_sparse_map_without_end_is_refused() {

@@ -314,7 +314,7 @@ impl<T> Default for OneOrMany<T> {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{base_url, directory_names, load, parse};
+    use super::{HostsError, base_url, directory_names, load, parse};
 
     fn bases(text: &str, domain: &str) -> Vec<String> {
         let hosts = parse(text, Path::new("/c/x/hosts.toml"), domain).unwrap();
@@ -442,5 +442,21 @@ mod tests {
     fn directories_are_named_as_in_containerd() {
         assert_eq!(directory_names("a.b:5000"), ["a.b_5000_", "a.b:5000", "_default"]);
         assert_eq!(directory_names("a.b"), ["a.b", "_default"]);
+    }
+
+    #[test]
+    fn a_hosts_file_that_is_too_large_or_not_regular_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("example.com/hosts.toml");
+        std::fs::create_dir(directory.path().join("example.com")).unwrap();
+        let refused = || match load(Some(directory.path()), "example.com") {
+            Err(HostsError::Read { source, .. }) => Some(source.kind()),
+            _ => None,
+        };
+        std::fs::write(&file, " ".repeat((1 << 20) + 1)).unwrap();
+        assert_eq!(refused(), Some(std::io::ErrorKind::FileTooLarge));
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        assert_eq!(refused(), Some(std::io::ErrorKind::InvalidInput));
     }
 }

@@ -238,3 +238,23 @@ fn write_pod_file(record: &SandboxRecord, path: &Path, text: &str) -> Result<(),
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_the_node_that_is_too_large_or_not_regular_is_not_copied_into_a_pod() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("hosts");
+        let text = || node_file(&path.to_string_lossy());
+        std::fs::write(&path, "127.0.0.1 localhost\n").expect("write");
+        assert_eq!(text(), "127.0.0.1 localhost\n");
+        std::fs::write(&path, "x".repeat((4 << 20) + 1)).expect("write");
+        assert_eq!(text(), "");
+        std::fs::remove_file(&path).expect("remove");
+        // A read of a FIFO would wait for a writer.
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+        assert_eq!(text(), "");
+    }
+}

@@ -3,7 +3,9 @@
 use std::process::Command;
 
 use coracle_integration::eventually;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::unistd::Pid;
 use serde_json::json;
 
 use super::{Attacker, Pids, on_a_runtime, on_an_attacker};
@@ -45,29 +47,49 @@ for _ in range(4):
 fn a_pod_cannot_claim_the_address_of_the_gateway() {
     on_an_attacker(Pids::Container, |attacker| {
         let gateway = attacker.sh("ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'");
-        let victim = Attacker { pod: String::new(), id: String::new(), ..*attacker };
-        let mut pod = super::pod_config(attacker.machine, Pids::Container);
-        pod["metadata"]["name"] = "victim".into();
-        pod["metadata"]["uid"] = "2".into();
-        let path = super::write(attacker.machine, "victim", &pod);
-        let mut config = super::container_config(Pids::Container);
-        config["metadata"]["name"] = "victim".into();
-        let container = super::write(attacker.machine, "victim-container", &config);
-        let pod = attacker.cri.crictl(&["runp", &path]);
-        let id = attacker.cri.crictl(&["create", &pod, &container, &path]);
-        attacker.cri.crictl(&["start", &id]);
-        let victim = Attacker { pod, id, ..victim };
-        let neighbour = format!("ping -c 1 -W 1 {gateway} >/dev/null; ip neigh show {gateway}");
-        let before = eventually("the gateway's ARP entry", 10, || {
-            Some(victim.sh(&neighbour)).filter(|entry| entry.contains("lladdr"))
-        });
-        let pid = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].to_string();
+        let victim = start_victim(attacker);
+        let [own, of_victim] = [&attacker.id, &victim.id]
+            .map(|id| attacker.cri.json(&["inspect", id])["info"]["pid"].to_string());
+        let inside = |pid: &str, command: &[&str]| {
+            Command::new("nsenter").args(["-t", pid, "-n"]).args(command).output().unwrap()
+        };
+        let entry = || {
+            let shown = inside(&of_victim, &["ip", "neigh", "show", gateway.as_str()]);
+            String::from_utf8(shown.stdout).unwrap()
+        };
         // CAP_NET_RAW allows gratuitous replies. The kernel ignores one within a second (neigh/locktime) of the true reply.
-        let sent =
-            Command::new("nsenter").args(["-t", &pid, "-n", "python3", "-c", CLAIM, &gateway]).status();
-        assert!(sent.unwrap().success());
+        let claim = || inside(&own, &["python3", "-c", CLAIM, gateway.as_str()]).status.success();
         let address = |entry: &str| entry.split_whitespace().nth(4).map(str::to_owned);
-        let after = victim.sh(&format!("ip neigh show {gateway}"));
+        let before = eventually("the gateway's ARP entry", 10, || {
+            victim.sh(&format!("ping -c 1 -W 1 {gateway} >/dev/null; true"));
+            Some(entry()).filter(|entry| entry.contains("lladdr"))
+        });
+        assert!(claim());
+        let after = entry();
         assert_eq!(address(&after), address(&before), "{after}");
+        // The frames are valid: without the rules the first one has its effect before the last one is sent. The runtime
+        // is stopped, because it restores the rules.
+        let runtime = Pid::from_raw(attacker.cri.pid().cast_signed());
+        kill(runtime, Signal::SIGSTOP).unwrap();
+        let flushed = Command::new("nft").args(["flush", "chain", "bridge", "coracle", "ports"]).status();
+        let (claimed, without_rules) = (claim(), entry());
+        kill(runtime, Signal::SIGCONT).unwrap();
+        assert!(flushed.unwrap().success() && claimed);
+        assert_ne!(address(&without_rules), address(&before), "{without_rules}");
     });
+}
+
+/// Starts a container in another pod.
+fn start_victim<'a>(attacker: &Attacker<'a>) -> Attacker<'a> {
+    let mut pod = super::pod_config(attacker.machine, Pids::Container);
+    pod["metadata"]["name"] = "victim".into();
+    pod["metadata"]["uid"] = "2".into();
+    let path = super::write(attacker.machine, "victim", &pod);
+    let mut config = super::container_config(Pids::Container);
+    config["metadata"]["name"] = "victim".into();
+    let container = super::write(attacker.machine, "victim-container", &config);
+    let pod = attacker.cri.crictl(&["runp", &path]);
+    let id = attacker.cri.crictl(&["create", &pod, &container, &path]);
+    attacker.cri.crictl(&["start", &id]);
+    Attacker { machine: attacker.machine, cri: attacker.cri, pod, id }
 }

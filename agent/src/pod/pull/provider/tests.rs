@@ -90,6 +90,20 @@ async fn a_provider_is_called_for_its_images_and_its_response_is_cached() {
 }
 
 #[tokio::test]
+async fn a_long_response_of_a_provider_gives_no_credentials() {
+    for (spaces, expected) in [(1 << 10, vec!["me"]), (1 << 20, vec![])] {
+        let place = place("");
+        let response = answer("Image", "");
+        let script = format!(
+            "#!/bin/sh\ncat >/dev/null\nhead -c {spaces} /dev/zero | tr '\\000' ' '\ncat <<END\n{response}\nEND\n"
+        );
+        program(place.path(), &script);
+        let providers = load(place.path(), PLAIN).unwrap();
+        assert_eq!(users(&providers, "a.example.com/x").await, expected, "{spaces}");
+    }
+}
+
+#[tokio::test]
 async fn a_provider_that_fails_gives_no_credentials() {
     for bad in [
         "",
