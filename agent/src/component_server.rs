@@ -4,19 +4,17 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use coracle_connections::{Connections, Share};
 use http::StatusCode;
 
 use crate::health_server::{self, Reply};
-
-/// Maximum connections.
-const CONNECTIONS_MAX: usize = 64;
 
 /// Returns all metrics in the text format of Prometheus.
 pub type MetricsText = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Serves the metrics and the health checks until dropped. The checks pass whenever the process answers.
 pub async fn serve(port: u16, metrics: MetricsText) {
-    let connections = health_server::connections(CONNECTIONS_MAX);
+    let connections = Connections::new(Share::ComponentHealth.limits());
     let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
     let reply = move |path: &str, _client: IpAddr| reply(path, &metrics);
     health_server::serve(vec![address], Arc::default(), connections, reply).await;
@@ -35,6 +33,14 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
+
+    #[tokio::test]
+    async fn silent_connections_to_a_component_are_limited() {
+        let port = health_server::free_port();
+        let server = tokio::spawn(serve(port, Arc::new(String::new)));
+        health_server::assert_limited(port).await;
+        server.abort();
+    }
 
     #[tokio::test]
     async fn metrics_and_health_checks_are_served() {

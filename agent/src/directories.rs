@@ -129,6 +129,14 @@ mod tests {
         assert_eq!(mode(&top), 0o700, "permissions are added");
     }
 
+    /// docs/security.md names these directories.
+    #[test]
+    fn only_the_directories_of_pods_and_volumes_are_open_to_the_group() {
+        let all = [PLANE_STATE, NODE_STATE, RUNTIME_STATE, RUNTIME_RUN, NODE_RUN];
+        let open = all.into_iter().flatten().filter(|(_, mode)| *mode != PRIVATE);
+        assert_eq!(open.copied().collect::<Vec<_>>(), [("pods", 0o750), ("volumes", 0o750)]);
+    }
+
     #[test]
     fn a_directory_of_all_users_keeps_its_mode() {
         let directory = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, PermitStream};
+use coracle_connections::{ACCEPT_PAUSE, ConnectionPermit, Connections, PermitStream};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -24,11 +24,6 @@ const RETRY: Duration = Duration::from_secs(30);
 
 /// A reply to a health check.
 pub(crate) type Reply = Response<Full<Bytes>>;
-
-/// A limit of connections: at most this number, or fewer if the process may have few descriptors.
-pub(crate) fn connections(most: usize) -> Connections {
-    Connections::new(Limits::share(16, most))
-}
 
 /// All addresses of the node: those of both families, or of IPv4 on a machine without IPv6.
 pub(crate) fn everywhere(port: u16) -> Vec<SocketAddr> {
@@ -136,8 +131,31 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Reply {
     response
 }
 
+/// Opens more silent connections than any health server accepts from one address without a request, and waits until the
+/// oldest one is closed. Without a limit it would be closed after [`IDLE`].
+#[cfg(test)]
+pub(crate) async fn assert_limited(port: u16) {
+    use tokio::io::AsyncReadExt as _;
+
+    let connect = async || TcpStream::connect(("127.0.0.1", port)).await.ok();
+    let mut first = coracle_testing::eventually_async("the server listens", 10, connect).await;
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+    }
+    let closed = tokio::time::timeout(IDLE * 2 / 3, first.read(&mut [0])).await;
+    assert!(matches!(closed, Ok(Ok(0) | Err(_))), "the oldest connection is not closed");
+}
+
+/// A port of the loopback address that no server uses.
+#[cfg(test)]
+pub(crate) fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 #[cfg(test)]
 mod tests {
+    use coracle_connections::Limits;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -147,7 +165,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, address) = listener.accept().await.unwrap();
-        let permit = Arc::new(connections(64).admit(address.ip()).unwrap());
+        let permit = Arc::new(Connections::new(Limits::of_total(64)).admit(address.ip()).unwrap());
         let serving = tokio::spawn(connection(stream, permit, |_path: &str| text(StatusCode::OK, "ok")));
         let mut head = "GET / HTTP/1.1\r\nHost: n1\r\nA: ".to_owned();
         head.push_str(&"x".repeat(HEADER_MAX - head.len()));

@@ -4,16 +4,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use coracle_connections::{Connections, Share};
 use http::StatusCode;
 
 use crate::health_server::{self, Reply};
 
-/// Maximum connections.
-const CONNECTIONS_MAX: usize = 64;
-
 /// Serves the health check until dropped.
 pub(crate) async fn serve(address: SocketAddr) {
-    let connections = health_server::connections(CONNECTIONS_MAX);
+    let connections = Connections::new(Share::NodeHealth.limits());
     health_server::serve(vec![address], Arc::default(), connections, reply).await;
 }
 
@@ -29,6 +27,14 @@ fn reply(path: &str, _client: IpAddr) -> Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn silent_connections_to_the_nodes_health_are_limited() {
+        let port = health_server::free_port();
+        let server = tokio::spawn(serve(SocketAddr::from(([127, 0, 0, 1], port))));
+        health_server::assert_limited(port).await;
+        server.abort();
+    }
 
     #[test]
     fn only_the_paths_of_health_checks_are_served() {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_connections::{Connections, Share};
 use http::StatusCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -20,8 +21,6 @@ use crate::proxy_metrics::ProxyMetrics;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Taint of a node that the cluster autoscaler is going to delete.
 const DELETED_SOON: &str = "ToBeDeletedByClusterAutoscaler";
-/// Maximum connections of each server.
-const CONNECTIONS_MAX: usize = 64;
 
 /// Whether the proxy's table is current, and the metrics of its changes. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -94,15 +93,17 @@ pub(crate) async fn serve(
     let metrics = state.metrics();
     let health = move |path: &str, _client: IpAddr| health(path, &state, node.borrow().as_deref());
     let mode = move |path: &str, _client: IpAddr| mode(path, &metrics);
-    let connections = || health_server::connections(CONNECTIONS_MAX);
+    let connections = |share: Share| Connections::new(share.limits());
     let healthz = async {
         if let Some(address) = healthz {
-            health_server::serve(vec![address], Arc::default(), connections(), health).await;
+            let connections = connections(Share::ProxyHealth);
+            health_server::serve(vec![address], Arc::default(), connections, health).await;
         }
     };
     let status = async {
         if let Some(address) = status {
-            health_server::serve(vec![address], Arc::default(), connections(), mode).await;
+            let connections = connections(Share::ProxyStatus);
+            health_server::serve(vec![address], Arc::default(), connections, mode).await;
         }
     };
     tokio::join!(healthz, status);
@@ -155,6 +156,18 @@ mod tests {
     fn node(taint: &str) -> Node {
         let taints = json!([{"key": taint, "effect": "NoSchedule"}]);
         serde_json::from_value(json!({"metadata": {}, "spec": {"taints": taints}})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn silent_connections_to_the_proxys_health_are_limited() {
+        let ports = [health_server::free_port(), health_server::free_port()];
+        let [healthz, status] = ports.map(|port| Some(SocketAddr::from(([127, 0, 0, 1], port))));
+        let node = watch::channel(None).1;
+        let server = tokio::spawn(serve(healthz, status, ProxyState::default(), node));
+        for port in ports {
+            health_server::assert_limited(port).await;
+        }
+        server.abort();
     }
 
     #[tokio::test(start_paused = true)]

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, Share, UNCERTIFIED_HEADER,
     handshake, keep_alive,
 };
 use coracle_error_chain::chain;
@@ -68,6 +68,7 @@ use respond::{apart, json, text, typed};
 pub struct Server {
     listener: TcpListener,
     tls: TlsAcceptor,
+    connections: Limits,
 }
 
 /// Answers requests.
@@ -77,10 +78,6 @@ struct Handler {
     limits: ResponseLimits,
 }
 
-/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
-const SHARE: u64 = 8;
-/// Maximum connections, even if the descriptor limit permits more.
-const CONNECTIONS: usize = 4 << 10;
 /// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes megabytes.
 /// Further requests wait.
 const MEASUREMENTS: usize = 4;
@@ -100,7 +97,7 @@ impl Server {
         let tls = TlsAcceptor::from(Arc::new(tls::config(config)?));
         let listener = TcpListener::bind(config.listen).await;
         let listener = listener.map_err(|source| ServerError::Listen { address: config.listen, source })?;
-        Ok(Server { listener, tls })
+        Ok(Server { listener, tls, connections: Share::KubeletConnections.limits() })
     }
 
     /// The address that it listens on, with the port that the kernel chose if the setting is 0.
@@ -111,7 +108,7 @@ impl Server {
     /// Serves until `shutdown`. Connections end then; their clients retry with the next agent.
     pub async fn run(self, backend: Backend, shutdown: CancellationToken) {
         let tasks = TaskTracker::new();
-        let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
+        let connections = Connections::new(self.connections);
         let (refusals, failures) = (LogLimit::default(), LogLimit::default());
         let limits = ResponseLimits::new();
         loop {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use coracle_connections::{Connections, Limits};
+use coracle_connections::{Connections, Share};
 use coracle_services::{EndpointSlice, cluster_ips};
 use coracle_values::object::Key;
 use http::{HeaderValue, StatusCode};
@@ -24,13 +24,6 @@ use crate::health_server::{self, Reply, everywhere};
 use crate::proxy_health::ProxyState;
 use crate::service_cache::{ServiceCache, has_other_proxy};
 use slots::Slots;
-
-/// Maximum connections of all health checks.
-const CONNECTIONS_MAX: usize = 256;
-/// Maximum health checks, even if the descriptor limit permits more: each has a socket that listens.
-const SERVERS_MAX: usize = 4096;
-/// Divisor of the process's descriptor limit: the quotient is the maximum number of health checks.
-const SHARE: u64 = 16;
 
 /// The health checks of this node.
 pub(crate) struct ServiceHealth {
@@ -76,7 +69,7 @@ impl ServiceHealth {
         proxy: ProxyState,
         ranges: Arc<[IpNetwork]>,
     ) -> Self {
-        let connections = health_server::connections(CONNECTIONS_MAX);
+        let connections = Connections::new(Share::ServiceHealthConnections.limits());
         Self {
             node_name: node_name.to_owned(),
             services,
@@ -84,7 +77,7 @@ impl ServiceHealth {
             ranges,
             connections,
             servers: BTreeMap::new(),
-            slots: Slots::new(Limits::share(SHARE, SERVERS_MAX).total),
+            slots: Slots::new(Share::ServiceHealthServers.count()),
         }
     }
 
@@ -299,7 +292,7 @@ mod tests {
             receiver,
             ProxyState::default(),
             Arc::default(),
-            health_server::connections(8),
+            Connections::new(Share::ServiceHealthConnections.limits()),
         ));
         let ask = async || {
             let connect = async || TcpStream::connect(("127.0.0.1", free)).await.ok();
@@ -315,6 +308,7 @@ mod tests {
         let two = ask().await;
         assert!(two.starts_with("HTTP/1.1 200") && two.contains("weight: 2"), "{two}");
         assert!(two.contains(r#""service":{"name":"s","namespace":"n"}"#), "{two}");
+        health_server::assert_limited(free).await;
         server.abort();
     }
 }

@@ -77,6 +77,12 @@ pub enum Error {
          some of them"
     )]
     ForwardLimit,
+    /// The pods of a namespace have too many commands of clients.
+    #[error(
+        "cannot run the command or attach: this namespace has as many commands and attached clients as this node \
+         permits; end some of them"
+    )]
+    CommandLimit,
     /// An attached client reads more slowly than the container writes.
     #[error(
         "this client reads the container's output too slowly and was disconnected; the container continues to run"

@@ -7,6 +7,7 @@
 mod attach;
 mod client;
 mod command;
+mod command_limit;
 mod forward;
 mod idle;
 mod namespace_limit;
@@ -27,7 +28,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_connections::{
-    ACCEPT_PAUSE, Abandonment, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, ReadWatch,
+    ACCEPT_PAUSE, Abandonment, ConnectionPermit, Connections, LogLimit, PermitStream, ReadWatch, Share,
     keep_alive, watch_reads,
 };
 use http::{Request, Response, StatusCode};
@@ -64,10 +65,6 @@ pub type BoxBody = Full<Bytes>;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of the head of a request: its path has the token, and it has the headers of the transport.
 const HEAD_MAX: usize = 32 << 10;
-/// Divisor of the process's descriptor limit: the quotient is the maximum number of connections.
-const SHARE: u64 = 8;
-/// Maximum connections, even if the descriptor limit permits more.
-const CONNECTIONS: usize = 4 << 10;
 
 /// Serves streams: exec, attach and port-forward.
 #[derive(Clone)]
@@ -180,7 +177,20 @@ fn text(status: StatusCode, text: &str) -> Response<BoxBody> {
 
 /// Serves streams over HTTP until `shutdown`.
 pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdown: CancellationToken) {
-    let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
+    let connections = Connections::new(Share::StreamConnections.limits());
+    let serve = move |connection, permit| {
+        tokio::spawn(serve_connection(service.clone(), connection, permit));
+    };
+    accept(listener, connections, shutdown, serve).await;
+}
+
+/// Accepts connections until `shutdown`. Connections above the limits are closed.
+async fn accept(
+    listener: TcpListener,
+    connections: Connections,
+    shutdown: CancellationToken,
+    serve: impl Fn(TcpStream, Arc<ConnectionPermit>),
+) {
     let (refusals, failures) = (LogLimit::default(), LogLimit::default());
     loop {
         let accepted = tokio::select! {
@@ -208,7 +218,7 @@ pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdow
             }
         };
         keep_alive(&connection);
-        tokio::spawn(serve_connection(service.clone(), connection, permit));
+        serve(connection, permit);
     }
 }
 
@@ -241,5 +251,41 @@ async fn serve_connection(service: StreamService, connection: TcpStream, permit:
             debug!(%error, "a streaming connection failed");
         },
         () = permit.expired() => debug!("closed a streaming connection that was evicted or had no valid token in time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_connections::Limits;
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn more_silent_connections_than_the_limit_are_closed() {
+        let limits = Limits { total: 2, per_source: 2, unauthenticated: 2, unauthenticated_per_source: 2 };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        // Serves a connection until it is evicted.
+        let serve = |connection: TcpStream, permit: Arc<ConnectionPermit>| {
+            tokio::spawn(async move {
+                permit.evicted().await;
+                drop(connection);
+            });
+        };
+        let accepting = tokio::spawn(accept(listener, Connections::new(limits), shutdown.clone(), serve));
+        let mut connections = Vec::new();
+        for _ in 0..3 {
+            connections.push(TcpStream::connect(address).await.unwrap());
+        }
+        // The third one is refused, and the oldest one is evicted.
+        for closed in [2, 0] {
+            let limit = Duration::from_secs(30);
+            let read = tokio::time::timeout(limit, connections[closed].read(&mut [0])).await;
+            assert!(matches!(read, Ok(Ok(0) | Err(_))), "connection {closed} is open");
+        }
+        shutdown.cancel();
+        accepting.await.unwrap();
     }
 }

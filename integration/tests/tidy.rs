@@ -82,7 +82,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-services", &["coracle-values"]),
     ("coracle-service-proxy", &["coracle-fault", "coracle-nft", "coracle-services", "coracle-values"]),
     ("coracle-network-policy", &["coracle-fault", "coracle-nft", "coracle-values"]),
-    ("coracle-dns", &["coracle-services", "coracle-values"]),
+    ("coracle-dns", &["coracle-connections", "coracle-services", "coracle-values"]),
     ("coracle-managed-fields", &[]),
     ("coracle-cel", &["coracle-values"]),
     ("coracle-admission-policies", &["coracle-cel"]),

@@ -30,7 +30,11 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
         let size = socket.recv(&mut buffer).await?;
         let answer = buffer.get(..size).and_then(|bytes| Message::from_vec(bytes).ok());
         match answer.filter(|answer| answers(answer, &query)) {
-            Some(answer) if answer.metadata.truncation => return by_tcp(server, &query, &bytes).await,
+            Some(answer) if answer.metadata.truncation => {
+                // A question has one descriptor at a time.
+                drop(socket);
+                return by_tcp(server, &query, &bytes).await;
+            }
             Some(answer) => {
                 buffer.truncate(size);
                 return Ok((answer, buffer));

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_connections::Share;
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -23,8 +24,6 @@ use crate::servers::{Server, Servers, StubDomain};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
-/// Maximum concurrent queries.
-const PENDING_MAX: usize = 2048;
 
 /// The answer to a pending query. `None` before it arrives.
 type Outcome = watch::Receiver<Option<Message>>;
@@ -34,6 +33,8 @@ pub struct Upstream {
     servers: Servers,
     cache: Mutex<Cache>,
     pending: Mutex<HashMap<Question, Outcome>>,
+    /// Maximum concurrent queries. Each has a socket.
+    max_pending: usize,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -63,7 +64,8 @@ impl Upstream {
     #[must_use]
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);
-        Self { servers, cache: Mutex::default(), pending: Mutex::default(), metrics }
+        let max_pending = Share::DnsQuestions.count();
+        Self { servers, cache: Mutex::default(), pending: Mutex::default(), max_pending, metrics }
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
@@ -125,7 +127,7 @@ impl Upstream {
         if let Some(outcome) = pending.get(question) {
             return Some(outcome.clone());
         }
-        if pending.len() >= PENDING_MAX {
+        if pending.len() >= self.max_pending {
             return None;
         }
         let (result, outcome) = watch::channel(None);

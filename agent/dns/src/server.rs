@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket as StdUdpSocket};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use coracle_connections::Share;
 use hickory_proto::op::Message;
 use ipnetwork::IpNetwork;
 use nix::sys::socket::{
@@ -24,10 +25,10 @@ use crate::zone::Zone;
 
 /// Largest query that is read.
 const QUERY_MAX: usize = 4096;
-/// Maximum queries that wait for other servers: in total, and of each client.
+/// Maximum queries that wait for other servers: in total, and of each client. Waiting queries have no descriptors.
 const FORWARDS: (usize, usize) = (1024, 128);
-/// Maximum TCP connections: in total, and of each client.
-const CONNECTIONS: (usize, usize) = (256, 16);
+/// Maximum TCP connections of each client.
+const CONNECTIONS_OF_CLIENT: usize = 16;
 /// Maximum queries that are received before some of them are answered.
 const RECEIVED_MAX: usize = 1024;
 /// Maximum number of replies that are sent before the socket is read again. The kernel drops queries that arrive while
@@ -78,7 +79,7 @@ impl Server {
             clients,
             is_pod: Arc::new(|_address| false),
             forwards: Limit::new(FORWARDS.0, FORWARDS.1),
-            connections: Limit::new(CONNECTIONS.0, CONNECTIONS.1),
+            connections: Limit::new(Share::DnsConnections.count(), CONNECTIONS_OF_CLIENT),
         }
     }
 
@@ -325,7 +326,18 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::RwLock;
 
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
     use super::*;
+
+    /// A query for a name of the zone.
+    fn query() -> Vec<u8> {
+        let mut query = Message::query();
+        let name = hickory_proto::rr::Name::from_ascii("x.svc.cluster.local.").unwrap();
+        query.add_query(hickory_proto::op::Query::query(name, hickory_proto::rr::RecordType::A));
+        query.to_vec().unwrap()
+    }
 
     #[test]
     fn without_pod_networks_only_the_node_itself_is_served() {
@@ -354,10 +366,7 @@ mod tests {
         let server = Arc::new(Server::new(zone, upstream, watch::channel(Vec::new()).1));
         let socket = Arc::new(udp("127.0.0.1:0".parse().unwrap()).unwrap());
         let address = socket.local_addr().unwrap();
-        let mut query = Message::query();
-        let name = hickory_proto::rr::Name::from_ascii("x.svc.cluster.local.").unwrap();
-        query.add_query(hickory_proto::op::Query::query(name, hickory_proto::rr::RecordType::A));
-        let query = query.to_vec().unwrap();
+        let query = query();
         let (eve, bob) = (udp("127.0.0.2:0".parse().unwrap()), udp("127.0.0.3:0".parse().unwrap()));
         let (eve, bob) = (eve.unwrap(), bob.unwrap());
         // Fewer than the kernel's default buffer holds, so that it drops none.
@@ -373,6 +382,27 @@ mod tests {
             before += 1;
         }
         assert!(before <= 128, "{before} replies before that of the other client");
+    }
+
+    #[tokio::test]
+    async fn tcp_connections_above_the_limit_are_closed() {
+        let zone = Zone::new("cluster.local", Arc::new(RwLock::default()), Vec::new()).unwrap();
+        let upstream = Upstream::new(PathBuf::new(), Vec::new(), &[], Arc::default());
+        let server = Server::new(zone, upstream, watch::channel(Vec::new()).1);
+        let server = Arc::new(Server { connections: Limit::new(1, 1), ..server });
+        let listener = tcp_listener("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(server.serve_tcp(listener));
+        let query = query();
+        let message = [&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat();
+        let mut first = TcpStream::connect(address).await.unwrap();
+        first.write_all(&message).await.unwrap();
+        assert!(first.read_u16().await.unwrap() > 0);
+        let mut second = TcpStream::connect(address).await.unwrap();
+        // The server may have closed the connection already.
+        let _sent = second.write_all(&message).await;
+        assert!(matches!(second.read(&mut [0]).await, Ok(0) | Err(_)), "a second connection gets a reply");
+        serving.abort();
     }
 
     #[tokio::test]

@@ -139,9 +139,15 @@ fn config(dir: &Path, authority: &Authority) -> ServerConfig {
 
 impl Running {
     async fn start(name: &str, pods: Vec<serde_json::Value>) -> Running {
+        Running::start_with(name, pods, Share::KubeletConnections.limits()).await
+    }
+
+    async fn start_with(name: &str, pods: Vec<serde_json::Value>, connections: Limits) -> Running {
         let dir = std::env::temp_dir().join(format!("coracle-server-{}-{name}", std::process::id()));
         let authority = Authority::new();
         let server = Server::bind(&config(&dir, &authority)).await.expect("bind");
+        assert_eq!(server.connections, Share::KubeletConnections.limits());
+        let server = Server { connections, ..server };
         let address = server.address().expect("address");
         let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value(pod).expect("pod"))).collect();
         // These requests never reach the runtime: nothing listens on this port.
@@ -265,6 +271,17 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(bearer("/metrics/probes", "good").await, "403");
     let probes = server.get("/metrics/probes", Some(server.authority.issue("scraper", "x"))).await;
     assert_eq!(probes.expect("an answer").1, "prober_probe_total 1\n");
+}
+
+#[tokio::test]
+async fn more_silent_connections_than_the_limit_are_refused() {
+    let limits = Limits { total: 2, per_source: 2, unauthenticated: 2, unauthenticated_per_source: 2 };
+    let server = Running::start_with("silent", Vec::new(), limits).await;
+    let mut first = server.connect(None).await.expect("a connection");
+    let _second = server.connect(None).await.expect("a connection");
+    assert!(server.connect(None).await.is_none(), "a third connection is served");
+    let closed = tokio::time::timeout(Duration::from_secs(30), first.read(&mut [0])).await;
+    assert!(matches!(closed, Ok(Ok(0) | Err(_))), "the oldest connection is not closed");
 }
 
 #[tokio::test]

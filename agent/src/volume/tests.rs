@@ -35,6 +35,8 @@ struct Api {
     lifetime: Arc<std::sync::atomic::AtomicI64>,
     /// Whether every request is refused, as by a server that is starting.
     is_down: Arc<std::sync::atomic::AtomicBool>,
+    /// The recorded events (core/v1), in the order of their requests.
+    recorded: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Api {
@@ -45,6 +47,7 @@ impl Api {
             tokens: Arc::default(),
             lifetime: Arc::new(3600.into()),
             is_down: Arc::default(),
+            recorded: Arc::default(),
         }
     }
 
@@ -63,12 +66,16 @@ impl Api {
         let api = self.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let api = api.clone();
-            async move { Ok::<_, std::convert::Infallible>(api.answer(&request)) }
+            async move {
+                let (head, body) = request.into_parts();
+                let body = body.collect_bytes().await.expect("body");
+                Ok::<_, std::convert::Infallible>(api.answer(&Request::from_parts(head, body)))
+            }
         });
         kube::Client::new(service, "ns")
     }
 
-    fn answer(&self, request: &Request<kube::client::Body>) -> Response<StreamBody<Frames>> {
+    fn answer(&self, request: &Request<Bytes>) -> Response<StreamBody<Frames>> {
         let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default());
         let one =
             |value: Value| futures::stream::iter([Ok(Frame::data(Bytes::from(value.to_string())))]).boxed();
@@ -81,9 +88,8 @@ impl Api {
                 (503, one(json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 503})))
             }
             _ if path.ends_with("/events") => {
-                let number = self.tokens.fetch_add(0, std::sync::atomic::Ordering::SeqCst);
-                let event = json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "e", "namespace": "ns"}, "involvedObject": {}});
-                lock(&self.objects).insert(format!("event {number}"), event.clone());
+                let event: Value = serde_json::from_slice(request.body()).expect("an event");
+                lock(&self.recorded).push(event.clone());
                 (201, one(event))
             }
             _ if path.ends_with("/token") => (201, one(self.token())),
@@ -509,7 +515,7 @@ fn the_error_of_a_volume_that_cannot_be_mounted_is_that_of_the_kubelet() {
 }
 
 #[test]
-fn after_a_boot_an_expired_token_is_used_with_an_event_until_the_api_server_responds() {
+fn after_a_boot_an_expired_token_is_used_with_one_warning_until_the_api_server_responds() {
     apart(async {
         let machine = Machine::new("alone");
         let set = |down: bool, lifetime: i64| {
@@ -536,9 +542,20 @@ fn after_a_boot_an_expired_token_is_used_with_an_event_until_the_api_server_resp
         let volumes = mount_all(&second, &pod).await.expect("mounted without the API server");
         assert_eq!(content(&volumes, "access", "token").as_ref(), Some(&token));
         assert_eq!(content(&volumes, "access", "key").as_deref(), Some("one"));
+        mount_all(&second, &pod).await.expect("mounted again without the API server");
         set(false, 3600);
-        let has_event = || lock(&machine.api.objects).keys().any(|key| key.starts_with("event"));
-        until("an event", 10, has_event).await;
+        // Events are sent in their order, so no other event of the token comes after this one.
+        second.shared.recorder.pod(&pod, crate::event_recorder::Level::Normal, "Last", "the test ends");
+        let of = |reason: &str| -> Vec<Value> {
+            lock(&machine.api.recorded).iter().filter(|event| event["reason"] == reason).cloned().collect()
+        };
+        until("the last event", 10, || !of("Last").is_empty()).await;
+        let expired = of("ExpiredServiceAccountToken");
+        assert_eq!(expired.len(), 1, "{expired:?}");
+        assert_eq!(
+            (&expired[0]["type"], &expired[0]["involvedObject"]["name"]),
+            (&json!("Warning"), &json!("p"))
+        );
         unmount_all(&second, "u1").await.expect("removed");
     });
 }

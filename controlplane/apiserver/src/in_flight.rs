@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_connections::{Limits, Source};
+use coracle_connections::{Share, Source};
 
 use crate::{
     authn::User,
@@ -65,12 +65,11 @@ const PER_FREE_BYTE: usize = 3;
 /// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number from
 /// the API server, and one user must not use up the connections of other users.
 const MAX_STREAMS_OF_NODE: usize = 512;
-/// Divisor of the process's descriptor limit: the share for connections to pods, Services and aggregated servers.
-const PROXIED_SHARE: u64 = 8;
-/// Maximum of these connections, even if the descriptor limit is higher.
-const MAX_PROXIED: usize = 2 << 10;
-/// Key of these connections in the map of kubelet connections. No node has an empty name.
+/// Key of the connections to pods, Services and aggregated servers in the map of kubelet connections. No node has an empty
+/// name.
 const PROXIED: &str = "";
+/// Key of the connections to all kubelets in this map. No node has this name.
+const ALL_KUBELETS: &str = " ";
 /// Bytes of a body that are always accepted.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
@@ -96,13 +95,14 @@ pub(crate) struct InFlight {
     /// The connections to each kubelet in use, and those to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
+    max_kubelet_clients: usize,
 }
 
 /// The permission for a connection to a server of the cluster. Dropping it releases the place. Empty for users without
 /// a limit.
 #[derive(Default)]
 pub(crate) struct StreamPermit {
-    _stream: Option<OwnedStream>,
+    _streams: Vec<OwnedStream>,
 }
 
 struct OwnedStream {
@@ -183,7 +183,6 @@ impl InFlight {
         let selectors = granting(MAX_SELECTORS_BYTES, GRANTED_SELECTORS_BYTES);
         let [unauthenticated, unknown] = [MAX_UNAUTHENTICATED_BYTES, MAX_UNKNOWN_BYTES]
             .map(|max| granting(max, GRANTED_WITHOUT_CREDENTIALS));
-        let max_proxied = Limits::share(PROXIED_SHARE, MAX_PROXIED).total;
         Self {
             of_user,
             of_all: [usize::MAX; 2],
@@ -197,7 +196,8 @@ impl InFlight {
             unauthenticated,
             unknown,
             streams: Arc::default(),
-            max_proxied,
+            max_proxied: Share::ProxiedRequests.count(),
+            max_kubelet_clients: Share::KubeletClients.count(),
         }
     }
 
@@ -288,26 +288,32 @@ impl InFlight {
 
     /// Reserves a connection to the kubelet of a node.
     pub(crate) fn stream(&self, user: &User, node: &str) -> Result<StreamPermit> {
-        self.connection(user, node, MAX_STREAMS_OF_NODE)
+        let limits = [(ALL_KUBELETS, self.max_kubelet_clients), (node, MAX_STREAMS_OF_NODE)];
+        self.connection(user, &limits)
     }
 
     /// Reserves a connection to a pod, a Service or an aggregated server.
     pub(crate) fn proxied(&self, user: &User) -> Result<StreamPermit> {
-        self.connection(user, PROXIED, self.max_proxied)
+        self.connection(user, &[(PROXIED, self.max_proxied)])
     }
 
-    fn connection(&self, user: &User, node: &str, most: usize) -> Result<StreamPermit> {
+    /// Reserves a connection in each of the limits: a key of the map, and the maximum number of connections.
+    fn connection(&self, user: &User, limits: &[(&str, usize)]) -> Result<StreamPermit> {
         if user.is_in("system:masters") {
             return Ok(StreamPermit::default());
         }
+        let streams = limits.iter().map(|(key, most)| self.owned_stream(owner(&user.name), key, *most));
+        // If a limit is reached, the reservations in the others are dropped.
+        Ok(StreamPermit { _streams: streams.collect::<Result<_>>()? })
+    }
+
+    fn owned_stream(&self, owner: &str, key: &str, most: usize) -> Result<OwnedStream> {
         let mut nodes = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || SharedCapacity::new(most);
-        let owner = owner(&user.name);
-        if !nodes.entry(node.to_owned()).or_insert_with(new).reserve(owner, 1) {
+        if !nodes.entry(key.to_owned()).or_insert_with(|| SharedCapacity::new(most)).reserve(owner, 1) {
             return Err(ApiError::too_many_requests());
         }
-        let (streams, node, owner) = (self.streams.clone(), node.to_owned(), owner.to_owned());
-        Ok(StreamPermit { _stream: Some(OwnedStream { streams, node, owner }) })
+        drop(nodes);
+        Ok(OwnedStream { streams: self.streams.clone(), node: key.to_owned(), owner: owner.to_owned() })
     }
 
     /// Reserves memory for the copies of a list's objects in another version, or refuses the list.
@@ -612,7 +618,7 @@ mod tests {
 
     #[test]
     fn one_user_does_not_get_all_connections_to_a_kubelet() {
-        let limits = InFlight::new(MAX_IN_FLIGHT);
+        let limits = InFlight { max_kubelet_clients: 8 << 10, ..InFlight::new(MAX_IN_FLIGHT) };
         let (eve, bob, root) =
             (User::new("eve", &[]), User::new("bob", &[]), User::new("root", &["system:masters"]));
         let of = |user: &User| -> Vec<StreamPermit> {
@@ -628,6 +634,20 @@ mod tests {
         assert!(!of_account.is_empty() && limits.stream(&account("b"), "n1").is_err());
         assert!(limits.stream(&root, "n1").is_ok());
         drop((held, of_bob, of_account));
+        assert!(limits.streams.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn connections_to_all_kubelets_are_limited() {
+        let limits = InFlight { max_kubelet_clients: 16, ..InFlight::new(MAX_IN_FLIGHT) };
+        let of = |user: &str| -> Vec<StreamPermit> {
+            let user = User::new(user, &[]);
+            (0..16).filter_map(|number| limits.stream(&user, &format!("n{number}")).ok()).collect()
+        };
+        let (eve, bob) = (of("eve"), of("bob"));
+        assert_eq!((eve.len(), bob.len()), (12, 3));
+        assert!(limits.stream(&User::new("root", &["system:masters"]), "n1").is_ok());
+        drop((eve, bob));
         assert!(limits.streams.lock().unwrap().is_empty());
     }
 

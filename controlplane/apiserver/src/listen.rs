@@ -19,8 +19,7 @@ use std::{
 
 use bytes::Bytes;
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, UNCERTIFIED_HEADER,
-    handshake,
+    ACCEPT_PAUSE, ConnectionPermit, Connections, LogLimit, PermitStream, Share, UNCERTIFIED_HEADER, handshake,
 };
 use futures::FutureExt as _;
 use http::{Request, Response};
@@ -52,10 +51,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
 /// ALPN name of HTTP/2. Its frames are not always part of a request.
 const H2: &[u8] = b"h2";
-/// Divisor of the process's descriptor limit: the share for connections to the API server.
-const DESCRIPTOR_DIVISOR: u64 = 4;
-/// Maximum connections, even if the descriptor limit is higher.
-const MAX_CONNECTIONS: usize = 16 << 10;
 /// Maximum HTTP/2 streams of one connection, as upstream.
 const MAX_STREAMS: u32 = 250;
 /// Maximum bytes of the headers of one HTTP/2 request.
@@ -92,7 +87,7 @@ impl Apiserver {
         let acceptor = TlsAcceptor::from(tls);
         let tasks = TaskTracker::new();
         let shutdown = self.state.shutdown.clone();
-        let connections = Connections::new(Limits::share(DESCRIPTOR_DIVISOR, MAX_CONNECTIONS));
+        let connections = Connections::new(Share::ApiConnections.limits());
         let (refusals, failures) = (LogLimit::default(), LogLimit::default());
         loop {
             let accepted = tokio::select! {

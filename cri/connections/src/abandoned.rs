@@ -221,7 +221,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
         let mut client = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
         let (accepted, address) = listener.accept().await.expect("accept");
-        let permit = Connections::new(Limits::share(8, 8)).admit(address.ip()).expect("a place");
+        let permit = Connections::new(Limits::of_total(8)).admit(address.ip()).expect("a place");
         let permit = Arc::new(permit);
         let stream = PermitStream::of_socket(accepted, permit.clone());
         let (mut stream, abandonment) = watch_reads(stream, Some(permit));

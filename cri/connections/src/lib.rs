@@ -1,6 +1,7 @@
 //! Limits on the connections of a listening port: in total, per source address, and before authentication.
 //!
-//! - The limits are shares of the process's descriptor limit, so that clients cannot use up the node's own descriptors.
+//! - The limits are shares of the process's descriptor limit ([`Share`]), so that clients cannot use up the node's own
+//!   descriptors.
 //! - A connection counts as unauthenticated until its client has authenticated. Unauthenticated connections have a
 //!   smaller limit and a maximum lifetime. At the limit, the source with the most unauthenticated connections loses its
 //!   oldest one. So a client that authenticates within milliseconds is served while other clients hold silent
@@ -12,13 +13,13 @@ mod abandoned;
 mod log_limit;
 mod observed;
 mod permit_stream;
+mod shares;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,7 @@ pub use abandoned::{Abandonment, ReadObserver, ReadWatch, watch_reads};
 pub use log_limit::LogLimit;
 pub use observed::{Observe, Observed};
 pub use permit_stream::{HeldPermit, PermitStream};
+pub use shares::Share;
 
 /// Maximum lifetime of a connection whose client has not authenticated.
 pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);
@@ -37,9 +39,6 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 pub const UNCERTIFIED_HEADER: usize = 64 << 10;
 /// Pause after a failed accept, for example without free descriptors.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// The assumed descriptor limit if the kernel does not report one.
-const USUAL_DESCRIPTORS: u128 = 1024;
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,13 +115,10 @@ pub fn source(address: IpAddr) -> Source {
 // === impl Limits ===
 
 impl Limits {
-    /// `1/divisor` of the descriptor limit, and at most `most`.
+    /// The limits of a port with `total` connections: half of them for one source, a quarter without authentication, and an
+    /// eighth of one source without authentication.
     #[must_use]
-    pub fn share(divisor: u64, most: usize) -> Self {
-        // The C library's type of a limit has 32 or 64 bits.
-        let descriptors =
-            getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL_DESCRIPTORS, |(soft, _)| u128::from(soft));
-        let total = usize::try_from(descriptors / u128::from(divisor)).unwrap_or(most).clamp(8, most);
+    pub fn of_total(total: usize) -> Self {
         Self {
             total,
             per_source: (total / 2).max(4),

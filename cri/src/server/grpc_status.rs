@@ -40,7 +40,7 @@ fn code(error: &Error) -> Code {
         Error::Nri(_) => Code::Unknown,
         Error::Checkpoint { source, .. } if source.lacks_criu() => Code::Unimplemented,
         Error::Timeout { .. } => Code::DeadlineExceeded,
-        Error::OutputMemory { .. } | Error::ForwardLimit => Code::ResourceExhausted,
+        Error::OutputMemory { .. } | Error::ForwardLimit | Error::CommandLimit => Code::ResourceExhausted,
         Error::Shim { source, .. } => shim_code(source.kind),
         Error::Image { source, .. } => image_code(source.kind()),
         Error::Network { .. }

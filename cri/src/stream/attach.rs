@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use coracle_proto::cri;
 
 use super::client::{Client, Output, exited, failed};
+use super::command_limit;
 use super::namespace_limit::{NamespaceLimit, NamespacePermit};
 use super::pump::{End, Pipes, Session, Streams, Target};
 use crate::error::Error;
@@ -59,6 +60,7 @@ async fn attach_until_end(
     client: Client,
 ) -> Result<bool, Error> {
     let container = tables.running(&request.container_id)?;
+    let _permit = command_limit::take(tables, &container)?;
     let sandbox = tables.sandbox(&container.record.sandbox_id)?;
     let pipes = usize::from(request.stdout) + usize::from(request.stderr);
     let memory = PipeMemory::take(&PIPES, sandbox.namespace(), pipes);

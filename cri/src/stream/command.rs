@@ -7,6 +7,7 @@ use bytes::Bytes;
 use coracle_proto::cri;
 
 use super::client::{Client, Input, Output, exited, failed};
+use super::command_limit;
 use super::pump::{End, Pipes, Session, Streams, Target};
 use super::queue::{QueueReceiver, Size as _};
 use crate::container::Container;
@@ -59,6 +60,7 @@ async fn exec_until_end(
     mut client: Client,
 ) -> Result<Option<i32>, Error> {
     let container = execs.tables.running(&request.container_id)?;
+    let _permit = command_limit::take(&execs.tables, &container)?;
     let (stdio, ours) = stdio(&request)?;
     let starting = Starting::new(execs, &container, request.cmd, stdio);
     let Some(StartedCommand { exec, early }) = starting.wait(&mut client.input).await else {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use coracle_connections::Limits;
+use coracle_connections::Share;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -16,11 +16,6 @@ use crate::error::Error;
 use crate::tables::Tables;
 
 const READ_SIZE: usize = 16 << 10;
-/// Divisor of the process's descriptor limit. The quotient is the maximum number of connections of all clients. Each
-/// needs a descriptor of this process.
-const SHARE: u64 = 8;
-/// Maximum connections of all clients, even if the descriptor limit permits more.
-const MAX_CONNECTIONS: usize = 4 << 10;
 /// Memory in bytes of the data of one client that waits for ports, for all of its connections. One user can have hundreds
 /// of clients.
 pub(super) const FORWARD_MEMORY: u32 = 128 << 10;
@@ -62,7 +57,7 @@ pub(super) struct Forward<K> {
 
 impl Forwarder {
     pub(crate) fn new(tables: Arc<Tables>) -> Self {
-        Self { tables, limit: NamespaceLimit::new(Limits::share(SHARE, MAX_CONNECTIONS).total) }
+        Self { tables, limit: NamespaceLimit::new(Share::Forwards.count()) }
     }
 
     /// Connects to a TCP port in a pod.

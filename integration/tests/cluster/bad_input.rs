@@ -53,6 +53,30 @@ fn event(cluster: &Cluster, reason: &str, says: &str) {
     });
 }
 
+/// kubectl validates unknown kinds and lists itself, by the protobuf form of `/openapi/v2`.
+fn kubectl_validates_by_openapi(cluster: &Cluster) {
+    let unknown = r#"{"apiVersion":"example.com/v1","kind":"Unknown","metadata":{"name":"u"}}"#;
+    let output = cluster.kubectl_of("1.37", &["create", "-f", "-"], unknown);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && errors.contains("no matches for kind \"Unknown\""), "{errors}");
+    assert!(!errors.contains("--validate=false"), "{errors}");
+    let list = |field: &str| {
+        let map = |name: &str, field: &str| {
+            format!(
+                r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}"}},"{field}":{{"a":"b"}}}}"#
+            )
+        };
+        let (first, second) = (map("first", "data"), map("second", field));
+        format!(r#"{{"apiVersion":"v1","kind":"List","items":[{first},{second}]}}"#)
+    };
+    refused(cluster, &list("dat"), &["unknown field", "dat"]);
+    // The server would have created the first item before it rejects the second.
+    let found = cluster.kubectl(&["get", "configmaps", "first", "--ignore-not-found", "-o", "name"]);
+    assert_eq!(found, "", "the list was not validated before its first item was sent");
+    let output = cluster.kubectl_of("1.37", &["create", "-f", "-"], &list("data"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
     with_cluster(|_, cluster| {
@@ -69,6 +93,7 @@ fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
             &["spec.containers[0].name", "Invalid value", "spec.containers[0].ports[0].containerPort"],
         );
         assert_eq!(cluster.kubectl(&["get", "pods", "-o", "name"]), "");
+        kubectl_validates_by_openapi(cluster);
 
         cluster.kubectl(&["create", "deployment", "d", "--image=busybox", "--replicas=0"]);
         let patch = r#"{"spec":{"selector":{"matchLabels":{"app":"other"}}}}"#;

@@ -136,7 +136,9 @@ fn assert_private(machine: &Machine) {
     for directory in private.iter().chain(&["containers", "sandboxes"].map(|name| run.join(name))) {
         assert_eq!(mode(directory), 0o700, "{}", directory.display());
     }
-    assert_eq!(mode(&state.join("pods")), 0o750);
+    for directory in [state.join("pods"), run.join("volumes")] {
+        assert_eq!(mode(&directory), 0o750, "{}", directory.display());
+    }
     for pod in fs::read_dir(state.join("pods")).unwrap().flatten() {
         assert_eq!(mode(&pod.path()), 0o750, "{}", pod.path().display());
     }

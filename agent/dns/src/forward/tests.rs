@@ -141,3 +141,22 @@ async fn a_used_cache_entry_is_queried_again_before_it_expires() {
     }
     assert_eq!(other.asked(), 2);
 }
+
+#[tokio::test]
+async fn questions_above_the_limit_are_not_asked() {
+    let other = LoopbackServer::start(60).await;
+    other.is_silent.send_replace(true);
+    let stub = StubDomain { domain: "example.".to_owned(), servers: vec![other.address] };
+    let upstream = Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default());
+    assert_eq!(upstream.max_pending, Share::DnsQuestions.count());
+    let upstream = Arc::new(Upstream { max_pending: 1, ..upstream });
+    let pending = upstream.query(&question("a.example."));
+    assert!(
+        pending.is_some() && upstream.query(&question("a.example.")).is_some(),
+        "equal questions are one"
+    );
+    assert!(upstream.query(&question("b.example.")).is_none());
+    other.is_silent.send_replace(false);
+    assert_eq!(wait(pending).await.unwrap().answers.len(), 1);
+    assert!(upstream.query(&question("b.example.")).is_some());
+}

@@ -38,10 +38,11 @@ pub(super) struct Plane {
     log: PathBuf,
 }
 
-/// Raises the test's own limit of descriptors.
-pub(super) fn raise_descriptors() {
+/// Raises the test's own limit of descriptors. Returns the new limit.
+pub(super) fn raise_descriptors() -> u64 {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    hard
 }
 
 impl Plane {
@@ -105,6 +106,14 @@ impl Plane {
 
     pub(super) fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
+    }
+
+    /// The limit of descriptors of the process: [`Plane::start`] cannot exceed the machine's own hard limit without the
+    /// capability to do so.
+    pub(super) fn descriptor_limit(&self) -> u64 {
+        let limits = fs::read_to_string(format!("/proc/{}/limits", self.process.id())).unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        line.split_whitespace().nth(3).unwrap().parse().unwrap()
     }
 
     pub(super) fn log_lines(&self) -> usize {

@@ -1,5 +1,8 @@
 //! API services, and requests to servers in the cluster.
 
+use coracle_any_certificate::AnyCertificate;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
 use super::*;
 
 const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
@@ -87,6 +90,51 @@ async fn proxies_do_not_reach_this_machine() {
     assert_eq!(server.get(services).await.code, 503, "nothing listens at the address of this test");
     let stranger = User::new("eve", &[]);
     assert_eq!(server.get_as(stranger, &format!("{PODS}/p/proxy/x")).await.code, 403);
+}
+
+/// Starts a kubelet at 127.0.0.1 that redirects every request. Returns its port.
+async fn redirecting_kubelet() -> u16 {
+    let (acceptor, _certificate) = crate::test_tls::acceptor();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let _ = stream.read(&mut [0; 16 << 10]).await;
+            let head = "HTTP/1.1 302 Found\r\nlocation: https://other.example/\r\ncontent-length: 0\r\n\r\n";
+            let _ = stream.write_all(head.as_bytes()).await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    port
+}
+
+/// CVE-2018-1002102, CVE-2020-8559: a client followed a redirect of a kubelet with its credentials.
+#[tokio::test]
+async fn redirects_of_a_kubelet_do_not_reach_the_client() {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate::new(provider)))
+        .with_no_client_auth();
+    let server = Fixture::new().await.again_with(|config| config.kubelet = KubeletTls(Arc::new(tls))).await;
+    let status = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": redirecting_kubelet().await}}});
+    let made = server.post("/api/v1/nodes", json!({"metadata": {"name": "n"}, "status": status})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let mut bound = pod("p");
+    bound["spec"]["nodeName"] = "n".into();
+    let made = server.post(PODS, bound).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    for path in ["log", "exec?command=id&stdout=1", "attach?stdout=1", "portforward?ports=80"] {
+        let answer = server.get(&format!("{PODS}/p/{path}")).await;
+        let message = answer.body["message"].as_str().unwrap_or_default();
+        assert!(answer.code == 500 && message.contains("attempted to redirect"), "{path}: {}", answer.body);
+        assert!(!answer.headers.contains_key("location"), "{path}");
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use super::*;
 use crate::authn::service_account::Claims;
 
 /// A server whose audit policy has these rules. Its log is `audit.log` in its directory.
-async fn with_rules(rules: &str) -> Fixture {
+pub(super) async fn with_rules(rules: &str) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let policy_file = directory.path().join("policy.yaml");
     let text =
@@ -22,7 +22,7 @@ async fn with_rules(rules: &str) -> Fixture {
 }
 
 /// The first `count` events of a path. Waits until the log has them.
-async fn events(server: &Fixture, path: &str, count: usize) -> Vec<Value> {
+pub(super) async fn events(server: &Fixture, path: &str, count: usize) -> Vec<Value> {
     eventually_async(&format!("{count} events of {path}"), 10, async || {
         let text = fs::read_to_string(server.directory.path().join("audit.log")).unwrap();
         // The last line may be incomplete.

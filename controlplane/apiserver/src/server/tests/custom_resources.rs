@@ -10,7 +10,7 @@ use super::*;
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const FOOS: &str = "/apis/example.com/v1/namespaces/default/foos";
 
-fn definition(plural: &str, kind: &str) -> Value {
+pub(super) fn definition(plural: &str, kind: &str) -> Value {
     json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": format!("{plural}.example.com")},
         "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": plural, "kind": kind, "shortNames": ["x"]},
@@ -38,7 +38,7 @@ fn is_true(definition: &Value, condition: &str) -> bool {
     list.iter().any(|entry| entry["type"] == condition && entry["status"] == "True")
 }
 
-async fn established(server: &Fixture, body: Value) -> String {
+pub(super) async fn established(server: &Fixture, body: Value) -> String {
     let created = server.post(DEFINITIONS, body).await;
     assert_eq!(created.code, 201, "{}", created.body);
     let path = format!("{DEFINITIONS}/{}", created.body["metadata"]["name"].as_str().unwrap());

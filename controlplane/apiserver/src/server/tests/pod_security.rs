@@ -1,6 +1,9 @@
 //! Pod Security admission, through the API.
 
-use super::*;
+use super::{
+    audit::{events, with_rules},
+    *,
+};
 
 const NAMESPACES: &str = "/api/v1/namespaces";
 const IN_N: &str = "/api/v1/namespaces/n/pods";
@@ -14,10 +17,32 @@ fn namespace(labels: &[(&str, &str)]) -> Value {
 /// A server with the namespace and its service account.
 async fn with(labels: &[(&str, &str)]) -> Fixture {
     let server = Fixture::new().await;
-    let made = server.post(NAMESPACES, namespace(labels)).await;
-    assert_eq!(made.code, 201, "{}", made.body);
-    server.post(&format!("{NAMESPACES}/n/serviceaccounts"), json!({"metadata": {"name": "default"}})).await;
+    add(&server, namespace(labels)).await;
     server
+}
+
+/// Creates a namespace and its service account.
+async fn add(server: &Fixture, namespace: Value) {
+    let name = namespace["metadata"]["name"].as_str().unwrap().to_owned();
+    let made = server.post(NAMESPACES, namespace).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let account = json!({"metadata": {"name": "default"}});
+    let made = server.post(&format!("{NAMESPACES}/{name}/serviceaccounts"), account).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+}
+
+/// A server that enforces the level baseline in all namespaces, with these exemptions.
+async fn with_exemptions(exemptions: &str) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("admission.yaml");
+    let text = format!(
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n- name: PodSecurity\n  \
+         configuration:\n    apiVersion: pod-security.admission.config.k8s.io/v1\n    \
+         kind: PodSecurityConfiguration\n    defaults: {{enforce: baseline}}\n    exemptions: {exemptions}\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let api = open_with(directory.path(), |config| config.admission_file = Some(file)).await;
+    Fixture { api, directory }
 }
 
 fn privileged(name: &str) -> Value {
@@ -143,18 +168,68 @@ async fn invalid_labels_are_rejected_when_they_change() {
 
 #[tokio::test]
 async fn exemptions_come_from_the_configuration_alone() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("admission.yaml");
-    let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n- name: PodSecurity\n  \
-        configuration:\n    apiVersion: pod-security.admission.config.k8s.io/v1\n    kind: PodSecurityConfiguration\n    \
-        defaults: {enforce: baseline}\n    exemptions: {usernames: [robot]}\n";
-    std::fs::write(&file, text).unwrap();
-    let api = open_with(directory.path(), |config| config.admission_file = Some(file)).await;
-    let server = Fixture { api, directory };
+    let server = with_exemptions("{usernames: [robot]}").await;
     server.post("/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
     let request = || Request::post(PODS).body(Full::from(privileged("p").to_string())).unwrap();
     let robot = User::new("robot", &["system:masters"]);
     assert_eq!(server.send(admin(), request()).await.code, 403);
     assert_eq!(server.send(User::new("Robot", &["system:masters"]), request()).await.code, 403);
     assert_eq!(server.send(robot, request()).await.code, 201);
+}
+
+#[tokio::test]
+async fn pods_of_exempt_namespaces_and_runtime_classes_are_not_checked() {
+    let server = with_exemptions("{namespaces: [free], runtimeClasses: [kata]}").await;
+    for name in ["free", "freed"] {
+        add(&server, json!({"metadata": {"name": name}})).await;
+    }
+    for class in ["kata", "katas"] {
+        let body = json!({"metadata": {"name": class}, "handler": "h"});
+        let made = server.post("/apis/node.k8s.io/v1/runtimeclasses", body).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    for (namespace, class, is_exempt) in [
+        ("free", None, true),
+        ("freed", None, false),
+        ("freed", Some("kata"), true),
+        ("freed", Some("katas"), false),
+    ] {
+        let mut pod = privileged(&format!("p-{}", class.unwrap_or("plain")));
+        if let Some(class) = class {
+            pod["spec"]["runtimeClassName"] = class.into();
+        }
+        let answer = server.post(&format!("{NAMESPACES}/{namespace}/pods"), pod).await;
+        let message = answer.body["message"].as_str().unwrap_or_default();
+        let is_violation = message.contains("violates PodSecurity \"baseline:latest\"");
+        let expect = if is_exempt { (201, false) } else { (403, true) };
+        assert_eq!((answer.code, is_violation), expect, "{namespace} {class:?}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn audit_annotates_the_events_of_violations_only() {
+    let server = with_rules("[{level: Metadata}]").await;
+    add(&server, namespace(&[("enforce", "baseline"), ("audit", "restricted")])).await;
+    let violation = |event: &Value| {
+        event["annotations"]["pod-security.kubernetes.io/audit-violations"].as_str().map(str::to_owned)
+    };
+    let is_restricted = |violation: &Option<String>| {
+        let begins = "would violate PodSecurity \"restricted:latest\": ";
+        violation.as_ref().is_some_and(|violation| violation.starts_with(begins))
+    };
+    let made = server.post(IN_N, pod("p")).await;
+    assert_eq!((made.code, warnings(&made).len()), (201, 0), "{}", made.body);
+    assert_eq!(server.post(IN_N, restricted("q")).await.code, 201);
+    // A rejected pod also violates the level of the audit.
+    assert_eq!(server.post(IN_N, privileged("r")).await.code, 403);
+    let found: Vec<_> = events(&server, IN_N, 3).await.iter().map(violation).collect();
+    assert!(is_restricted(&found[0]) && is_restricted(&found[2]), "{found:?}");
+    assert_eq!(found[1], None, "a pod without a violation");
+    let spec = pod("p")["spec"].take();
+    let deployment = json!({"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}},
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": spec}}});
+    let path = "/apis/apps/v1/namespaces/n/deployments";
+    assert_eq!(server.post(path, deployment).await.code, 201);
+    let found = violation(&events(&server, path, 1).await[0]);
+    assert!(is_restricted(&found), "{found:?}");
 }

@@ -1,6 +1,9 @@
 //! RBAC: permissions, privilege escalation, and the default roles and bindings.
 
-use super::*;
+use super::{
+    custom_resources::{definition, established},
+    *,
+};
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const API: &str = "rbac.authorization.k8s.io";
@@ -283,4 +286,36 @@ async fn permissions_in_a_namespace_reach_no_cluster_scoped_object() {
     assert_eq!(code("GET", "/api/v1/namespaces/default").await, 200);
     assert_eq!(code("GET", "/api/v1/namespaces/kube-system").await, 403);
     assert_eq!(code("GET", "/api/v1/namespaces").await, 403);
+}
+
+/// CVE-2019-11247, CVE-2022-3162: paths below a namespace led to cluster-scoped custom resources.
+#[tokio::test]
+async fn permissions_in_a_namespace_reach_no_cluster_scoped_custom_resource() {
+    let server = Fixture::new().await;
+    established(&server, definition("foos", "Foo")).await;
+    let mut wide = definition("wides", "Wide");
+    wide["spec"]["scope"] = "Cluster".into();
+    wide["spec"]["names"]["shortNames"] = json!(["w"]);
+    established(&server, wide).await;
+    let version = "/apis/example.com/v1";
+    let object = json!({"apiVersion": "example.com/v1", "kind": "Wide", "metadata": {"name": "a"}});
+    let made = server.post(&format!("{version}/wides"), object).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    server.bind("default", ("ClusterRole", "cluster-admin"), "ann").await;
+    let code = async |method: &str, path: &str| {
+        let path = format!("{version}{path}");
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        server.send(ann(), request.body(Full::new("{}".into())).unwrap()).await.code
+    };
+    for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] {
+        for name in ["", "/a", "/other", "/a/status", "/a/scale", "/a?watch=1", "?watch=1"] {
+            let path = format!("/namespaces/default/wides{name}");
+            assert_eq!(code(method, &path).await, 404, "{method} {path}");
+        }
+        assert_eq!(code(method, "/foos/a").await, 404, "{method}: an object needs its namespace");
+    }
+    assert_eq!(code("GET", "/namespaces/default/foos").await, 200);
+    for path in ["/wides", "/wides/a", "/foos", "/namespaces/kube-system/foos"] {
+        assert_eq!(code("GET", path).await, 403, "{path}");
+    }
 }

@@ -203,6 +203,16 @@ mod tests {
                 "endpoints[0].addresses[0]: Invalid value: \"127.0.0.1\": may not be in the loop",
             ),
             (
+                "IPv4",
+                "169.254.169.254",
+                "endpoints[0].addresses[0]: Invalid value: \"169.254.169.254\": may not be in the link-local range",
+            ),
+            (
+                "IPv6",
+                "fe80::1",
+                "endpoints[0].addresses[0]: Invalid value: \"fe80::1\": may not be in the link-local range",
+            ),
+            (
                 "FQDN",
                 "a",
                 "endpoints[0].addresses[0]: Invalid value: \"a\": should be a domain with at least two",
