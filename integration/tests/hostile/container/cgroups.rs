@@ -88,6 +88,52 @@ fn a_container_shares_no_cgroup_with_another_pod() {
     });
 }
 
+/// Mounts the hierarchies of the process's cgroups in namespaces of its own, looks for `release_agent`, and writes what
+/// the file contains already. So the test changes nothing of the host even if it fails.
+const RELEASE_AGENT: &str = "
+mkdir /m
+exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unchanged /bin/sh -c '
+    echo IN-NAMESPACES
+    for options in $(cut -d: -f2 /proc/self/cgroup) memory rdma none,name=own; do
+        mkdir -p /m/$options
+        mount -t cgroup -o $options cgroup /m/$options && echo MOUNTED $options
+    done 2>&1
+    for agent in $(find /m -name release_agent); do
+        program=$(cat $agent)
+        echo FOUND $agent
+        echo \"$program\" >$agent && echo WRITTEN $agent
+    done
+    true
+'";
+
+/// CVE-2022-0492: root mounted a v1 hierarchy in user and cgroup namespaces that it made, and wrote `release_agent`. The
+/// kernel runs this program on the host when a cgroup becomes empty. Only root cgroups have the file, so a container
+/// must be in none of them.
+#[test]
+fn cve_2022_0492_a_container_finds_no_release_agent() {
+    on_a_runtime(|machine, cri| {
+        // The busybox of the image cannot make cgroup namespaces, the programs of the host can.
+        let programs = ["/usr", "/lib", "/lib64"].into_iter().filter(|path| Path::new(path).exists());
+        let mounts: Vec<_> = programs
+            .map(|path| {
+                let source = fs::canonicalize(path).unwrap();
+                json!({ "container_path": path, "host_path": source, "readonly": true })
+            })
+            .collect();
+        let attacker =
+            Attacker::new(machine, cri, Pids::Container, |config| config["mounts"] = mounts.into());
+        let said = attacker.sh(RELEASE_AGENT);
+        assert!(said.contains("IN-NAMESPACES"), "{said}");
+        assert!(!said.contains("FOUND") && !said.contains("WRITTEN"), "{said}");
+        let has_v1 = cgroups(pid(&attacker, &attacker.id)).iter().any(|line| !line.starts_with("0::"));
+        let apparmor = fs::read_to_string("/sys/module/apparmor/parameters/enabled");
+        // The default AppArmor profile denies all mounts.
+        if has_v1 && !apparmor.is_ok_and(|enabled| enabled.starts_with('Y')) {
+            assert!(said.contains("MOUNTED"), "{said}");
+        }
+    });
+}
+
 /// On v1 a killed process of a frozen cgroup did not end, and the pod could not be removed.
 #[test]
 fn a_container_that_has_frozen_itself_is_killed() {
