@@ -485,6 +485,27 @@ async fn invalid_layers_are_refused_with_the_reason_and_nothing_is_kept() {
     }
 }
 
+/// CVE-2021-20291: a layer that was no archive stopped all later pulls.
+#[tokio::test(flavor = "multi_thread")]
+async fn cve_2021_20291_broken_layers_do_not_stop_later_pulls() {
+    let registry = TestRegistry::start().await;
+    let shared = layer(TestTar::new().file("good", &random_bytes(300_000)));
+    let noise = (random_bytes(5000), Digest::of(&random_bytes(5000)));
+    registry.push("broken", "latest", &TestImage::new(vec![shared.clone(), noise])).await;
+    registry.push("good", "latest", &TestImage::new(vec![shared])).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let pull = async |name: &str| {
+        let pulled = tokio::time::timeout(LONG, images.pull(&registry.name(name), None, None)).await;
+        pulled.expect("a pull ends")
+    };
+    // More pulls than layers that are fetched at a time.
+    for _ in 0..10 {
+        assert_eq!(pull("broken").await.unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+    assert_eq!(pull("good").await.map_err(|error| error.report()).unwrap().layers.len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn unusual_images_have_layers_that_overlayfs_accepts() {
     let registry = TestRegistry::start().await;
