@@ -182,6 +182,30 @@ async fn a_request_cannot_make_labels_and_anonymous_clients_read_none() {
     assert_eq!(server.get_as(anonymous, "/metrics").await.code, 403);
 }
 
+/// CVE-2022-21698, CVE-2023-45142: each unknown method made a label value, which stayed in memory.
+#[tokio::test]
+async fn cve_2022_21698_unknown_methods_make_no_labels() {
+    let server = Fixture::new().await;
+    let ask = async |method: &str| {
+        for path in [PODS, "/api/v1/namespaces/default/pods/a", "/version", "/absent"] {
+            server.call(method, path, "", None).await;
+        }
+    };
+    let series = async || {
+        let text = metrics(&server).await;
+        assert!(!text.to_lowercase().contains("odd-method"), "{text}");
+        text.lines().filter(|line| line.starts_with("apiserver_request_total{")).count()
+    };
+    ask("ODD-METHOD").await;
+    // The requests for the metrics are counted, too.
+    series().await;
+    let before = series().await;
+    for number in 0..50 {
+        ask(&format!("ODD-METHOD-{number}")).await;
+    }
+    assert_eq!(series().await, before);
+}
+
 #[tokio::test]
 async fn metrics_of_other_components_of_the_process_follow() {
     let component = || "# TYPE x counter\nx 7\n".to_owned();
