@@ -146,7 +146,7 @@ fn five_thousand_watches_work_with_the_usual_limits() {
 }
 
 /// CVE-2023-44487, CVE-2023-39325: streams that are reset at once; CVE-2019-9512, CVE-2019-9515: pings and settings;
-/// CVE-2023-45288: headers without end.
+/// CVE-2023-45288: headers without end; CVE-2022-41723: a header in very many pieces.
 #[test]
 fn floods_of_http2_frames_take_bounded_memory_and_stop_no_other_client() {
     on_a_machine(|machine| {
@@ -155,6 +155,10 @@ fn floods_of_http2_frames_take_bounded_memory_and_stop_no_other_client() {
         Http2::connect(&plane.address()).flood_by_resets(50_000);
         Http2::connect(&plane.address()).flood_by_settings(100_000);
         assert!(Http2::connect(&plane.address()).flood_by_headers(10_000), "160 MB of headers were read");
+        assert!(
+            Http2::connect(&plane.address()).flood_by_pieces_of_a_header(1_000_000),
+            "all pieces were read"
+        );
         assert_eq!(plane.get(EVE, "/version").0, 200);
         let grown = plane.memory().saturating_sub(before);
         assert!(grown < 64 << 20, "{} KiB more", grown >> 10);

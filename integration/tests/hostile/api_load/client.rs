@@ -333,11 +333,22 @@ impl Http2 {
 
     /// Sends header fields of one request without end. Returns whether the server ended the connection.
     pub(super) fn flood_by_headers(&mut self, count: usize) -> bool {
-        self.limit_writes();
         let field = [&[0, 1, b'a', 0x7f, 0xe9, 0x06][..], &[b'x'; 1000]].concat();
-        let (stream, fields) = (self.next, field.repeat(16));
-        self.try_frame(1, 0, stream, &[]).unwrap();
-        let ended = (0..count).find_map(|_| self.try_frame(9, 0, stream, &fields).err());
+        self.flood_by_continuations(&[], &field.repeat(16), count)
+    }
+
+    /// Sends a header field of two megabytes in pieces of one byte, and not its end. A decoder that begins again with
+    /// each piece takes quadratic time. Returns whether the server ended the connection.
+    pub(super) fn flood_by_pieces_of_a_header(&mut self, count: usize) -> bool {
+        self.flood_by_continuations(&[0, 1, b'a', 0x7f, 0xff, 0xff, 0x7f], b"x", count)
+    }
+
+    /// Sends the first frame of a request's header and frames that continue it.
+    fn flood_by_continuations(&mut self, first: &[u8], next: &[u8], count: usize) -> bool {
+        self.limit_writes();
+        let stream = self.next;
+        self.try_frame(1, 0, stream, first).unwrap();
+        let ended = (0..count).find_map(|_| self.try_frame(9, 0, stream, next).err());
         ended.is_some_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
     }
 
