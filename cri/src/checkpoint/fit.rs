@@ -220,8 +220,13 @@ mod tests {
             host_path: host_path.into(),
             ..Default::default()
         };
+        let image = |image: &str| cri::ImageSpec { image: image.into(), ..Default::default() };
         let (mut saved, mut wanted) = (container("a"), container("a"));
         saved.mounts.push(mount("/"));
+        saved.log_path = "../../of-the-checkpoint".into();
+        saved.image = Some(image("of-the-checkpoint"));
+        wanted.log_path = "of-the-request".into();
+        wanted.image = Some(image("of-the-request"));
         saved.annotations.insert("cdi.k8s.io/x".into(), "vendor.example/disk=0".into());
         wanted.mounts.push(mount("/volume"));
         let manifest = manifest(NamespaceMode::Container, vec![saved]);
@@ -233,6 +238,27 @@ mod tests {
         );
         let elsewhere = [container("a")];
         assert!(fit(&manifest, &manifest.sandbox, &elsewhere).is_err(), "a mount of the checkpoint alone");
+    }
+
+    /// CVE-2024-8676: devices and privileges of a checkpoint were used.
+    #[test]
+    fn cve_2024_8676_devices_and_privileges_of_a_checkpoint_alone_are_refused() {
+        let refused = |change: fn(&mut cri::ContainerConfig)| {
+            let mut saved = container("a");
+            change(&mut saved);
+            let manifest = manifest(NamespaceMode::Container, vec![saved]);
+            fit(&manifest, &manifest.sandbox, &[container("a")]).map(|_| ()).err().unwrap_or_default()
+        };
+        assert_eq!(refused(|_| {}), "");
+        let why = refused(|saved| saved.devices.push(cri::Device::default()));
+        assert!(why.contains("devices"), "{why}");
+        let why = refused(|saved| saved.cdi_devices.push(cri::CdiDevice::default()));
+        assert!(why.contains("devices"), "{why}");
+        let why = refused(|saved| {
+            let security = cri::LinuxContainerSecurityContext { privileged: true, ..Default::default() };
+            saved.linux.get_or_insert_default().security_context = Some(security);
+        });
+        assert!(why.contains("security context"), "{why}");
     }
 
     #[test]
