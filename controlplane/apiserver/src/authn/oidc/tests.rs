@@ -174,6 +174,30 @@ async fn invalid_and_foreign_tokens_are_refused() {
     assert!(user(&issuers, &good).await.is_some());
 }
 
+/// CVE-2025-30204: a token of very many parts filled the memory. CVE-2026-34986: an encrypted token ended the process.
+#[tokio::test]
+async fn cve_2025_30204_tokens_of_other_than_three_parts_are_refused() {
+    let server = Server::start().await;
+    let issuers = server.issuers();
+    let good = server.token(json!({}));
+    assert!(user(&issuers, &good).await.is_some());
+    for more in [".".to_owned(), ".AAAA.AAAA".to_owned(), ".".repeat(1 << 20)] {
+        for token in [format!("{good}{more}"), format!("{more}{good}")] {
+            assert_eq!(unverified_issuer(&token), None);
+            assert_eq!(user(&issuers, &token).await, None);
+        }
+    }
+    let claims = good.split('.').nth(1).unwrap();
+    let header = BASE64_URL_SAFE_NO_PAD.encode(r#"{"alg":"A128KW","enc":"A128GCM","kid":"one"}"#);
+    for key in ["", claims] {
+        let encrypted = format!("{header}.{key}.AAAA.AAAA.AAAA");
+        assert_eq!(unverified_issuer(&encrypted), None);
+        assert_eq!(user(&issuers, &encrypted).await, None);
+    }
+    // The same header in a token of three parts, which names the issuer.
+    assert_eq!(user(&issuers, &format!("{header}.{claims}.AAAA")).await, None);
+}
+
 #[tokio::test]
 async fn expressions_make_users_and_refuse_tokens() {
     let server = Server::start().await;
