@@ -200,6 +200,32 @@ fn documents_that_are_not_images_are_refused() {
     assert!(matches!(refused(&bad_digest), ManifestError::Damaged(_)));
 }
 
+/// CVE-2026-95839: a malformed digest in an index ended the process. CVE-2024-3727: a digest was a path.
+#[test]
+fn cve_2026_95839_malformed_digests_of_indexes_and_layers_are_refused() {
+    let good = Digest::of(b"x").to_string();
+    let documents = |digest: &str| {
+        let [bad, good] =
+            [digest, good.as_str()].map(|digest| serde_json::json!({"digest": digest, "size": 1}));
+        [
+            serde_json::json!({"schemaVersion": 2, "manifests": [good, bad]}),
+            serde_json::json!({"schemaVersion": 2, "config": good, "layers": [good, bad]}),
+        ]
+    };
+    for document in documents(&good) {
+        parse(document.to_string().as_bytes()).unwrap();
+    }
+    let (upper, short) = (good.to_uppercase(), &good[..good.len() - 1]);
+    for malformed in
+        ["", ":", "sha256", "sha256:", "sha256:é", "sha256:../../x", "md5:00", upper.as_str(), short, "\0"]
+    {
+        for document in documents(malformed) {
+            let refused = parse(document.to_string().as_bytes());
+            assert!(matches!(refused, Err(ManifestError::Damaged(_))), "{document}: {refused:?}");
+        }
+    }
+}
+
 #[test]
 fn null_means_absent_and_old_configuration_types_are_accepted() {
     let digest = Digest::of(b"x");
