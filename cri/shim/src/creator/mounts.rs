@@ -185,7 +185,7 @@ fn is_proc(kind: FsType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd as _;
+    use std::os::fd::{AsFd as _, AsRawFd as _};
 
     fn entry(json: serde_json::Value) -> Mount {
         serde_json::from_value(json).unwrap()
@@ -225,6 +225,28 @@ mod tests {
         });
         assert!(matches!(open(&linked, tmpfs.clone()), Err(MountError::Place { .. })));
         assert!(open(&plain, tmpfs).is_ok() && open(&linked, volume).is_ok());
+        std::fs::remove_dir_all(&base).unwrap();
+    }
+
+    /// CVE-2026-115521: a mount was led to another one by `/proc/self/fd`.
+    #[test]
+    fn cve_2026_115521_a_descriptor_is_no_mount_point() {
+        let base = std::env::temp_dir().join(format!("coracle-descriptor-{}", std::process::id()));
+        std::fs::create_dir_all(base.join("plain")).unwrap();
+        let other = std::fs::File::open(&base).unwrap();
+        let descriptor = PathBuf::from(format!("/proc/self/fd/{}", other.as_raw_fd()));
+        std::os::unix::fs::symlink(&descriptor, base.join("link")).unwrap();
+        let root = std::fs::File::open("/").unwrap();
+        let open = |destination: &Path| {
+            let json = serde_json::json!({
+                "destination": destination, "type": "bind", "source": "/etc", "options": ["rbind", "ro"],
+            });
+            open_mount_point(root.as_fd(), &entry(json), Kind::Directory)
+        };
+        assert!(open(&base.join("plain")).is_ok());
+        for place in [descriptor, base.join("link"), base.join("link/plain")] {
+            assert!(matches!(open(&place), Err(MountError::Place { .. })), "{}", place.display());
+        }
         std::fs::remove_dir_all(&base).unwrap();
     }
 
