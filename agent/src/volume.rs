@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use coracle_cri::blocking::FileWork;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -63,6 +64,9 @@ pub struct VolumeConfig {
     /// Directory of provisioned local volumes.
     pub local_dir: PathBuf,
 }
+
+/// Removals of the volumes of pods. A container can make as many files as the disk has inodes.
+static REMOVALS: FileWork = FileWork::new(32);
 
 /// State that all volumes share; cheap to clone.
 #[derive(Clone)]
@@ -263,14 +267,14 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     }
     ctx.shared.tokens.remove_pod(uid);
     let dirs = [ctx.pod_dir(uid), ctx.memory_dir(uid)];
-    let removed = tokio::task::spawn_blocking(move || {
+    let removed = REMOVALS.run(move || {
         dirs.into_iter().try_for_each(|path| {
             mounts::detach_network(&path)
                 .and_then(|()| mounts::remove_tree(&path))
                 .map_err(|source| VolumeError::Remove { path, source })
         })
     });
-    removed.await.unwrap_or(Ok(()))
+    removed.await.unwrap_or_else(|source| Err(VolumeError::Remove { path: ctx.pod_dir(uid), source }))
 }
 
 /// Unmounts the mounts of [`VolumeContext::open`], for `coracle down`, after all pods are removed.

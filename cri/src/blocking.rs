@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_threads::Threads;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 static THREADS: Threads = Threads::new("files");
 
@@ -109,11 +109,79 @@ async fn run_within<T: Send + 'static>(
     }
 }
 
+/// Work whose duration depends on the number of files that containers have made. It runs on threads that do no other work
+/// meanwhile, because all other work of the node shares the few blocking threads of the async runtime.
+#[derive(Debug)]
+pub struct FileWork {
+    permits: Semaphore,
+}
+
+impl FileWork {
+    /// Maximum number of calls that work at the same time. Others wait.
+    #[must_use]
+    pub const fn new(most: usize) -> Self {
+        Self { permits: Semaphore::const_new(most) }
+    }
+
+    /// Runs work to its end. Work that has begun continues if the caller stops waiting.
+    ///
+    /// # Errors
+    /// If no thread can be started, or the work panics.
+    pub async fn run<T: Send + 'static>(
+        &'static self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let permit = self.permits.acquire().await.map_err(io::Error::other)?;
+        let (done, result) = oneshot::channel();
+        let apart = move || {
+            let result = work();
+            drop(permit);
+            let _receiver_gone = done.send(result);
+            ControlFlow::Continue(())
+        };
+        THREADS.run(apart)?;
+        result.await.map_err(|_panicked| io::Error::other("the thread panicked"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn work_on_many_files_leaves_the_runtimes_blocking_threads_free() {
+        static WORK: FileWork = FileWork::new(2);
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+        runtime.expect("runtime").block_on(async {
+            let releases = [(); 3].map(|()| {
+                let (release, released) = mpsc::channel::<()>();
+                let work = tokio::spawn(WORK.run(move || released.recv().is_err()));
+                (release, work)
+            });
+            assert_eq!(tokio::task::spawn_blocking(|| 7).await.expect("a free thread"), 7);
+            while WORK.permits.available_permits() > 0 {
+                tokio::task::yield_now().await;
+            }
+            let works = releases.map(|(release, work)| {
+                drop(release);
+                work
+            });
+            for work in works {
+                assert!(work.await.expect("task").expect("thread"));
+            }
+            assert_eq!(WORK.permits.available_permits(), 2);
+        });
+    }
+
+    #[tokio::test]
+    async fn work_that_panics_gives_its_permit_back() {
+        static WORK: FileWork = FileWork::new(1);
+        assert!(WORK.run(|| assert_eq!(1, 2)).await.is_err());
+        assert_eq!(WORK.run(|| 7).await.expect("a permit"), 7);
+    }
 
     #[tokio::test]
     async fn blocked_work_ends_the_wait_and_leaves_one_thread() {

@@ -13,6 +13,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use coracle_cri::blocking::FileWork;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use rustix::fs::{
@@ -30,6 +31,8 @@ pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
 /// Label of provisioned volumes: the node that has the directory.
 pub(crate) const NODE: &str = "coracle.dev/node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// Changes of the owner of volumes.
+static CHANGES: FileWork = FileWork::new(16);
 
 /// The directory of a volume. That of a provisioned volume is created.
 pub(super) fn mount(base: &Path, node: &str, volume: &PersistentVolume) -> Result<PathBuf, SetUpError> {
@@ -171,10 +174,8 @@ pub(super) async fn give_to_group(pod: &Pod, path: &Path) -> Result<(), SetUpErr
         return Ok(());
     }
     let tree = path.to_owned();
-    let given = tokio::task::spawn_blocking(move || ownership::set_group(&tree, group, false)).await;
-    given
-        .unwrap_or_else(|error| Err(io::Error::other(error)))
-        .map_err(SetUpError::io("set the owner of", path))
+    let given = CHANGES.run(move || ownership::set_group(&tree, group, false)).await;
+    given.unwrap_or_else(Err).map_err(SetUpError::io("set the owner of", path))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_cri::blocking::FileWork;
 use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -21,6 +22,9 @@ const PROTECTION: &str = "kubernetes.io/pv-protection";
 const RENEWAL_SECONDS: u32 = 1500;
 /// Pause after a failure.
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// Removals of volumes.
+static REMOVALS: FileWork = FileWork::new(1);
 
 /// Directories of the node.
 pub(crate) struct Directories {
@@ -134,8 +138,7 @@ async fn release(
 ) -> Result<Released, String> {
     let name = local::own_name(&directories.volumes, node, volume)?.to_owned();
     let (pods, base, removed) = (directories.pods.clone(), directories.volumes.clone(), name.clone());
-    let done = tokio::task::spawn_blocking(move || remove(&pods, &base, &removed)).await;
-    let done = done.map_err(|error| error.to_string())?;
+    let done = REMOVALS.run(move || remove(&pods, &base, &removed)).await.unwrap_or_else(Err);
     if done.map_err(|error| coracle_error_chain::chain(&error))? == Released::InUse {
         return Ok(Released::InUse);
     }

@@ -197,12 +197,17 @@ impl Drop for Machine {
 
 /// Runs a test in a private mount namespace. Needs root.
 fn apart(test: impl Future<Output = ()> + Send + 'static) {
+    apart_on(tokio::runtime::Builder::new_current_thread(), test);
+}
+
+/// Like [`apart`], on this runtime.
+fn apart_on(mut runtime: tokio::runtime::Builder, test: impl Future<Output = ()> + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).expect("unshare needs root");
         coracle_threads::declare_own_namespaces();
         let none: Option<&str> = None;
         kernel_mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
-        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(test);
+        runtime.enable_all().build().expect("runtime").block_on(test);
     });
     thread.join().expect("the test");
 }
@@ -288,6 +293,24 @@ fn a_pods_volumes_are_made_refreshed_and_removed() {
         unmount_all(&ctx, "u1").await.expect("removed the absent");
         assert_eq!(machine.mounts(), before);
         assert!(ctx.pods().is_empty());
+    });
+}
+
+#[test]
+fn volumes_are_removed_while_no_blocking_thread_of_the_runtime_is_free() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.max_blocking_threads(1);
+    apart_on(runtime, async {
+        let machine = Machine::new("busy");
+        let ctx = machine.context();
+        mount_all(&ctx, &pod(json!([{"name": "disk", "emptyDir": {}}]))).await.expect("mounted");
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let blocks = tokio::task::spawn_blocking(move || released.recv().is_ok());
+        let removal = tokio::time::timeout(std::time::Duration::from_secs(60), unmount_all(&ctx, "u1"));
+        removal.await.expect("it waits for no other work").expect("removed");
+        assert!(ctx.pods().is_empty());
+        drop(release);
+        assert!(!blocks.await.expect("the thread"));
     });
 }
 

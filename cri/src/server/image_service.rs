@@ -4,7 +4,7 @@ use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
 use tonic::Request;
 
-use super::transaction::{Answer, answer, blocking};
+use super::transaction::{Answer, answer, measure};
 use crate::list_stream::Streamed;
 use crate::runtime::Runtime;
 
@@ -46,6 +46,6 @@ impl ImageService for Runtime {
     ) -> Answer<cri::ImageFsInfoResponse> {
         let images = self.images.clone();
         images.wait_for_removals().await;
-        blocking(move || Ok(images.filesystems())).await
+        measure(move || Ok(images.filesystems())).await
     }
 }

@@ -5,7 +5,7 @@ use coracle_proto::cri::runtime_service_server::RuntimeService;
 use futures::StreamExt as _;
 use tonic::{Request, Status};
 
-use super::transaction::{Answer, answer, blocking, create, create_named, finish, run_cancellable, within};
+use super::transaction::{Answer, answer, create, create_named, finish, measure, run_cancellable, within};
 use crate::list_stream::Streamed;
 use crate::metrics;
 use crate::runtime::Runtime;
@@ -170,7 +170,7 @@ impl RuntimeService for Runtime {
         request: Request<cri::ContainerStatsRequest>,
     ) -> Answer<cri::ContainerStatsResponse> {
         let stats = self.stats.clone();
-        blocking(move || stats.container_stats(request.get_ref())).await
+        measure(move || stats.container_stats(request.get_ref())).await
     }
 
     async fn list_container_stats(
@@ -178,7 +178,7 @@ impl RuntimeService for Runtime {
         request: Request<cri::ListContainerStatsRequest>,
     ) -> Answer<cri::ListContainerStatsResponse> {
         let stats = self.stats.clone();
-        blocking(move || Ok(stats.container_stats_list(request.into_inner()))).await
+        measure(move || Ok(stats.container_stats_list(request.into_inner()))).await
     }
 
     type StreamContainerStatsStream = Streamed<cri::StreamContainerStatsResponse>;
@@ -194,7 +194,7 @@ impl RuntimeService for Runtime {
         request: Request<cri::PodSandboxStatsRequest>,
     ) -> Answer<cri::PodSandboxStatsResponse> {
         let stats = self.stats.clone();
-        blocking(move || stats.sandbox_stats(request.get_ref())).await
+        measure(move || stats.sandbox_stats(request.get_ref())).await
     }
 
     async fn list_pod_sandbox_stats(
@@ -202,7 +202,7 @@ impl RuntimeService for Runtime {
         request: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Answer<cri::ListPodSandboxStatsResponse> {
         let stats = self.stats.clone();
-        blocking(move || Ok(stats.sandbox_stats_list(request.into_inner()))).await
+        measure(move || Ok(stats.sandbox_stats_list(request.into_inner()))).await
     }
 
     type StreamPodSandboxStatsStream = Streamed<cri::StreamPodSandboxStatsResponse>;
@@ -282,7 +282,7 @@ impl RuntimeService for Runtime {
         request: Request<cri::ListPodSandboxMetricsRequest>,
     ) -> Answer<cri::ListPodSandboxMetricsResponse> {
         let stats = self.stats.clone();
-        blocking(move || Ok(stats.metrics_list(request.get_ref()))).await
+        measure(move || Ok(stats.metrics_list(request.get_ref()))).await
     }
 
     type StreamPodSandboxMetricsStream = Streamed<cri::StreamPodSandboxMetricsResponse>;

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use tonic::{Response, Status};
 use tracing::warn;
 
+use crate::blocking::FileWork;
 use crate::error::Error;
 use crate::names::Claim;
 
@@ -22,13 +23,16 @@ pub(super) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
     result.map(Response::new).map_err(|error| Status::from(&error))
 }
 
-/// Runs a call that reads files off the async executor.
-pub(super) async fn blocking<T: Send + 'static>(
+/// Calls that measure the writable layers of containers.
+static MEASURING_CALLS: FileWork = FileWork::new(32);
+
+/// Runs a call that measures writable layers off the async executor. Containers can make the layers very large.
+pub(super) async fn measure<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Answer<T> {
-    match tokio::task::spawn_blocking(call).await {
+    match MEASURING_CALLS.run(call).await {
         Ok(result) => answer(result),
-        Err(panic) => Err(Status::internal(panic.to_string())),
+        Err(error) => Err(Status::internal(error.to_string())),
     }
 }
 

@@ -2,7 +2,7 @@
 //! only by requests.
 
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::disk;
@@ -21,6 +21,8 @@ pub(crate) struct Meter {
     rate: Mutex<Rate>,
     /// In a box: most objects are never counted.
     counted: Mutex<Option<Box<Counted>>>,
+    /// Held during a count.
+    counting: Mutex<()>,
 }
 
 /// The last two readings of a counter.
@@ -63,18 +65,33 @@ impl Meter {
     }
 
     /// The disk usage of a directory. It is counted again when the last count is too old. `ended` means that the directory no
-    /// longer changes: then one count is enough.
+    /// longer changes: then one count is enough. During a count, other callers get the last result. If there is none, they wait.
     pub(crate) fn disk(&self, dir: &Path, ended: bool) -> Disk {
-        // Held during the count: a concurrent caller waits for this count.
-        let mut counted = locked(&self.counted);
-        if let Some(known) = counted.as_deref().filter(|known| known.serves(ended)) {
-            return known.disk;
+        if let Some(known) = self.last_count(|known| known.serves(ended)) {
+            return known;
+        }
+        let _counting = match self.counting.try_lock() {
+            Ok(first) => first,
+            Err(TryLockError::Poisoned(panicked)) => panicked.into_inner(),
+            Err(TryLockError::WouldBlock) => match self.last_count(|_any| true) {
+                Some(known) => return known,
+                None => locked(&self.counting),
+            },
+        };
+        // Another caller may have ended its count meanwhile.
+        if let Some(known) = self.last_count(|known| known.serves(ended)) {
+            return known;
         }
         let since = Instant::now();
         let (bytes, inodes) = disk(dir);
         let disk = Disk { at: now(), bytes, inodes };
-        *counted = Some(Box::new(Counted { disk, since, took: since.elapsed(), last: ended }));
+        *locked(&self.counted) = Some(Box::new(Counted { disk, since, took: since.elapsed(), last: ended }));
         disk
+    }
+
+    /// The last result, if it is fit.
+    fn last_count(&self, is_fit: impl FnOnce(&Counted) -> bool) -> Option<Disk> {
+        locked(&self.counted).as_deref().filter(|&known| is_fit(known)).map(|known| known.disk)
     }
 }
 
@@ -143,6 +160,35 @@ mod tests {
         assert!(counted(100).serves(false));
         assert!(!counted(151).serves(false));
         assert!(!counted(1).serves(true));
+    }
+
+    #[test]
+    fn a_count_in_progress_delays_no_caller_if_there_is_a_result() {
+        let dir = tempfile::tempdir().expect("directory");
+        std::fs::write(dir.path().join("a"), "a").expect("write");
+        let meter = Meter::default();
+        let disk = Disk { at: 0, bytes: 0, inodes: 7 };
+        let since = Instant::now().checked_sub(Duration::from_secs(1)).expect("a clock that runs for long");
+        let old = Counted { disk, since, took: Duration::ZERO, last: false };
+        *locked(&meter.counted) = Some(Box::new(old));
+        let counting = locked(&meter.counting);
+        assert_eq!(meter.disk(dir.path(), false), disk);
+        drop(counting);
+        assert_eq!(meter.disk(dir.path(), false).inodes, 1);
+        // Without a result a caller waits.
+        let meter = Meter::default();
+        std::thread::scope(|scope| {
+            let counting = locked(&meter.counting);
+            let waiting = scope.spawn(|| meter.disk(dir.path(), false));
+            *locked(&meter.counted) = Some(Box::new(Counted {
+                disk,
+                since: Instant::now(),
+                took: Duration::from_secs(60),
+                last: true,
+            }));
+            drop(counting);
+            assert_eq!(waiting.join().expect("the thread").inodes, 7);
+        });
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_cri::blocking::FileWork;
 use coracle_proto::cri::{ContainerStats, ContainerStatsFilter, ListContainerStatsRequest, UInt64Value};
 use k8s_openapi::api::core::v1::Pod;
 
@@ -21,6 +22,9 @@ use crate::pod::config::sandbox::log_dir_name;
 /// Maximum time for the memory of a pod's containers: the runtime also measures their writable layers, and the eviction
 /// must not wait for that.
 const CONTAINERS_LIMIT: Duration = Duration::from_secs(1);
+
+/// Walks of the directories of pods. Each of the callers has one at a time: the limits of pods, a shortage, a summary.
+static WALKS: FileWork = FileWork::new(4);
 
 /// The directories of one pod.
 struct PodDirectories {
@@ -44,9 +48,7 @@ pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
 /// The usage of one pod, whose writable layers are known.
 pub(super) async fn with_layers(node: &NodeContext, pod: &Arc<Pod>, layers: Layers) -> Usage {
     let directories = PodDirectories::of(node, pod, pod.metadata.uid.as_deref().unwrap_or_default());
-    // The duration depends on the number of files, so the walk runs in a blocking thread.
-    let walked = tokio::task::spawn_blocking(move || directories.measure(layers)).await;
-    walked.unwrap_or_default()
+    WALKS.run(move || directories.measure(layers)).await.unwrap_or_default()
 }
 
 /// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod.
