@@ -1,8 +1,9 @@
 //! The kernel's limits of the user root.
 //!
 //! The node, and root of all pods without a user namespace, are one user. So root of one container could use up a limit of
-//! this user. Then no pod could start, or the node could accept no connections. The limits here are about the memory of
-//! the kernel. The kernel charges this memory to the container, so the memory limit of a pod is enough of a limit.
+//! this user. Then no pod could start, the node could accept no connections, or no client could follow logs. The limits here
+//! are about the memory of the kernel. The kernel charges this memory to the container, so the memory limit of a pod is
+//! enough of a limit.
 
 use std::io;
 use std::path::Path;
@@ -11,18 +12,24 @@ use tracing::debug;
 
 /// The largest value that the kernel accepts for all of these limits, on all architectures.
 const MOST: u64 = 2_147_483_647;
-const NAMESPACES: &str = "/proc/sys/user";
+const SYSCTLS: &str = "/proc/sys";
+const NAMESPACES: &str = "user";
 /// Half of it is the kernel's default of each limit on namespaces.
-const THREADS: &str = "/proc/sys/kernel/threads-max";
+const THREADS: &str = "kernel/threads-max";
 /// The kinds of namespaces that pods have, and those that user namespaces bring.
 const KINDS: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
-/// Files in all epoll instances of a user.
-const WATCHES: &str = "/proc/sys/fs/epoll/max_user_watches";
+/// Files in all epoll instances of a user, watches of inotify, and its instances.
+const WATCHES: [&str; 3] =
+    ["fs/epoll/max_user_watches", "fs/inotify/max_user_watches", "fs/inotify/max_user_instances"];
 
 /// Raises the limits. A failure is logged: the settings may be read-only.
 pub(crate) fn raise() {
-    raise_namespaces(Path::new(NAMESPACES), Path::new(THREADS));
-    raise_watches(Path::new(WATCHES));
+    raise_below(Path::new(SYSCTLS));
+}
+
+fn raise_below(sysctls: &Path) {
+    raise_namespaces(&sysctls.join(NAMESPACES), &sysctls.join(THREADS));
+    WATCHES.iter().for_each(|name| raise_watches(&sysctls.join(name)));
 }
 
 /// Raises the limits that have the kernel's default. Those that an administrator has set stay: fewer user namespaces make
@@ -70,6 +77,19 @@ mod tests {
         let now = ["uts", "mnt", "user", "net"].map(|kind| std::fs::read_to_string(path(kind)).unwrap());
         assert_eq!(now, ["2147483647", "2147483647", "0\n", "500\n"]);
         assert!(!path("ipc").exists(), "a kind that the kernel does not have");
+    }
+
+    #[test]
+    fn limits_of_epoll_and_inotify_are_raised() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["epoll/max_user_watches", "inotify/max_user_watches", "inotify/max_user_instances"]
+            .map(|name| dir.path().join("fs").join(name));
+        for path in &paths {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "128\n").unwrap();
+        }
+        raise_below(dir.path());
+        assert_eq!(paths.map(|path| std::fs::read_to_string(path).unwrap()), ["2147483647"; 3]);
     }
 
     #[test]
