@@ -19,6 +19,9 @@ use coracle_cri::blocking::{self, Abandoned, Blocked};
 
 use super::{VolumeContext, mounts};
 
+/// Maximum attempts to open a path.
+const OPEN_ATTEMPTS: usize = 1000;
+
 /// Why a part of a volume is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
@@ -213,11 +216,16 @@ fn beneath(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    match openat2(base, path, how) {
-        // Before Linux 5.6 there is no openat2: no symlink is followed then.
-        Err(Errno::ENOSYS) => no_links(base, path),
-        found => found,
+    for _ in 0..OPEN_ATTEMPTS {
+        match openat2(base, path, how) {
+            // A process of the machine has renamed a file while the kernel resolved a `..`.
+            Err(Errno::EAGAIN) => {}
+            // Before Linux 5.6 there is no openat2: no symlink is followed then.
+            Err(Errno::ENOSYS) => return no_links(base, path),
+            found => return found,
+        }
     }
+    Err(Errno::EAGAIN)
 }
 
 fn no_links(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
@@ -332,6 +340,27 @@ mod tests {
             assert!(matches!(open_beneath(&dir, bad), Err(SubPathError::Path(_))), "{bad}");
         }
         assert!(matches!(open_beneath(&dir, "inner/file/x"), Err(SubPathError::Io { .. })));
+        fs::remove_dir_all(dir).expect("clean up");
+    }
+
+    #[test]
+    fn a_part_is_opened_while_other_files_are_renamed() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = volume("renamed");
+        symlink("../inner/".repeat(10).trim_end_matches('/'), dir.join("inner/in")).expect("symlink");
+        let (a, b, done) = (dir.join("a"), dir.join("b"), AtomicBool::new(false));
+        fs::write(&a, "x").expect("file");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..50_000 {
+                    fs::rename(&a, &b).and_then(|()| fs::rename(&b, &a)).expect("rename");
+                }
+                done.store(true, Ordering::SeqCst);
+            });
+            while !done.load(Ordering::SeqCst) {
+                open_beneath(&dir, "inner/in/file").expect("it exists");
+            }
+        });
         fs::remove_dir_all(dir).expect("clean up");
     }
 

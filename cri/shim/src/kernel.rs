@@ -38,6 +38,10 @@ const RESOLVE_NO_XDEV: u64 = 0x01;
 const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
 const RESOLVE_NO_SYMLINKS: u64 = 0x04;
 
+/// Maximum attempts to open a path below a root. If any process of the machine renames a file while the kernel resolves a
+/// `..`, openat2(2) returns EAGAIN: it cannot exclude that the `..` led out of the root.
+const OPEN_ATTEMPTS: u32 = 1000;
+
 fn check(result: c_long) -> io::Result<c_int> {
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -325,16 +329,23 @@ fn open_at(root: impl AsFd, path: &Path, flags: c_int, resolve: u64) -> io::Resu
     let path = c_path(path)?;
     let flags = u64::try_from(flags | libc::O_CLOEXEC).map_err(io::Error::other)?;
     let how = OpenHow { flags, mode: 0, resolve };
-    // SAFETY: the strings and `how` outlive the call, and the size is that of `how`.
-    owned(unsafe {
-        libc::syscall(
-            libc::SYS_openat2,
-            root.as_fd().as_raw_fd(),
-            path.as_ptr(),
-            &raw const how,
-            std::mem::size_of::<OpenHow>(),
-        )
-    })
+    let mut attempts = 1..OPEN_ATTEMPTS;
+    loop {
+        // SAFETY: the strings and `how` outlive the call, and the size is that of `how`.
+        let opened = owned(unsafe {
+            libc::syscall(
+                libc::SYS_openat2,
+                root.as_fd().as_raw_fd(),
+                path.as_ptr(),
+                &raw const how,
+                std::mem::size_of::<OpenHow>(),
+            )
+        });
+        match opened {
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && attempts.next().is_some() => {}
+            opened => return opened,
+        }
+    }
 }
 
 /// fsetxattr(2): an extended attribute of an open file.
