@@ -6,11 +6,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Bytes per second that a container may write on average.
+/// Bytes per second that a container may write on average, or its log may grow if that is more.
 const PER_SECOND: u64 = 16 << 20;
 /// Bytes that a container may write at once.
 const BURST: u64 = 64 << 20;
-/// Length of a pause: the time for 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
+/// Minimum length of a pause: the time for 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
 const PAUSE: Duration = Duration::from_micros(62_500);
 
 /// The rate limit of a container's output: a token bucket of [`BURST`] bytes.
@@ -27,20 +27,32 @@ pub(crate) struct OutputRate {
 // === impl OutputRate ===
 
 impl OutputRate {
-    /// Counts bytes that were read, and begins a pause if the burst is used up.
+    /// Counts bytes that were read or are written to the log, and begins a pause if the burst is used up.
     pub(crate) fn count(&mut self, bytes: usize, now: Instant) {
         let passed = self.counted_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let regained =
             u64::try_from(passed.as_micros()).unwrap_or(u64::MAX).saturating_mul(PER_SECOND) / 1_000_000;
         self.used = self.used.saturating_sub(regained).saturating_add(bytes as u64);
         self.counted_at = Some(now);
-        self.resumes = (self.used >= BURST).then(|| now + PAUSE);
+        let excess = self.used.checked_sub(BURST);
+        self.resumes = excess.map(|excess| now + PAUSE.max(time_for(excess)));
+    }
+
+    /// Bytes of the burst that are used up.
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> u64 {
+        self.used
     }
 
     /// The end of the current pause. `None` if the output may be read.
     pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.resumes.filter(|end| *end > now)
     }
+}
+
+/// The time in which a container may write a number of bytes.
+fn time_for(bytes: u64) -> Duration {
+    Duration::from_micros(bytes.saturating_mul(1_000_000) / PER_SECOND)
 }
 
 #[cfg(test)]
@@ -70,6 +82,13 @@ mod tests {
     fn output_without_end_is_slowed_down_after_a_burst() {
         assert!(written_in(60) < BURST + 61 * PER_SECOND, "{} bytes in a minute", written_in(60));
         assert!(written_in(60) > BURST + 59 * PER_SECOND, "{} bytes in a minute", written_in(60));
+    }
+
+    #[test]
+    fn a_pause_is_as_long_as_what_exceeds_the_burst_takes() {
+        let (mut rate, begin) = (OutputRate::default(), Instant::now());
+        rate.count((BURST + 2 * PER_SECOND) as usize, begin);
+        assert_eq!(rate.paused_until(begin), Some(begin + Duration::from_secs(2)));
     }
 
     #[test]

@@ -160,7 +160,8 @@ impl Stdio {
                 Err(_) => self.end(output, now, &mut lines),
             }
         }
-        self.rate.count(bytes, Instant::now());
+        // The log adds about 45 bytes to each line. Lines may be empty.
+        self.rate.count(bytes.max(lines.len()), Instant::now());
         self.write_log(&lines, now);
     }
 
@@ -345,6 +346,15 @@ impl Terminal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_log_adds_to_short_lines_counts_for_the_speed() {
+        let (mut stdio, ends) = Stdio::new(&CreateContainer::default()).unwrap();
+        let (lines, mut buffer) = ("\n".repeat(32 << 10), vec![0; 64 << 10]);
+        assert_eq!(write(ends.stdout.as_ref().unwrap(), lines.as_bytes()), Ok(lines.len()));
+        stdio.forward_output(Output::Stdout, &mut buffer);
+        assert!(stdio.rate.used() > 40 * lines.len() as u64, "{}", stdio.rate.used());
+    }
 
     #[test]
     fn clients_of_a_terminal_that_no_process_has_open_are_disconnected() {
