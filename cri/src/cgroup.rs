@@ -9,7 +9,8 @@ mod mounts;
 pub(crate) mod value;
 
 use std::collections::{BTreeMap, HashSet};
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use std::time::Duration;
 use coracle_proto::shim;
 use coracle_systemd::property::{self, v1};
 use coracle_systemd::{Systemd, unit};
+use tokio::time::Instant;
 
 use self::driver::CgroupDriver;
 use self::mounts::Hierarchy;
@@ -29,6 +31,10 @@ const MAX_COUNTED_GROUPS: usize = 1_000;
 
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
+/// Number of such checks after which all processes that are left get the signal again.
+const KILL_AGAIN: u32 = 100;
+/// Bytes of a list of processes from which on there are many: about 600 processes.
+const MANY_PROCESSES: u64 = 4096;
 /// Timeout for the end of all processes of a cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -152,31 +158,43 @@ impl Cgroups {
 
     /// Kills all processes of a group and waits for their end. Returns true if no process is left.
     pub(crate) async fn kill(&self, group: &str) -> bool {
-        let mut waited = Duration::ZERO;
-        loop {
+        let (begun, mut killed) = (Instant::now(), HashSet::new());
+        for step in 1_u32.. {
             let (cgroups, path) = (self.clone(), group.to_owned());
-            let found = self.on_tree(group, move || cgroups.kill_listed(&path)).await;
-            if found.is_ok_and(|found| !found) {
+            let pass = self.on_tree(group, move || {
+                let has_processes = cgroups.kill_new(&path, &mut killed);
+                (has_processes, killed)
+            });
+            let Ok((has_processes, signalled)) = pass.await else { return false };
+            if !has_processes {
                 return true;
             }
-            if waited >= KILL_TIMEOUT {
+            if begun.elapsed() >= KILL_TIMEOUT {
                 return false;
             }
+            // The pid of a process that has ended may have been reused.
+            killed = if step.is_multiple_of(KILL_AGAIN) { HashSet::new() } else { signalled };
             tokio::time::sleep(KILL_STEP).await;
-            waited += KILL_STEP;
         }
+        false
     }
 
-    /// Kills the processes of a group. Returns whether it had any.
-    fn kill_listed(&self, group: &str) -> bool {
+    /// Kills the processes of a group that are not among the killed ones. Returns whether the group has processes. A pass
+    /// through many processes takes long, and thousands of killed processes need many seconds to end. So each gets one
+    /// signal. `killed` then has the processes that the group still has.
+    fn kill_new(&self, group: &str, killed: &mut HashSet<i32>) -> bool {
         let pids = self.processes(group);
         if pids.is_empty() {
             return false;
         }
-        self.signal(group, &pids, libc::SIGKILL);
+        let new: Vec<i32> = pids.iter().copied().filter(|pid| !killed.contains(pid)).collect();
+        if !new.is_empty() {
+            self.signal(group, &new, libc::SIGKILL);
+        }
         if let Err(error) = self.thaw(group) {
             tracing::warn!(group, %error, "cannot thaw a cgroup whose processes were killed");
         }
+        *killed = pids.into_iter().collect();
         true
     }
 
@@ -196,14 +214,16 @@ impl Cgroups {
         freezer.map_or(Ok(()), |dir| coracle_tree::cgroup::thaw(&dir))
     }
 
-    /// Runs work that visits a group and its descendants. If there are descendants, the work runs on a thread for
-    /// blocking calls: a container can create very many.
+    /// Runs work that visits a group and its descendants. If there are descendants or many processes, the work runs on a
+    /// thread for blocking calls: a container can create very many of both.
     async fn on_tree<T: Send + 'static>(
         &self,
         group: &str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, tokio::task::JoinError> {
-        if self.mounted.iter().filter_map(|found| below(&found.mount, group)).any(|dir| is_nested(&dir)) {
+        let mut dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group));
+        let has_descendants = dirs.any(|dir| is_nested(&dir));
+        if has_descendants || self.dirs(group).first().is_some_and(|dir| has_many_processes(dir)) {
             return tokio::task::spawn_blocking(work).await;
         }
         Ok(work())
@@ -320,6 +340,14 @@ fn is_nested(dir: &Path) -> bool {
     std::fs::metadata(dir).is_ok_and(|found| found.nlink() > 2)
 }
 
+/// Whether a group has many processes, by the length of their list.
+fn has_many_processes(dir: &Path) -> bool {
+    let mut begin = Vec::new();
+    let list = File::open(dir.join("cgroup.procs"));
+    let read = list.and_then(|list| list.take(MANY_PROCESSES).read_to_end(&mut begin));
+    read.is_ok() && begin.len() as u64 == MANY_PROCESSES
+}
+
 fn is_controller(option: &str) -> bool {
     matches!(
         option,
@@ -370,6 +398,49 @@ mod tests {
             );
         }
         assert!(is_below_root("/a") && is_below_root("a/b"));
+    }
+
+    #[test]
+    fn a_group_with_many_processes_is_visited_outside_the_executors_threads() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+        runtime.expect("runtime").block_on(async {
+            let mount = tempfile::tempdir().expect("directory");
+            let cgroups = Cgroups::unified_at(mount.path());
+            std::fs::create_dir(mount.path().join("c")).expect("made");
+            let list = mount.path().join("c/cgroup.procs");
+            std::fs::write(&list, "2000000000\n".repeat(10)).expect("written");
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let blocks = tokio::task::spawn_blocking(move || released.recv().is_ok());
+            assert_eq!(cgroups.on_tree("c", || 7).await.expect("few processes"), 7);
+            std::fs::write(&list, "2000000000\n".repeat(1_000)).expect("written");
+            let mut work = std::pin::pin!(cgroups.on_tree("c", || 7));
+            // Without a free thread for blocking calls it cannot begin.
+            assert!(futures::poll!(work.as_mut()).is_pending());
+            drop(release);
+            assert_eq!(work.await.expect("many processes"), 7);
+            assert!(!blocks.await.expect("the thread"));
+        });
+    }
+
+    #[test]
+    fn a_process_that_is_being_killed_gets_no_further_signal() {
+        let mount = tempfile::tempdir().expect("directory");
+        let cgroups = Cgroups::unified_at(mount.path());
+        std::fs::create_dir(mount.path().join("c")).expect("made");
+        // No process has such a pid.
+        let (first, second) = (2_000_000_000, 2_000_000_001);
+        let mut killed = HashSet::new();
+        for (listed, expected) in [
+            (format!("{first}\n{second}\n"), HashSet::from([first, second])),
+            (format!("{second}\n"), HashSet::from([second])),
+        ] {
+            std::fs::write(mount.path().join("c/cgroup.procs"), listed).expect("written");
+            assert!(cgroups.kill_new("c", &mut killed));
+            assert_eq!(killed, expected);
+        }
+        std::fs::write(mount.path().join("c/cgroup.procs"), "").expect("written");
+        assert!(!cgroups.kill_new("c", &mut killed), "the group has no processes");
     }
 
     #[test]
