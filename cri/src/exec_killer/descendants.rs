@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::blocking::FileWork;
 use crate::cgroup::Cgroups;
 use crate::pidfd;
 
@@ -18,6 +19,10 @@ use crate::pidfd;
 const STEP: Duration = Duration::from_millis(3);
 /// Timeout of the search: a process may be in uninterruptible sleep.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Passes through the processes of containers. A container can have tens of thousands of processes and many commands that
+/// time out. The passes must neither take the blocking threads of the async runtime nor all processors.
+static PASSES: FileWork = FileWork::new(4);
 
 /// A process, from its `stat` (proc(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +84,7 @@ pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader
     let process = pidfd::open(leader).ok()?;
     // Checked after the open: the opened process is the leader.
     let (own, path) = (Arc::clone(cgroups), group.to_owned());
-    // Off the async executor: a container can have very many cgroups, whose processes are listed.
-    let checked = tokio::task::spawn_blocking(move || is_session_leader(&own, &path, leader)).await;
+    let checked = PASSES.run(move || is_session_leader(&own, &path, leader)).await;
     if !checked.is_ok_and(|is_leader| is_leader) {
         return None;
     }
@@ -90,8 +94,7 @@ pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader
     let mut search = Search::default();
     while begun.elapsed() < TIMEOUT {
         let (cgroups, group) = (Arc::clone(cgroups), group.to_owned());
-        // Off the async executor: a container can have tens of thousands of processes.
-        let passed = tokio::task::spawn_blocking(move || {
+        let passed = PASSES.run(move || {
             let pass = search.kill_found(&cgroups, &group, leader);
             (search, pass)
         });
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processes_of_a_group_are_listed_outside_the_executors_threads() {
+    fn the_processes_of_a_group_are_listed_while_no_blocking_thread_of_the_runtime_is_free() {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
         runtime.expect("runtime").block_on(async {
@@ -249,11 +252,11 @@ mod tests {
             let (release, released) = std::sync::mpsc::channel::<()>();
             let blocks = tokio::task::spawn_blocking(move || released.recv().is_ok());
             let own = nix::unistd::getpid().as_raw();
-            let mut search = std::pin::pin!(kill_descendants(&cgroups, "group", own));
-            // Without a free thread for blocking calls it cannot begin.
-            assert!(futures::poll!(search.as_mut()).is_pending());
+            let search =
+                tokio::time::timeout(Duration::from_secs(60), kill_descendants(&cgroups, "group", own));
+            let stopped = search.await.expect("it waits for no other work");
+            assert!(stopped.is_none(), "this process is not in the group");
             drop(release);
-            assert!(search.await.is_none(), "this process is not in the group");
             assert!(!blocks.await.expect("the thread"));
         });
     }
