@@ -6,6 +6,7 @@
 
 mod admission;
 mod buckets;
+mod flow_control;
 mod health;
 mod impersonation;
 mod known_names;
@@ -297,8 +298,7 @@ impl Metrics {
         families.extend([in_flight, objects, stored].iter().flat_map(Collector::collect));
         families.extend(events.collect());
         families.extend(watchers(sources.cache).collect());
-        families.extend(flow_control(sources.flow_control));
-        families.extend(sources.flow_control.waits().collect());
+        families.extend(flow_control::current(sources.flow_control));
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes::current(sources.remotes).collect());
         families.extend(store_size(sources.store).collect());
@@ -368,54 +368,6 @@ fn build_info() -> IntGaugeVec {
     let values = FIELDS.map(|(_, field)| version[field].as_str().unwrap_or_default());
     info.with_label_values(&values).set(1);
     info
-}
-
-/// Priority levels and flow schemas. The labels are names of existing objects.
-fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
-    let level =
-        |name: &str, help: &str| gauge(&format!("apiserver_flowcontrol_{name}"), help, &["priority_level"]);
-    let nominal =
-        level("nominal_limit_seats", "Nominal number of execution seats configured for each priority level.");
-    let seats = level(
-        "current_executing_seats",
-        "Concurrency (number of seats) occupied by the currently executing requests in the API Priority and Fairness subsystem.",
-    );
-    let running = level(
-        "current_executing_requests",
-        "Number of requests in initial (for a WATCH) or any (for a non-WATCH) execution stage in the API Priority and Fairness subsystem.",
-    );
-    let waiting = level(
-        "current_inqueue_requests",
-        "Number of requests currently pending in queues of the API Priority and Fairness subsystem.",
-    );
-    let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    for counts in flow_control.levels() {
-        let labels = [counts.name.as_str()];
-        nominal.with_label_values(&labels).set(number(counts.nominal));
-        seats.with_label_values(&labels).set(number(counts.seats_in_use));
-        running.with_label_values(&labels).set(number(counts.running));
-        waiting.with_label_values(&labels).set(number(counts.waiting));
-    }
-    let labels = ["flow_schema", "priority_level"];
-    let dispatched = counter(
-        "apiserver_flowcontrol_dispatched_requests_total",
-        "Number of requests executed by API Priority and Fairness subsystem.",
-        &labels,
-    );
-    let rejected = counter(
-        "apiserver_flowcontrol_rejected_requests_total",
-        "Number of requests rejected by API Priority and Fairness subsystem.",
-        &["flow_schema", "priority_level", "reason"],
-    );
-    for counts in flow_control.schemas() {
-        let (schema, level) = (counts.schema.as_str(), counts.level.as_str());
-        dispatched.with_label_values(&[schema, level]).inc_by(counts.dispatched);
-        for (reason, number) in counts.rejected.into_iter().filter(|(_, number)| *number > 0) {
-            rejected.with_label_values(&[schema, level, reason]).inc_by(number);
-        }
-    }
-    let gauges = [nominal, seats, running, waiting].into_iter().flat_map(|one| one.collect());
-    gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
 }
 
 /// Counters of audit events.
