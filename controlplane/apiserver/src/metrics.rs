@@ -4,6 +4,7 @@
 //! are read when a client requests the metrics. Labels come from the registry and not from the request, so that clients
 //! cannot create label values.
 
+mod access;
 mod admission;
 mod buckets;
 mod flow_control;
@@ -28,10 +29,11 @@ use prometheus::{
     proto::MetricFamily,
 };
 
+pub(crate) use access::AccessMetrics;
 pub(crate) use admission::{AdmissionMetrics, Step, WebhookCall};
 pub(crate) use policies::{FailedValidation, FailureKind};
 pub(crate) use request_labels::Request;
-pub(crate) use serving::{LongRunning, Terminated};
+pub(crate) use serving::{LongRunning, Terminated, WatchEvents};
 
 use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES};
 use health::HealthMetrics;
@@ -45,7 +47,7 @@ use tokens::TokenMetrics;
 use crate::{
     aggregation::Remotes,
     audit::Auditor,
-    authz::{Verdict, impersonation::ImpersonationCounts},
+    authz::impersonation::ImpersonationCounts,
     cache::Cache,
     flow_control::FlowControl,
     in_flight::InFlight,
@@ -67,13 +69,12 @@ pub(crate) struct Metrics {
     durations: HistogramVec,
     /// Durations without the waits for webhooks and seats.
     sli_durations: HistogramVec,
-    authentications: IntCounterVec,
     certificates: HistogramVec,
-    authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     /// Sizes of the responses to reads, if they are known before the response is sent.
     sizes: HistogramVec,
     deprecated: IntGaugeVec,
+    pub(crate) access: AccessMetrics,
     pub(crate) admission: AdmissionMetrics,
     pub(crate) policies: PolicyMetrics,
     pub(crate) impersonation: ImpersonationCounts,
@@ -97,13 +98,6 @@ pub(crate) struct Sources<'a> {
 /// Returns the metrics of other components in this process, in the text format of Prometheus.
 #[derive(Clone)]
 pub struct ComponentMetrics(pub Arc<dyn Fn() -> String + Send + Sync>);
-
-/// Result of an authentication.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Attempt {
-    Success,
-    Failure,
-}
 
 // === impl Metrics ===
 
@@ -134,17 +128,7 @@ impl Metrics {
                 &SLI_DURATIONS,
                 &SLI_LABELS,
             ),
-            authentications: counter(
-                "authentication_attempts",
-                "Counter of authenticated attempts.",
-                &["result"],
-            ),
             certificates: certificate_lifetimes(),
-            authorizations: counter(
-                "authorization_attempts_total",
-                "Counter of authorization attempts broken down by result.",
-                &["result"],
-            ),
             authentication_reloads: Reloads::new("authentication"),
             sizes: histogram(
                 "apiserver_response_sizes",
@@ -157,6 +141,7 @@ impl Metrics {
                 "1 for each deprecated API that was requested, by group, version, resource and subresource.",
                 &DEPRECATED_LABELS,
             ),
+            access: AccessMetrics::new(),
             admission: AdmissionMetrics::new(),
             policies: PolicyMetrics::new(),
             impersonation: impersonation::counts(),
@@ -172,20 +157,19 @@ impl Metrics {
     fn register(&self) {
         let parts = self.serving.collectors().into_iter().chain(self.tokens.collectors());
         let parts = parts.chain(self.policies.collectors()).chain(self.admission.collectors());
-        let parts = parts.chain(impersonation::collectors(&self.impersonation));
+        let parts =
+            parts.chain(impersonation::collectors(&self.impersonation)).chain(self.access.collectors());
         for collector in self.collectors().into_iter().chain(parts) {
             valid(self.registry.register(collector));
         }
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 12] {
+    fn collectors(&self) -> [Box<dyn Collector>; 10] {
         [
             self.remotes.collector(),
             Box::new(self.authentication_reloads.count.clone()),
             Box::new(self.authentication_reloads.last.clone()),
-            Box::new(self.authentications.clone()),
             Box::new(self.certificates.clone()),
-            Box::new(self.authorizations.clone()),
             Box::new(self.sizes.clone()),
             Box::new(self.deprecated.clone()),
             Box::new(self.requests.clone()),
@@ -231,15 +215,6 @@ impl Metrics {
         self.serving.forget(group, plural);
     }
 
-    /// Counts an authentication of a request from the network.
-    pub(crate) fn authenticated(&self, attempt: Attempt) {
-        let result = match attempt {
-            Attempt::Success => "success",
-            Attempt::Failure => "failure",
-        };
-        self.authentications.with_label_values(&[result]).inc();
-    }
-
     /// Counts a client certificate of a request, by its remaining validity in seconds.
     pub(crate) fn presented_certificate(&self, remaining: i64) {
         #[expect(clippy::cast_precision_loss, reason = "seconds of a validity have less than 53 bits")]
@@ -251,16 +226,6 @@ impl Metrics {
         let status = [if is_valid { "success" } else { "failure" }];
         self.authentication_reloads.count.with_label_values(&status).inc();
         self.authentication_reloads.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
-    }
-
-    /// Counts an authorization decision.
-    pub(crate) fn authorized(&self, verdict: Verdict) {
-        let result = match verdict {
-            Verdict::Allow => "allowed",
-            Verdict::Deny => "denied",
-            Verdict::NoOpinion => "no-opinion",
-        };
-        self.authorizations.with_label_values(&[result]).inc();
     }
 
     fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
