@@ -11,6 +11,7 @@ mod flow_control;
 mod health;
 mod impersonation;
 mod known_names;
+mod pod_resources;
 mod policies;
 mod reloads;
 mod remotes;
@@ -402,6 +403,7 @@ pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo)
     let text = match info.path.as_str() {
         PATH => metrics.text(sources),
         SLI_PATH => metrics.health.text(),
+        pod_resources::PATH => pod_resources::text(sources.cache),
         _ => return None,
     };
     Some(reply::bytes(200, TEXT, text))

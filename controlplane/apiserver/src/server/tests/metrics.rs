@@ -199,6 +199,22 @@ async fn authentications_decisions_and_the_events_of_watches_are_counted() {
 }
 
 #[tokio::test]
+async fn requests_and_limits_of_pods_have_a_path_of_their_own() {
+    let server = Fixture::new().await;
+    let mut pod = pod("p");
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "250m"}, "limits": {"cpu": "1"}});
+    assert_eq!(server.post(PODS, pod).await.code, 201);
+    let answer = server.get("/metrics/resources").await;
+    let text = answer.body.as_str().unwrap();
+    let labels = ["namespace=\"default\"", "pod=\"p\"", "resource=\"cpu\"", "unit=\"cores\""];
+    assert_eq!(value(text, "kube_pod_resource_request", &labels), Some(0.25));
+    assert_eq!(value(text, "kube_pod_resource_limit", &labels), Some(1.0));
+    assert!(!metrics(&server).await.contains("kube_pod_resource"), "the samples grow with the pods");
+    let anonymous = User::new("system:anonymous", &["system:unauthenticated"]);
+    assert_eq!(server.get_as(anonymous, "/metrics/resources").await.code, 403);
+}
+
+#[tokio::test]
 async fn a_request_cannot_make_labels_and_anonymous_clients_read_none() {
     let server = Fixture::new().await;
     for path in ["/apis/evil.example/v1/evils/a", "/api/v1/namespaces/default/pods/a/evil", "/evil"] {
