@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, Cached, Question};
 use crate::exchange::exchange;
-use crate::metrics::{CacheSize, Metrics};
+use crate::metrics::{ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
 
 /// Maximum time for the answer of a server.
@@ -52,9 +52,13 @@ impl Drop for PendingQuery {
 
 // === impl Upstream ===
 
-impl CacheSize for Upstream {
+impl ForwarderState for Upstream {
     fn cached_answers(&self) -> [usize; 2] {
         self.cache().counts()
+    }
+
+    fn servers(&self) -> ServerMetricsByAddress {
+        self.servers.metrics()
     }
 }
 
@@ -144,13 +148,18 @@ impl Upstream {
 
     /// Queries the servers in order until one returns a usable answer.
     async fn query_servers(self: &Arc<Self>, question: &Question) -> Message {
-        for server in self.servers.of(&question.0) {
+        let servers = self.servers.of(&question.0);
+        if !servers.is_empty() && servers.iter().all(|server| !server.is_up()) {
+            self.metrics.servers_down();
+        }
+        for server in servers {
             self.probe(&server);
-            self.metrics.forwarded();
+            server.metrics.queried();
             let sent_at = Instant::now();
             match timeout(ANSWER_TIMEOUT, exchange(server.address, question)).await {
                 Ok(Ok((message, bytes))) => {
                     server.succeeded();
+                    server.metrics.responded(message.metadata.response_code, sent_at.elapsed());
                     if is_useful(&message) {
                         self.cache().put(question.clone(), &message, &bytes);
                         return message;
@@ -159,12 +168,12 @@ impl Upstream {
                 Ok(Err(error)) => {
                     tracing::debug!(server = %server.address, %error, "cannot query a DNS server");
                     server.failed();
-                    self.metrics.upstream_failed();
+                    server.metrics.failed();
                 }
                 Err(_elapsed) => {
                     tracing::debug!(server = %server.address, "no response of a DNS server");
                     if server.timed_out(sent_at) {
-                        self.metrics.upstream_failed();
+                        server.metrics.failed();
                     }
                 }
             }

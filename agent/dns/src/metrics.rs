@@ -1,19 +1,28 @@
 //! Counters of the server, with the names of CoreDNS' metrics.
+//!
+//! Counting is an addition to an atomic number: it takes no lock and allocates nothing.
+
+mod upstream_servers;
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
+pub(crate) use upstream_servers::{ServerMetrics, ServerMetricsByAddress};
+
 /// Transport protocols of queries.
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
 /// Address families of clients, as CoreDNS numbers them.
 const FAMILIES: [&str; 2] = ["1", "2"];
-/// Query types that are counted separately.
-const TYPES: [&str; 7] = ["A", "AAAA", "CNAME", "PTR", "SRV", "TXT", "other"];
+/// Query types that are counted separately, as in CoreDNS.
+const TYPES: [&str; 20] = [
+    "A", "AAAA", "ANY", "AXFR", "CNAME", "DNSKEY", "DS", "HTTPS", "IXFR", "MX", "NS", "NSEC", "NSEC3", "PTR",
+    "RRSIG", "SOA", "SRV", "SVCB", "TXT", "other",
+];
 /// Response codes that are counted separately.
 const CODES: [&str; 7] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "other"];
 /// Number of buckets of the histogram of durations. The first upper bound is 0.25 ms; each further one is twice the
@@ -28,9 +37,10 @@ const SIZES: [usize; 14] =
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: [[[AtomicU64; TYPES.len()]; FAMILIES.len()]; PROTOCOLS.len()],
+    /// Queries of clients that accept signatures (DNSSEC).
+    signature_requests: AtomicU64,
     responses: [AtomicU64; CODES.len()],
-    durations: [AtomicU64; BUCKETS + 1],
-    duration_micros: AtomicU64,
+    durations: Durations,
     /// Sizes of queries and of responses, by transport protocol.
     sizes: [[Sizes; PROTOCOLS.len()]; 2],
     /// Cache hits: of answers with records, and of negative answers.
@@ -38,10 +48,24 @@ pub struct Metrics {
     misses: AtomicU64,
     prefetches: AtomicU64,
     stale: AtomicU64,
-    forwarded: AtomicU64,
-    upstream_failures: AtomicU64,
+    /// Forwarded queries for which every server was down.
+    without_servers: AtomicU64,
     rejects: AtomicU64,
-    cache: OnceLock<std::sync::Mutex<Option<Weak<dyn CacheSize>>>>,
+    forwarder: OnceLock<std::sync::Mutex<Option<Weak<dyn ForwarderState>>>>,
+}
+
+/// A histogram of durations.
+#[derive(Debug, Default)]
+struct Durations {
+    buckets: [AtomicU64; BUCKETS + 1],
+    micros: AtomicU64,
+}
+
+/// The current counts of a histogram of durations, or the sum of several ones.
+#[derive(Default)]
+struct DurationCounts {
+    buckets: [u64; BUCKETS + 1],
+    micros: u64,
 }
 
 /// A histogram of the sizes of messages.
@@ -51,10 +75,13 @@ struct Sizes {
     bytes: AtomicU64,
 }
 
-/// A cache of answers.
-pub(crate) trait CacheSize: Send + Sync {
+/// The state of the forwarder, which is read when a client requests the metrics.
+pub(crate) trait ForwarderState: Send + Sync {
     /// Number of cached answers with records, and number of cached negative answers.
     fn cached_answers(&self) -> [usize; 2];
+
+    /// The counters of the upstream servers.
+    fn servers(&self) -> ServerMetricsByAddress;
 }
 
 /// A query that was received.
@@ -69,31 +96,29 @@ pub(crate) struct ReceivedQuery {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Sets the cache whose size the metrics report.
-    pub(crate) fn show_size_of(&self, cache: Weak<dyn CacheSize>) {
-        let shown = self.cache.get_or_init(std::sync::Mutex::default);
-        *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(cache);
+    /// Sets the forwarder whose state the metrics report.
+    pub(crate) fn show_forwarder(&self, forwarder: Weak<dyn ForwarderState>) {
+        let shown = self.forwarder.get_or_init(std::sync::Mutex::default);
+        *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(forwarder);
+    }
+
+    fn forwarder(&self) -> Option<Arc<dyn ForwarderState>> {
+        let shown = self.forwarder.get()?;
+        shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner).as_ref()?.upgrade()
     }
 
     pub(crate) fn record_response(&self, received: ReceivedQuery, code: ResponseCode, took: Duration) {
-        let name = received.kind.map(|kind| kind.to_string()).unwrap_or_default();
+        let name: &str = received.kind.map_or("", Into::into);
         let kind = TYPES.iter().position(|known| *known == name).unwrap_or(TYPES.len() - 1);
         self.requests[usize::from(received.is_tcp)][usize::from(!received.is_ipv4)][kind]
             .fetch_add(1, Relaxed);
-        let code = match code {
-            ResponseCode::NoError => 0,
-            ResponseCode::FormErr => 1,
-            ResponseCode::ServFail => 2,
-            ResponseCode::NXDomain => 3,
-            ResponseCode::NotImp => 4,
-            ResponseCode::Refused => 5,
-            _ => 6,
-        };
-        self.responses[code].fetch_add(1, Relaxed);
-        let bucket = (0..BUCKETS).find(|index| took.as_secs_f64() <= bound(*index)).unwrap_or(BUCKETS);
-        self.durations[bucket].fetch_add(1, Relaxed);
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.duration_micros.fetch_add(micros, Relaxed);
+        self.responses[code_index(code)].fetch_add(1, Relaxed);
+        self.durations.observe(took);
+    }
+
+    /// Counts a query of a client that accepts signatures.
+    pub(crate) fn signatures_requested(&self) {
+        self.signature_requests.fetch_add(1, Relaxed);
     }
 
     /// Counts the sizes of a query and its response, in bytes.
@@ -119,12 +144,9 @@ impl Metrics {
         self.stale.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn forwarded(&self) {
-        self.forwarded.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn upstream_failed(&self) {
-        self.upstream_failures.fetch_add(1, Relaxed);
+    /// Counts a query that is forwarded although every server is down.
+    pub(crate) fn servers_down(&self) {
+        self.without_servers.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn rejected(&self) {
@@ -137,12 +159,17 @@ impl Metrics {
         let mut out = String::new();
         self.render_requests(&mut out);
         self.render_sizes(&mut out);
-        self.render_cache(&mut out);
-        let name = "coredns_forward_max_concurrent_rejects_total";
-        counter(&mut out, name, "Queries refused because too many wait for other servers", &self.rejects);
-        counter(&mut out, "coredns_forward_requests_total", "Queries to other servers", &self.forwarded);
-        let name = "coredns_forward_healthcheck_failures_total";
-        counter(&mut out, name, "Queries that other servers did not answer", &self.upstream_failures);
+        let forwarder = self.forwarder();
+        let forwarder = forwarder.as_deref();
+        self.render_cache(&mut out, forwarder.map_or([0, 0], ForwarderState::cached_answers));
+        let rejects = ("max_concurrent_rejects", "Queries refused because too many wait for other servers");
+        let broken = ("healthcheck_broken", "Queries that were forwarded while every other server was down");
+        for ((name, help), count) in [(rejects, &self.rejects), (broken, &self.without_servers)] {
+            let name = format!("coredns_forward_{name}_total");
+            head(&mut out, &name, "counter", help);
+            let _ = writeln!(out, "{name} {}", count.load(Relaxed));
+        }
+        upstream_servers::render(&mut out, &forwarder.map(ForwarderState::servers).unwrap_or_default());
         out
     }
 
@@ -159,6 +186,10 @@ impl Metrics {
                 }
             }
         }
+        let name = "coredns_dns_do_requests_total";
+        head(out, name, "counter", "Queries of clients that accept signatures");
+        let labels = "server=\"dns://:53\",view=\"\",zone=\".\"";
+        let _ = writeln!(out, "{name}{{{labels}}} {}", self.signature_requests.load(Relaxed));
         let name = "coredns_dns_responses_total";
         head(out, name, "counter", "Responses");
         for (code, count) in CODES.iter().zip(&self.responses).filter(|(_, count)| count.load(Relaxed) > 0) {
@@ -169,14 +200,7 @@ impl Metrics {
         let name = "coredns_dns_request_duration_seconds";
         head(out, name, "histogram", "Time in which queries were answered");
         let labels = "server=\"dns://:53\",view=\"\",zone=\".\"";
-        let mut sum = 0;
-        for (index, count) in self.durations.iter().enumerate() {
-            sum += count.load(Relaxed);
-            let bound = if index < BUCKETS { bound(index).to_string() } else { "+Inf".to_owned() };
-            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {sum}");
-        }
-        let seconds = Duration::from_micros(self.duration_micros.load(Relaxed)).as_secs_f64();
-        let _ = writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {sum}");
+        DurationCounts::sum([&self.durations]).render(out, name, labels);
     }
 
     fn render_sizes(&self, out: &mut String) {
@@ -191,13 +215,8 @@ impl Metrics {
         }
     }
 
-    fn render_cache(&self, out: &mut String) {
+    fn render_cache(&self, out: &mut String, entries: [usize; 2]) {
         let labels = |kind| format!("server=\"dns://:53\",type=\"{kind}\",view=\"\",zones=\".\"");
-        let shown = self.cache.get();
-        let shown = shown.and_then(|shown| {
-            shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner).as_ref()?.upgrade()
-        });
-        let entries = shown.map_or([0, 0], |cache| cache.cached_answers());
         let name = "coredns_cache_entries";
         head(out, name, "gauge", "Cached answers");
         for (kind, count) in ["success", "denial"].iter().zip(entries) {
@@ -208,11 +227,14 @@ impl Metrics {
         for (kind, count) in ["success", "denial"].iter().zip(&self.hits) {
             let _ = writeln!(out, "{name}{{{}}} {}", labels(kind), count.load(Relaxed));
         }
-        counter(out, "coredns_cache_misses_total", "Queries that the cache cannot answer", &self.misses);
+        let lookups: u64 = self.hits.iter().chain([&self.misses]).map(|count| count.load(Relaxed)).sum();
+        counter(out, "coredns_cache_requests_total", "Queries that were looked up in the cache", lookups);
+        let name = "coredns_cache_misses_total";
+        counter(out, name, "Queries that the cache cannot answer", self.misses.load(Relaxed));
         let name = "coredns_cache_prefetch_total";
-        counter(out, name, "Cached answers renewed before they expired", &self.prefetches);
+        counter(out, name, "Cached answers renewed before they expired", self.prefetches.load(Relaxed));
         let name = "coredns_cache_served_stale_total";
-        counter(out, name, "Expired answers that were used", &self.stale);
+        counter(out, name, "Expired answers that were used", self.stale.load(Relaxed));
     }
 }
 
@@ -237,14 +259,68 @@ impl Sizes {
     }
 }
 
+// === impl Durations ===
+
+impl Durations {
+    fn observe(&self, took: Duration) {
+        let bucket = (0..BUCKETS).find(|index| took.as_secs_f64() <= bound(*index)).unwrap_or(BUCKETS);
+        self.buckets[bucket].fetch_add(1, Relaxed);
+        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+    }
+}
+
+// === impl DurationCounts ===
+
+impl DurationCounts {
+    fn sum<'a>(parts: impl IntoIterator<Item = &'a Durations>) -> Self {
+        let mut all = Self::default();
+        for part in parts {
+            for (sum, count) in all.buckets.iter_mut().zip(&part.buckets) {
+                *sum += count.load(Relaxed);
+            }
+            all.micros = all.micros.wrapping_add(part.micros.load(Relaxed));
+        }
+        all
+    }
+
+    /// Number of durations.
+    fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    fn render(&self, out: &mut String, name: &str, labels: &str) {
+        let mut sum = 0;
+        for (index, count) in self.buckets.iter().enumerate() {
+            sum += count;
+            let bound = if index < BUCKETS { bound(index).to_string() } else { "+Inf".to_owned() };
+            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {sum}");
+        }
+        let seconds = Duration::from_micros(self.micros).as_secs_f64();
+        let _ = writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {sum}");
+    }
+}
+
+/// The index of a response code in [`CODES`].
+fn code_index(code: ResponseCode) -> usize {
+    match code {
+        ResponseCode::NoError => 0,
+        ResponseCode::FormErr => 1,
+        ResponseCode::ServFail => 2,
+        ResponseCode::NXDomain => 3,
+        ResponseCode::NotImp => 4,
+        ResponseCode::Refused => 5,
+        _ => 6,
+    }
+}
+
 fn bound(index: usize) -> f64 {
     FIRST_BUCKET_SECONDS * f64::from(1u32 << index.min(BUCKETS))
 }
 
-fn counter(out: &mut String, name: &str, help: &str, value: &AtomicU64) {
+fn counter(out: &mut String, name: &str, help: &str, value: u64) {
     head(out, name, "counter", help);
     let labels = "server=\"dns://:53\",view=\"\",zones=\".\"";
-    let _ = writeln!(out, "{name}{{{labels}}} {}", value.load(Relaxed));
+    let _ = writeln!(out, "{name}{{{labels}}} {value}");
 }
 
 /// Writes the header of a metric. Writing to a string cannot fail.
@@ -264,14 +340,26 @@ mod tests {
         metrics.record_response(received, ResponseCode::NXDomain, Duration::from_secs(60));
         metrics.record_sizes(false, 40, 600);
         metrics.record_sizes(true, 511, 65_000);
+        let unusual = ReceivedQuery { kind: Some(RecordType::HTTPS), ..received };
+        metrics.record_response(unusual, ResponseCode::NoError, Duration::ZERO);
+        let unknown = ReceivedQuery { kind: Some(RecordType::Unknown(65_280)), ..received };
+        metrics.record_response(unknown, ResponseCode::NoError, Duration::ZERO);
         metrics.cache_hit(true);
+        metrics.cache_missed();
+        metrics.signatures_requested();
         let text = metrics.render();
         for line in [
             "coredns_dns_requests_total{family=\"1\",proto=\"udp\",type=\"A\",server=\"dns://:53\",view=\"\",zone=\".\"} 2",
             "coredns_dns_responses_total{plugin=\"\",rcode=\"NXDOMAIN\",server=\"dns://:53\",view=\"\",zone=\".\"} 1",
-            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.00025\"} 0",
-            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.0005\"} 1",
-            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"+Inf\"} 2",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.00025\"} 2",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.0005\"} 3",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"+Inf\"} 4",
+            "coredns_dns_requests_total{family=\"1\",proto=\"udp\",type=\"HTTPS\",server=\"dns://:53\",view=\"\",zone=\".\"} 1",
+            "coredns_dns_requests_total{family=\"1\",proto=\"udp\",type=\"other\",server=\"dns://:53\",view=\"\",zone=\".\"} 1",
+            "coredns_dns_do_requests_total{server=\"dns://:53\",view=\"\",zone=\".\"} 1",
+            "coredns_cache_requests_total{server=\"dns://:53\",view=\"\",zones=\".\"} 2",
+            "coredns_forward_healthcheck_broken_total 0",
+            "coredns_forward_max_concurrent_rejects_total 0",
             "# TYPE coredns_dns_request_size_bytes histogram",
             "coredns_dns_request_size_bytes_bucket{proto=\"udp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"0\"} 0",
             "coredns_dns_request_size_bytes_bucket{proto=\"udp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"100\"} 1",

@@ -40,6 +40,9 @@ pub(crate) fn reply(bytes: &[u8], zone: &Zone, upstream: &Arc<Upstream>) -> Repl
     reply.metadata.recursion_available = true;
     reply.queries.clone_from(&query.queries);
     if let Some(theirs) = &query.edns {
+        if theirs.flags().dnssec_ok {
+            upstream.metrics.signatures_requested();
+        }
         let mut edns = Edns::new();
         edns.set_max_payload(UDP_PAYLOAD);
         reply.set_edns(edns);

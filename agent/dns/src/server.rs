@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use crate::fair_queue::FairQueue;
 use crate::forward::Upstream;
 use crate::limit::Limit;
-use crate::metrics::{CacheSize, ReceivedQuery};
+use crate::metrics::{ForwarderState, ReceivedQuery};
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::tcp;
 use crate::zone::Zone;
@@ -72,7 +72,7 @@ impl Server {
     #[must_use]
     pub fn new(zone: Zone, upstream: Upstream, clients: watch::Receiver<Vec<IpNetwork>>) -> Self {
         let upstream = Arc::new(upstream);
-        upstream.metrics.show_size_of(Arc::downgrade(&upstream) as Weak<dyn CacheSize>);
+        upstream.metrics.show_forwarder(Arc::downgrade(&upstream) as Weak<dyn ForwarderState>);
         Self {
             zone,
             upstream,

@@ -10,6 +10,7 @@ use hickory_proto::rr::{Name, RecordType};
 use tokio::time::Instant;
 
 use crate::cache::Question;
+use crate::metrics::{ServerMetrics, ServerMetricsByAddress};
 
 /// Maximum servers of a `resolv.conf`, as the C library's.
 const SERVERS_MAX: usize = 3;
@@ -39,6 +40,7 @@ pub struct StubDomain {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    pub(crate) metrics: Arc<ServerMetrics>,
     health: Mutex<Health>,
 }
 
@@ -77,7 +79,7 @@ struct Host {
 
 impl Server {
     fn new(address: SocketAddr) -> Arc<Self> {
-        Arc::new(Self { address, health: Mutex::default() })
+        Arc::new(Self { address, metrics: Arc::default(), health: Mutex::default() })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Health) -> T) -> T {
@@ -185,6 +187,17 @@ impl Servers {
             "a DNS server forwards queries back to this node and is not used; remove it from the node's resolv-conf"
         );
         true
+    }
+
+    /// The counters of the servers of all domains, and of the host's servers as they were last used. They end with their
+    /// server when the host's file changes.
+    pub(crate) fn metrics(&self) -> ServerMetricsByAddress {
+        let mut all = ServerMetricsByAddress::new();
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        for server in host.all.iter().chain(self.stubs.iter().flat_map(|(_, servers)| servers)) {
+            all.entry(server.address).or_default().push(Arc::clone(&server.metrics));
+        }
+        all
     }
 
     /// The servers of the file, which is read again when it changes.

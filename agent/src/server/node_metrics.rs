@@ -103,11 +103,20 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
     let samples = |number: usize| {
         [([String::new()], u64::try_from(number).unwrap_or(u64::MAX)), (["true".to_owned()], 0)]
     };
+    let all = pods.pods();
+    let of_pod =
+        |pod: &Arc<Pod>| pod.spec.as_ref().and_then(|spec| Some(spec.ephemeral_containers.as_ref()?.len()));
+    let ephemeral: usize = all.iter().filter_map(of_pod).sum();
+    let help = "Current number of ephemeral containers in pods managed by this kubelet.";
+    let ephemeral = u64::try_from(ephemeral).unwrap_or(u64::MAX);
+    current.gauge("kubelet_managed_ephemeral_containers", help, [], [([], ephemeral)]);
+    let help = "The number of mirror pods the kubelet will try to create (one per admitted static pod).";
+    current.gauge("kubelet_mirror_pods", help, [], [([], 0)]);
     current.gauge(
         "kubelet_desired_pods",
         "The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.",
         ["static"],
-        samples(pods.pods().len()),
+        samples(all.len()),
     );
     current.gauge(
         "kubelet_active_pods",
@@ -328,6 +337,21 @@ mod tests {
             "kubelet_pod_pending_resizes{reason=\"infeasible\"} 2",
             "kubelet_pod_in_progress_resizes 0",
         ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn ephemeral_containers_of_all_pods_are_counted() {
+        let pod = |names: &[&str]| -> Arc<Pod> {
+            let added: Vec<_> = names.iter().map(|name| serde_json::json!({"name": name})).collect();
+            let pod = serde_json::json!({"spec": {"containers": [], "ephemeralContainers": added}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let mut current = Current::default();
+        desired(&mut current, &Listed(vec![pod(&["a", "b"]), pod(&[]), pod(&["c"]), Arc::default()]));
+        let text = current.text();
+        for line in ["kubelet_managed_ephemeral_containers 3", "kubelet_mirror_pods 0"] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }

@@ -6,23 +6,21 @@
 //! collected. Logs, streams and proxies need no seats, as upstream. `controllers/flow_control.rs` applies the stored
 //! objects.
 
+mod counts;
 mod level;
 mod schema;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{BuildHasher as _, RandomState},
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
 use coracle_kinds::flow_control as objects;
 use http::HeaderValue;
-use prometheus::{Histogram, HistogramOpts, HistogramVec};
+use prometheus::proto::MetricFamily;
 use serde_json::Value;
 
 use crate::{
@@ -33,6 +31,7 @@ use crate::{
     reply::Reply,
     request::RequestInfo,
 };
+use counts::{Counts, Executing, SchemaCounts, Times};
 pub(crate) use level::LevelCounts;
 use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
 use schema::Schema;
@@ -43,8 +42,6 @@ const OBJECTS_PER_SEAT: u64 = 100;
 const MAX_SEATS: u64 = 10;
 /// Divisor of the request timeout: a request waits at most for a quarter of it, as upstream.
 const WAIT_PART: u32 = 4;
-/// Upper bounds of the times in queues, in seconds.
-const WAITS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
 
 /// Seats and queues of the requests from the network.
 pub(crate) struct FlowControl {
@@ -55,8 +52,7 @@ pub(crate) struct FlowControl {
     max_wait: Duration,
     /// Random key of the hash. Without it a client could choose a user name that shares the queues of another user.
     hasher: RandomState,
-    /// Times in queues, by schema and level.
-    waits: HistogramVec,
+    times: Times,
 }
 
 /// The schemas in the order of their precedence.
@@ -75,29 +71,20 @@ struct Row {
     counts: Arc<Counts>,
 }
 
-/// Counters of one schema and level.
-#[derive(Default)]
-pub(crate) struct Counts {
-    dispatched: AtomicU64,
-    rejected: [AtomicU64; 3],
-    /// Times that requests waited in the queue: first of those that were rejected, then of those that got seats.
-    waits: [OnceLock<Histogram>; 2],
-}
-
-/// The counters of one schema for metrics.
-pub(crate) struct SchemaCounts {
-    pub(crate) schema: String,
-    pub(crate) level: String,
-    pub(crate) dispatched: u64,
-    /// Number of rejections by reason.
-    pub(crate) rejected: [(&'static str, u64); 3],
-}
-
 /// The seats of a request. Dropping it releases them.
 pub(crate) struct Seats {
     levels: Arc<Mutex<Levels>>,
     ticket: Ticket,
     since: Instant,
+    /// The count of the request. `None` while it waits.
+    executing: Option<Executing>,
+}
+
+/// What a request needs.
+struct Demand {
+    seats: u64,
+    flow: u64,
+    is_watch: bool,
 }
 
 /// The schema and the level of a request, for its response.
@@ -105,15 +92,6 @@ pub(crate) struct Seats {
 pub(crate) struct Classified {
     schema: Option<HeaderValue>,
     level: Option<HeaderValue>,
-}
-
-/// The times of requests in their queues. Schemas are removed with their objects.
-fn queue_waits() -> HistogramVec {
-    let name = "apiserver_flowcontrol_request_wait_duration_seconds";
-    let options = HistogramOpts::new(name, "Length of time a request spent waiting in its queue.");
-    let made =
-        HistogramVec::new(options.buckets(WAITS.to_vec()), &["priority_level", "flow_schema", "execute"]);
-    made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }
 
 // === impl FlowControl ===
@@ -127,7 +105,7 @@ impl FlowControl {
             seats,
             max_wait: request_timeout / WAIT_PART,
             hasher: RandomState::new(),
-            waits: queue_waits(),
+            times: Times::new(),
         };
         made.configure(&[], &[]);
         made
@@ -163,7 +141,7 @@ impl FlowControl {
         drop(all);
         let same = |row: &Row, other: &Row| row.labels() == other.labels();
         for row in former.rows.iter().filter(|row| !rows.iter().any(|new| same(row, new))) {
-            self.forget_waits(row);
+            self.times.forget(row.labels());
         }
         self.table.store(Arc::new(Table { rows }));
     }
@@ -187,18 +165,21 @@ impl FlowControl {
         let Some(row) = row else { return (None, Ok(None)) };
         let value = |uid: &str| HeaderValue::from_str(uid).ok().filter(|uid| !uid.is_empty());
         let classified = Classified { schema: value(&row.schema.uid), level: value(&row.level_uid) };
-        let wanted = wanted_seats(info, cache);
-        let flow = self.hasher.hash_one((&row.schema.name, row.schema.flow(user, info)));
-        let entered = self.seats_of(row, wanted, flow).await;
+        let demand = Demand {
+            seats: wanted_seats(info, cache),
+            flow: self.hasher.hash_one((&row.schema.name, row.schema.flow(user, info))),
+            is_watch: info.verb == "watch",
+        };
+        let entered = self.seats_of(row, &demand).await;
         (Some(classified), entered.map(Some))
     }
 
-    async fn seats_of(&self, row: &Row, wanted: u64, flow: u64) -> Result<Seats> {
+    async fn seats_of(&self, row: &Row, demand: &Demand) -> Result<Seats> {
         let began = Instant::now();
         let (ticket, admitted) = {
             let mut levels = self.lock();
-            let width = levels.width(row.level, wanted);
-            levels.admit(row.level, width, flow)
+            let width = levels.width(row.level, demand.seats);
+            levels.admit(row.level, width, demand.flow)
         };
         let refused = |why: Rejection| {
             row.counts.reject(why);
@@ -208,48 +189,33 @@ impl FlowControl {
         if let Admitted::Rejected(why) = admitted {
             return Err(refused(why));
         }
-        let mut seats = Seats { levels: self.levels.clone(), ticket, since: Instant::now() };
+        let width = ticket.width;
+        let mut seats = Seats { levels: self.levels.clone(), ticket, since: Instant::now(), executing: None };
         if let Admitted::Waiting(runs) = admitted {
-            match tokio::time::timeout(self.max_wait, runs).await {
-                Ok(Ok(())) => {}
-                _ => return Err(refused(Rejection::TimeOut)),
+            let queued = row.counts.queue(width);
+            let admitted = tokio::time::timeout(self.max_wait, runs).await;
+            drop(queued);
+            if !matches!(admitted, Ok(Ok(()))) {
+                return Err(refused(Rejection::TimeOut));
             }
             seats.since = Instant::now();
         }
         self.waited(row, began, true);
-        row.counts.dispatched.fetch_add(1, Ordering::Relaxed);
+        seats.executing = Some(self.times.execute(&row.counts, row.labels(), demand.is_watch, width));
         Ok(seats)
     }
 
     /// Counts the time of a request in its queue. `executed` says whether it got its seats. Requests of exempt levels
     /// have no queue, and are not counted.
     fn waited(&self, row: &Row, began: Instant, executed: bool) {
-        if row.is_exempt {
-            return;
-        }
-        let waits = row.counts.waits.get(usize::from(executed)).map(|waits| {
-            waits.get_or_init(|| {
-                let [level, schema] = row.labels();
-                self.waits.with_label_values(&[level, schema, if executed { "true" } else { "false" }])
-            })
-        });
-        if let Some(waits) = waits {
-            waits.observe(began.elapsed().as_secs_f64());
+        if !row.is_exempt {
+            self.times.waited(&row.counts, row.labels(), executed, began.elapsed());
         }
     }
 
-    /// Removes the times of a schema that does not exist any more.
-    fn forget_waits(&self, row: &Row) {
-        let [level, schema] = row.labels();
-        for executed in ["true", "false"] {
-            // An error means that no request has waited.
-            let _ = self.waits.remove_label_values(&[level, schema, executed]);
-        }
-    }
-
-    /// The times in queues, for metrics.
-    pub(crate) fn waits(&self) -> &HistogramVec {
-        &self.waits
+    /// The times of requests, for metrics.
+    pub(crate) fn times(&self) -> Vec<MetricFamily> {
+        self.times.collect()
     }
 
     /// The levels, for metrics.
@@ -259,7 +225,7 @@ impl FlowControl {
 
     /// The schemas, for metrics.
     pub(crate) fn schemas(&self) -> Vec<SchemaCounts> {
-        self.table.load().rows.iter().map(Row::counts).collect()
+        self.table.load().rows.iter().map(|row| row.counts.read(row.labels())).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Levels> {
@@ -300,29 +266,6 @@ impl Row {
     /// Names of the level and the schema.
     fn labels(&self) -> [&str; 2] {
         [&self.schema.level, &self.schema.name]
-    }
-
-    fn counts(&self) -> SchemaCounts {
-        let counts = &self.counts;
-        let rejected = Rejection::ALL.map(|why| {
-            (why.name(), counts.rejected.get(why as usize).map_or(0, |count| count.load(Ordering::Relaxed)))
-        });
-        SchemaCounts {
-            schema: self.schema.name.clone(),
-            level: self.schema.level.clone(),
-            dispatched: counts.dispatched.load(Ordering::Relaxed),
-            rejected,
-        }
-    }
-}
-
-// === impl Counts ===
-
-impl Counts {
-    fn reject(&self, why: Rejection) {
-        if let Some(count) = self.rejected.get(why as usize) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
     }
 }
 
@@ -428,28 +371,45 @@ mod tests {
         assert!(control.enter(&root, &info, &cache).await.1.is_ok());
         let node = User::new("system:node:n", &["system:nodes"]);
         assert!(control.enter(&node, &info, &cache).await.1.is_ok(), "the seats of nodes are reserved");
+        let now = |schema: &str| {
+            let all = control.schemas();
+            let counts = all.iter().find(|one| one.schema == schema).unwrap();
+            [counts.waiting, counts.executing]
+        };
+        let number = u64::try_from(held.len()).unwrap();
+        assert_eq!(now("global-default"), [[0, 0], [number, number]]);
         let waits = control.enter(&user, &info, &cache);
         let leaves = async {
             tokio::task::yield_now().await;
             held.pop();
         };
+        let leaves = async {
+            tokio::task::yield_now().await;
+            assert_eq!(now("global-default"), [[1, 1], [number, number]], "one request waits for one seat");
+            leaves.await;
+        };
         assert!(tokio::join!(waits, leaves).0.1.is_ok());
         held.clear();
+        assert_eq!(now("global-default"), [[0, 0], [0, 0]]);
         assert!(control.levels().iter().all(|level| (level.waiting, level.seats_in_use) == (0, 0)));
         let counts = control.schemas();
         let default = counts.iter().find(|one| one.schema == "global-default").unwrap();
         assert_eq!(default.rejected[2], ("time-out", 1));
         let times = |executed: &str| {
-            control
-                .waits()
-                .with_label_values(&["global-default", "global-default", executed])
-                .get_sample_count()
+            let families = control.times();
+            let waits = families.iter().find(|family| family.name().ends_with("_wait_duration_seconds"));
+            let is_wanted = |metric: &&prometheus::proto::Metric| {
+                let has = |value: &str| metric.get_label().iter().any(|label| label.value() == value);
+                has("global-default") && has(executed)
+            };
+            let metric = waits.unwrap().get_metric().iter().find(is_wanted).unwrap();
+            metric.get_histogram().get_sample_count()
         };
         assert_eq!((times("true"), times("false")), (default.dispatched, 1));
         let is_shown = |schema: &str| {
-            let families = prometheus::core::Collector::collect(control.waits());
-            let mut labels =
-                families.iter().flat_map(|family| family.get_metric()).flat_map(|one| one.get_label());
+            let families = control.times();
+            let waits = families.iter().filter(|family| family.name().ends_with("_wait_duration_seconds"));
+            let mut labels = waits.flat_map(|family| family.get_metric()).flat_map(|one| one.get_label());
             labels.any(|label| label.value() == schema)
         };
         assert!(is_shown("global-default") && !is_shown("exempt"), "exempt requests have no queue");

@@ -4,11 +4,14 @@
 //! are read when a client requests the metrics. Labels come from the registry and not from the request, so that clients
 //! cannot create label values.
 
+mod access;
 mod admission;
 mod buckets;
+mod flow_control;
 mod health;
 mod impersonation;
 mod known_names;
+mod pod_resources;
 mod policies;
 mod reloads;
 mod remotes;
@@ -27,10 +30,11 @@ use prometheus::{
     proto::MetricFamily,
 };
 
+pub(crate) use access::AccessMetrics;
 pub(crate) use admission::{AdmissionMetrics, Step, WebhookCall};
 pub(crate) use policies::{FailedValidation, FailureKind};
 pub(crate) use request_labels::Request;
-pub(crate) use serving::{LongRunning, Terminated};
+pub(crate) use serving::{LongRunning, Terminated, WatchEvents};
 
 use buckets::{DURATIONS, SIZES, SLI_DURATIONS, VALIDITIES};
 use health::HealthMetrics;
@@ -44,7 +48,7 @@ use tokens::TokenMetrics;
 use crate::{
     aggregation::Remotes,
     audit::Auditor,
-    authz::{Verdict, impersonation::ImpersonationCounts},
+    authz::impersonation::ImpersonationCounts,
     cache::Cache,
     flow_control::FlowControl,
     in_flight::InFlight,
@@ -66,13 +70,12 @@ pub(crate) struct Metrics {
     durations: HistogramVec,
     /// Durations without the waits for webhooks and seats.
     sli_durations: HistogramVec,
-    authentications: IntCounterVec,
     certificates: HistogramVec,
-    authorizations: IntCounterVec,
     authentication_reloads: Reloads,
     /// Sizes of the responses to reads, if they are known before the response is sent.
     sizes: HistogramVec,
     deprecated: IntGaugeVec,
+    pub(crate) access: AccessMetrics,
     pub(crate) admission: AdmissionMetrics,
     pub(crate) policies: PolicyMetrics,
     pub(crate) impersonation: ImpersonationCounts,
@@ -96,13 +99,6 @@ pub(crate) struct Sources<'a> {
 /// Returns the metrics of other components in this process, in the text format of Prometheus.
 #[derive(Clone)]
 pub struct ComponentMetrics(pub Arc<dyn Fn() -> String + Send + Sync>);
-
-/// Result of an authentication.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Attempt {
-    Success,
-    Failure,
-}
 
 // === impl Metrics ===
 
@@ -133,17 +129,7 @@ impl Metrics {
                 &SLI_DURATIONS,
                 &SLI_LABELS,
             ),
-            authentications: counter(
-                "authentication_attempts",
-                "Counter of authenticated attempts.",
-                &["result"],
-            ),
             certificates: certificate_lifetimes(),
-            authorizations: counter(
-                "authorization_attempts_total",
-                "Counter of authorization attempts broken down by result.",
-                &["result"],
-            ),
             authentication_reloads: Reloads::new("authentication"),
             sizes: histogram(
                 "apiserver_response_sizes",
@@ -156,6 +142,7 @@ impl Metrics {
                 "1 for each deprecated API that was requested, by group, version, resource and subresource.",
                 &DEPRECATED_LABELS,
             ),
+            access: AccessMetrics::new(),
             admission: AdmissionMetrics::new(),
             policies: PolicyMetrics::new(),
             impersonation: impersonation::counts(),
@@ -171,20 +158,19 @@ impl Metrics {
     fn register(&self) {
         let parts = self.serving.collectors().into_iter().chain(self.tokens.collectors());
         let parts = parts.chain(self.policies.collectors()).chain(self.admission.collectors());
-        let parts = parts.chain(impersonation::collectors(&self.impersonation));
+        let parts =
+            parts.chain(impersonation::collectors(&self.impersonation)).chain(self.access.collectors());
         for collector in self.collectors().into_iter().chain(parts) {
             valid(self.registry.register(collector));
         }
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 12] {
+    fn collectors(&self) -> [Box<dyn Collector>; 10] {
         [
             self.remotes.collector(),
             Box::new(self.authentication_reloads.count.clone()),
             Box::new(self.authentication_reloads.last.clone()),
-            Box::new(self.authentications.clone()),
             Box::new(self.certificates.clone()),
-            Box::new(self.authorizations.clone()),
             Box::new(self.sizes.clone()),
             Box::new(self.deprecated.clone()),
             Box::new(self.requests.clone()),
@@ -230,15 +216,6 @@ impl Metrics {
         self.serving.forget(group, plural);
     }
 
-    /// Counts an authentication of a request from the network.
-    pub(crate) fn authenticated(&self, attempt: Attempt) {
-        let result = match attempt {
-            Attempt::Success => "success",
-            Attempt::Failure => "failure",
-        };
-        self.authentications.with_label_values(&[result]).inc();
-    }
-
     /// Counts a client certificate of a request, by its remaining validity in seconds.
     pub(crate) fn presented_certificate(&self, remaining: i64) {
         #[expect(clippy::cast_precision_loss, reason = "seconds of a validity have less than 53 bits")]
@@ -250,16 +227,6 @@ impl Metrics {
         let status = [if is_valid { "success" } else { "failure" }];
         self.authentication_reloads.count.with_label_values(&status).inc();
         self.authentication_reloads.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
-    }
-
-    /// Counts an authorization decision.
-    pub(crate) fn authorized(&self, verdict: Verdict) {
-        let result = match verdict {
-            Verdict::Allow => "allowed",
-            Verdict::Deny => "denied",
-            Verdict::NoOpinion => "no-opinion",
-        };
-        self.authorizations.with_label_values(&[result]).inc();
     }
 
     fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
@@ -297,8 +264,7 @@ impl Metrics {
         families.extend([in_flight, objects, stored].iter().flat_map(Collector::collect));
         families.extend(events.collect());
         families.extend(watchers(sources.cache).collect());
-        families.extend(flow_control(sources.flow_control));
-        families.extend(sources.flow_control.waits().collect());
+        families.extend(flow_control::current(sources.flow_control));
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes::current(sources.remotes).collect());
         families.extend(store_size(sources.store).collect());
@@ -370,54 +336,6 @@ fn build_info() -> IntGaugeVec {
     info
 }
 
-/// Priority levels and flow schemas. The labels are names of existing objects.
-fn flow_control(flow_control: &FlowControl) -> Vec<MetricFamily> {
-    let level =
-        |name: &str, help: &str| gauge(&format!("apiserver_flowcontrol_{name}"), help, &["priority_level"]);
-    let nominal =
-        level("nominal_limit_seats", "Nominal number of execution seats configured for each priority level.");
-    let seats = level(
-        "current_executing_seats",
-        "Concurrency (number of seats) occupied by the currently executing requests in the API Priority and Fairness subsystem.",
-    );
-    let running = level(
-        "current_executing_requests",
-        "Number of requests in initial (for a WATCH) or any (for a non-WATCH) execution stage in the API Priority and Fairness subsystem.",
-    );
-    let waiting = level(
-        "current_inqueue_requests",
-        "Number of requests currently pending in queues of the API Priority and Fairness subsystem.",
-    );
-    let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    for counts in flow_control.levels() {
-        let labels = [counts.name.as_str()];
-        nominal.with_label_values(&labels).set(number(counts.nominal));
-        seats.with_label_values(&labels).set(number(counts.seats_in_use));
-        running.with_label_values(&labels).set(number(counts.running));
-        waiting.with_label_values(&labels).set(number(counts.waiting));
-    }
-    let labels = ["flow_schema", "priority_level"];
-    let dispatched = counter(
-        "apiserver_flowcontrol_dispatched_requests_total",
-        "Number of requests executed by API Priority and Fairness subsystem.",
-        &labels,
-    );
-    let rejected = counter(
-        "apiserver_flowcontrol_rejected_requests_total",
-        "Number of requests rejected by API Priority and Fairness subsystem.",
-        &["flow_schema", "priority_level", "reason"],
-    );
-    for counts in flow_control.schemas() {
-        let (schema, level) = (counts.schema.as_str(), counts.level.as_str());
-        dispatched.with_label_values(&[schema, level]).inc_by(counts.dispatched);
-        for (reason, number) in counts.rejected.into_iter().filter(|(_, number)| *number > 0) {
-            rejected.with_label_values(&[schema, level, reason]).inc_by(number);
-        }
-    }
-    let gauges = [nominal, seats, running, waiting].into_iter().flat_map(|one| one.collect());
-    gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
-}
-
 /// Counters of audit events.
 fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     let [events, lost, lost_by_log] = auditor.counts();
@@ -485,6 +403,7 @@ pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo)
     let text = match info.path.as_str() {
         PATH => metrics.text(sources),
         SLI_PATH => metrics.health.text(),
+        pod_resources::PATH => pod_resources::text(sources.cache),
         _ => return None,
     };
     Some(reply::bytes(200, TEXT, text))

@@ -219,14 +219,9 @@ impl Apiserver {
     /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
     /// memory that the request has until its authentication.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
-        let identified = self.identify(parts).await;
+        let identified = self.state.metrics.access.authentication(self.identify(parts)).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
         turn::identified(&self.state.in_flight, &mut parts.extensions, is_known);
-        match &identified {
-            Ok(_) if is_known => self.state.metrics.authenticated(metrics::Attempt::Success),
-            Err(_) => self.state.metrics.authenticated(metrics::Attempt::Failure),
-            Ok(_) => {}
-        }
         presented::remove_token(&mut parts.headers);
         identified
     }
@@ -383,8 +378,7 @@ impl Apiserver {
             return route::unknown_path(&state.registry.load(), &info.path);
         }
         let question = AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &state.cache };
-        let decision = state.authorizers.decide(&question).await;
-        state.metrics.authorized(decision.verdict);
+        let decision = state.metrics.access.authorization(state.authorizers.decide(&question)).await;
         if let Some(record) = &record {
             record.decided(&decision);
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipnetwork::IpNetwork;
 
 use crate::account_token_signer::AccountTokenSigner;
+use crate::autoscaler_metrics::AutoscalerMetrics;
 use crate::certificate_signer::Signer;
 use crate::job_metrics::JobMetrics;
 use crate::queue::QueueMetrics;
@@ -70,6 +71,8 @@ pub struct ControllersConfig {
     pub job_metrics: JobMetrics,
     /// Receives the metrics of zones of nodes.
     pub zone_metrics: ZoneMetrics,
+    /// Receives the metrics of autoscalers.
+    pub autoscaler_metrics: AutoscalerMetrics,
 }
 
 impl Default for ControllersConfig {
@@ -100,6 +103,7 @@ impl Default for ControllersConfig {
             queue_metrics: QueueMetrics::default(),
             job_metrics: JobMetrics::default(),
             zone_metrics: ZoneMetrics::default(),
+            autoscaler_metrics: AutoscalerMetrics::default(),
         }
     }
 }

@@ -17,6 +17,7 @@ mod address_pool;
 mod annotation;
 mod api_kind;
 mod attributes_class_protection;
+mod autoscaler_metrics;
 mod bootstrap_signer;
 mod cache;
 mod caches;
@@ -84,6 +85,7 @@ mod write;
 mod zone_metrics;
 
 pub use account_token_signer::AccountTokenSigner;
+pub use autoscaler_metrics::AutoscalerMetrics;
 pub use certificate_signer::{SignError, Signer};
 pub use config::ControllersConfig;
 pub use job_metrics::JobMetrics;

@@ -3,24 +3,33 @@
 //! Only zones with nodes have values, so their number is at most the number of the nodes.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Counts the nodes and the evictions of zones. A clone shares the counts.
 #[derive(Clone, Debug, Default)]
 pub struct ZoneMetrics(Arc<Mutex<BTreeMap<String, Counts>>>);
 
+/// The nodes of a zone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ZoneNodes {
+    /// Number of nodes.
+    pub(crate) nodes: usize,
+    /// Number of nodes that are not ready.
+    pub(crate) unready: usize,
+}
+
 #[derive(Debug, Default)]
 struct Counts {
-    nodes: usize,
+    nodes: ZoneNodes,
     evictions: u64,
 }
 
 // === impl ZoneMetrics ===
 
 impl ZoneMetrics {
-    /// Sets the zones with their numbers of nodes. A zone has the form `REGION/ZONE`.
-    pub(crate) fn set<'a>(&self, zones: impl Iterator<Item = (&'a str, usize)>) {
+    /// Sets the zones with their nodes. A zone has the form `REGION/ZONE`.
+    pub(crate) fn set<'a>(&self, zones: impl Iterator<Item = (&'a str, ZoneNodes)>) {
         let mut counts = self.lock();
         let mut former = std::mem::take(&mut *counts);
         counts.extend(zones.map(|(zone, nodes)| {
@@ -44,9 +53,13 @@ impl ZoneMetrics {
         let evictions = counts.iter().map(|(zone, counts)| (zone.as_str(), counts.evictions));
         let help = "Number of nodes that got a NoExecute taint.";
         write(&mut text, "evictions_total", "counter", help, evictions);
-        let size = |counts: &Counts| u64::try_from(counts.nodes).unwrap_or(u64::MAX);
-        let nodes = counts.iter().map(|(zone, counts)| (zone.as_str(), size(counts)));
+        let nodes = counts.iter().map(|(zone, counts)| (zone.as_str(), counts.nodes.nodes));
         write(&mut text, "zone_size", "gauge", "Number of registered nodes in a zone.", nodes);
+        let health = counts.iter().map(|(zone, counts)| (zone.as_str(), counts.nodes.ready_percent()));
+        write(&mut text, "zone_health", "gauge", "Percentage of ready nodes in a zone.", health);
+        let unready = counts.iter().map(|(zone, counts)| (zone.as_str(), counts.nodes.unready));
+        let help = "Number of nodes in a zone that are not ready.";
+        write(&mut text, "unhealthy_nodes_in_zone", "gauge", help, unready);
         text
     }
 
@@ -55,12 +68,23 @@ impl ZoneMetrics {
     }
 }
 
-fn write<'a>(
+// === impl ZoneNodes ===
+
+impl ZoneNodes {
+    /// Percentage of the nodes that are ready. 100 without nodes.
+    #[expect(clippy::cast_precision_loss, reason = "a cluster has less than 2^53 nodes")]
+    fn ready_percent(self) -> f64 {
+        let ready = self.nodes.saturating_sub(self.unready);
+        if self.nodes == 0 { 100.0 } else { 100.0 * ready as f64 / self.nodes as f64 }
+    }
+}
+
+fn write<'a, V: Display>(
     text: &mut String,
     name: &str,
     kind: &str,
     help: &str,
-    values: impl ExactSizeIterator<Item = (&'a str, u64)>,
+    values: impl ExactSizeIterator<Item = (&'a str, V)>,
 ) {
     let number = values.len();
     if number > 0 {
@@ -93,10 +117,11 @@ mod tests {
     fn zones_have_their_nodes_and_evictions() {
         let metrics = ZoneMetrics::default();
         assert_eq!(metrics.text(), "");
-        metrics.set([("/", 1), ("r/a", 3)].into_iter());
+        let nodes = |nodes, unready| ZoneNodes { nodes, unready };
+        metrics.set([("/", nodes(1, 0)), ("r/a", nodes(3, 0))].into_iter());
         metrics.evicted("r/a");
         metrics.evicted("gone/b");
-        metrics.set([("r/a", 2), ("/x\"\n", 1)].into_iter());
+        metrics.set([("r/a", nodes(4, 1)), ("/x\"\n", nodes(1, 1))].into_iter());
         metrics.evicted("r/a");
         let text = metrics.text();
         for line in [
@@ -104,12 +129,18 @@ mod tests {
             "node_collector_evictions_total{zone=\"r:\0:a\"} 2",
             "node_collector_evictions_total{zone=\":\0:x\\\"\\n\"} 0",
             "# TYPE node_collector_zone_size gauge",
-            "node_collector_zone_size{zone=\"r:\0:a\"} 2",
+            "node_collector_zone_size{zone=\"r:\0:a\"} 4",
+            "# TYPE node_collector_zone_health gauge",
+            "node_collector_zone_health{zone=\"r:\0:a\"} 75",
+            "node_collector_zone_health{zone=\":\0:x\\\"\\n\"} 0",
+            "# TYPE node_collector_unhealthy_nodes_in_zone gauge",
+            "node_collector_unhealthy_nodes_in_zone{zone=\"r:\0:a\"} 1",
         ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
         assert!(!text.contains("zone=\"\""), "the zone has no nodes any more: {text}");
-        metrics.set([("/", 1)].into_iter());
+        metrics.set([("/", nodes(0, 0))].into_iter());
+        assert!(metrics.text().contains("node_collector_zone_health{zone=\"\"} 100\n"), "{}", metrics.text());
         assert!(
             metrics.text().contains("node_collector_evictions_total{zone=\"\"} 0\n"),
             "{}",

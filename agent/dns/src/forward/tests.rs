@@ -1,6 +1,7 @@
 //! Queries to upstream servers on loopback.
 
 use std::net::SocketAddr;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hickory_proto::op::MessageType;
@@ -102,6 +103,29 @@ async fn a_server_that_hangs_is_queried_last() {
     let answers: [Message; 4] = tokio::join!(a, b, c, d).into();
     assert!(answers.iter().all(|answer| answer.answers.len() == 1));
     assert_eq!(order(), [other.address, hanging.address]);
+}
+
+#[tokio::test]
+async fn queries_are_counted_by_server_and_while_all_servers_are_down() {
+    let other = LoopbackServer::start(60).await;
+    let upstream = other.upstream();
+    upstream.metrics.show_forwarder(Arc::downgrade(&upstream) as Weak<dyn ForwarderState>);
+    let counted = |line: &str| {
+        let text = upstream.metrics.render();
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    };
+    let to = other.address;
+    upstream.resolve(question("a.example.")).await;
+    counted(&format!("coredns_forward_requests_total{{to=\"{to}\"}} 1"));
+    counted(&format!("coredns_forward_responses_total{{rcode=\"NOERROR\",to=\"{to}\"}} 1"));
+    counted("coredns_forward_healthcheck_broken_total 0");
+    let server = upstream.servers.of(&question("b.example.").0).remove(0);
+    while server.is_up() {
+        server.failed();
+    }
+    upstream.resolve(question("b.example.")).await;
+    counted(&format!("coredns_forward_requests_total{{to=\"{to}\"}} 2"));
+    counted("coredns_forward_healthcheck_broken_total 1");
 }
 
 #[tokio::test]

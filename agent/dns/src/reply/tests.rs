@@ -73,6 +73,23 @@ fn negative_replies_have_the_zones_soa() {
 }
 
 #[test]
+fn queries_that_accept_signatures_are_counted() {
+    let upstream = upstream();
+    let with_flag = |dnssec_ok| {
+        query("example.com.", |message| {
+            let mut edns = Edns::new();
+            edns.set_dnssec_ok(dnssec_ok);
+            message.set_edns(edns);
+        })
+    };
+    for dnssec_ok in [true, false] {
+        reply(&with_flag(dnssec_ok), &zone(0), &upstream);
+    }
+    let counted = "coredns_dns_do_requests_total{server=\"dns://:53\",view=\"\",zone=\".\"} 1";
+    assert!(upstream.metrics.render().lines().any(|line| line == counted));
+}
+
+#[test]
 fn names_outside_the_cluster_are_forwarded() {
     let bytes = query("example.com.", |_| {});
     assert!(matches!(reply(&bytes, &zone(0), &upstream()), Reply::Forward(_)));

@@ -57,7 +57,8 @@ pub(crate) enum Admitted {
 pub(crate) struct Ticket {
     pub(crate) level: u64,
     id: u64,
-    width: u64,
+    /// Number of seats.
+    pub(crate) width: u64,
     queue: usize,
 }
 
@@ -66,8 +67,15 @@ pub(crate) struct Ticket {
 pub(crate) struct LevelCounts {
     pub(crate) name: String,
     pub(crate) nominal: u64,
+    /// Seats that no other level may use.
+    pub(crate) reserved: u64,
+    /// Maximum seats, with those that the level may borrow.
+    pub(crate) limit: u64,
+    #[cfg(test)]
     pub(crate) seats_in_use: u64,
+    #[cfg(test)]
     pub(crate) running: u64,
+    #[cfg(test)]
     pub(crate) waiting: u64,
 }
 
@@ -278,8 +286,13 @@ impl Levels {
         let of = |level: &Level| LevelCounts {
             name: level.config.name.clone(),
             nominal: level.nominal,
+            reserved: level.reserved,
+            limit: level.limit,
+            #[cfg(test)]
             seats_in_use: level.in_use,
+            #[cfg(test)]
             running: level.running,
+            #[cfg(test)]
             waiting: u64::try_from(level.waiting).unwrap_or(u64::MAX),
         };
         self.levels.values().map(of).collect()

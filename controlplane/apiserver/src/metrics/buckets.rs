@@ -35,10 +35,14 @@ pub(super) const VALIDITIES: [f64; 14] = [
 ];
 /// Upper bounds of the durations of admission policies, in seconds.
 pub(super) const POLICY_DURATIONS: [f64; 5] = [5e-7, 0.001, 0.01, 0.1, 1.0];
-/// Upper bounds of the durations of impersonations, in seconds: from 1 ms to 16 s.
-pub(super) const IMPERSONATION_DURATIONS: [f64; 15] = [
+/// Upper bounds of the durations of authentications, authorization checks and impersonations, in seconds: from 1 ms to
+/// 16 s.
+pub(super) const ACCESS_DURATIONS: [f64; 15] = [
     0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384,
 ];
 /// Upper bounds of the durations until the first objects of a watch are sent, in seconds.
 pub(super) const INITIAL_EVENTS: [f64; 17] =
     [0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0];
+/// Upper bounds of the sizes of the events of watches, in bytes.
+pub(super) const EVENT_SIZES: [f64; 8] =
+    [1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 32_768.0, 65_536.0, 131_072.0];

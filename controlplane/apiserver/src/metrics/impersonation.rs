@@ -2,14 +2,14 @@
 
 use prometheus::core::Collector;
 
-use super::{buckets::IMPERSONATION_DURATIONS, counter, histogram};
+use super::{buckets::ACCESS_DURATIONS, counter, histogram};
 use crate::authz::impersonation::{Counted, ImpersonationCounts};
 
 const LABELS: [&str; 2] = ["mode", "decision"];
 
 /// Empty counts with the names of upstream.
 pub(super) fn counts() -> ImpersonationCounts {
-    let durations = |name: &str, help: &str| histogram(name, help, &IMPERSONATION_DURATIONS, &LABELS);
+    let durations = |name: &str, help: &str| histogram(name, help, &ACCESS_DURATIONS, &LABELS);
     ImpersonationCounts {
         attempts: Counted {
             number: counter(

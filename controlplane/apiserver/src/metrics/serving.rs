@@ -3,10 +3,19 @@
 use std::sync::Arc;
 
 use coracle_kinds::Resource;
-use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, core::Collector};
+use prometheus::{
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, core::Collector,
+};
 
-use super::{Request, SLI_LABELS, buckets::INITIAL_EVENTS, counter, gauge, histogram, remove_resource};
+use super::{
+    Request, SLI_LABELS,
+    buckets::{EVENT_SIZES, INITIAL_EVENTS},
+    counter, gauge, histogram, remove_resource,
+};
 use crate::{in_flight::WatchPermit, unread_bytes::Reader};
+
+/// Labels of the events of watches.
+const WATCH_LABELS: [&str; 3] = ["group", "version", "resource"];
 
 /// Metrics of serving.
 pub(crate) struct ServingMetrics {
@@ -14,6 +23,8 @@ pub(crate) struct ServingMetrics {
     long_running: IntGaugeVec,
     handshake_errors: IntCounterVec,
     initial_events: HistogramVec,
+    watch_events: IntCounterVec,
+    watch_sizes: HistogramVec,
 }
 
 /// Marks the response to a request that a limit of this server ended.
@@ -30,6 +41,12 @@ pub(crate) struct LongRunning {
 }
 
 struct Counted(IntGauge);
+
+/// Counts the events of one watch. Each event changes atomic numbers only.
+pub(crate) struct WatchEvents {
+    number: IntCounter,
+    sizes: Histogram,
+}
 
 // === impl ServingMetrics ===
 
@@ -60,18 +77,31 @@ impl ServingMetrics {
                 &INITIAL_EVENTS,
                 &["group", "version", "resource", "scope"],
             ),
+            watch_events: counter(
+                "apiserver_watch_events_total",
+                "Number of events sent in watch clients.",
+                &WATCH_LABELS,
+            ),
+            watch_sizes: histogram(
+                "apiserver_watch_events_sizes",
+                "Watch event size distribution in bytes.",
+                &EVENT_SIZES,
+                &WATCH_LABELS,
+            ),
         };
         // The number is present before the first error.
         metrics.handshake_errors.with_label_values::<&str>(&[]);
         metrics
     }
 
-    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 4] {
+    pub(super) fn collectors(&self) -> [Box<dyn Collector>; 6] {
         [
             Box::new(self.terminations.clone()),
             Box::new(self.long_running.clone()),
             Box::new(self.handshake_errors.clone()),
             Box::new(self.initial_events.clone()),
+            Box::new(self.watch_events.clone()),
+            Box::new(self.watch_sizes.clone()),
         ]
     }
 
@@ -106,16 +136,38 @@ impl ServingMetrics {
         self.initial_events.with_label_values(&[&*kind.group, &*kind.version, &*kind.plural, scope])
     }
 
+    /// The counts of the events of a watch.
+    pub(crate) fn watch_events(&self, kind: &Resource) -> WatchEvents {
+        let labels = [&*kind.group, &*kind.version, &*kind.plural];
+        WatchEvents {
+            number: self.watch_events.with_label_values(&labels),
+            sizes: self.watch_sizes.with_label_values(&labels),
+        }
+    }
+
     /// Removes the counts of a resource that is not served any more.
     pub(super) fn forget(&self, group: &str, plural: &str) {
         remove_resource(&self.terminations, group, plural);
         remove_resource(&self.long_running, group, plural);
         remove_resource(&self.initial_events, group, plural);
+        remove_resource(&self.watch_events, group, plural);
+        remove_resource(&self.watch_sizes, group, plural);
     }
 
     /// Counts a connection without a complete TLS handshake.
     pub(crate) fn failed_handshake(&self) {
         self.handshake_errors.with_label_values::<&str>(&[]).inc();
+    }
+}
+
+// === impl WatchEvents ===
+
+impl WatchEvents {
+    /// Counts an event. `size` is its encoding in bytes.
+    pub(crate) fn sent(&self, size: usize) {
+        self.number.inc();
+        #[expect(clippy::cast_precision_loss, reason = "an event has less than 2^53 bytes")]
+        self.sizes.observe(size as f64);
     }
 }
 

@@ -29,6 +29,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     media::{self, Form},
+    metrics::WatchEvents,
     offload,
     polled_when_woken::PolledWhenWoken,
     reply::{Reply, full, status_text},
@@ -64,6 +65,7 @@ struct Writer {
     is_whole: bool,
     /// The events that watches of the server share.
     shared: Arc<RenderedEvents>,
+    counts: WatchEvents,
 }
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
@@ -232,6 +234,9 @@ fn written(writer: &mut Option<Writer>, event: Result<Event>) -> Option<Vec<Byte
     let current = writer.as_mut()?;
     let form = current.form;
     let pieces = event.and_then(|event| current.event(&event));
+    if let Ok(pieces) = &pieces {
+        current.counts.sent(pieces.iter().map(Bytes::len).sum());
+    }
     Some(pieces.unwrap_or_else(|error| {
         *writer = None;
         vec![error_event(form, &error)]
@@ -343,6 +348,7 @@ impl Writer {
             // A message of a WebSocket is a whole event.
             is_whole: web_socket::is_upgrade(&call.headers),
             shared: call.state.cache.rendered.clone(),
+            counts: call.state.metrics.serving.watch_events(&call.kind),
         }
     }
 
@@ -473,7 +479,18 @@ mod tests {
         let kind = by_kind("v1", "ConfigMap").unwrap().clone();
         let (form, shared) = (Form::Plain, Arc::default());
         let headers_written = Cell::default();
-        Writer { kind, form, headers_written, first_revision: 0, initial: None, reader, is_whole, shared }
+        let counts = crate::metrics::Metrics::new().serving.watch_events(&kind);
+        Writer {
+            kind,
+            form,
+            headers_written,
+            first_revision: 0,
+            initial: None,
+            reader,
+            is_whole,
+            shared,
+            counts,
+        }
     }
 
     #[test]

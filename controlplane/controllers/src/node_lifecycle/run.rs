@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::object::{Key, Node, ObjectExt, Pod};
 use crate::queue::Next;
 use crate::write::Part;
+use crate::zone_metrics::ZoneNodes;
 use coracle_events::{Event, Recorder};
 
 const COMPONENT: &str = "node-controller";
@@ -91,7 +92,10 @@ pub(crate) async fn reconcile(context: &Context, lifecycle: &Lifecycle, key: Key
 fn update_zones(context: &Context, lifecycle: &Lifecycle) {
     let nodes = context.caches.nodes.all();
     let zones = zone::all(nodes.iter().map(|node| &**node), &context.config);
-    context.config.zone_metrics.set(zones.iter().map(|(name, zone)| (name.as_str(), zone.nodes)));
+    let counts = zones
+        .iter()
+        .map(|(name, zone)| (name.as_str(), ZoneNodes { nodes: zone.nodes, unready: zone.unready }));
+    context.config.zone_metrics.set(counts);
     if lifecycle.update_zones(zones, &context.config, Instant::now()) {
         tracing::debug!("the rate of node evictions changed");
         nodes.iter().for_each(|node| lifecycle.queue.add(node.key()));

@@ -23,6 +23,8 @@ pub(crate) struct Zone {
     pub(crate) state: State,
     /// Number of nodes without the exclusion label.
     pub(crate) nodes: usize,
+    /// Number of these nodes that are not ready.
+    pub(crate) unready: usize,
 }
 
 /// Label of nodes that are not counted for the health of their zone.
@@ -63,7 +65,9 @@ pub(crate) fn all<'a>(
     };
     counts
         .into_iter()
-        .map(|(name, (ready, lost))| (name, Zone { state: state(ready, lost), nodes: ready + lost }))
+        .map(|(name, (ready, lost))| {
+            (name, Zone { state: state(ready, lost), nodes: ready + lost, unready: lost })
+        })
         .collect()
 }
 
@@ -118,7 +122,11 @@ mod tests {
             (46, 54, State::Normal),
         ] {
             let found = all(&nodes("a", ready, lost), &config);
-            assert_eq!(found["/a"], Zone { state, nodes: ready + lost }, "{ready} ready, {lost} lost");
+            assert_eq!(
+                found["/a"],
+                Zone { state, nodes: ready + lost, unready: lost },
+                "{ready} ready, {lost} lost"
+            );
         }
     }
 
@@ -136,10 +144,10 @@ mod tests {
         let config = ControllersConfig::default();
         let mark = json!({"topology.kubernetes.io/zone": "a", EXCLUDED: ""});
         let with = |ready, lost| all(nodes("a", 0, 1).iter().chain(&labelled(&mark, ready, lost)), &config);
-        assert_eq!(with(5, 0)["/a"], Zone { state: State::Full, nodes: 1 });
+        assert_eq!(with(5, 0)["/a"], Zone { state: State::Full, nodes: 1, unready: 1 });
         assert!(is_full_disruption(&with(5, 0)));
         let alone = all(&labelled(&mark, 0, 3), &config);
-        assert_eq!(alone["/a"], Zone { state: State::Normal, nodes: 0 });
+        assert_eq!(alone["/a"], Zone { state: State::Normal, nodes: 0, unready: 0 });
         assert!(!is_full_disruption(&alone));
     }
 
@@ -154,7 +162,8 @@ mod tests {
     #[test]
     fn nodes_of_a_partly_lost_zone_are_tainted_slowly_or_not_at_all() {
         let config = ControllersConfig::default();
-        let of = |state, nodes| interval(Zone { state, nodes }, &config).map(|wait| wait.as_secs());
+        let of =
+            |state, nodes| interval(Zone { state, nodes, unready: 0 }, &config).map(|wait| wait.as_secs());
         assert_eq!(of(State::Normal, 3), Some(10));
         assert_eq!(of(State::Full, 3), Some(10));
         assert_eq!(of(State::Partial, 50), None);

@@ -1,7 +1,7 @@
 //! Reads scale, pods and metrics of an autoscaler's target, and applies the plan.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_events::Event;
 use coracle_values::label_selector::LabelSelector;
@@ -18,6 +18,7 @@ use super::plan::{self, ABLE, ACTIVE, Decision, Observed};
 use super::pod::Pod;
 use super::target::Target;
 use super::{AutoscalerState, State};
+use crate::autoscaler_metrics::Scaling;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{HorizontalPodAutoscaler, Key, ObjectExt};
@@ -59,7 +60,11 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
     };
     let reconcile = Reconcile { context, state, autoscaler: &autoscaler, now: Timestamp::now() };
     let mut conditions = Conditions::new(autoscaler.status.conditions.as_ref(), reconcile.now);
-    reconcile.run(&mut conditions).await?;
+    let began = Instant::now();
+    let scaling = reconcile.run(&mut conditions).await;
+    let counted = *scaling.as_ref().unwrap_or(&Scaling::Failed);
+    context.config.autoscaler_metrics.reconciled(counted, began.elapsed());
+    scaling?;
     Ok(Next::After(SYNC_PERIOD))
 }
 
@@ -81,8 +86,20 @@ struct Outcome {
     rescaled: bool,
 }
 
+impl Outcome {
+    /// The result for the metrics. Without desired replicas, metrics or the update of the scale failed.
+    fn scaling(&self) -> Scaling {
+        match self.desired {
+            None => Scaling::Failed,
+            Some(_) if !self.rescaled => Scaling::Kept,
+            Some(desired) if desired > self.current => Scaling::Up,
+            Some(_) => Scaling::Down,
+        }
+    }
+}
+
 impl Reconcile<'_> {
-    async fn run(&self, conditions: &mut Conditions) -> Result<(), Error> {
+    async fn run(&self, conditions: &mut Conditions) -> Result<Scaling, Error> {
         let (client, namespace) = (&self.context.client, self.autoscaler.namespace());
         let found = match Target::find(client, namespace, &self.autoscaler.spec.scale_target_ref).await {
             Ok(target) => target.scale().await.map(|scale| (target, scale)),
@@ -95,7 +112,7 @@ impl Reconcile<'_> {
                 let message =
                     format!("the HPA controller was unable to get the target's current scale: {error}");
                 conditions.set(ABLE, false, "FailedGetScale", &message);
-                return self.write(conditions, None).await;
+                return self.write(conditions, None).await.map(|()| Scaling::Failed);
             }
         };
         let message = "the HPA controller was able to get the target's current scale";
@@ -107,7 +124,8 @@ impl Reconcile<'_> {
             None => self.by_metrics(current, &scale, conditions).await,
         };
         let outcome = self.apply(&target, current, decision, conditions).await;
-        self.write(conditions, Some(outcome)).await
+        let scaling = outcome.scaling();
+        self.write(conditions, Some(outcome)).await.map(|()| scaling)
     }
 
     async fn by_metrics(&self, current: i32, scale: &Scale, conditions: &mut Conditions) -> Decision {
@@ -300,6 +318,24 @@ mod tests {
             let error = reconcile.gather(&Scale::default(), &mut conditions).await.err().unwrap();
             assert_eq!(error.contains("metrics"), is_refused, "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn reconciles_are_counted_by_their_result() {
+        let (api, state, mut autoscaler) = (TestApi::new(&[]), State::default(), autoscaler("a", 1));
+        autoscaler.metadata.resource_version = Some("1".to_owned());
+        let key = autoscaler.key();
+        api.context.caches.autoscalers.written(autoscaler);
+        // The target does not exist.
+        let _failed = reconcile(&api.context, &state, key).await;
+        let text = api.context.config.autoscaler_metrics.text();
+        assert!(text.contains("reconciliations_total{action=\"none\",error=\"internal\"} 1\n"), "{text}");
+        let scaling =
+            |desired, rescaled| Outcome { current: 2, desired, metrics: Vec::new(), rescaled }.scaling();
+        assert_eq!(scaling(Some(2), false), Scaling::Kept);
+        assert_eq!(scaling(Some(3), true), Scaling::Up);
+        assert_eq!(scaling(Some(1), true), Scaling::Down);
+        assert_eq!(scaling(None, false), Scaling::Failed, "metrics are missing");
     }
 
     #[tokio::test]

@@ -172,6 +172,49 @@ async fn long_running_requests_and_those_that_a_limit_ended_are_counted() {
 }
 
 #[tokio::test]
+async fn authentications_decisions_and_the_events_of_watches_are_counted() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let request = Request::get(format!("{PODS}?watch=1")).header("authorization", "Bearer secret");
+    let watch = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await;
+    let mut events = watch.into_body();
+    let event = events.frame().await.unwrap().unwrap().into_data().unwrap();
+    let refused = Request::get(PODS).header("authorization", "Bearer other");
+    let refused = server.api.handle(refused.body(Full::<Bytes>::default()).unwrap(), None).await;
+    assert_eq!(refused.status(), 401);
+    let text = metrics(&server).await;
+    let times = |name: &str, result: &str| {
+        value(&text, &format!("{name}_duration_seconds_count"), &[&format!("result=\"{result}\"")])
+    };
+    assert_eq!(times("authentication", "success"), Some(1.0));
+    assert_eq!(times("authentication", "failure"), Some(1.0));
+    let allowed = value(&text, "authorization_attempts_total", &["result=\"allowed\""]);
+    assert!(allowed.is_some_and(|count| count >= 2.0), "{text}");
+    assert_eq!(times("authorization", "allowed"), allowed);
+    let labels = ["group=\"\"", "version=\"v1\"", "resource=\"pods\""];
+    assert_eq!(value(&text, "apiserver_watch_events_total", &labels), Some(1.0));
+    #[expect(clippy::cast_precision_loss, reason = "the event is short")]
+    let size = event.len() as f64;
+    assert_eq!(value(&text, "apiserver_watch_events_sizes_sum", &labels), Some(size));
+}
+
+#[tokio::test]
+async fn requests_and_limits_of_pods_have_a_path_of_their_own() {
+    let server = Fixture::new().await;
+    let mut pod = pod("p");
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "250m"}, "limits": {"cpu": "1"}});
+    assert_eq!(server.post(PODS, pod).await.code, 201);
+    let answer = server.get("/metrics/resources").await;
+    let text = answer.body.as_str().unwrap();
+    let labels = ["namespace=\"default\"", "pod=\"p\"", "resource=\"cpu\"", "unit=\"cores\""];
+    assert_eq!(value(text, "kube_pod_resource_request", &labels), Some(0.25));
+    assert_eq!(value(text, "kube_pod_resource_limit", &labels), Some(1.0));
+    assert!(!metrics(&server).await.contains("kube_pod_resource"), "the samples grow with the pods");
+    let anonymous = User::new("system:anonymous", &["system:unauthenticated"]);
+    assert_eq!(server.get_as(anonymous, "/metrics/resources").await.code, 403);
+}
+
+#[tokio::test]
 async fn a_request_cannot_make_labels_and_anonymous_clients_read_none() {
     let server = Fixture::new().await;
     for path in ["/apis/evil.example/v1/evils/a", "/api/v1/namespaces/default/pods/a/evil", "/evil"] {

@@ -175,7 +175,12 @@ async fn one_node_of_a_zone_is_tainted_every_ten_seconds() {
     assert_eq!((cluster.after(2, "a").await, cluster.given_up("b")), (2, 2), "a zone that is all lost, too");
     assert_eq!(cluster.after(60, "a").await, 4);
     let metrics = cluster.context.config.zone_metrics.text();
-    for line in ["evictions_total{zone=\":\0:a\"} 4\n", "zone_size{zone=\":\0:a\"} 10\n"] {
+    for line in [
+        "evictions_total{zone=\":\0:a\"} 4\n",
+        "zone_size{zone=\":\0:a\"} 10\n",
+        "zone_health{zone=\":\0:a\"} 60\n",
+        "unhealthy_nodes_in_zone{zone=\":\0:a\"} 4\n",
+    ] {
         assert!(metrics.contains(&format!("node_collector_{line}")), "no {line} in {metrics}");
     }
 }
