@@ -23,6 +23,12 @@ impl Kubectl {
         Self { kubeconfig }
     }
 
+    /// Whether the kubeconfig exists. Without it, kubectl fails.
+    #[must_use]
+    pub fn has_kubeconfig(&self) -> bool {
+        self.kubeconfig.exists()
+    }
+
     /// Runs kubectl and returns its standard output.
     ///
     /// # Panics
