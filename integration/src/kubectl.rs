@@ -23,6 +23,12 @@ impl Kubectl {
         Self { kubeconfig }
     }
 
+    /// Whether the kubeconfig exists. Without it, kubectl fails.
+    #[must_use]
+    pub fn has_kubeconfig(&self) -> bool {
+        self.kubeconfig.exists()
+    }
+
     /// Runs kubectl and returns its standard output.
     ///
     /// # Panics
@@ -59,6 +65,8 @@ impl Kubectl {
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.kubeconfig.parent().unwrap());
+        // A short kubectl needs no garbage collection: with more memory it takes 36 instead of 45 ms of processor time.
+        command.env("GOGC", "400");
         command
     }
 

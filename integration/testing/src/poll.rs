@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 /// Factor on every deadline, for slow or busy machines.
 const SLOWDOWN: u64 = 6;
-/// The interval grows from the first to the last value: a condition often runs kubectl, which takes a tenth of a second
-/// of processor time.
+/// The interval grows from the first to the last value, and is at least as long as the attempt before it: a condition
+/// often runs kubectl, which takes a tenth of a second of processor time.
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
 const LAST_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -107,6 +107,8 @@ pub async fn within_async<O: Outcome>(seconds: u64, mut condition: impl FnMut() 
 
 struct Poll {
     interval: Duration,
+    /// Start of the current attempt.
+    attempt: Instant,
     deadline: Instant,
     seconds: u64,
 }
@@ -114,8 +116,8 @@ struct Poll {
 impl Poll {
     fn until(seconds: u64) -> Self {
         let seconds = seconds * SLOWDOWN;
-        let deadline = Instant::now() + Duration::from_secs(seconds);
-        Self { interval: FIRST_INTERVAL, deadline, seconds }
+        let now = Instant::now();
+        Self { interval: FIRST_INTERVAL, attempt: now, deadline: now + Duration::from_secs(seconds), seconds }
     }
 
     /// Pause before the next attempt. Panics after the deadline.
@@ -129,9 +131,11 @@ impl Poll {
 
     /// Pause before the next attempt. `None` after the deadline.
     fn remaining_interval(&mut self) -> Option<Duration> {
-        let interval = self.interval;
-        self.interval = (interval * 5 / 4).min(LAST_INTERVAL);
-        (Instant::now() < self.deadline).then_some(interval)
+        let now = Instant::now();
+        let interval = now.saturating_duration_since(self.attempt).clamp(self.interval, LAST_INTERVAL);
+        self.interval = (self.interval * 5 / 4).min(LAST_INTERVAL);
+        self.attempt = now + interval;
+        (now < self.deadline).then_some(interval)
     }
 }
 
@@ -174,8 +178,20 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_attempt_is_followed_by_a_longer_interval() {
+        let mut poll = Poll::until(10);
+        let first = poll.next_interval("");
+        poll.attempt -= Duration::from_millis(100) + first;
+        assert!((Duration::from_millis(100)..=LAST_INTERVAL).contains(&poll.next_interval("")));
+        poll.attempt -= Duration::from_secs(1);
+        assert_eq!(poll.next_interval(""), LAST_INTERVAL);
+    }
+
+    #[test]
     fn the_interval_grows_to_its_maximum() {
         let mut poll = Poll::until(10);
+        // The test may be interrupted here.
+        poll.attempt += Duration::from_secs(10);
         let intervals: Vec<_> = (0..30).map(|_| poll.next_interval("")).collect();
         assert_eq!((intervals[0], intervals[29]), (FIRST_INTERVAL, LAST_INTERVAL));
     }

@@ -32,10 +32,16 @@ impl Suite {
         !self.arguments.list
     }
 
-    /// Runs the tests that the filters select, in this order, on the calling thread.
+    /// Runs the tests that the filters select, in this order, on the calling thread. With the environment variable
+    /// `TEST_PART` these are only the tests of that part: scripts/test-runner shares slow programs among processes.
+    ///
+    /// # Panics
+    /// If `TEST_PART` is no part.
     #[must_use]
     pub fn run(self, tests: Vec<Test>) -> ExitCode {
-        let trials = tests.into_iter().map(|(name, test)| {
+        let part = std::env::var("TEST_PART").ok();
+        let tests = tests.into_iter().enumerate().filter(|(index, _)| is_in_part(*index, part.as_deref()));
+        let trials = tests.map(|(_, (name, test))| {
             Trial::ignorable_test(name, move || {
                 let start = Instant::now();
                 drop(take_reason());
@@ -51,6 +57,20 @@ impl Suite {
     }
 }
 
+/// Whether the test with this index belongs to a part "NUMBER/PARTS", which has every PARTS-th test. NUMBER is below PARTS.
+/// Without a part there are all tests.
+///
+/// # Panics
+/// If the text is no part.
+fn is_in_part(index: usize, part: Option<&str>) -> bool {
+    let Some(part) = part else { return true };
+    let (number, parts) = part.split_once('/').unwrap_or_default();
+    match (number.parse::<usize>(), parts.parse::<usize>()) {
+        (Ok(number), Ok(parts)) if number < parts => index % parts == number,
+        _ => panic!("TEST_PART is {part:?} instead of NUMBER/PARTS"),
+    }
+}
+
 /// Appends "SECONDS PROGRAM TEST" to the file that `TEST_TIMES` names, as scripts/test-runner does for other programs.
 fn record_time(test: &str, start: Instant) {
     let Some(path) = std::env::var_os("TEST_TIMES") else { return };
@@ -59,4 +79,25 @@ fn record_time(test: &str, start: Instant) {
     let file = std::fs::File::options().append(true).open(path);
     // The times are information only: the test has passed.
     let _unwritten = file.and_then(|mut file| file.write_all(line.as_bytes()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_in_part;
+
+    #[test]
+    fn each_test_is_in_one_part() {
+        for index in 0..10 {
+            let parts = ["0/3", "1/3", "2/3"].into_iter();
+            assert_eq!(parts.filter(|part| is_in_part(index, Some(*part))).count(), 1, "{index}");
+            assert!(is_in_part(index, None));
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in ["", "1", "3/3", "0/0", "a/2", "-1/2"] {
+            assert!(std::panic::catch_unwind(|| is_in_part(0, Some(text))).is_err(), "{text:?}");
+        }
+    }
 }

@@ -36,7 +36,8 @@ fn sleeper(name: &str, pod: &Value, container: &Value) -> String {
 /// Creates the pod and waits until it runs.
 fn run_pod(cluster: &Cluster, name: &str, manifest: &str) {
     cluster.apply(manifest);
-    eventually(&format!("{name} to run"), 60, || cluster.get(&["pod", name])["status"]["phase"] == "Running");
+    let running = "--for=jsonpath={.status.phase}=Running";
+    cluster.kubectl(&["wait", &format!("pod/{name}"), running, "--timeout=360s"]);
 }
 
 /// Runs a shell command in the pod, which may fail. Returns standard output and standard error.
