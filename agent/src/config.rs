@@ -114,6 +114,8 @@ pub struct ServiceProxyConfig {
     pub table: String,
     /// Ranges of addresses that Services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
+    /// Ranges of addresses that Services may take by `status.loadBalancer`. Empty permits all.
+    pub load_balancer_ips: Vec<IpNetwork>,
     /// Ranges of the node's addresses that have node ports. Without a range of a family, all its addresses have them.
     pub node_port_addresses: Vec<IpNetwork>,
     /// Address of its health checks. None means no server.

@@ -81,6 +81,7 @@ impl ServiceProxy {
             name: node_name.to_owned(),
             served_here: served_here.to_vec(),
             external_ips: config.external_ips.clone(),
+            load_balancer_ips: config.load_balancer_ips.clone(),
             node_port_addresses: config.node_port_addresses.clone(),
             overlay_port,
             ..NodeView::default()

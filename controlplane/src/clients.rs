@@ -18,6 +18,7 @@ use crate::{
     host_name::host_name,
     leader::{Candidate, LeaderElection},
     pki::Pki,
+    restart,
 };
 
 /// Maximum concurrent requests of the controllers to an API server of another program. Each request has a connection of
@@ -158,7 +159,8 @@ impl ExternalClients {
 // === impl Clients ===
 
 impl Clients {
-    /// Starts controllers and scheduler: at once or, with leader election, whenever this process is elected.
+    /// Starts controllers and scheduler: at once or, with leader election, whenever this process is elected. If one of them
+    /// ends by itself, it starts again.
     pub(crate) fn start(
         self,
         election: Option<LeaderElection>,
@@ -174,7 +176,7 @@ impl Clients {
                     tasks.spawn(candidate("kube-controller-manager", times).run(shutdown.clone(), work));
                 }
                 None => {
-                    tasks.spawn(work(shutdown.clone()));
+                    tasks.spawn(restart::until_shutdown("controllers", shutdown.clone(), work));
                 }
             }
         }
@@ -185,7 +187,7 @@ impl Clients {
                     tasks.spawn(candidate("kube-scheduler", times).run(shutdown.clone(), work));
                 }
                 None => {
-                    tasks.spawn(work(shutdown.clone()));
+                    tasks.spawn(restart::until_shutdown("scheduler", shutdown.clone(), work));
                 }
             }
         }

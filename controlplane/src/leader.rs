@@ -79,14 +79,22 @@ impl Candidate {
                     working.await;
                 }
             }
+            if !shutdown.is_cancelled() {
+                tracing::error!(
+                    lease = self.name,
+                    "no longer leading: the lease was not renewed in time, or the work ended"
+                );
+                // Work that ends at once must not write the lease without a pause.
+                tokio::select! {
+                    // Cancel-safe: both futures only wait.
+                    () = shutdown.cancelled() => {}
+                    () = tokio::time::sleep(self.times.retry) => {}
+                }
+            }
             if shutdown.is_cancelled() {
                 self.release().await;
                 return;
             }
-            tracing::error!(
-                lease = self.name,
-                "no longer leading: the lease was not renewed in time, or the work ended"
-            );
         }
     }
 
@@ -217,5 +225,63 @@ impl Candidate {
             }
             Err(_elapsed) => tracing::warn!(lease = self.name, "releasing the lease timed out"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    use http::{Method, Request, Response, StatusCode};
+    use kube::client::Body;
+
+    use super::*;
+
+    /// A client of a server that stores one lease.
+    fn client() -> Client {
+        let stored = Arc::<Mutex<Option<Vec<u8>>>>::default();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let stored = stored.clone();
+            async move {
+                let (head, body) = request.into_parts();
+                if head.method != Method::GET {
+                    let sent = body.collect_bytes().await.unwrap();
+                    *stored.lock().unwrap() = Some(sent.to_vec());
+                }
+                let lease = stored.lock().unwrap().clone();
+                let mut response = Response::new(Body::from(lease.clone().unwrap_or_else(|| {
+                    br#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                        "reason": "NotFound", "message": "not found"}"#
+                        .to_vec()
+                })));
+                if lease.is_none() {
+                    *response.status_mut() = StatusCode::NOT_FOUND;
+                }
+                Ok::<_, Infallible>(response)
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_ends_by_itself_starts_again_after_a_pause() {
+        let times = LeaderElection::default();
+        let candidate = Candidate::new(client(), "test", "this".to_owned(), times);
+        let starts = AtomicUsize::new(0);
+        let work = |_term| {
+            let started = starts.fetch_add(1, Ordering::Relaxed);
+            assert!(started < 100, "no pause");
+            std::future::ready(())
+        };
+        let running = candidate.run(CancellationToken::new(), work);
+        assert!(tokio::time::timeout(times.retry * 10, running).await.is_err());
+        let started = starts.load(Ordering::Relaxed);
+        assert!((5..=11).contains(&started), "{started}");
     }
 }

@@ -21,6 +21,7 @@ mod host_name;
 mod kubeconfig;
 mod leader;
 pub mod pki;
+mod restart;
 mod serving;
 mod start;
 mod store;

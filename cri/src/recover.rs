@@ -234,9 +234,7 @@ impl Recovery {
         let group = self.layout.own_pod(id);
         self.cgroups.kill(&group).await;
         let removed = self.cgroups.remove(&group).await;
-        if let Some(group) = self.layout.shim_of_pod(id) {
-            self.cgroups.remove_shim(&group).await;
-        }
+        self.cgroups.remove_shim(&self.layout.shim_of_pod(id)).await;
         coracle_fault::point("recover.sandbox-cgroup");
         for result in [removed, self.records.remove_sandbox(id)] {
             if let Err(error) = result {

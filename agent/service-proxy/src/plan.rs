@@ -91,11 +91,16 @@ impl<'a> External<'a> {
         let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
         let balancer = balancer.and_then(|balancer| balancer.ingress.as_ref());
         let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
-        let entries: Vec<_> = balancer.into_iter().flatten().filter(|_| is_balancer).collect();
         // With ipMode Proxy, an entry is the address of another machine or of this node. Packets to another machine
         // must not be redirected here. An entry of this node names the ports that the node serves.
         let is_virtual = |entry: &&&LoadBalancerIngress| entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP";
-        let address = |entry: &LoadBalancerIngress| entry.ip.as_deref()?.parse::<IpAddr>().ok();
+        // The permission to write the status is a privilege. Ranges protect a cluster that grants it to others than the
+        // controllers of load balancers (CVE-2020-8554).
+        let ranges = &node.load_balancer_ips;
+        let may_take = |ip: &IpAddr| ranges.is_empty() || ranges.iter().any(|range| range.contains(*ip));
+        let address =
+            |entry: &LoadBalancerIngress| entry.ip.as_deref()?.parse::<IpAddr>().ok().filter(may_take);
+        let entries: Vec<_> = balancer.into_iter().flatten().filter(|_| is_balancer).collect();
         let here = entries.iter().filter(|entry| {
             !is_virtual(entry) && address(entry).is_some_and(|ip| node.addresses.contains(&ip))
         });

@@ -79,6 +79,9 @@ settings! {
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
+    /// Ranges of addresses that Services may take by status.loadBalancer. Others are ignored. Empty: all addresses; only
+    /// controllers of load balancers may then have the permission to write services/status.
+    service_load_balancer_ips: Vec<IpNetwork> = default "", "CIDR";
     /// Ranges of the node's addresses at which Services have node ports. Empty: all addresses but loopback.
     node_port_addresses: Vec<IpNetwork> = default "", "CIDR", also "nodeport-addresses";
     /// Address and port of the service proxy's health checks (/healthz and /livez), as kube-proxy's; port 0: disabled.
@@ -369,6 +372,7 @@ impl NodeSettings {
         ServiceProxyConfig {
             table: service_table(&self.nft_table),
             external_ips: self.service_external_ips.clone(),
+            load_balancer_ips: self.service_load_balancer_ips.clone(),
             node_port_addresses: self.node_port_addresses.clone(),
             healthz: served(address_or_port(self.service_proxy_healthz, 10256)),
             status: served(self.service_proxy_status.unwrap_or(PROXY_STATUS)),

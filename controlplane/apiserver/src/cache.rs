@@ -42,7 +42,7 @@ pub(crate) use collection::RECENT;
 pub(crate) use conversions::Conversions;
 pub(crate) use fields::Fields;
 pub(crate) use ledger::Ledger;
-pub(crate) use namespace_bytes::{NamespaceBytes, ReservedBytes};
+pub(crate) use namespace_bytes::{ByteLimits, Full, NamespaceBytes, ReservedBytes};
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, encode_fields, key_of, part_of, prefix_of};

@@ -17,6 +17,7 @@ use crate::aggregation::FrontProxy;
 use crate::audit::{AuditWebhookConfig, Auditor};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
+use crate::cache::ByteLimits;
 use crate::error::ApiError;
 use crate::metrics::ComponentMetrics;
 use crate::service_range::ServiceRanges;
@@ -119,6 +120,9 @@ pub struct ServerOptions {
     /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: a sixteenth of the machine's memory,
     /// at least 64 MiB and at most 1 GiB.
     pub max_namespace_bytes: Option<usize>,
+    /// Maximum encoded bytes of the objects in all namespaces without those of the system; 0: no limit. `None`: an eighth
+    /// of the machine's memory, at least 128 MiB.
+    pub max_all_namespaces_bytes: Option<usize>,
     /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
     /// the list is empty, [`ApiserverConfig::issuer`] is the issuer.
     pub token_issuers: Vec<String>,
@@ -146,6 +150,7 @@ impl Default for ServerOptions {
             toleration_seconds: [300; 2],
             event_lifetime: Duration::from_secs(3600),
             max_namespace_bytes: None,
+            max_all_namespaces_bytes: None,
             token_issuers: Vec::new(),
             audiences: Vec::new(),
             max_token_seconds: None,
@@ -159,18 +164,25 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// The maximum encoded bytes of the objects in one namespace. `None`: no limit.
-    pub(crate) fn namespace_limit(&self) -> Option<usize> {
-        let limit = self.max_namespace_bytes.unwrap_or_else(|| default_namespace_limit(machine_memory()));
-        (limit > 0).then_some(limit)
+    /// The maximum encoded bytes of the objects in namespaces.
+    pub(crate) fn byte_limits(&self) -> ByteLimits {
+        let default = default_byte_limits(machine_memory());
+        let limit = |set: Option<usize>, default| match set.unwrap_or(default) {
+            0 => usize::MAX,
+            limit => limit,
+        };
+        ByteLimits {
+            namespace: limit(self.max_namespace_bytes, default.namespace),
+            all: limit(self.max_all_namespaces_bytes, default.all),
+        }
     }
 }
 
-/// The default of the maximum encoded bytes of the objects in one namespace, from the machine's memory in bytes.
-/// Objects take up to four times as much memory as their encoding.
-fn default_namespace_limit(memory: usize) -> usize {
+/// The defaults of the maximum encoded bytes of the objects in namespaces, from the machine's memory in bytes. Objects
+/// take up to four times as much memory as their encoding.
+fn default_byte_limits(memory: usize) -> ByteLimits {
     let [min, max] = NAMESPACE_BYTES;
-    (memory / 16).clamp(min, max)
+    ByteLimits { namespace: (memory / 16).clamp(min, max), all: (memory / 8).max(2 * min) }
 }
 
 /// The machine's memory in bytes. 0 if the kernel does not report it.
@@ -304,13 +316,19 @@ mod tests {
 
     #[test]
     fn a_namespace_may_have_a_sixteenth_of_the_memory() {
-        for (memory, limit) in [(0, 64 << 20), (4 << 30, 256 << 20), (64 << 30, 1 << 30)] {
-            assert_eq!(default_namespace_limit(memory), limit, "{memory}");
+        for (memory, namespace, all) in
+            [(0, 64 << 20, 128 << 20), (4 << 30, 256 << 20, 512 << 20), (64 << 30, 1 << 30, 8 << 30)]
+        {
+            assert_eq!(default_byte_limits(memory), ByteLimits { namespace, all }, "{memory}");
         }
-        let limit = |max_namespace_bytes| {
-            ServerOptions { max_namespace_bytes, ..ServerOptions::default() }.namespace_limit()
+        let limits = |max_namespace_bytes, max_all_namespaces_bytes| {
+            let options =
+                ServerOptions { max_namespace_bytes, max_all_namespaces_bytes, ..ServerOptions::default() };
+            options.byte_limits()
         };
-        assert_eq!((limit(Some(0)), limit(Some(7))), (None, Some(7)));
-        assert!(limit(None).is_some_and(|limit| limit >= 64 << 20));
+        assert_eq!(limits(Some(0), Some(7)), ByteLimits { namespace: usize::MAX, all: 7 });
+        assert_eq!(limits(Some(7), Some(0)), ByteLimits { namespace: 7, all: usize::MAX });
+        let default = limits(None, None);
+        assert!(default.namespace >= 64 << 20 && default.all >= 128 << 20);
     }
 }

@@ -1,6 +1,6 @@
 //! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Further limits
-//! are on the connections to each kubelet and to other servers of the cluster, and on the memory of requests that are
-//! not authenticated yet.
+//! are on the connections to each kubelet, to other servers of the cluster and to webhooks, and on the memory of
+//! requests that are not authenticated yet.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests
@@ -70,6 +70,8 @@ const MAX_STREAMS_OF_NODE: usize = 512;
 const PROXIED: &str = "";
 /// Key of the connections to all kubelets in this map. No node has this name.
 const ALL_KUBELETS: &str = " ";
+/// Key of the connections to webhooks in this map. No node has this name.
+const WEBHOOKS: &str = "  ";
 /// Bytes of a body that are always accepted.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
@@ -96,6 +98,7 @@ pub(crate) struct InFlight {
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
     max_kubelet_clients: usize,
+    max_webhooks: usize,
 }
 
 /// The permission for a connection to a server of the cluster. Dropping it releases the place. Empty for users without
@@ -198,6 +201,7 @@ impl InFlight {
             streams: Arc::default(),
             max_proxied: Share::ProxiedRequests.count(),
             max_kubelet_clients: Share::KubeletClients.count(),
+            max_webhooks: Share::Webhooks.count(),
         }
     }
 
@@ -295,6 +299,11 @@ impl InFlight {
     /// Reserves a connection to a pod, a Service or an aggregated server.
     pub(crate) fn proxied(&self, user: &User) -> Result<StreamPermit> {
         self.connection(user, &[(PROXIED, self.max_proxied)])
+    }
+
+    /// Reserves a connection to a webhook on a host.
+    pub(crate) fn webhook(&self, host: &str) -> Result<StreamPermit> {
+        Ok(StreamPermit { _streams: vec![self.owned_stream(host, WEBHOOKS, self.max_webhooks)?] })
     }
 
     /// Reserves a connection in each of the limits: a key of the map, and the maximum number of connections.
@@ -500,6 +509,17 @@ mod tests {
         assert!(limits.enter(&User::new("root", &["system:masters"]), &read).unwrap().is_none());
         drop(held);
         assert!(limits.enter(&ann, &read).is_ok());
+    }
+
+    #[test]
+    fn connections_to_webhooks_are_limited_and_shared_by_hosts() {
+        let limits = InFlight { max_webhooks: 8, ..InFlight::new(MAX_IN_FLIGHT) };
+        let mut of_slow: Vec<_> = std::iter::from_fn(|| limits.webhook("slow").ok()).collect();
+        assert_eq!(of_slow.len(), 6, "one host leaves a part for others");
+        assert_eq!(limits.webhook("slow").err().map(|error| error.code), Some(429));
+        assert!(limits.webhook("other").is_ok());
+        of_slow.pop();
+        assert!(limits.webhook("slow").is_ok());
     }
 
     #[test]

@@ -7,13 +7,14 @@ mod activity;
 mod client;
 mod header_block;
 mod header_memory;
+mod small_reads;
 mod stream_tasks;
 
 use std::{
     convert::Infallible,
     fmt::Display,
     net::{IpAddr, Ipv4Addr},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -41,6 +42,7 @@ use crate::{
 use activity::{Activity, Running};
 use client::Client;
 use header_memory::HeaderMemory;
+use small_reads::SmallReads;
 use stream_tasks::StreamTasks;
 
 /// Maximum time for running requests to end after the shutdown.
@@ -161,11 +163,12 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
-    let header = Arc::new(HeaderMemory::new(server.state.in_flight.clone(), permit.source(), is_http2));
+    let header = Arc::new(HeaderMemory::new(server.state.in_flight.clone(), permit.clone(), is_http2));
     // The first received bytes start the time limit of a request header. After an upgrade, `header` is dropped: the bytes
     // of another protocol do not count.
     let (receiving, incomplete, closing) = (activity.clone(), Arc::downgrade(&header), permit.clone());
-    let permitted = PermitStream::of_socket(stream, permit.clone());
+    let limiting = if is_certified || is_http2 { Weak::new() } else { incomplete.clone() };
+    let permitted = SmallReads::new(PermitStream::of_socket(stream, permit.clone()), limiting);
     let held = InspectReader::new(permitted, move |received: &[u8]| {
         let is_between = !received.is_empty() && receiving.received();
         if let Some(header) = incomplete.upgrade()

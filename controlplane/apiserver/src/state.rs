@@ -13,7 +13,7 @@ use crate::{
     audit::Auditor,
     authn::{Authenticators, User},
     authz::Authorizers,
-    cache::Cache,
+    cache::{ByteLimits, Cache},
     component_pages::ComponentPages,
     config::{KubeletTls, ServerFeatures},
     flow_control::FlowControl,
@@ -58,8 +58,8 @@ pub(crate) struct State {
     pub(crate) features: ServerFeatures,
     /// Time after which an event is deleted.
     pub(crate) event_lifetime: Duration,
-    /// Maximum encoded bytes of the objects in one namespace. `None`: no limit.
-    pub(crate) max_namespace_bytes: Option<usize>,
+    /// Maximum encoded bytes of the objects in namespaces.
+    pub(crate) byte_limits: ByteLimits,
     /// Maximum validity of service account tokens in seconds.
     pub(crate) max_token_seconds: Option<i64>,
     /// Whether tokens of pods with the default validity are accepted for a year.

@@ -16,7 +16,7 @@ use crate::{
     body,
     bundle_verifier::BundleVerifier,
     cache::Cache,
-    in_flight::BodyMemory,
+    in_flight::{BodyMemory, InFlight, StreamPermit},
     offload::{self, MIN_OFFLOADED_BYTES},
     remote::{
         identities::{Identities, Identity},
@@ -30,6 +30,9 @@ const MAX_RESPONSE: usize = 3 << 20;
 
 /// Bytes by which the limit of a response grows for each request byte, up to the endpoint's own limit.
 const PER_BYTE_SENT: usize = 8;
+
+/// Maximum time for a connection to end after the timeout of its call.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Default port of a service.
 const PORT: u16 = 443;
@@ -74,15 +77,20 @@ fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls
 
 /// Sends a review to a webhook, within its timeout.
 ///
-/// The response is charged to the memory of all webhook responses until `memory` is dropped.
+/// The response is charged to the memory of all webhook responses of `in_flight` until `memory` is dropped. The call fails
+/// if other calls use the connections that its host may use.
 pub(crate) async fn call(
     cache: &Cache,
+    in_flight: &InFlight,
     hook: &Endpoint,
     review: &Value,
     memory: &mut BodyMemory,
 ) -> Result<Value, String> {
     let url = hook.target.url(hook.timeout.as_secs());
-    let called = tokio::time::timeout(hook.timeout, exchange(cache, hook, review, memory)).await;
+    let called = match in_flight.webhook(&hook.host()) {
+        Ok(permit) => tokio::time::timeout(hook.timeout, exchange(cache, hook, permit, review, memory)).await,
+        Err(_refused) => Ok(Err("other calls use all connections to webhooks; try again".to_owned())),
+    };
     let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
     called.map_err(|why| format!("failed to call webhook: Post {url:?}: {why}"))
 }
@@ -90,6 +98,7 @@ pub(crate) async fn call(
 async fn exchange(
     cache: &Cache,
     hook: &Endpoint,
+    permit: StreamPermit,
     review: &Value,
     memory: &mut BodyMemory,
 ) -> Result<Value, String> {
@@ -100,8 +109,12 @@ async fn exchange(
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
-    // A failure of the connection is returned by the sender.
-    tokio::spawn(connection);
+    // A failure of the connection is returned by the sender. A server that reads nothing delays the end of the connection.
+    let limit = hook.timeout + CLOSE_TIMEOUT;
+    tokio::spawn(async move {
+        let _ended = tokio::time::timeout(limit, connection).await;
+        drop(permit);
+    });
     let sent = offload::run(offload::is_longer(review, MIN_OFFLOADED_BYTES), || serde_json::to_vec(review));
     let sent = sent.map_err(|error| error.to_string())?;
     let max_response = hook.max_response(sent.len());

@@ -35,7 +35,7 @@ pub(crate) use self::{encoded::update_encoded, identity::check_uid};
 use crate::{
     admit::{Attributes, Operation},
     allocate::{Allocating, is_allocated},
-    cache::{Object, encode, key_of},
+    cache::{ByteLimits, Object, encode, key_of},
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -404,8 +404,8 @@ async fn commit_held(
     expect: Expect,
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
-    let max_namespace_bytes = namespace_limit::limit(call, expect);
-    let expect = Expected { entry: expect, guard: reserved.guard(), max_namespace_bytes };
+    let byte_limits = namespace_limit::limits(call, expect);
+    let expect = Expected { entry: expect, guard: reserved.guard(), byte_limits };
     if reserved.allocating.is_none() && reserved.charged.is_none() {
         return commit(&call.state, &call.kind, key, expect, object).await;
     }
@@ -433,13 +433,13 @@ async fn stored_encoding(kind: &Resource, object: &Value) -> Result<bytes::Bytes
 pub(crate) struct Expected {
     entry: Expect,
     guard: Option<Guard>,
-    /// Maximum bytes of all objects in the namespace, if the object grows. `None`: no limit.
-    max_namespace_bytes: Option<usize>,
+    /// Maximum bytes of all objects in namespaces, if the object grows. `None`: no limit.
+    byte_limits: Option<ByteLimits>,
 }
 
 impl From<Expect> for Expected {
     fn from(entry: Expect) -> Self {
-        Self { entry, guard: None, max_namespace_bytes: None }
+        Self { entry, guard: None, byte_limits: None }
     }
 }
 

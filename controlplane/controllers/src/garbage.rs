@@ -1,5 +1,6 @@
 //! The garbage collector: deletes objects whose owners do not exist any more.
 
+mod absent_owners;
 mod actions;
 mod graph;
 pub(crate) mod plan;

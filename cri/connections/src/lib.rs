@@ -246,6 +246,12 @@ impl ConnectionPermit {
         }
     }
 
+    /// Whether the client has authenticated.
+    #[must_use]
+    pub fn is_authenticated(&self) -> bool {
+        self.inner.state().authenticated.contains_key(&self.number)
+    }
+
     /// The source of the connection.
     #[must_use]
     pub fn source(&self) -> Source {

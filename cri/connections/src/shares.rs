@@ -1,7 +1,7 @@
 //! Shares of the process's descriptor limit: one for each kind of descriptors that clients can make the process use.
 //!
 //! All shares together are at most three quarters of the limit. The rest is a reserve for the node's own work: shims,
-//! probes, images, the store, webhooks, and its connections to the API server.
+//! probes, images, the store, servers of kubeconfig files, and its connections to the API server.
 
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -23,6 +23,8 @@ pub enum Share {
     KubeletClients,
     /// Connections of the API server to pods, Services and aggregated servers.
     ProxiedRequests,
+    /// Connections of the API server to webhooks of admission and conversion.
+    Webhooks,
     /// Connections of the kubelet API's port. A connection reads a log, or has a connection to another runtime.
     KubeletConnections,
     /// Connections of the port for streams.
@@ -88,6 +90,7 @@ impl Share {
             Self::ApiConnections => (48, 1, 16 << 10),
             Self::KubeletClients => (8, 1, 8 << 10),
             Self::ProxiedRequests => (12, 1, 2 << 10),
+            Self::Webhooks => (8, 1, 2 << 10),
             Self::KubeletConnections => (32, 2, 4 << 10),
             Self::StreamConnections => (12, 1, 4 << 10),
             Self::Commands => (16, 3, 4 << 10),
@@ -107,10 +110,11 @@ impl Share {
 mod tests {
     use super::*;
 
-    const ALL: [Share; 15] = [
+    const ALL: [Share; 16] = [
         Share::ApiConnections,
         Share::KubeletClients,
         Share::ProxiedRequests,
+        Share::Webhooks,
         Share::KubeletConnections,
         Share::StreamConnections,
         Share::Commands,

@@ -187,11 +187,6 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Makes the cgroup in every hierarchy and returns the directories.
-pub(crate) fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Vec<PathBuf>, CgroupError> {
-    hierarchies.iter().map(|hierarchy| hierarchy.make(path)).collect()
-}
-
 /// Whether a path names a cgroup below a hierarchy's root. The root holds all processes of the machine:
 /// killing an empty path (a container whose cgroup is not known yet) would kill all of them.
 pub(crate) fn is_below_root(path: &str) -> bool {

@@ -108,14 +108,17 @@ impl OwnCgroups {
     }
 
     /// The cgroups in addition to a systemd scope: cgroups of v1 hierarchies that systemd does not manage. All shims of
-    /// a slice share the slice's cgroup there, so none is removed when a shim ends.
-    fn outside_scope(hierarchies: &[Hierarchy], scope: &Scope) -> Result<Self, CgroupError> {
-        let others: Vec<Hierarchy> = hierarchies.iter().filter(|h| !h.is_systemds()).cloned().collect();
-        Ok(Self {
-            v1: cgroup::make(&others, &unit::slice_path(&scope.slice))?,
-            entered_unified: true,
-            ..Self::default()
-        })
+    /// a slice share the slice's cgroup where containers have their own. Elsewhere each pod has its own below it, as
+    /// with [`make`](Self::make).
+    fn outside_scope(hierarchies: &[Hierarchy], slice: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
+        let path = unit::slice_path(slice);
+        let mut v1 = Vec::new();
+        for hierarchy in hierarchies.iter().filter(|hierarchy| !hierarchy.is_systemds()) {
+            let has_containers = hierarchy.aliases().is_empty();
+            let own = if has_containers { format!("{path}/{sandbox_id}") } else { path.clone() };
+            v1.push(hierarchy.make(&own)?);
+        }
+        Ok(Self { v1, entered_unified: true, ..Self::default() })
     }
 
     /// The cgroups that the shim has not entered yet, because entering them takes time.
@@ -135,7 +138,8 @@ pub(crate) fn fork_into_cgroup(
         let mut systemd = Systemd::connect().map_err(SetupError::Scope)?;
         let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()], &[]);
         entered.map_err(SetupError::Scope)?;
-        let own = OwnCgroups::outside_scope(&hierarchies, &scope).map_err(SetupError::Cgroup)?;
+        let own = OwnCgroups::outside_scope(&hierarchies, &scope.slice, &config.sandbox_id);
+        let own = own.map_err(SetupError::Cgroup)?;
         return Ok((Fork::Child, hierarchies, own));
     }
     let own = OwnCgroups::make(&hierarchies, &config.shim_cgroup, &config.sandbox_id);
@@ -332,6 +336,14 @@ mod tests {
         assert_eq!((own.v1, own.unified), (vec![], at(&["unified/node/shims"])));
         let own = OwnCgroups::make(&hybrid[..1], "/node/shims", "1a").unwrap();
         assert_eq!((own.v1, own.entered_unified), (at(&["memory/node/shims"]), true));
+        // systemd makes the cgroups in the hierarchies that it manages.
+        let others = [hierarchy("freezer", "freezer"), hierarchy("rdma", "rdma"), hierarchy("misc", "misc")];
+        let all = [&hybrid[..], &others].concat();
+        let own = OwnCgroups::outside_scope(&all, "a-coracle.slice", "1a").unwrap();
+        let slice = "a.slice/a-coracle.slice";
+        let expect = [format!("freezer/{slice}"), format!("rdma/{slice}/1a"), format!("misc/{slice}/1a")];
+        assert_eq!(own.v1, expect.map(|path| base.join(path)));
+        assert!(own.v1.iter().all(|cgroup| cgroup.is_dir()) && own.unified.is_empty());
         fs::remove_dir_all(base).unwrap();
     }
 }

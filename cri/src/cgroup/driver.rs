@@ -110,16 +110,16 @@ impl Layout {
         }
     }
 
-    /// The cgroup of a pod's shim and containers in hierarchies without controllers beside v1, where containers have no
-    /// cgroup of their own. `None` if systemd creates and removes it.
-    pub(crate) fn shim_of_pod(&self, sandbox_id: &str) -> Option<String> {
+    /// The cgroup of a pod's shim and containers in the hierarchies in which containers have no cgroup of their own, and
+    /// systemd makes none. A hierarchy without controllers beside v1 is an example.
+    pub(crate) fn shim_of_pod(&self, sandbox_id: &str) -> String {
         match self.driver {
-            CgroupDriver::Cgroupfs => Some(format!("{}/{sandbox_id}", self.shim(sandbox_id))),
-            CgroupDriver::Systemd => None,
+            CgroupDriver::Cgroupfs => format!("{}/{sandbox_id}", self.shims_directory()),
+            CgroupDriver::Systemd => format!("{}/{sandbox_id}", unit::slice_path(&self.slice(&["coracle"]))),
         }
     }
 
-    /// The parent of all these cgroups. `None` if systemd creates and removes them.
+    /// The parent of all these cgroups. `None` if it also has the cgroups of slices and scopes.
     pub(crate) fn shims(&self) -> Option<String> {
         match self.driver {
             CgroupDriver::Cgroupfs => Some(self.shims_directory()),
@@ -154,7 +154,7 @@ mod tests {
         let layout = Layout::new(CgroupDriver::Cgroupfs, "/node/").unwrap();
         assert_eq!(layout.own_pod("p"), "/node/coracle/pods/p");
         assert_eq!(layout.shim("p"), "/node/coracle/shims");
-        assert_eq!(layout.shim_of_pod("p").as_deref(), Some("/node/coracle/shims/p"));
+        assert_eq!(layout.shim_of_pod("p"), "/node/coracle/shims/p");
         let pod = layout.pod("kubepods/pod1/", "p");
         assert_eq!(layout.container(&pod, "c"), "/kubepods/pod1/c");
         assert_eq!(cgroups_path("/kubepods/pod1/c"), "/kubepods/pod1/c");
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(cgroups_path(&container), "kubepods-pod1_2.slice:cri-coracle:c");
         assert_eq!(layout.own_pod("p"), "/coracle.slice/coracle-pods.slice/coracle-pods-p.slice");
         assert_eq!(layout.shim("p"), "coracle.slice:coracle-shim:p");
-        assert_eq!(layout.shim_of_pod("p"), None);
+        assert_eq!(layout.shim_of_pod("p"), "/coracle.slice/p");
         assert!(layout.check_parent("/kubepods/pod1").unwrap_err().contains("not a slice"));
         let below = Layout::new(CgroupDriver::Systemd, "edge-a.slice").unwrap();
         assert_eq!(below.shim("p"), "edge-a-coracle.slice:coracle-shim:p");

@@ -182,6 +182,26 @@ fn a_balancer_has_guarded_addresses_and_a_local_policy() {
 }
 
 #[test]
+fn addresses_of_load_balancers_are_taken_only_from_permitted_ranges() {
+    let mut service = service(json!({"clusterIP": "10.43.1.1", "type": "LoadBalancer",
+        "ports": [{"port": 80, "protocol": "TCP"}]}));
+    service.status = serde_json::from_value(json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.9"},
+        {"ip": "8.8.8.8"}, {"ip": "10.0.0.1", "ipMode": "Proxy", "ports": [{"port": 80, "protocol": "TCP"}]}]}}))
+    .unwrap();
+    let taken = |ranges: &[&str]| {
+        let load_balancer_ips = ranges.iter().map(|range| range.parse().unwrap()).collect();
+        let node = NodeView { load_balancer_ips, ..node() };
+        let program = plan(&service, &slice(two()), &node);
+        ["203.0.113.9", "8.8.8.8", "10.0.0.1"]
+            .map(|address| verdict(&program, Map::External, at(address, 80)).is_some())
+    };
+    assert_eq!(taken(&[]), [true; 3], "as by kube-proxy");
+    assert_eq!(taken(&["203.0.113.0/24"]), [true, false, false]);
+    assert_eq!(taken(&["203.0.113.0/24", "10.0.0.0/24"]), [true, false, true]);
+    assert_eq!(taken(&["2001:db8::/32"]), [false; 3], "another family");
+}
+
+#[test]
 fn a_range_with_all_addresses_permits_all_sources() {
     let of = |ranges: &[&str]| {
         let ranges: Vec<String> = ranges.iter().map(|range| (*range).to_owned()).collect();

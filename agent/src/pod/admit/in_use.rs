@@ -258,6 +258,7 @@ mod tests {
             let proxy = ServiceProxyConfig {
                 table,
                 external_ips: Vec::new(),
+                load_balancer_ips: Vec::new(),
                 node_port_addresses: Vec::new(),
                 healthz,
                 status: None,

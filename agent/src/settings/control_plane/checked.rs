@@ -15,7 +15,7 @@ use ipnetwork::IpNetwork;
 
 use super::super::ranges::Ranges;
 use super::super::sources::Sources;
-use super::super::value::GoDuration;
+use super::super::value::{ByteSize, GoDuration};
 use super::super::{Dirs, address_or_port};
 use super::ControlPlaneSettings;
 
@@ -246,6 +246,7 @@ impl ControlPlaneSettings {
                 "service-account-max-token-expiration must be between 1h and 2^32 seconds"
             );
         }
+        let bytes = |size: ByteSize| usize::try_from(size.0).unwrap_or(usize::MAX);
         Ok(ServerOptions {
             max_token_seconds: max_token_seconds.and_then(|seconds| i64::try_from(seconds).ok()),
             node_ports: self.service_node_port_range.0.clone(),
@@ -254,9 +255,8 @@ impl ControlPlaneSettings {
                 self.default_unreachable_toleration_seconds,
             ],
             event_lifetime,
-            max_namespace_bytes: self
-                .max_namespace_bytes
-                .map(|bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX)),
+            max_namespace_bytes: self.max_namespace_bytes.map(bytes),
+            max_all_namespaces_bytes: self.max_all_namespaces_bytes.map(bytes),
             token_issuers: self.service_account_issuer.clone(),
             audiences: self.api_audiences.clone(),
             keys_url,

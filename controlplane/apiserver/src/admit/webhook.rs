@@ -270,10 +270,9 @@ async fn call(
     let request = review::request(attributes, hook.version, &uid, kind, &objects);
     let began = std::time::Instant::now();
     let mut memory = admission.in_flight.response(&hook.endpoint.host());
-    let answer = match webhook_client::call(&admission.cache, &hook.endpoint, &request, &mut memory).await {
-        Ok(answer) => review::response(&answer, hook.version, &uid, phase),
-        Err(why) => Err(why),
-    };
+    let (cache, in_flight) = (&admission.cache, &admission.in_flight);
+    let called = webhook_client::call(cache, in_flight, &hook.endpoint, &request, &mut memory).await;
+    let answer = called.and_then(|answer| review::response(&answer, hook.version, &uid, phase));
     let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);
     let metrics = &admission.metrics.admission;
     let labels = WebhookCall {

@@ -1,4 +1,4 @@
-//! The encoded bytes of all objects in each namespace.
+//! The encoded bytes of all objects in each namespace, and in all namespaces without those of the system.
 //!
 //! The cache counts an object when it is added, replaced or removed, in constant time. A write reserves the growth of its
 //! object until the cache has the commit. So concurrent writes on one server do not exceed the limit together.
@@ -8,11 +8,38 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+/// Namespaces of the system. Users cannot write to them with the default roles, so they do not count for the limit of all
+/// namespaces: the components of the cluster work even if users have reached it.
+const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
+
+/// Maximum encoded bytes of objects in namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ByteLimits {
+    /// In one namespace. `usize::MAX`: no limit.
+    pub(crate) namespace: usize,
+    /// In all namespaces without those of the system. `usize::MAX`: no limit.
+    pub(crate) all: usize,
+}
+
+/// The limit that a write would exceed, with the bytes that count already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    Namespace(usize),
+    All(usize),
+}
+
 /// Encoded bytes by namespace. Its lock is the last one: no other lock is taken while it is held.
 #[derive(Default)]
 pub(crate) struct NamespaceBytes {
+    counts: Mutex<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
     /// It has no entry for a namespace without objects.
-    counts: Mutex<HashMap<Box<str>, Count>>,
+    namespaces: HashMap<Box<str>, Count>,
+    /// Stored and reserved bytes of all namespaces without those of the system.
+    all: usize,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -37,53 +64,66 @@ fn namespace_of(key: &str) -> Option<&str> {
     parts.next().map(|_name| namespace)
 }
 
+// === impl Count ===
+
+impl Count {
+    fn total(self) -> usize {
+        self.stored.saturating_add(self.reserved)
+    }
+}
+
 // === impl NamespaceBytes ===
 
 impl NamespaceBytes {
     /// Counts the change of one object: its encoded bytes before and after. 0 for an object that does not exist.
     pub(super) fn count(&self, key: &str, before: usize, after: usize) {
         if before != after {
-            self.update(key, |count| count.stored = (count.stored + after).saturating_sub(before));
+            self.update(key, |count, _all| count.stored = (count.stored + after).saturating_sub(before));
         }
     }
 
-    /// Reserves bytes for the object with this key. The error is the number of bytes that the namespace has already, if
-    /// it would then have more than `limit` bytes.
+    /// Reserves bytes for the object with this key. The error is the limit that would be exceeded.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         key: &Arc<str>,
         bytes: usize,
-        limit: usize,
-    ) -> Result<ReservedBytes, usize> {
+        limits: ByteLimits,
+    ) -> Result<ReservedBytes, Full> {
+        let is_system = namespace_of(key).is_some_and(|namespace| SYSTEM.contains(&namespace));
         let mut exceeded = None;
-        self.update(key, |count| {
-            let used = count.stored.saturating_add(count.reserved);
-            match used.saturating_add(bytes) > limit {
-                true => exceeded = Some(used),
-                false => count.reserved += bytes,
+        self.update(key, |count, all| {
+            let used = count.total();
+            if used.saturating_add(bytes) > limits.namespace {
+                exceeded = Some(Full::Namespace(used));
+            } else if !is_system && all.saturating_add(bytes) > limits.all {
+                exceeded = Some(Full::All(all));
+            } else {
+                count.reserved += bytes;
             }
         });
         match exceeded {
-            Some(used) => Err(used),
+            Some(full) => Err(full),
             None => Ok(ReservedBytes { all: self.clone(), key: key.clone(), bytes }),
         }
     }
 
-    /// Changes the count of the namespace of a key. It is removed if it is empty then.
-    fn update(&self, key: &str, update: impl FnOnce(&mut Count)) {
+    /// Changes the count of the namespace of a key. It is removed if it is empty then. `update` also gets the bytes of all
+    /// namespaces without those of the system.
+    fn update(&self, key: &str, update: impl FnOnce(&mut Count, usize)) {
         let Some(namespace) = namespace_of(key) else { return };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(namespace) {
-            update(count);
-            if *count == Count::default() {
-                counts.remove(namespace);
-            }
-            return;
+        let before = counts.namespaces.get(namespace).copied().unwrap_or_default();
+        let mut count = before;
+        update(&mut count, counts.all);
+        if !SYSTEM.contains(&namespace) {
+            counts.all = counts.all.saturating_add(count.total()).saturating_sub(before.total());
         }
-        let mut count = Count::default();
-        update(&mut count);
-        if count != Count::default() {
-            counts.insert(namespace.into(), count);
+        if count == Count::default() {
+            counts.namespaces.remove(namespace);
+        } else if let Some(known) = counts.namespaces.get_mut(namespace) {
+            *known = count;
+        } else {
+            counts.namespaces.insert(namespace.into(), count);
         }
     }
 
@@ -91,14 +131,20 @@ impl NamespaceBytes {
     #[cfg(test)]
     pub(crate) fn of(&self, namespace: &str) -> Option<[usize; 2]> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.get(namespace).map(|count| [count.stored, count.reserved])
+        counts.namespaces.get(namespace).map(|count| [count.stored, count.reserved])
+    }
+
+    /// The stored and reserved bytes of all namespaces without those of the system.
+    #[cfg(test)]
+    fn all(&self) -> usize {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).all
     }
 }
 
 impl Drop for ReservedBytes {
     fn drop(&mut self) {
         let bytes = self.bytes;
-        self.all.update(&self.key, |count| count.reserved = count.reserved.saturating_sub(bytes));
+        self.all.update(&self.key, |count, _all| count.reserved = count.reserved.saturating_sub(bytes));
     }
 }
 
@@ -152,18 +198,40 @@ mod tests {
     }
 
     #[test]
+    fn all_namespaces_share_a_limit_that_leaves_the_system_its_own() {
+        let counts = Arc::<NamespaceBytes>::default();
+        let key = |namespace: &str| Arc::<str>::from(format!("/configmaps/{namespace}/a"));
+        let limits = ByteLimits { namespace: 60, all: 100 };
+        let reserve = |namespace: &str, bytes| counts.reserve(&key(namespace), bytes, limits);
+        counts.count(&key("a"), 0, 50);
+        counts.count(&key("kube-system"), 0, 50);
+        let second = reserve("b", 40);
+        assert!(second.is_ok());
+        assert_eq!(reserve("a", 20).err(), Some(Full::Namespace(50)));
+        assert_eq!(reserve("c", 20).err(), Some(Full::All(90)));
+        assert!(reserve("c", 10).is_ok(), "exactly the limit");
+        assert!(reserve("kube-node-lease", 60).is_ok() && reserve("kube-system", 10).is_ok());
+        assert_eq!(reserve("kube-system", 20).err(), Some(Full::Namespace(50)));
+        drop(second);
+        assert_eq!(counts.all(), 50);
+        counts.count(&key("a"), 50, 0);
+        assert_eq!(counts.all(), 0);
+    }
+
+    #[test]
     fn writes_in_progress_count_until_they_end() {
         let all = Arc::<NamespaceBytes>::default();
+        let limits = ByteLimits { namespace: 100, all: usize::MAX };
         let key: Arc<str> = "/configmaps/ns/a".into();
         all.count(&key, 0, 60);
-        let first = all.reserve(&key, 30, 100);
+        let first = all.reserve(&key, 30, limits);
         assert!(first.is_ok());
-        assert_eq!(all.reserve(&key, 11, 100).err(), Some(90));
-        assert!(all.reserve(&"/configmaps/other/a".into(), 100, 100).is_ok());
-        assert!(all.reserve(&key, 10, 100).is_ok(), "exactly the limit");
+        assert_eq!(all.reserve(&key, 11, limits).err(), Some(Full::Namespace(90)));
+        assert!(all.reserve(&"/configmaps/other/a".into(), 100, limits).is_ok());
+        assert!(all.reserve(&key, 10, limits).is_ok(), "exactly the limit");
         drop(first);
         assert_eq!(all.of("ns"), Some([60, 0]));
-        assert!(all.reserve(&key, 40, 100).is_ok());
+        assert!(all.reserve(&key, 40, limits).is_ok());
         all.count(&key, 60, 0);
         assert_eq!((all.of("ns"), all.of("other")), (None, None));
     }

@@ -65,8 +65,9 @@ impl WebhookConversion {
         let request = json!({"kind": "ConversionReview", "apiVersion": api_version, "request": {
             "uid": uid, "desiredAPIVersion": to, "objects": objects,
         }});
-        let mut memory = self.client.in_flight.response(&self.endpoint.host());
-        let review = webhook_client::call(&cache, &self.endpoint, &request, &mut memory).await?;
+        let in_flight = &self.client.in_flight;
+        let mut memory = in_flight.response(&self.endpoint.host());
+        let review = webhook_client::call(&cache, in_flight, &self.endpoint, &request, &mut memory).await?;
         let converted = response(review, &api_version, &uid)?;
         if converted.len() != objects.len() {
             return Err(format!("returned {} objects, expected {}", converted.len(), objects.len()));

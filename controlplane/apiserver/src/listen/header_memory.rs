@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coracle_connections::Source;
+use coracle_connections::ConnectionPermit;
 
 use super::header_block::HeaderBlock;
 use crate::{
@@ -19,9 +19,12 @@ const STEP: usize = 16 << 10;
 
 /// The memory of the request header that a connection receives. It belongs to the source of the connection, like that of
 /// requests that are not authenticated yet.
+///
+/// An HTTP/1.1 connection keeps its buffer, which is as large as its longest header. So the memory counts until the
+/// connection has received a byte after its client has authenticated.
 pub(super) struct HeaderMemory {
     in_flight: Arc<InFlight>,
-    source: Source,
+    permit: Arc<ConnectionPermit>,
     incomplete: Mutex<Incomplete>,
 }
 
@@ -38,9 +41,9 @@ struct Incomplete {
 
 impl HeaderMemory {
     /// A new connection, which has received nothing.
-    pub(super) fn new(in_flight: Arc<InFlight>, source: Source, is_http2: bool) -> Self {
+    pub(super) fn new(in_flight: Arc<InFlight>, permit: Arc<ConnectionPermit>, is_http2: bool) -> Self {
         let incomplete = Incomplete { block: is_http2.then(HeaderBlock::default), ..Incomplete::default() };
-        Self { in_flight, source, incomplete: Mutex::new(incomplete) }
+        Self { in_flight, permit, incomplete: Mutex::new(incomplete) }
     }
 
     /// Reserves memory for received bytes of a header. `is_between` says that no request is running: with HTTP/1.1, the
@@ -57,20 +60,27 @@ impl HeaderMemory {
         }
         let needed = incomplete.received.saturating_sub(SMALL_HEADER) * PER_RECEIVED_BYTE;
         if needed == 0 {
-            incomplete.reserved.clear();
+            self.release(&mut incomplete);
         }
         while incomplete.reserved.len() * STEP < needed {
-            let memory = self.in_flight.unauthenticated(self.source, STEP)?;
+            let memory = self.in_flight.unauthenticated(self.permit.source(), STEP)?;
             incomplete.reserved.push(memory);
         }
         Ok(())
     }
 
-    /// Releases the memory: the header is complete, and its request has memory of its own.
+    /// Records that the header is complete. Its request has memory of its own.
     pub(super) fn complete(&self) {
         let mut incomplete = self.lock();
         incomplete.received = 0;
-        incomplete.reserved.clear();
+        self.release(&mut incomplete);
+    }
+
+    /// Releases the memory, unless it is that of the buffer of a client that has not authenticated.
+    fn release(&self, incomplete: &mut Incomplete) {
+        if !incomplete.reserved.is_empty() && (incomplete.block.is_some() || self.permit.is_authenticated()) {
+            incomplete.reserved.clear();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Incomplete> {
@@ -80,15 +90,27 @@ impl HeaderMemory {
 
 #[cfg(test)]
 mod tests {
-    use coracle_connections::UNCERTIFIED_HEADER;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use coracle_connections::{Connections, Limits, UNCERTIFIED_HEADER};
 
     use super::*;
     use crate::in_flight::MAX_IN_FLIGHT;
 
     const PIECE: [u8; 1024] = [b'x'; 1024];
 
-    fn header(in_flight: &Arc<InFlight>, source: Source) -> HeaderMemory {
-        HeaderMemory::new(in_flight.clone(), source, false)
+    /// Connections without a limit that these tests reach.
+    fn port() -> Connections {
+        let [total, per_source, unauthenticated, unauthenticated_per_source] = [4096; 4];
+        Connections::new(Limits { total, per_source, unauthenticated, unauthenticated_per_source })
+    }
+
+    fn permit(port: &Connections, last: u8) -> Arc<ConnectionPermit> {
+        Arc::new(port.admit(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))).unwrap())
+    }
+
+    fn header(in_flight: &Arc<InFlight>, permit: Arc<ConnectionPermit>) -> HeaderMemory {
+        HeaderMemory::new(in_flight.clone(), permit, false)
     }
 
     /// Whether the connection gets memory for a header of the maximum length without an end.
@@ -97,18 +119,18 @@ mod tests {
     }
 
     /// Headers of a source without an end, as many as get memory.
-    fn incomplete(in_flight: &Arc<InFlight>, source: Source) -> Vec<HeaderMemory> {
-        let headers = std::iter::repeat_with(|| header(in_flight, source));
+    fn incomplete(in_flight: &Arc<InFlight>, port: &Connections, last: u8) -> Vec<HeaderMemory> {
+        let headers = std::iter::repeat_with(|| header(in_flight, permit(port, last)));
         headers.take_while(is_received).collect()
     }
 
     #[test]
     fn incomplete_headers_of_a_source_leave_memory_for_others() {
-        let in_flight = Arc::new(InFlight::new(MAX_IN_FLIGHT));
-        let of_eve = incomplete(&in_flight, 1);
+        let (in_flight, port) = (Arc::new(InFlight::new(MAX_IN_FLIGHT)), port());
+        let of_eve = incomplete(&in_flight, &port, 1);
         assert!((400..500).contains(&of_eve.len()), "{}", of_eve.len());
-        assert!(!incomplete(&in_flight, 2).is_empty(), "another source");
-        let (short, long) = (header(&in_flight, 1), header(&in_flight, 1));
+        assert!(!incomplete(&in_flight, &port, 2).is_empty(), "another source");
+        let [short, long] = [1, 1].map(|last| header(&in_flight, permit(&port, last)));
         assert!((0..8).all(|_| short.received(&PIECE, true).is_ok()), "a short header needs no memory");
         assert!(!is_received(&long));
         drop(of_eve);
@@ -118,8 +140,8 @@ mod tests {
 
     #[test]
     fn a_complete_header_releases_its_memory() {
-        let in_flight = Arc::new(InFlight::new(MAX_IN_FLIGHT));
-        let header = header(&in_flight, 1);
+        let (in_flight, port) = (Arc::new(InFlight::new(MAX_IN_FLIGHT)), port());
+        let header = header(&in_flight, permit(&port, 1));
         for _ in 0..1000 {
             assert!(is_received(&header));
             header.complete();
@@ -128,10 +150,30 @@ mod tests {
     }
 
     #[test]
+    fn the_buffer_of_a_connection_counts_until_its_client_is_authenticated() {
+        let (in_flight, port) = (Arc::new(InFlight::new(MAX_IN_FLIGHT)), port());
+        let eve = permit(&port, 1);
+        let buffer = header(&in_flight, eve.clone());
+        assert!(is_received(&buffer));
+        let reserved = || buffer.lock().reserved.len();
+        let all = reserved();
+        assert!(all > 0);
+        buffer.complete();
+        assert!(buffer.received(&PIECE, true).is_ok());
+        assert_eq!(reserved(), all, "the next header uses the same buffer");
+        eve.set_authenticated();
+        assert!(buffer.received(&PIECE, true).is_ok());
+        assert_eq!(reserved(), 0);
+        assert!(is_received(&buffer));
+        buffer.complete();
+        assert_eq!(reserved(), 0, "the client is known");
+    }
+
+    #[test]
     fn an_incomplete_header_of_http2_has_memory() {
-        let in_flight = Arc::new(InFlight::new(MAX_IN_FLIGHT));
+        let (in_flight, port) = (Arc::new(InFlight::new(MAX_IN_FLIGHT)), port());
         let incomplete = || {
-            let header = HeaderMemory::new(in_flight.clone(), 1, true);
+            let header = HeaderMemory::new(in_flight.clone(), permit(&port, 1), true);
             let begin = [&[b'p'; 24][..], &[0, 0xff, 0xff, 1, 0, 0, 0, 0, 1]].concat();
             (header.received(&begin, false).is_ok() && is_received(&header)).then_some(header)
         };

@@ -171,7 +171,7 @@ fn state(
     let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
     let transport_security = transport_security(&config.options.strict_transport_security)?;
     let metrics = Arc::new(Metrics::new());
-    let max_namespace_bytes = config.options.namespace_limit();
+    let byte_limits = config.options.byte_limits();
     Ok(Arc::new_cyclic(|itself| State {
         admission: Admission {
             plugins,
@@ -207,7 +207,7 @@ fn state(
         request_timeout: config.request_timeout,
         features: config.features,
         event_lifetime: config.options.event_lifetime,
-        max_namespace_bytes,
+        byte_limits,
         max_token_seconds: config.options.max_token_seconds,
         extend_tokens: config.options.extend_tokens,
         min_watch: config.options.min_watch,

@@ -24,7 +24,7 @@ pub(super) async fn commit_encoded(
     expected: Expected,
     value: Option<Bytes>,
 ) -> std::result::Result<u64, Failed> {
-    let Expected { entry: expect, guard, max_namespace_bytes } = expected;
+    let Expected { entry: expect, guard, byte_limits } = expected;
     let stored_kind = kind.stored_as();
     // Only events have a time to live.
     let ttl = (stored_kind.ttl_seconds > 0).then_some(state.event_lifetime);
@@ -32,8 +32,9 @@ pub(super) async fn commit_encoded(
     if let Some(bytes) = &value {
         limits::check(bytes).map_err(Failed::Other)?;
     }
-    let growth = value.as_ref().zip(max_namespace_bytes);
-    let growth = growth.map(|(bytes, limit)| namespace_limit::reserve(state, kind, key, bytes.len(), limit));
+    let growth = value.as_ref().zip(byte_limits);
+    let growth =
+        growth.map(|(bytes, limits)| namespace_limit::reserve(state, kind, key, bytes.len(), limits));
     let _reserved = growth.transpose().map_err(Failed::Other)?;
     match state.store.write(Write { key: key.clone(), expect, value, tier, guard }).await {
         Ok(revision) => {

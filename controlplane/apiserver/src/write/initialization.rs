@@ -118,7 +118,7 @@ pub(super) async fn reject(
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
     let expect = Expect::Revision(current.revision);
     // The object is removed next, so its growth has no limit.
-    let expect = Expected { entry: expect, guard: reserved.guard(), max_namespace_bytes: None };
+    let expect = Expected { entry: expect, guard: reserved.guard(), byte_limits: None };
     let (state, kind) = (call.state.clone(), call.kind.clone());
     let (key, new) = (current.key.clone(), new.clone());
     let task = tokio::spawn(async move {

@@ -1,7 +1,7 @@
-//! The limit of the encoded bytes of all objects in one namespace.
+//! The limits of the encoded bytes of all objects in one namespace, and in all namespaces without those of the system.
 //!
-//! All objects are in memory, so a user who may create objects in one namespace could otherwise fill the memory of the
-//! machine. The limit applies to all users, because controllers create pods for users. A full namespace still works and
+//! All objects are in memory, so a user who may create objects in one namespace, or namespaces, could otherwise fill the
+//! memory of the machine. The limits apply to all users, because controllers create pods for users. A full namespace still works and
 //! can be emptied: only writes that make an object longer are refused, and these are not:
 //!
 //! | write | reason |
@@ -17,7 +17,7 @@ use coracle_kinds::Resource;
 use coracle_store::Expect;
 
 use crate::{
-    cache::ReservedBytes,
+    cache::{ByteLimits, Full, ReservedBytes},
     call::{Call, INTERNAL_USER},
     error::{ApiError, Result},
     state::State,
@@ -26,9 +26,9 @@ use crate::{
 /// The controllers and the scheduler.
 const COMPONENTS: [&str; 2] = ["system:kube-controller-manager", "system:kube-scheduler"];
 
-/// The limit for the write of a call. `None` if it has no limit.
-pub(super) fn limit(call: &Call, expect: Expect) -> Option<usize> {
-    let (limit, user) = (call.state.max_namespace_bytes?, &call.user);
+/// The limits for the write of a call. `None` if it has no limit.
+pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
+    let (limits, user) = (call.state.byte_limits, &call.user);
     let is_exempt = match &*call.resource.subresource {
         "status" => call.kind.is_built_in(),
         "eviction" => true,
@@ -41,7 +41,11 @@ pub(super) fn limit(call: &Call, expect: Expect) -> Option<usize> {
     // this has a limit, too.
     let is_update = expect != Expect::Absent || call.kind.stored_as().volatile;
     let is_component = COMPONENTS.contains(&user.name.as_str());
-    Some(if is_component && is_update { limit.saturating_add(limit / 4) } else { limit })
+    let more = |limit: usize| limit.saturating_add(limit / 4);
+    Some(match is_component && is_update {
+        true => ByteLimits { namespace: more(limits.namespace), all: more(limits.all) },
+        false => limits,
+    })
 }
 
 /// Reserves the growth of an object up to its commit. `bytes` is its new length.
@@ -50,19 +54,25 @@ pub(super) fn reserve(
     kind: &Resource,
     key: &Arc<str>,
     bytes: usize,
-    limit: usize,
+    limits: ByteLimits,
 ) -> Result<Option<ReservedBytes>> {
     let current = state.cache.of(kind)?.lock().get(key);
     let growth = bytes.saturating_sub(current.map_or(0, |current| current.stored_bytes()));
     if growth == 0 {
         return Ok(None);
     }
-    state.cache.namespace_bytes.reserve(key, growth, limit).map(Some).map_err(|used| {
+    state.cache.namespace_bytes.reserve(key, growth, limits).map(Some).map_err(|full| {
         let mut parts = key.rsplit('/');
         let (name, namespace) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let (of, used, limit, setting) = match full {
+            Full::Namespace(used) => {
+                (format!("namespace \"{namespace}\""), used, limits.namespace, "max-namespace-bytes")
+            }
+            Full::All(used) => ("all namespaces".to_owned(), used, limits.all, "max-all-namespaces-bytes"),
+        };
         let why = format!(
-            "the objects of namespace \"{namespace}\" have {used} bytes, this write adds {growth}, the limit is {limit}: \
-             delete objects or raise the setting max-namespace-bytes"
+            "the objects of {of} have {used} bytes, this write adds {growth}, the limit is {limit}: delete objects or raise \
+             the setting {setting}"
         );
         ApiError::forbidden_object(kind, name, why)
     })

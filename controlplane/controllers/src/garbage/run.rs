@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_watch::{Config, Event};
-use futures::StreamExt;
+use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
 use kube::discovery::verbs;
@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::absent_owners::AbsentOwners;
 use super::actions::{apply, drop_finalizer};
 use super::graph::{FollowUp, Graph};
 use super::plan::{Action, ORPHAN, ObservedObject, Owner, foreign_owner, plan};
@@ -38,6 +39,7 @@ pub(crate) struct Collector {
     /// The served kinds, to look up owners that are not in the graph.
     kinds: Mutex<Vec<Arc<ApiKind>>>,
     removed: Mutex<Removed>,
+    absent_owners: Mutex<AbsentOwners>,
     /// Notified when the served kinds may have changed.
     kinds_changed: Notify,
 }
@@ -53,6 +55,8 @@ struct Removed {
 
 /// Maximum number of removed kinds. If there are more, dependents of their last objects may stay.
 const MAX_REMOVED: usize = 1000;
+/// Maximum concurrent look-ups of the owners of one object.
+const MAX_LOOKUPS: usize = 8;
 
 /// Runs the collector forever.
 pub(crate) async fn run(context: Arc<Context>) {
@@ -62,6 +66,7 @@ pub(crate) async fn run(context: Arc<Context>) {
         orphans: Queue::measured(context.config.queue_metrics.of("garbage-orphan")),
         kinds: Mutex::new(discover(&context, &[]).await),
         removed: Mutex::default(),
+        absent_owners: Mutex::default(),
         kinds_changed: Notify::new(),
     });
     let shared_kinds = collector.register_handlers(&context);
@@ -347,14 +352,13 @@ impl Collector {
             self.enqueue(work);
             return Ok(Next::Wait);
         };
-        let mut owners = Vec::new();
-        for owner in live.metadata.owner_references.iter().flatten() {
-            let state = self.owner(context, &item, owner).await?;
-            if state == Owner::Absent && self.is_foreign(&item, owner) {
+        let references = live.metadata.owner_references.as_deref().unwrap_or_default();
+        let owners = self.owners(context, &item, references).await?;
+        for (owner, _) in owners.iter().filter(|(_, state)| *state == Owner::Absent) {
+            if self.is_foreign(&item, owner) {
                 let event = foreign_owner(owner, &item.key.namespace);
                 context.recorder.record(item.reference(&uid), COMPONENT, event);
             }
-            owners.push((owner, state));
         }
         let observed = ObservedObject {
             meta: &live.metadata,
@@ -382,6 +386,23 @@ impl Collector {
         self.lock().get(&owner.uid).is_some_and(|known| item.owner_state(known) == Owner::Absent)
     }
 
+    /// The states of the owners of an object, in the order of the references.
+    async fn owners<'a>(
+        &self,
+        context: &Context,
+        item: &super::graph::Item,
+        references: &'a [OwnerReference],
+    ) -> Result<Vec<(&'a OwnerReference, Owner)>, Error> {
+        let mut lookups = Vec::with_capacity(references.len());
+        for owner in references {
+            lookups.push(async move {
+                let state = self.owner(context, item, owner).await;
+                state.map(|state| (owner, state))
+            });
+        }
+        futures::stream::iter(lookups).buffered(MAX_LOOKUPS).try_collect().await
+    }
+
     /// The state of an owner. Owners that are not in the graph are looked up in the API server.
     async fn owner(
         &self,
@@ -406,9 +427,20 @@ impl Collector {
             return Ok(Owner::Solid);
         }
         let namespace = if kind.namespaced { item.key.namespace.as_str() } else { "" };
+        if self.absent_owners().has(namespace, owner) {
+            return Ok(Owner::Absent);
+        }
         let live = kind.live(&context.client, &Key::new(namespace, &owner.name)).await?;
         let same = live.is_some_and(|live| live.metadata.uid.as_ref() == Some(&owner.uid));
-        Ok(if same { Owner::Solid } else { Owner::Absent })
+        if same {
+            return Ok(Owner::Solid);
+        }
+        self.absent_owners().add(namespace, owner);
+        Ok(Owner::Absent)
+    }
+
+    fn absent_owners(&self) -> MutexGuard<'_, AbsentOwners> {
+        self.absent_owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state of an owner whose kind is not served. It cannot be read, so it counts as existing, unless the
@@ -452,9 +484,14 @@ impl Collector {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use serde_json::json;
+    use tokio::sync::Barrier;
 
     use super::*;
+    use crate::config::ControllersConfig;
     use crate::garbage::plan::tests::kind;
 
     fn object(value: serde_json::Value) -> Meta {
@@ -468,7 +505,56 @@ mod tests {
             orphans: Queue::new(),
             kinds: Mutex::default(),
             removed: Mutex::default(),
+            absent_owners: Mutex::default(),
             kinds_changed: Notify::new(),
+        }
+    }
+
+    /// A context whose API server has no objects, and the number of its reads. It responds when `together` reads have
+    /// arrived.
+    fn empty_api(together: usize) -> (Context, Arc<AtomicUsize>) {
+        let (reads, barrier) = (Arc::<AtomicUsize>::default(), Arc::new(Barrier::new(together)));
+        let counter = reads.clone();
+        let service = tower::service_fn(move |_request: http::Request<kube::client::Body>| {
+            let (counter, barrier) = (counter.clone(), barrier.clone());
+            async move {
+                counter.fetch_add(1, Ordering::Relaxed);
+                barrier.wait().await;
+                let missing = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                    "reason": "NotFound", "message": "not found"});
+                let mut response = http::Response::new(missing.to_string());
+                *response.status_mut() = http::StatusCode::NOT_FOUND;
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        (Context::new(client, recorder, ControllersConfig::default()), reads)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn absent_owners_are_read_together_and_only_once() {
+        let (context, reads) = empty_api(MAX_LOOKUPS);
+        let (collector, thing) = (collector(), kind("Thing", true));
+        collector.set_kinds(vec![thing.clone()]);
+        let reference = |number: usize| OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Thing".to_owned(),
+            name: format!("owner-{number}"),
+            uid: number.to_string(),
+            ..OwnerReference::default()
+        };
+        let references: Vec<_> = (0..2 * MAX_LOOKUPS).map(reference).collect();
+        let meta = json!({"name": "child", "namespace": "n", "uid": "child", "ownerReferences": references});
+        collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
+        let item = collector.lock().get("child").cloned().unwrap();
+        for _ in 0..2 {
+            // The clock advances if no read gets a response.
+            let found = collector.owners(&context, &item, &references);
+            let found = tokio::time::timeout(Duration::from_secs(60), found).await.unwrap().unwrap();
+            let expect: Vec<_> = references.iter().map(|owner| (owner, Owner::Absent)).collect();
+            assert_eq!(found, expect);
+            assert_eq!(reads.load(Ordering::Relaxed), references.len(), "the second time nothing is read");
         }
     }
 

@@ -27,9 +27,7 @@ impl SandboxService {
             return Ok(cri::RemovePodSandboxResponse {});
         }
         self.machine.cgroups.remove(&self.machine.layout.own_pod(&sandbox.id)).await?;
-        if let Some(group) = self.machine.layout.shim_of_pod(&sandbox.id) {
-            self.machine.cgroups.remove_shim(&group).await;
-        }
+        self.machine.cgroups.remove_shim(&self.machine.layout.shim_of_pod(&sandbox.id)).await;
         coracle_fault::point("remove-pod.cgroup");
         self.transitions.hooks.remove_pod_sandbox(&sandbox).await;
         let pending = self.transitions.outbox.record_sandbox_removal(&sandbox)?;

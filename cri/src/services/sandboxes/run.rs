@@ -77,9 +77,7 @@ impl SandboxService {
         self.write_pod_files(&record)?;
         steps.done("record");
         let dir = self.objects.records.sandbox_dir(&id);
-        if let Some(group) = self.machine.layout.shim_of_pod(&id) {
-            undo.push(Step::ShimCgroup(group));
-        }
+        undo.push(Step::ShimCgroup(self.machine.layout.shim_of_pod(&id)));
         let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
         let (shim, state) = Shim::spawn(self.shim_program.path(), &dir, config, self.config.shim_timeouts)
             .await

@@ -60,6 +60,23 @@ async fn a_full_namespace_refuses_growth_until_objects_are_deleted() {
 }
 
 #[tokio::test]
+async fn all_namespaces_together_are_limited_and_the_system_is_not() {
+    let server = Fixture::new().await;
+    assert_eq!(server.post("/api/v1/namespaces", json!({"metadata": {"name": "n"}})).await.code, 201);
+    let server = server.again_with(|config| config.options.max_all_namespaces_bytes = Some(LIMIT)).await;
+    assert_eq!(server.post(CONFIG_MAPS, sized("a", 40 << 10)).await.code, 201);
+    let maps = "/api/v1/namespaces/n/configmaps";
+    let refused = server.post(maps, sized("a", 40 << 10)).await;
+    let message = refused.body["message"].as_str().unwrap();
+    let end = "the limit is 65536: delete objects or raise the setting max-all-namespaces-bytes";
+    assert!(refused.code == 403 && message.ends_with(end), "{message}");
+    let system = "/api/v1/namespaces/kube-system/configmaps";
+    assert_eq!(server.post(system, sized("a", 40 << 10)).await.code, 201);
+    assert_eq!(server.delete(&format!("{CONFIG_MAPS}/a"), json!({})).await.code, 200);
+    assert_eq!(server.post(maps, sized("a", 40 << 10)).await.code, 201, "there is room again");
+}
+
+#[tokio::test]
 async fn the_status_of_a_pod_in_a_full_namespace_is_stored() {
     let server = Fixture::new().await;
     assert_eq!(server.post(PODS, pod("p")).await.code, 201);
