@@ -12,11 +12,25 @@ use super::{denied, on_a_cluster, refused, run_pod, sh, sleeper};
 #[test]
 fn cve_2022_24769_no_process_has_inheritable_capabilities() {
     on_a_cluster(|_, cluster| {
-        run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({"securityContext": {"runAsUser": 1000}})));
-        let none = "CapInh:\t0000000000000000";
-        assert!(sh(cluster, "p", "grep CapInh /proc/1/status").contains(none));
-        let own = sh(cluster, "p", "grep -E 'CapInh|CapPrm|CapEff|CapAmb' /proc/self/status");
-        assert_eq!(own.matches("\t0000000000000000").count(), 4, "{own}");
+        let sets = |pod: &str, process: &str| {
+            sh(cluster, pod, &format!("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/{process}/status"))
+        };
+        let is_none = |sets: &str, name: &str| sets.contains(&format!("{name}:\t0000000000000000"));
+        let added = json!({"add": ["NET_ADMIN", "SYS_TIME"]});
+        for (name, context, is_root) in [
+            ("user", json!({"runAsUser": 1000}), false),
+            ("user-with-added", json!({"runAsUser": 1000, "capabilities": added}), false),
+            ("root", json!({}), true),
+            ("root-with-added", json!({"capabilities": added}), true),
+            ("privileged", json!({"privileged": true}), true),
+        ] {
+            run_pod(cluster, name, &sleeper(name, &json!({}), &json!({"securityContext": context})));
+            for process in ["1", "self"] {
+                let sets = sets(name, process);
+                assert!(is_none(&sets, "CapInh") && is_none(&sets, "CapAmb"), "{name}, {process}: {sets}");
+                assert_eq!(is_none(&sets, "CapEff"), !is_root, "{name}, {process}: {sets}");
+            }
+        }
     });
 }
 
