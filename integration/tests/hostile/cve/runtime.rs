@@ -331,21 +331,32 @@ fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
     });
 }
 
-/// CVE-2021-21334: containers of one image saw each other's environment.
+/// CVE-2021-21334: containers of one image that started at the same time saw each other's environment.
 #[test]
 fn cve_2021_21334_containers_have_their_own_environment() {
+    const PODS: usize = 12;
     on_a_cluster(|_, cluster| {
-        for (name, value) in [("a", "of-a"), ("b", "of-b")] {
-            let env = json!({"env": [{"name": "SECRET_OF", "value": value}, {"name": name, "value": "x"}]});
-            cluster.apply(&sleeper(name, &json!({}), &env));
-        }
-        for (name, other) in [("a", "of-b"), ("b", "of-a")] {
-            eventually("the pod to run", 60, || cluster.get(&["pod", name])["status"]["phase"] == "Running");
-            let environment = sh(cluster, name, "env");
-            assert!(
-                environment.contains(&format!("{name}=x")) && !environment.contains(other),
-                "{environment}"
-            );
+        // One command creates all pods, so the node starts their containers side by side.
+        let pods = (0..PODS).map(|number| {
+            let name = format!("p{number}");
+            let env = json!({"env": [{"name": "SECRET_OF", "value": name}, {"name": format!("OF_P{number}"), "value": "x"}]});
+            sleeper(&name, &json!({}), &env)
+        });
+        cluster.apply(&pods.collect::<Vec<_>>().join("\n---\n"));
+        for number in 0..PODS {
+            let name = format!("p{number}");
+            eventually("the pod to run", 60, || cluster.get(&["pod", &name])["status"]["phase"] == "Running");
+            // Of the container's process and of an exec. The variables are separated by NUL in the first one.
+            for command in ["tr '\\0' '\\n' </proc/1/environ", "env"] {
+                let environment = sh(cluster, &name, command);
+                let mut own: Vec<_> = environment
+                    .lines()
+                    .filter(|line| line.starts_with("SECRET_OF=") || line.starts_with("OF_P"))
+                    .collect();
+                own.sort_unstable();
+                let expected = [format!("OF_P{number}=x"), format!("SECRET_OF={name}")];
+                assert_eq!(own, expected, "{command}: {environment}");
+            }
         }
     });
 }
