@@ -1,6 +1,7 @@
 //! Vulnerabilities of runtimes and of the kubelet that a container or a pod's specification triggers.
 
 use std::fs;
+use std::process::Command;
 
 use coracle_integration::{Cluster, Cri, Kubectl, eventually, on_a_machine};
 use coracle_testing::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, skip};
@@ -124,6 +125,39 @@ fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
         eventually("a second probe", 60, || sh(cluster, "p", "cat /runs").starts_with("\n\n"));
         let grown = peak(cluster).saturating_sub(before);
         assert!(grown < 100_000, "grown by {grown} kB");
+    });
+}
+
+/// CVE-2020-8551: requests to the kubelet's port stayed in its memory, for example as labels of metrics.
+#[test]
+fn cve_2020_8551_requests_of_unknown_clients_leave_no_memory_in_the_kubelet() {
+    const REQUESTS: usize = 10_000;
+    on_a_cluster(|_, cluster| {
+        let memory = || {
+            let status = fs::read_to_string(format!("/proc/{}/status", cluster.pid())).unwrap();
+            let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap().to_owned();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        };
+        // One curl sends all requests, each with another path of four kilobytes. It connects again if it must.
+        let flood = |kind: &str, requests: usize| {
+            let path = "x".repeat(4_000);
+            let url = format!("https://127.0.0.1:10250/{kind}-[1-{requests}]-{path}");
+            let options = ["-ks", "-o", "/dev/null", "-w", "%{http_code}\\n", &url];
+            let curl = Command::new("curl").args(options).output().unwrap();
+            let codes = String::from_utf8(curl.stdout).unwrap();
+            let refused = codes.lines().filter(|code| ["401", "404"].contains(code)).count();
+            assert!(
+                refused > requests / 2,
+                "{refused} of {requests} were answered: {:?}",
+                codes.lines().last()
+            );
+        };
+        // The first connections allocate what later ones use again.
+        flood("first", 500);
+        let before = memory();
+        flood("more", REQUESTS);
+        let grown = memory().saturating_sub(before);
+        assert!(grown < 20_000, "{REQUESTS} requests with 40 MB of paths take {grown} kB");
     });
 }
 
