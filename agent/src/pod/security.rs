@@ -314,6 +314,18 @@ mod tests {
         assert!(matches!(context(spec(None), &named), Err(SecurityError::UserUnknown { .. })));
     }
 
+    /// CVE-2018-10892, CVE-2020-8694: machines of tests may lack these files.
+    #[test]
+    fn cve_2018_10892_files_of_devices_are_masked_by_default() {
+        let spec = json!({"containers": [{"name": "c"}]});
+        let masked = context(spec, &ImageUser::default()).unwrap().masked_paths;
+        for path in
+            ["/proc/acpi", "/proc/kcore", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"]
+        {
+            assert!(masked.iter().any(|one| one == path), "{path}");
+        }
+    }
+
     #[test]
     fn privileged_and_unmasked_lift_their_restrictions() {
         let spec = json!({"containers": [{"name": "c", "securityContext":

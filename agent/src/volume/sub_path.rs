@@ -279,6 +279,9 @@ fn make_beneath(base: &OwnedFd, parts: &[&OsStr], mode: Mode) -> nix::Result<Own
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
 
     use super::*;
 
@@ -341,6 +344,40 @@ mod tests {
         }
         assert!(matches!(open_beneath(&dir, "inner/file/x"), Err(SubPathError::Io { .. })));
         fs::remove_dir_all(dir).expect("clean up");
+    }
+
+    /// CVE-2021-25741: a container replaced a directory by a link while the kubelet opened a part of the volume.
+    #[test]
+    fn cve_2021_25741_a_directory_that_becomes_a_link_meanwhile_does_not_lead_outside() {
+        let (dir, outside) = (volume("race"), volume("race-outside"));
+        let (swapped, link) = (dir.join("swapped"), dir.join("link"));
+        fs::create_dir(&swapped).expect("directory");
+        symlink(&outside, &link).expect("symlink");
+        let (done, mut opened) = (AtomicBool::new(false), Vec::new());
+        let exchange = || renameat_with(CWD, &swapped, CWD, &link, RenameFlags::EXCHANGE);
+        let exchanged = std::thread::scope(|scope| {
+            let container = scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    exchange()?;
+                }
+                rustix::io::Result::Ok(())
+            });
+            for number in 0..2_000 {
+                let made = open_beneath(&dir, &format!("swapped/new-{number}")).ok();
+                let found = open_existing(&dir, "swapped/inner/file").ok().flatten();
+                opened.extend(made.iter().chain(&found).map(target));
+            }
+            done.store(true, Ordering::Relaxed);
+            container.join()
+        });
+        exchanged.expect("no panic").expect("exchange");
+        let of_host: Vec<_> = fs::read_dir(&outside).expect("directory").flatten().collect();
+        assert_eq!(of_host.len(), 1, "made outside of the volume: {of_host:?}");
+        for path in opened {
+            assert!(path.starts_with(&dir), "{} is outside of the volume", path.display());
+        }
+        fs::remove_dir_all(dir).expect("clean up");
+        fs::remove_dir_all(outside).expect("clean up");
     }
 
     #[test]

@@ -25,6 +25,10 @@ mod source;
 
 use source::Source;
 
+/// Maximum bytes of the configurations and layer lists of all images of an archive, which are in memory together. Many
+/// images can refer to one file, so the size of the archive is no limit.
+const IMAGES_MAX: u64 = 64 << 20;
+
 /// Errors of an import.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImportError {
@@ -101,6 +105,14 @@ struct Saved {
     repo_tags: Option<Vec<String>>,
     #[serde(default)]
     layers: Vec<String>,
+}
+
+impl Found {
+    /// Bytes of memory.
+    fn bytes(&self) -> u64 {
+        let layers = self.layers.iter().map(|layer| size_of::<LayerFile>() + layer.path.len());
+        (size_of::<Self>() + self.config.len() + layers.sum::<usize>()) as u64
+    }
 }
 
 impl Images {
@@ -195,14 +207,12 @@ fn read_documents(
         let Document::Index(manifests) = manifest::parse(&index)? else {
             return Err(ImportError::Layout { reason: "index.json is not an image index" });
         };
-        select_platform(manifests, platform)
-            .iter()
-            .map(|m| read_image(source, m, platform))
-            .collect::<Result<Vec<_>, _>>()?
+        let entries = select_platform(manifests, platform);
+        collect(entries.iter().map(|m| read_image(source, m, platform)))?
     } else if let Some(list) = source.read_small("manifest.json", MANIFEST_MAX)? {
         let saved: Vec<Saved> = serde_json::from_slice(&list)
             .map_err(|source| ImportError::Json { path: "manifest.json".into(), source })?;
-        saved.iter().map(|saved| read_saved(source, saved)).collect::<Result<Vec<_>, _>>()?
+        collect(saved.iter().map(|saved| read_saved(source, saved)))?
     } else {
         return Err(ImportError::Layout { reason: "index.json and manifest.json are missing" });
     };
@@ -211,6 +221,21 @@ fn read_documents(
             [only] => only.references = vec![name.clone()],
             many => return Err(ImportError::Several(many.len())),
         }
+    }
+    Ok(found)
+}
+
+/// Collects the images of an archive, up to [`IMAGES_MAX`] bytes.
+fn collect(images: impl Iterator<Item = Result<Found, ImportError>>) -> Result<Vec<Found>, ImportError> {
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    for image in images {
+        let image = image?;
+        bytes += image.bytes();
+        if bytes > IMAGES_MAX {
+            let path = "the list of images with their configurations".to_owned();
+            return Err(ImportError::TooLarge { path, max: IMAGES_MAX });
+        }
+        found.push(image);
     }
     Ok(found)
 }

@@ -145,8 +145,9 @@ fn five_thousand_watches_work_with_the_usual_limits() {
     });
 }
 
-/// CVE-2023-44487, CVE-2023-39325: streams that are reset at once; CVE-2019-9512, CVE-2019-9515: pings and settings;
-/// CVE-2023-45288: headers without end; CVE-2022-41723: a header in very many pieces.
+/// CVE-2023-44487, CVE-2023-39325: streams that are reset at once; CVE-2019-9514, CVE-2025-8671: streams that the server
+/// must reset; CVE-2019-9512, CVE-2019-9513, CVE-2019-9515: pings, priorities and settings; CVE-2019-9518: empty frames;
+/// CVE-2023-45288: headers without end; CVE-2019-9516: fields without name; CVE-2022-41723: a header in very many pieces.
 #[test]
 fn floods_of_http2_frames_take_bounded_memory_and_stop_no_other_client() {
     on_a_machine(|machine| {
@@ -154,6 +155,12 @@ fn floods_of_http2_frames_take_bounded_memory_and_stop_no_other_client() {
         let before = plane.memory();
         Http2::connect(&plane.address()).flood_by_resets(50_000);
         Http2::connect(&plane.address()).flood_by_settings(100_000);
+        Http2::connect(&plane.address()).flood_by_empty_frames(100_000);
+        assert!(
+            Http2::connect(&plane.address()).flood_by_provoked_resets(50_000),
+            "the server has reset all streams"
+        );
+        assert!(Http2::connect(&plane.address()).flood_by_empty_fields(10_000), "all empty fields were read");
         assert!(Http2::connect(&plane.address()).flood_by_headers(10_000), "160 MB of headers were read");
         assert!(
             Http2::connect(&plane.address()).flood_by_pieces_of_a_header(1_000_000),

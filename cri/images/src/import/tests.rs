@@ -282,6 +282,31 @@ async fn invalid_archives_are_refused_and_leave_nothing() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
 }
 
+/// CVE-2023-25153: documents of an archive were read whole. Also many images with one configuration take much memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn cve_2023_25153_documents_that_take_much_memory_are_refused() {
+    let mut config = TestImage::small("x").config;
+    config.resize(2 << 20, b' ');
+    let too_long = [config.as_slice(), b" "].concat();
+    let spaces = vec![b' '; (4 << 20) + 1];
+    let list = serde_json::json!(vec![serde_json::json!({"Config": "c.json"}); 33]).to_string();
+    let with_config =
+        |config: &[u8]| TestTar::new().file("c.json", config).file("manifest.json", list.as_bytes());
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("large.tar");
+    for (tar, says) in [
+        (TestTar::new().file("index.json", &spaces), "index.json is larger than 4194304 bytes"),
+        (TestTar::new().file("manifest.json", &spaces), "manifest.json is larger than 4194304 bytes"),
+        (with_config(&too_long), "c.json is larger than 2097152 bytes"),
+        (with_config(&config), "the list of images with their configurations is larger than 67108864 bytes"),
+    ] {
+        std::fs::write(&path, tar.finish()).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let error = store(root.path()).await.import(&path, None).await.unwrap_err();
+        assert!(error.report().contains(says), "{}", error.report());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_for_a_damaged_archive_names_the_damage() {
     let whole = archive(&layout(&[(&TestImage::small("x"), serde_json::json!({}))]));

@@ -1,10 +1,12 @@
 //! Valid and invalid layers, unpacked and checked on disk.
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tempfile::TempDir;
 use xattr::FileExt as _;
 
@@ -246,6 +248,51 @@ fn links_to_the_outside_are_neither_followed_nor_linked() {
     ));
     assert_eq!(std::fs::metadata(outside.path()).unwrap().uid(), 0);
     assert_eq!(std::fs::metadata(&secret).unwrap().nlink(), 1);
+}
+
+/// CVE-2025-47290: a directory became a link between the check of a path and its use.
+#[test]
+fn cve_2025_47290_a_directory_that_becomes_a_link_meanwhile_does_not_lead_outside() {
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    std::fs::set_permissions(outside.path(), std::fs::Permissions::from_mode(0o710)).unwrap();
+    let before = (std::fs::metadata(outside.path()).unwrap(), std::fs::metadata(&secret).unwrap());
+    // The directory itself is no entry: it would replace the link for ever.
+    let layer = TestTar::new()
+        .file("swapped/secret", b"mine")
+        .directory("swapped/deep")
+        .file("swapped/deep/file", b"mine")
+        .hard_link("swapped/again", "swapped/secret")
+        .symlink("swapped/deep/link", "/etc")
+        .file("swapped/.wh.secret", b"")
+        .finish();
+    let into = tempfile::tempdir().unwrap();
+    let (swapped, link) = (into.path().join("swapped"), into.path().join("link"));
+    std::fs::create_dir(&swapped).unwrap();
+    std::os::unix::fs::symlink(outside.path(), &link).unwrap();
+    let done = AtomicBool::new(false);
+    let exchanged = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                renameat_with(CWD, &swapped, CWD, &link, RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        for _ in 0..500 {
+            // An entry may be a link at the moment of its use. The layer is refused then.
+            let _ = unpack(layer.as_slice(), into.path(), &Limits::default());
+        }
+        done.store(true, Ordering::Relaxed);
+        other.join()
+    });
+    exchanged.unwrap();
+    assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1, "something was made outside");
+    let after = (std::fs::metadata(outside.path()).unwrap(), std::fs::metadata(&secret).unwrap());
+    for (before, after) in [(&before.0, &after.0), (&before.1, &after.1)] {
+        let of = |file: &std::fs::Metadata| (file.mode(), file.uid(), file.ctime(), file.ctime_nsec());
+        assert_eq!(of(before), of(after));
+    }
 }
 
 fn links(layer: &Unpacked) -> Vec<(String, String)> {

@@ -233,10 +233,46 @@ fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts the terminal at /dev/console. A symbolic link there is refused (CVE-2025-52565).
+/// Mounts the terminal at /dev/console.
 fn mount_console(root: BorrowedFd<'_>, terminal: &OwnedFd) -> io::Result<()> {
+    let place = console_place(root)?;
+    kernel::attach_mount_at(&kernel::copy_mount_at(terminal, Depth::One)?, place)
+}
+
+/// Opens the mount point of the terminal, and makes it if it is missing. Links are not followed (CVE-2025-52565).
+fn console_place(root: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let console = Path::new("/dev/console");
     drop(place::make(root, console, place::Kind::File)?);
-    let place = kernel::open_plain_in_root(root, console, libc::O_PATH | libc::O_NOFOLLOW)?;
-    kernel::attach_mount_at(&kernel::copy_mount_at(terminal, Depth::One)?, place)
+    kernel::open_plain_in_root(root, console, libc::O_PATH | libc::O_NOFOLLOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn cve_2025_52565_a_link_at_the_console_is_not_followed() {
+        let base = std::env::temp_dir().join(format!("coracle-console-{}", std::process::id()));
+        for [name, link, target] in
+            [["of-console", "dev/console", "/volume/console"], ["of-dev", "dev", "/volume"]]
+        {
+            let root = base.join(name);
+            std::fs::create_dir_all(root.join("volume")).unwrap();
+            std::fs::write(root.join("volume/console"), "").unwrap();
+            std::fs::create_dir_all(root.join(link).parent().unwrap()).unwrap();
+            symlink(target, root.join(link)).unwrap();
+            let open = File::open(&root).unwrap();
+            // The link itself is no danger as a mount point: its target stays uncovered.
+            let is_followed = console_place(open.as_fd())
+                .is_ok_and(|place| !File::from(place).metadata().unwrap().file_type().is_symlink());
+            assert!(!is_followed, "{name}");
+        }
+        let root = base.join("plain");
+        std::fs::create_dir_all(root.join("dev")).unwrap();
+        console_place(File::open(&root).unwrap().as_fd()).unwrap();
+        assert!(root.join("dev/console").is_file());
+        std::fs::remove_dir_all(base).unwrap();
+    }
 }

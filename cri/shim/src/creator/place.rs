@@ -152,7 +152,50 @@ fn is_link(found: &OwnedFd) -> io::Result<bool> {
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::os::fd::AsFd as _;
+    use std::os::fd::{AsFd as _, AsRawFd as _};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// CVE-2021-30465: a container with the same volume replaced a link while the mount point of another one was made.
+    #[test]
+    fn cve_2021_30465_a_link_that_changes_meanwhile_does_not_lead_outside() {
+        let base = std::env::temp_dir().join(format!("coracle-place-race-{}", std::process::id()));
+        let (outside, root) = (base.join("outside"), base.join("root"));
+        std::fs::create_dir_all(&outside).unwrap();
+        std::fs::create_dir_all(root.join("inside")).unwrap();
+        let (root, link, next) = (root.canonicalize().unwrap(), root.join("swapped"), root.join("next"));
+        std::os::unix::fs::symlink("/inside", &link).unwrap();
+        let open = File::open(&root).unwrap();
+        let (done, mut made) = (AtomicBool::new(false), Vec::new());
+        let exchanged = std::thread::scope(|scope| {
+            let container = scope.spawn(|| {
+                let targets = [outside.as_path(), Path::new("../outside"), Path::new("/inside")];
+                for target in targets.into_iter().cycle().take_while(|_| !done.load(Ordering::Relaxed)) {
+                    std::os::unix::fs::symlink(target, &next)?;
+                    // Replaces the link in one step.
+                    std::fs::rename(&next, &link)?;
+                }
+                io::Result::Ok(())
+            });
+            for (number, kind) in
+                (0..500).flat_map(|number| [(number, Kind::Directory), (number, Kind::File)])
+            {
+                let path = PathBuf::from(format!("/swapped/{kind:?}-{number}/deep"));
+                // The link may change between two steps. The container is refused then.
+                let place = make(open.as_fd(), &path, kind).ok();
+                made.extend(
+                    place.map(|place| std::fs::read_link(format!("/proc/self/fd/{}", place.as_raw_fd()))),
+                );
+            }
+            done.store(true, Ordering::Relaxed);
+            container.join()
+        });
+        exchanged.unwrap().unwrap();
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+        for place in made.into_iter().map(Result::unwrap) {
+            assert!(place.starts_with(&root), "{} is outside", place.display());
+        }
+        std::fs::remove_dir_all(base).unwrap();
+    }
 
     #[test]
     fn a_link_in_an_image_cannot_lead_outside_it() {

@@ -319,6 +319,26 @@ impl Http2 {
         });
     }
 
+    /// Starts watches, and makes the server reset each of them by a window that is too large. Returns whether the server
+    /// ended the connection.
+    pub(super) fn flood_by_provoked_resets(&mut self, count: usize) -> bool {
+        self.limit_writes();
+        let ended = (0..count).find_map(|_| {
+            let stream = self.next;
+            let started = self.try_get("/api/v1/namespaces/default/configmaps?watch=1");
+            started.and_then(|()| self.try_frame(8, 0, stream, &0x7fff_ffff_u32.to_be_bytes())).err()
+        });
+        ended.is_some_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
+    }
+
+    /// Sends a request whose body consists of frames without data, until the connection ends or its buffers are full.
+    pub(super) fn flood_by_empty_frames(&mut self, count: usize) {
+        self.limit_writes();
+        let stream = self.next;
+        let started = self.try_request("/api/v1/pods", 0x4);
+        let _ended = started.and_then(|()| (0..count).try_for_each(|_| self.try_frame(0, 0, stream, &[])));
+    }
+
     /// Sends settings, priorities, window updates and pings without reading answers, until the connection ends or its
     /// buffers are full.
     pub(super) fn flood_by_settings(&mut self, count: usize) {
@@ -335,6 +355,11 @@ impl Http2 {
     pub(super) fn flood_by_headers(&mut self, count: usize) -> bool {
         let field = [&[0, 1, b'a', 0x7f, 0xe9, 0x06][..], &[b'x'; 1000]].concat();
         self.flood_by_continuations(&[], &field.repeat(16), count)
+    }
+
+    /// Sends header fields without name and value. Returns whether the server ended the connection.
+    pub(super) fn flood_by_empty_fields(&mut self, count: usize) -> bool {
+        self.flood_by_continuations(&[], &[0; 15_000], count)
     }
 
     /// Sends a header field of two megabytes in pieces of one byte, and not its end. A decoder that begins again with
@@ -357,6 +382,11 @@ impl Http2 {
     }
 
     fn try_get(&mut self, path: &str) -> std::io::Result<()> {
+        self.try_request(path, 0x5)
+    }
+
+    /// Sends the header of a GET request. Flag 1 ends the request, flag 4 its header.
+    fn try_request(&mut self, path: &str, flags: u8) -> std::io::Result<()> {
         let mut block = Vec::new();
         let fields = [
             (":method", "GET"),
@@ -375,7 +405,7 @@ impl Http2 {
         }
         let stream = self.next;
         self.next += 2;
-        self.try_frame(1, 0x5, stream, &block)
+        self.try_frame(1, flags, stream, &block)
     }
 
     /// Reads until `wanted` responses have started or the connection ends. Returns their number.

@@ -32,7 +32,7 @@ fn parent(pid: u64) -> u64 {
 }
 
 /// The directory of a process's cgroup, in the hierarchy of a v1 controller if there is one.
-fn directory(pid: u64, controller: &str) -> PathBuf {
+pub(super) fn directory(pid: u64, controller: &str) -> PathBuf {
     let all = cgroups(pid);
     let v1 = all.iter().find_map(|line| line.split_once(&format!(":{controller}:")));
     let (mount, group) = match v1 {

@@ -116,12 +116,28 @@ fn a_terminal_needs_no_path_of_the_container() {
 #[test]
 fn a_working_directory_by_a_descriptor_is_refused() {
     on_an_attacker(Pids::Container, |attacker| {
-        for number in 3..16 {
+        for number in 3..32 {
             let mut config = super::container_config(Pids::Container);
             config["metadata"]["name"] = format!("cwd{number}").into();
             config["working_dir"] = format!("/proc/self/fd/{number}").into();
-            assert!(!attacker.try_create(&config, Pids::Container).status.success(), "{number}");
+            let output = attacker.try_create(&config, Pids::Container);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && said.contains("working directory"), "{number}: {said}");
         }
+    });
+}
+
+/// CVE-2024-21626: the descriptor was left open in the container's process and in execs.
+#[test]
+fn processes_of_a_container_have_no_descriptors_but_their_streams() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let first = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].as_u64().unwrap();
+        let of_first = fs::read_dir(format!("/proc/{first}/fd")).unwrap().flatten();
+        let mut of_first: Vec<_> = of_first.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        of_first.sort_unstable();
+        assert_eq!(of_first, ["0", "1", "2"]);
+        // The last one is that of the listed directory.
+        assert_eq!(attacker.sh("ls /proc/self/fd"), "0\n1\n2\n3");
     });
 }
 

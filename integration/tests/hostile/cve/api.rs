@@ -20,12 +20,18 @@ fn cve_2019_11250_the_most_detailed_log_has_no_secrets() {
             &["--image-gc-high-threshold", "100", "--log-level", "trace"],
         );
         let [value, password, token] = ["kept-in-a-secret", "kept-of-a-registry", "kept-as-a-token"];
+        // JSON, but no credentials: the parser's error quotes the text.
+        let malformed = "kept-in-a-malformed-secret";
+        let config = json!({"auths": malformed}).to_string();
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "m"},
+            "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": config}});
+        cluster.apply(&secret.to_string());
         cluster.kubectl(&["create", "secret", "generic", "s", &format!("--from-literal=key={value}")]);
         let registry = ["create", "secret", "docker-registry", "r", "--docker-server=registry.invalid"];
         let account = ["--docker-username=me", &format!("--docker-password={password}")];
         cluster.kubectl(&[&registry[..], &account[..]].concat());
         let env = json!({"env": [{"name": "V", "valueFrom": {"secretKeyRef": {"name": "s", "key": "key"}}}]});
-        let pod = sleeper("p", &json!({"imagePullSecrets": [{"name": "r"}]}), &env);
+        let pod = sleeper("p", &json!({"imagePullSecrets": [{"name": "r"}, {"name": "m"}]}), &env);
         super::run_pod(&cluster, "p", &pod);
         let minted = cluster.kubectl(&["create", "token", "default"]);
         let bearer = format!("--token={token}");
@@ -38,8 +44,11 @@ fn cve_2019_11250_the_most_detailed_log_has_no_secrets() {
         );
         let log = cluster.log();
         assert!(log.contains("DEBUG") || log.contains("TRACE"), "the log is not detailed");
-        for secret in [value, password, token, minted.trim(), &base64(value)] {
+        assert!(log.contains("ignoring an invalid pull secret"), "the malformed secret was not read");
+        let events = cluster.get(&["events"]).to_string();
+        for secret in [value, password, token, malformed, minted.trim(), &base64(value)] {
             assert!(!log.contains(secret), "{secret} is in the log");
+            assert!(!events.contains(secret), "{secret} is in an event");
         }
     });
 }

@@ -1,6 +1,7 @@
 //! Vulnerabilities of runtimes and of the kubelet that a container or a pod's specification triggers.
 
 use std::fs;
+use std::process::Command;
 
 use coracle_integration::{Cluster, Cri, Kubectl, eventually, on_a_machine};
 use coracle_testing::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, skip};
@@ -12,11 +13,25 @@ use super::{denied, on_a_cluster, refused, run_pod, sh, sleeper};
 #[test]
 fn cve_2022_24769_no_process_has_inheritable_capabilities() {
     on_a_cluster(|_, cluster| {
-        run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({"securityContext": {"runAsUser": 1000}})));
-        let none = "CapInh:\t0000000000000000";
-        assert!(sh(cluster, "p", "grep CapInh /proc/1/status").contains(none));
-        let own = sh(cluster, "p", "grep -E 'CapInh|CapPrm|CapEff|CapAmb' /proc/self/status");
-        assert_eq!(own.matches("\t0000000000000000").count(), 4, "{own}");
+        let sets = |pod: &str, process: &str| {
+            sh(cluster, pod, &format!("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/{process}/status"))
+        };
+        let is_none = |sets: &str, name: &str| sets.contains(&format!("{name}:\t0000000000000000"));
+        let added = json!({"add": ["NET_ADMIN", "SYS_TIME"]});
+        for (name, context, is_root) in [
+            ("user", json!({"runAsUser": 1000}), false),
+            ("user-with-added", json!({"runAsUser": 1000, "capabilities": added}), false),
+            ("root", json!({}), true),
+            ("root-with-added", json!({"capabilities": added}), true),
+            ("privileged", json!({"privileged": true}), true),
+        ] {
+            run_pod(cluster, name, &sleeper(name, &json!({}), &json!({"securityContext": context})));
+            for process in ["1", "self"] {
+                let sets = sets(name, process);
+                assert!(is_none(&sets, "CapInh") && is_none(&sets, "CapAmb"), "{name}, {process}: {sets}");
+                assert_eq!(is_none(&sets, "CapEff"), !is_root, "{name}, {process}: {sets}");
+            }
+        }
     });
 }
 
@@ -110,6 +125,39 @@ fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
         eventually("a second probe", 60, || sh(cluster, "p", "cat /runs").starts_with("\n\n"));
         let grown = peak(cluster).saturating_sub(before);
         assert!(grown < 100_000, "grown by {grown} kB");
+    });
+}
+
+/// CVE-2020-8551: requests to the kubelet's port stayed in its memory, for example as labels of metrics.
+#[test]
+fn cve_2020_8551_requests_of_unknown_clients_leave_no_memory_in_the_kubelet() {
+    const REQUESTS: usize = 10_000;
+    on_a_cluster(|_, cluster| {
+        let memory = || {
+            let status = fs::read_to_string(format!("/proc/{}/status", cluster.pid())).unwrap();
+            let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap().to_owned();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        };
+        // One curl sends all requests, each with another path of four kilobytes. It connects again if it must.
+        let flood = |kind: &str, requests: usize| {
+            let path = "x".repeat(4_000);
+            let url = format!("https://127.0.0.1:10250/{kind}-[1-{requests}]-{path}");
+            let options = ["-ks", "-o", "/dev/null", "-w", "%{http_code}\\n", &url];
+            let curl = Command::new("curl").args(options).output().unwrap();
+            let codes = String::from_utf8(curl.stdout).unwrap();
+            let refused = codes.lines().filter(|code| ["401", "404"].contains(code)).count();
+            assert!(
+                refused > requests / 2,
+                "{refused} of {requests} were answered: {:?}",
+                codes.lines().last()
+            );
+        };
+        // The first connections allocate what later ones use again.
+        flood("first", 500);
+        let before = memory();
+        flood("more", REQUESTS);
+        let grown = memory().saturating_sub(before);
+        assert!(grown < 20_000, "{REQUESTS} requests with 40 MB of paths take {grown} kB");
     });
 }
 
@@ -280,6 +328,7 @@ fn cve_2025_47291_limits_hold_in_a_user_namespace() {
 fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
     on_a_cluster(|_, cluster| {
         run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({})));
+        let mounts = sh(cluster, "p", "cut -d ' ' -f 5 /proc/self/mountinfo");
         for masked in [
             "/proc/kcore",
             "/proc/keys",
@@ -301,6 +350,9 @@ fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
             // AppArmor's profile denies what the mounts of other machines hide.
             let is_denied = ["No such file", "Permission denied"].iter().any(|text| content.contains(text));
             assert!(content.is_empty() || is_denied, "{masked}: {content}");
+            // Also on a machine on which there is nothing to read at the moment.
+            let is_masked = mounts.lines().any(|mount| mount == masked);
+            assert!(is_masked || !fs::exists(masked).unwrap(), "{masked} is not masked: {mounts}");
         }
         for written in [
             "/proc/sys/kernel/core_pattern",
@@ -317,21 +369,32 @@ fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
     });
 }
 
-/// CVE-2021-21334: containers of one image saw each other's environment.
+/// CVE-2021-21334: containers of one image that started at the same time saw each other's environment.
 #[test]
 fn cve_2021_21334_containers_have_their_own_environment() {
+    const PODS: usize = 12;
     on_a_cluster(|_, cluster| {
-        for (name, value) in [("a", "of-a"), ("b", "of-b")] {
-            let env = json!({"env": [{"name": "SECRET_OF", "value": value}, {"name": name, "value": "x"}]});
-            cluster.apply(&sleeper(name, &json!({}), &env));
-        }
-        for (name, other) in [("a", "of-b"), ("b", "of-a")] {
-            eventually("the pod to run", 60, || cluster.get(&["pod", name])["status"]["phase"] == "Running");
-            let environment = sh(cluster, name, "env");
-            assert!(
-                environment.contains(&format!("{name}=x")) && !environment.contains(other),
-                "{environment}"
-            );
+        // One command creates all pods, so the node starts their containers side by side.
+        let pods = (0..PODS).map(|number| {
+            let name = format!("p{number}");
+            let env = json!({"env": [{"name": "SECRET_OF", "value": name}, {"name": format!("OF_P{number}"), "value": "x"}]});
+            sleeper(&name, &json!({}), &env)
+        });
+        cluster.apply(&pods.collect::<Vec<_>>().join("\n---\n"));
+        for number in 0..PODS {
+            let name = format!("p{number}");
+            eventually("the pod to run", 60, || cluster.get(&["pod", &name])["status"]["phase"] == "Running");
+            // Of the container's process and of an exec. The variables are separated by NUL in the first one.
+            for command in ["tr '\\0' '\\n' </proc/1/environ", "env"] {
+                let environment = sh(cluster, &name, command);
+                let mut own: Vec<_> = environment
+                    .lines()
+                    .filter(|line| line.starts_with("SECRET_OF=") || line.starts_with("OF_P"))
+                    .collect();
+                own.sort_unstable();
+                let expected = [format!("OF_P{number}=x"), format!("SECRET_OF={name}")];
+                assert_eq!(own, expected, "{command}: {environment}");
+            }
         }
     });
 }

@@ -55,6 +55,16 @@ fn response(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
+/// A configuration with one webhook for config maps.
+fn configuration(client: &Value, policy: &str, seconds: u64) -> Value {
+    let rule =
+        json!({"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]});
+    let hook = json!({"name": "test.example.com", "clientConfig": client, "rules": [rule],
+        "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": policy,
+        "timeoutSeconds": seconds});
+    json!({"metadata": {"name": "test.example.com"}, "webhooks": [hook]})
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_webhook_fails_the_request_or_is_ignored() {
     let server = Fixture::new().await;
@@ -74,12 +84,7 @@ async fn a_broken_webhook_fails_the_request_or_is_ignored() {
         let seconds = if fault.hangs { 1 } else { 30 };
         let client = start(fault).await;
         for policy in ["Fail", "Ignore"] {
-            let rule = json!({"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]});
-            let hook = json!({"name": "test.example.com", "clientConfig": client, "rules": [rule],
-                "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": policy,
-                "timeoutSeconds": seconds});
-            let configuration = json!({"metadata": {"name": "test.example.com"}, "webhooks": [hook]});
-            configure(&server, "validating", configuration).await;
+            configure(&server, "validating", configuration(&client, policy, seconds)).await;
             let answer = server.post(MAPS, map(&format!("m{number}"))).await;
             let message = answer.body["message"].as_str().unwrap_or_default();
             if policy == "Ignore" {
@@ -88,6 +93,31 @@ async fn a_broken_webhook_fails_the_request_or_is_ignored() {
                 let is_named = message.contains("failed calling webhook \"test.example.com\": ");
                 assert!(answer.code == 500 && is_named && message.contains(says), "{number}: {message}");
             }
+            assert_eq!(server.delete(CONFIGURATION, json!({})).await.code, 200);
+        }
+    }
+}
+
+/// CVE-2020-8561: the API server followed redirects of webhooks to hosts that only it reaches.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cve_2020_8561_a_redirect_of_a_webhook_is_not_followed() {
+    let server = Fixture::new().await;
+    let inside = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    inside.set_nonblocking(true).unwrap();
+    let address = inside.local_addr().unwrap();
+    for status in [301, 302, 303, 307, 308] {
+        for scheme in ["http", "https"] {
+            let redirect = format!(
+                "HTTP/1.1 {status} Elsewhere\r\nlocation: {scheme}://{address}/\r\ncontent-length: 0\r\n\r\n"
+            );
+            let client = start(closes(redirect)).await;
+            configure(&server, "validating", configuration(&client, "Fail", 30)).await;
+            let answer = server.post(MAPS, map("redirected")).await;
+            let message = answer.body["message"].as_str().unwrap_or_default();
+            assert!(answer.code == 500 && message.contains(&format!("status {status}")), "{message}");
+            // A connection that was made for the request would wait here.
+            let connection = inside.accept().map(|(_, from)| from);
+            assert_eq!(connection.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
             assert_eq!(server.delete(CONFIGURATION, json!({})).await.code, 200);
         }
     }
