@@ -463,6 +463,7 @@ mod tests {
                 .is_err()
         );
     }
+
     #[test]
     fn an_object_selects_as_its_parsed_form() {
         let labels: Labels = serde_json::from_value(json!({"app": "web", "tier": "front"})).unwrap();
