@@ -40,7 +40,7 @@ fn meets(expression: &LabelSelectorRequirement, labels: Option<&Labels>) -> bool
     let is_value = |label: &String| expression.values.iter().flatten().any(|value| value == label);
     match expression.operator.as_str() {
         "In" => label.is_some_and(is_value),
-        "NotIn" => !label.is_some_and(is_value),
+        "NotIn" => label.is_none_or(|label| !is_value(label)),
         "Exists" => label.is_some(),
         "DoesNotExist" => label.is_none(),
         _ => false,
@@ -116,7 +116,7 @@ impl LabelSelector {
     pub fn matches_by<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
             Requirement::In(key, values) => value(key).is_some_and(|value| contains(values, value)),
-            Requirement::NotIn(key, values) => !value(key).is_some_and(|value| contains(values, value)),
+            Requirement::NotIn(key, values) => value(key).is_none_or(|value| !contains(values, value)),
             Requirement::Exists(key) => value(key).is_some(),
             Requirement::DoesNotExist(key) => value(key).is_none(),
             Requirement::GreaterThan(key, bound) => number(value(key)).is_some_and(|number| number > *bound),

@@ -102,7 +102,7 @@ impl Expression<'_> {
         let is_value = |label: &str| self.values.iter().flatten().any(|value| value.0 == label);
         match &*self.operator.0 {
             "In" => label.is_some_and(is_value),
-            "NotIn" => !label.is_some_and(is_value),
+            "NotIn" => label.is_none_or(|label| !is_value(label)),
             "Exists" => label.is_some(),
             "DoesNotExist" => label.is_none(),
             _ => false,
