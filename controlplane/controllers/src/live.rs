@@ -11,11 +11,12 @@ use crate::object::{Key, Node, Object};
 /// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// Whether an object of a kind matches, in one namespace, or in all if `namespace` is empty. Reads the list in pages.
+/// Whether an object of a kind matches, in one namespace, or in all if `namespace` is empty. Reads the list in pages, up
+/// to the first object that matches.
 pub(crate) async fn any<K: Object>(
     client: &Client,
     namespace: &str,
-    matches: impl Fn(&K) -> bool,
+    mut matches: impl FnMut(&K) -> bool,
 ) -> Result<bool, Error> {
     let failed = |source| {
         let object = format!("{} {}", K::kind(&()), Key::new(namespace, "*"));
@@ -26,7 +27,7 @@ pub(crate) async fn any<K: Object>(
     loop {
         let request = Request::new(url.clone()).list(&page).map_err(kube::Error::BuildRequest);
         let listed: ObjectList<K> = client.request(request.map_err(failed)?).await.map_err(failed)?;
-        if listed.items.iter().any(&matches) {
+        if listed.items.iter().any(&mut matches) {
             return Ok(true);
         }
         match listed.metadata.continue_.filter(|token| !token.is_empty()) {

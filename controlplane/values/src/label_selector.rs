@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector as ApiLabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    LabelSelector as ApiLabelSelector, LabelSelectorRequirement,
+};
 use serde_json::Value;
 
 use crate::names;
@@ -19,7 +21,33 @@ pub fn has_all(labels: Option<&Labels>, map: Option<&Labels>) -> bool {
     map.into_iter().flatten().all(|(key, value)| has(key, value))
 }
 
-/// One requirement on labels.
+/// Whether labels meet a LabelSelector object, as [`LabelSelector::matches`] of the parsed object decides. The function
+/// copies nothing: controllers compare each changed pod with the selectors of all budgets of its namespace, and a
+/// selector can have megabytes of values. An object with an unknown operator selects nothing.
+pub fn selects(selector: &ApiLabelSelector, labels: Option<&Labels>) -> bool {
+    let mut expressions = selector.match_expressions.iter().flatten();
+    has_all(labels, selector.match_labels.as_ref()) && expressions.all(|one| meets(one, labels))
+}
+
+/// Whether a LabelSelector object has a requirement. Without one it selects every object.
+pub fn has_requirements(selector: &ApiLabelSelector) -> bool {
+    selector.match_labels.as_ref().is_some_and(|labels| !labels.is_empty())
+        || selector.match_expressions.as_ref().is_some_and(|expressions| !expressions.is_empty())
+}
+
+fn meets(expression: &LabelSelectorRequirement, labels: Option<&Labels>) -> bool {
+    let label = labels.and_then(|labels| labels.get(&expression.key));
+    let is_value = |label: &String| expression.values.iter().flatten().any(|value| value == label);
+    match expression.operator.as_str() {
+        "In" => label.is_some_and(is_value),
+        "NotIn" => label.is_none_or(|label| !is_value(label)),
+        "Exists" => label.is_some(),
+        "DoesNotExist" => label.is_none(),
+        _ => false,
+    }
+}
+
+/// One requirement on labels. Its values are sorted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requirement {
     /// `k in (a,b)` or `k=a`.
@@ -87,10 +115,8 @@ impl LabelSelector {
     /// Whether labels meet all requirements. The function returns the value of a label.
     pub fn matches_by<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
-            Requirement::In(key, values) => value(key).is_some_and(|value| values.iter().any(|v| v == value)),
-            Requirement::NotIn(key, values) => {
-                value(key).is_none_or(|value| values.iter().all(|v| v != value))
-            }
+            Requirement::In(key, values) => value(key).is_some_and(|value| contains(values, value)),
+            Requirement::NotIn(key, values) => value(key).is_none_or(|value| !contains(values, value)),
             Requirement::Exists(key) => value(key).is_some(),
             Requirement::DoesNotExist(key) => value(key).is_none(),
             Requirement::GreaterThan(key, bound) => number(value(key)).is_some_and(|number| number > *bound),
@@ -161,6 +187,11 @@ impl Requirement {
             Requirement::LessThan(key, bound) => (key, format!("{key}<{bound}")),
         }
     }
+}
+
+/// Whether sorted values contain this one. A selector can have very many values.
+fn contains(values: &[String], wanted: &str) -> bool {
+    values.binary_search_by(|value| value.as_str().cmp(wanted)).is_ok()
 }
 
 /// The label as an integer.
@@ -431,5 +462,41 @@ mod tests {
             LabelSelector::from_object(&json!({"matchExpressions": [{"key": "a", "operator": "Is"}]}))
                 .is_err()
         );
+    }
+
+    #[test]
+    fn an_object_selects_as_its_parsed_form() {
+        let labels: Labels = serde_json::from_value(json!({"app": "web", "tier": "front"})).unwrap();
+        let many: Vec<String> = (0..1000).rev().map(|number| format!("v{number}")).collect();
+        let with_web = [many.clone(), vec!["web".to_owned(), "a".to_owned()]].concat();
+        let expression = |key: &str, operator: &str, values: &[String]| json!({"key": key, "operator": operator, "values": values});
+        for (selector, expect) in [
+            (json!({}), true),
+            (json!({"matchLabels": {"app": "web"}}), true),
+            (json!({"matchLabels": {"app": "web", "tier": "back"}}), false),
+            (json!({"matchExpressions": [expression("app", "In", &with_web)]}), true),
+            (json!({"matchExpressions": [expression("app", "In", &many)]}), false),
+            (json!({"matchExpressions": [expression("other", "In", &many)]}), false),
+            (json!({"matchExpressions": [expression("app", "NotIn", &with_web)]}), false),
+            (json!({"matchExpressions": [expression("app", "NotIn", &many)]}), true),
+            (json!({"matchExpressions": [expression("other", "NotIn", &many)]}), true),
+            (json!({"matchExpressions": [expression("app", "Exists", &[])]}), true),
+            (json!({"matchExpressions": [expression("other", "Exists", &[])]}), false),
+            (json!({"matchExpressions": [expression("app", "DoesNotExist", &[])]}), false),
+            (json!({"matchExpressions": [expression("other", "DoesNotExist", &[])]}), true),
+            (
+                json!({"matchLabels": {"tier": "front"}, "matchExpressions": [expression("app", "In", &many)]}),
+                false,
+            ),
+        ] {
+            let typed: ApiLabelSelector = serde_json::from_value(selector.clone()).unwrap();
+            let parsed = LabelSelector::try_from(&typed).unwrap();
+            assert_eq!(selects(&typed, Some(&labels)), expect, "{selector}");
+            assert_eq!(parsed.matches(Some(&labels)), expect, "{selector}");
+            assert_eq!(selects(&typed, None), parsed.matches(None), "{selector}");
+            assert_eq!(has_requirements(&typed), !parsed.is_empty(), "{selector}");
+        }
+        let unknown = json!({"matchExpressions": [{"key": "app", "operator": "Is"}]});
+        assert!(!selects(&serde_json::from_value(unknown).unwrap(), Some(&labels)));
     }
 }

@@ -346,7 +346,8 @@ pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rul
     else {
         let most = rule::MAX_PARTS;
         return Err(refusal(&format!(
-            "of more than {most} combinations of verbs, groups, resources and names; split the role"
+            "of more than {most} combinations of verbs, groups, resources and names, or with too many words to compare \
+             with the rules of the user; split the role"
         )));
     };
     if missing.is_empty() {

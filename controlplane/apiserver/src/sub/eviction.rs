@@ -4,14 +4,16 @@
 //! and adds the pod to the budget in one commit. Concurrent evictions therefore cannot use the same disruption before
 //! the controller observes the deletion.
 
-use coracle_kinds::{Resource, kind::by_resource, selector::LabelSelector};
+mod budgets;
+
+use coracle_kinds::{Resource, kind::by_resource};
 use coracle_store::Expect;
 use serde_json::{Value, json};
 
+use self::budgets::budgets_of;
 use super::{body_of, parent};
 use crate::{
     admit::Operation,
-    cache::prefix_of,
     call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
@@ -84,20 +86,6 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     }
     let why = format!("couldn't update PodDisruptionBudget \"{name}\" due to conflicts");
     Err(ApiError::timeout(why, RETRY_AFTER_SECONDS))
-}
-
-/// The disruption budgets that select this pod.
-fn budgets_of(call: &Call, kind: &Resource, pod: &Value) -> Result<Vec<Value>> {
-    let prefix = prefix_of(kind, call.namespace());
-    let all: Vec<_> = call.state.cache.of(kind)?.lock().under(&prefix).cloned().collect();
-    Ok(all.iter().map(|object| object.value()).filter(|budget| covers(budget, pod)).collect())
-}
-
-/// Whether a budget selects the pod. A budget without selector selects no pods, one with an empty selector all pods.
-fn covers(budget: &Value, pod: &Value) -> bool {
-    let selector = &budget["spec"]["selector"];
-    !selector.is_null()
-        && LabelSelector::from_object(selector).is_ok_and(|selector| selector.matches_object(pod))
 }
 
 /// Decides about an eviction from the state of the pod and the budgets that select it. Pure.

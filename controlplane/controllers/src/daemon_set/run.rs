@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use coracle_values::label_selector::LabelSelector;
+use coracle_values::label_selector::selects;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -39,8 +39,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
                 }
             } else if change.new.is_some() {
                 for set in sets.in_namespace(pod.namespace()) {
-                    let selector = LabelSelector::try_from(&set.spec.selector);
-                    if selector.is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())) {
+                    if selects(&set.spec.selector, pod.metadata.labels.as_ref()) {
                         own.add(set.key());
                     }
                 }

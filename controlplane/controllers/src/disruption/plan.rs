@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coracle_values::label_selector::LabelSelector;
+use coracle_values::label_selector;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::policy::v1::PodDisruptionBudgetStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -56,8 +56,8 @@ struct Scale {
 
 /// Whether the budget selects the pod.
 pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
-    let selector = budget.spec.selector.as_ref().and_then(|selector| LabelSelector::try_from(selector).ok());
-    selector.is_some_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
+    let selector = budget.spec.selector.as_ref();
+    selector.is_some_and(|selector| label_selector::selects(selector, pod.metadata.labels.as_ref()))
 }
 
 /// The desired status.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
@@ -33,8 +34,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles one budget.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(budget) = context.caches.budgets.get(&key) else { return Ok(Next::Wait) };
+    // Parsed once for all pods: the parser sorts the values, of which a selector can have very many.
+    let selector = budget.spec.selector.as_ref().and_then(|selector| LabelSelector::try_from(selector).ok());
+    let is_selected =
+        |pod: &Pod| selector.as_ref().is_some_and(|one| one.matches(pod.metadata.labels.as_ref()));
     let pods = context.caches.pods.in_namespace(&key.namespace).into_iter();
-    let pods = pods.filter(|pod| plan::selects(&budget, pod));
+    let pods = pods.filter(|pod| is_selected(pod));
     let pods: Vec<_> = pods.map(|pod| (pod.clone(), controller(context, &pod))).collect();
     let now = Timestamp::now();
     let verdict = plan::verdict(&budget, &pods, now);

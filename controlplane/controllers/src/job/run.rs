@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_values::label_selector::LabelSelector;
+use coracle_values::label_selector::{has_requirements, selects};
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::JobStatus;
@@ -44,10 +44,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
                 }
             } else if change.new.is_some() {
                 for job in jobs.in_namespace(pod.namespace()) {
-                    let selector = LabelSelector::try_from(&job.spec.selector);
-                    if selector.is_ok_and(|selector| {
-                        !selector.is_empty() && selector.matches(pod.metadata.labels.as_ref())
-                    }) {
+                    let selector = &job.spec.selector;
+                    if has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref()) {
                         own.add(job.key());
                     }
                 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_values::label_selector::LabelSelector;
+use coracle_values::label_selector::{LabelSelector, has_requirements, selects};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -51,10 +51,8 @@ pub(crate) fn listen_to<K: Replicas>(context: &Context, queue: &Arc<Queue<Key>>)
             } else if change.new.is_some() {
                 // Any set whose selector matches may adopt an orphaned pod.
                 for set in sets.in_namespace(namespace) {
-                    let selector = LabelSelector::try_from(&set.spec().selector);
-                    if selector.is_ok_and(|selector| {
-                        !selector.is_empty() && selector.matches(pod.metadata.labels.as_ref())
-                    }) {
+                    let selector = &set.spec().selector;
+                    if has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref()) {
                         own.add(set.key());
                     }
                 }

@@ -24,16 +24,24 @@ pub(crate) fn finalizers(
     }
 }
 
-/// Whether a pod on a node uses the claim. Nodes do not start pods whose claim is being deleted.
+/// Whether a pod on a node uses the claim.
+pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
+    used_by(pod).any(|name| name == claim)
+}
+
+/// The names of the claims that a pod on a node uses. Nodes do not start pods whose claim is being deleted.
 ///
 /// A pod that is shut down does not use the claims that were created for it: with foreground deletion it waits
 /// for them.
-pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
-    pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty())
-        && pod.spec.volumes.iter().any(|volume| {
+pub(crate) fn used_by(pod: &Pod) -> impl Iterator<Item = String> {
+    let is_placed = pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+    let volumes = pod.spec.volumes.iter().filter(move |_| is_placed);
+    volumes
+        .filter(move |volume| {
             let own = matches!(volume.source, ClaimSource::Template(_));
-            !(own && is_shut_down(pod)) && volume.claim_name(pod.name()) == claim
+            !(own && is_shut_down(pod))
         })
+        .map(move |volume| volume.claim_name(pod.name()))
 }
 
 /// Whether the node has stopped a deleted pod. A node sets the grace period to 0 when it has done so.

@@ -1,6 +1,8 @@
 //! Adds and removes the finalizers of claims and volumes.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -8,10 +10,15 @@ use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
 use crate::live;
-use crate::object::{Key, Object, ObjectExt, Pod};
+use crate::object::{Claim, Key, Object, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
 use crate::queueing::queue_stored;
 use crate::write::{Part, Writer};
+
+/// Maximum number of claims that are released after one list of the pods.
+const MAX_RELEASED: usize = 500;
+/// Pause after a pod was found to use a claim that no cached pod uses.
+const RECHECK: Duration = Duration::from_secs(1);
 
 /// Queues changed claims and volumes, and the claims of pods that are gone or shut down. The key of a volume has no
 /// namespace.
@@ -42,17 +49,48 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(claim) = caches.claims.get(&key) else { return Ok(Next::Wait) };
     let in_use = || caches.pods.in_namespace(&key.namespace).iter().any(|pod| plan::uses(pod, &key.name));
     let wanted = plan::finalizers(&claim.metadata, plan::CLAIM, in_use);
-    // A pod that was just bound may not be in the cache yet.
-    if wanted.is_some() && claim.is_being_deleted() && is_used_now(context, &key).await? {
-        return Ok(Next::After(std::time::Duration::from_secs(1)));
+    if wanted.is_some() && claim.is_being_deleted() {
+        return release(context, claim).await;
     }
     set(context.writer(&caches.claims), &*claim, wanted).await?;
     Ok(Next::Wait)
 }
 
-/// Whether a pod uses the claim, according to the API server.
-async fn is_used_now(context: &Context, claim: &Key) -> Result<bool, Error> {
-    live::any(&context.client, &claim.namespace, |pod: &Pod| plan::uses(pod, &claim.name)).await
+/// Removes the finalizers of a deleted claim, and of other deleted claims of its namespace, that no pod uses according
+/// to the API server. A pod that was just bound may not be in the cache yet. The pods of a namespace can have many
+/// megabytes, so they are not read for each claim.
+async fn release(context: &Context, claim: Arc<Claim>) -> Result<Next, Error> {
+    let (key, caches) = (claim.key(), &context.caches);
+    let pods = caches.pods.in_namespace(&key.namespace);
+    let used: HashSet<String> = pods.iter().flat_map(|pod| plan::used_by(pod)).collect();
+    let is_waiting = |other: &Claim| {
+        other.is_being_deleted()
+            && !used.contains(other.name())
+            && plan::finalizers(&other.metadata, plan::CLAIM, || false).is_some()
+    };
+    // These claims were deleted before the pods are read, so no node starts further pods with them.
+    let others = caches.claims.in_namespace(&key.namespace).into_iter();
+    let others = others.filter(|other| is_waiting(other) && other.key() != key);
+    let mut unused = vec![claim];
+    unused.extend(others.take(MAX_RELEASED - 1));
+    drop(pods);
+    let leaves_none = |pod: &Pod| {
+        let names: HashSet<String> = plan::used_by(pod).collect();
+        unused.retain(|claim| !names.contains(claim.name()));
+        unused.is_empty()
+    };
+    live::any(&context.client, &key.namespace, leaves_none).await?;
+    let mut next = Next::After(RECHECK);
+    for claim in unused {
+        let finalizers = plan::finalizers(&claim.metadata, plan::CLAIM, || false);
+        let written = set(context.writer(&caches.claims), &*claim, finalizers).await;
+        // The other claims have reconciles of their own.
+        if claim.key() == key {
+            written?;
+            next = Next::Wait;
+        }
+    }
+    Ok(next)
 }
 
 /// Writes the finalizers of an object. `None` means that nothing is written.
@@ -68,5 +106,49 @@ pub(crate) async fn set<K: Object>(
     match writer.merge(&object.key(), Part::Main, patch).await {
         Err(Error::Request { source, .. }) if is_not_found(&source) => Ok(()),
         other => other.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::test_api::{TestApi, Write};
+
+    #[tokio::test]
+    async fn one_list_of_the_pods_releases_all_deleted_claims_that_no_pod_uses() {
+        let claim = |name: &str, is_deleted: bool| {
+            let deleted = is_deleted.then_some("2026-01-01T00:00:00Z");
+            json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "n",
+                "uid": name, "resourceVersion": "1", "finalizers": [plan::CLAIM], "deletionTimestamp": deleted}})
+        };
+        let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"nodeName": "m", "volumes": [
+            {"name": "v", "persistentVolumeClaim": {"claimName": "used"}}]}});
+        let pods = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]});
+        let claims = "/api/v1/namespaces/n/persistentvolumeclaims";
+        let path = |name: &str| format!("{claims}/{name}");
+        let released = |name: &str| {
+            let mut claim = claim(name, true);
+            claim["metadata"]["finalizers"] = json!([]);
+            claim["metadata"]["resourceVersion"] = "2".into();
+            claim
+        };
+        let (a, b) = (path("a"), path("b"));
+        let api =
+            TestApi::new(&[("/api/v1/namespaces/n/pods", pods), (&a, released("a")), (&b, released("b"))]);
+        for (name, is_deleted) in [("a", true), ("b", true), ("kept", false), ("used", true)] {
+            let claim: Claim = serde_json::from_value(claim(name, is_deleted)).unwrap();
+            api.context.caches.claims.written(claim);
+        }
+        let next = reconcile(&api.context, Key::new("n", "used")).await.unwrap();
+        assert!(matches!(next, Next::After(_)), "a pod uses the claim");
+        let patched: Vec<String> = api.writes().into_iter().map(|write| write.path).collect();
+        assert_eq!(patched, [a, b]);
+        let is_empty = |write: &Write| write.body["metadata"]["finalizers"] == Value::Array(vec![]);
+        assert!(api.writes().iter().all(is_empty));
+        // The claim has no finalizer any more: nothing is read or written.
+        reconcile(&api.context, Key::new("n", "b")).await.unwrap();
+        assert_eq!(api.writes().len(), 2);
     }
 }

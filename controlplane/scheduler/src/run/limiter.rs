@@ -1,8 +1,9 @@
 //! Limits the time that the searches of one namespace take from the pods of other namespaces.
 //!
 //! One search for devices is limited, but takes up to a few seconds, and a namespace can have many pods. Its users write
-//! the selectors and constraints of the claims. While a namespace is throttled, its gangs wait too, because their pods may
-//! have claims.
+//! the selectors and constraints of the claims. They also write the terms of affinity, which an attempt compares with all
+//! pods of the cluster: 14,000 terms and 400 pods take half a second. While a namespace is throttled, its gangs wait too,
+//! because their pods may have claims.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 
 use super::Scheduler;
 use crate::config::Profile;
-use crate::object::Pod;
+use crate::object::{Pod, PodSpec};
 use coracle_values::object::ObjectExt;
 
 /// An attempt adds this many times its duration to the debt of its namespace. So a namespace uses at most a tenth of
@@ -22,6 +23,9 @@ const MAX_DEBT: Duration = Duration::from_secs(20);
 /// A shorter attempt for one pod adds no debt, because attempts for pods without claims can take as long.
 const SHORT: Duration = Duration::from_millis(10);
 
+/// From this number of terms on, attempts for a pod are limited. Usual pods have fewer than ten.
+const MANY_TERMS: usize = 100;
+
 /// The debts of namespaces. A debt decreases as time passes.
 #[derive(Debug)]
 pub(super) struct SearchLimiter {
@@ -31,7 +35,7 @@ pub(super) struct SearchLimiter {
     clock: fn() -> Instant,
 }
 
-/// An attempt for pods of one namespace for which devices are searched.
+/// An attempt for pods of one namespace for which devices are searched, or that have many terms.
 #[derive(Debug)]
 pub(super) struct LimitedAttempt {
     namespace: String,
@@ -83,11 +87,16 @@ impl SearchLimiter {
 
 impl Scheduler {
     /// The time until which a pod waits because its namespace is throttled. `None` if it need not wait. Only pods of groups
-    /// and pods for which devices are searched wait.
+    /// and pods whose attempts may take long wait.
     pub(super) fn throttled_until(&self, pod: &Pod, now: Instant) -> Option<Instant> {
         let until = self.searches.throttled_until(pod.namespace(), now)?;
-        let is_limited = pod.group().is_some() || self.snapshot.devices.searches(pod);
+        let is_limited = pod.group().is_some() || self.may_take_long(pod);
         is_limited.then_some(until)
+    }
+
+    /// Whether an attempt for a pod may take long: devices are searched for it, or it has many terms.
+    fn may_take_long(&self, pod: &Pod) -> bool {
+        self.snapshot.devices.searches(pod) || term_count(&pod.spec) >= MANY_TERMS
     }
 
     /// Schedules a popped pod without a gang, and records the attempt.
@@ -97,10 +106,10 @@ impl Scheduler {
         self.finish_limited(attempt);
     }
 
-    /// Starts an attempt for these pods of one namespace. `None` if devices are searched for none of them.
+    /// Starts an attempt for these pods of one namespace. `None` if it takes long for none of them.
     pub(super) fn limited(&self, pods: &[Pod]) -> Option<LimitedAttempt> {
         let devices = &self.snapshot.devices;
-        if !pods.iter().any(|pod| devices.searches(pod)) {
+        if !pods.iter().any(|pod| self.may_take_long(pod)) {
             return None;
         }
         devices.start_attempt(pods.len(), self.snapshot.node_count());
@@ -114,6 +123,30 @@ impl Scheduler {
             self.searches.finish(attempt);
         }
     }
+}
+
+/// The number of terms of a pod that an attempt compares with nodes and with other pods.
+fn term_count(spec: &PodSpec) -> usize {
+    fn len<T>(list: Option<&Vec<T>>) -> usize {
+        list.map_or(0, Vec::len)
+    }
+    let affinity = spec.affinity.as_ref();
+    let node = affinity.and_then(|affinity| affinity.node_affinity.as_ref());
+    let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+    let far = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let required = node.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    [
+        required.map_or(0, |selector| selector.node_selector_terms.len()),
+        len(node.and_then(|node| node.preferred_during_scheduling_ignored_during_execution.as_ref())),
+        len(near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref())),
+        len(near.and_then(|near| near.preferred_during_scheduling_ignored_during_execution.as_ref())),
+        len(far.and_then(|far| far.required_during_scheduling_ignored_during_execution.as_ref())),
+        len(far.and_then(|far| far.preferred_during_scheduling_ignored_during_execution.as_ref())),
+        len(spec.topology_spread_constraints.as_ref()),
+        len(spec.tolerations.as_ref()),
+    ]
+    .into_iter()
+    .sum()
 }
 
 #[cfg(test)]
@@ -170,6 +203,30 @@ mod tests {
         assert!(scheduler.limited(&[plain.clone(), plain.clone()]).is_none());
         let attempt = scheduler.limited(&[plain, with_claim("d")]).unwrap();
         assert_eq!((attempt.namespace.as_str(), attempt.pods), ("d", 2));
+    }
+
+    /// A pod with this number of anti-affinity terms, which select no pod.
+    fn with_terms(namespace: &str, count: usize) -> Pod {
+        let term = json!({"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}});
+        let terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": vec![term; count]});
+        let spec = json!({"containers": [{}], "affinity": {"podAntiAffinity": terms}});
+        let mut pod = fixture::pod(&format!("terms-{namespace}"), spec);
+        pod.metadata.namespace = Some(namespace.to_owned());
+        pod
+    }
+
+    #[tokio::test]
+    async fn attempts_for_a_pod_with_many_terms_are_limited() {
+        let mut scheduler = scheduler();
+        assert!(scheduler.limited(&[with_terms("d", MANY_TERMS - 1)]).is_none());
+        let attempt = scheduler.limited(&[with_terms("d", MANY_TERMS)]).unwrap();
+        scheduler.searches.charge(attempt, Instant::now() + Duration::from_secs(600));
+        scheduler.queue.add(with_terms("d", MANY_TERMS));
+        scheduler.schedule_next();
+        assert!(!scheduler.assumed.contains("terms-d"), "the pod waits");
+        scheduler.queue.add(with_terms("e", MANY_TERMS));
+        scheduler.schedule_next();
+        assert!(scheduler.assumed.contains("terms-e"), "pods of other namespaces do not wait");
     }
 
     #[tokio::test]

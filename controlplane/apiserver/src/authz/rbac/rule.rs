@@ -12,7 +12,7 @@ pub(crate) struct Rule {
     pub(crate) verbs: Vec<String>,
     pub(crate) groups: Vec<String>,
     pub(crate) resources: Vec<String>,
-    /// `resourceNames`. Empty allows all names.
+    /// `resourceNames`. Empty allows all names. More than [`MANY_NAMES`] are sorted.
     pub(crate) names: Vec<String>,
     pub(crate) urls: Vec<String>,
 }
@@ -24,7 +24,14 @@ pub(crate) const MAX_PARTS: usize = 20_000;
 /// Maximum bytes of the words of all these parts. Each part repeats its words, and a word may have a megabyte.
 const MAX_BYTES: usize = 16 << 20;
 
-/// The rules have more than [`MAX_PARTS`] parts, or [`MAX_BYTES`] bytes.
+/// Maximum comparisons of words with those of the rules that the user holds. A tenant can hold roles with millions of
+/// words in its namespace.
+const MAX_COMPARISONS: usize = 100_000_000;
+
+/// From this number of names on, the names of a rule are sorted, and one is found by a binary search.
+const MANY_NAMES: usize = 100;
+
+/// The rules have more than [`MAX_PARTS`] parts, or [`MAX_BYTES`] bytes, or need more than [`MAX_COMPARISONS`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooManyParts;
 
@@ -55,6 +62,10 @@ impl Rule {
             let words = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
             words.map(str::to_owned).collect()
         });
+        let mut names: Vec<String> = names;
+        if names.len() > MANY_NAMES {
+            names.sort_unstable();
+        }
         Self { verbs, groups, resources, names, urls }
     }
 
@@ -75,7 +86,14 @@ impl Rule {
         let Some(resource) = &info.resource else { return self.has_url(&info.path) };
         any(&self.groups, &resource.group)
             && self.has_resource(&resource.resource, &resource.subresource)
-            && (self.names.is_empty() || has(&self.names, name))
+            && (self.names.is_empty() || self.has_name(name))
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        if self.names.len() > MANY_NAMES {
+            return self.names.binary_search_by(|one| one.as_str().cmp(name)).is_ok();
+        }
+        has(&self.names, name)
     }
 
     fn has_resource(&self, resource: &str, sub: &str) -> bool {
@@ -154,6 +172,18 @@ impl Rule {
         parts
     }
 
+    /// Upper bound of the comparisons of words in [`Rule::covers`].
+    fn comparisons(&self, part: &Self) -> usize {
+        let lists = [
+            (&self.verbs, &part.verbs),
+            (&self.groups, &part.groups),
+            (&self.resources, &part.resources),
+            (&self.urls, &part.urls),
+        ];
+        let products = lists.map(|(own, asked)| own.len().saturating_mul(asked.len()));
+        products.into_iter().fold(part.names.len().saturating_add(1), usize::saturating_add)
+    }
+
     /// Whether the rule covers a rule for resources or for URLs. In resource names `*` is not a wildcard.
     fn covers(&self, part: &Self) -> bool {
         let each = |own: &[String], asked: &[String]| asked.iter().all(|word| has(own, word));
@@ -168,7 +198,8 @@ impl Rule {
             let (of, sub) = asked.split_once('/').unwrap_or((asked, ""));
             has(&self.resources, asked) || self.has_resource(of, sub)
         };
-        let named = self.names.is_empty() || (!part.names.is_empty() && each(&self.names, &part.names));
+        let named = self.names.is_empty()
+            || (!part.names.is_empty() && part.names.iter().all(|name| self.has_name(name)));
         all(&self.groups, &part.groups) && part.resources.iter().all(resource) && named
     }
 }
@@ -176,20 +207,40 @@ impl Rule {
 /// The parts of the wanted rules that the held rules do not cover.
 ///
 /// # Errors
-/// There are too many parts to compare. Wanted rules that a single held rule covers are not counted.
+/// There are too many parts or words to compare. The parts of a wanted rule that a single held rule covers are not
+/// counted.
 pub(crate) fn missing<'a>(
     held: impl Iterator<Item = &'a Rule> + Clone,
     wanted: &[Rule],
 ) -> Result<Vec<Rule>, TooManyParts> {
     let is_one_kind = |rule: &Rule| rule.urls.is_empty() || rule.resources.is_empty();
-    let is_covered = |rule: &Rule| is_one_kind(rule) && held.clone().any(|own| own.covers(rule));
-    let open: Vec<Rule> = wanted.iter().map(Rule::without_repeats).filter(|rule| !is_covered(rule)).collect();
+    let mut left = MAX_COMPARISONS;
+    let mut is_covered = |rule: &Rule| -> Result<bool, TooManyParts> {
+        for own in held.clone() {
+            left = left.checked_sub(own.comparisons(rule)).ok_or(TooManyParts)?;
+            if own.covers(rule) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
+    let mut open: Vec<Rule> = Vec::new();
+    for rule in wanted.iter().map(Rule::without_repeats) {
+        if !is_one_kind(&rule) || !is_covered(&rule)? {
+            open.push(rule);
+        }
+    }
     let sum = |of: fn(&Rule) -> usize| open.iter().map(of).fold(0, usize::saturating_add);
     if sum(Rule::part_count) > MAX_PARTS || sum(Rule::part_bytes) > MAX_BYTES {
         return Err(TooManyParts);
     }
-    let parts = open.iter().flat_map(Rule::parts);
-    Ok(parts.filter(|part| !held.clone().any(|rule| rule.covers(part))).collect())
+    let mut missing = Vec::new();
+    for part in open.iter().flat_map(Rule::parts) {
+        if !is_covered(&part)? {
+            missing.push(part);
+        }
+    }
+    Ok(missing)
 }
 
 #[cfg(test)]
@@ -313,5 +364,39 @@ mod tests {
             json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "nonResourceURLs": ["/a"]}),
         );
         assert_eq!(missing(Rule::all()[1..].iter(), &[both]).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn many_names_are_found_in_any_order() {
+        let names = |from: usize, to: usize| (from..to).rev().map(|n| n.to_string()).collect::<Vec<_>>();
+        let named = |names: Vec<String>| {
+            rule(
+                json!({"verbs": ["get"], "apiGroups": [""], "resources": ["secrets"], "resourceNames": names}),
+            )
+        };
+        let many = named(names(0, 1000));
+        for (name, expect) in [("0", true), ("999", true), ("1000", false), ("", false)] {
+            let uri = format!("/api/v1/namespaces/a/secrets/{name}");
+            assert_eq!(allows(&many, Method::GET, &uri), expect, "{name}");
+        }
+        assert_eq!(missing([many.clone()].iter(), &[named(names(5, 500))]), Ok(Vec::new()));
+        let above = missing([many].iter(), &[named(names(900, 1002))]).unwrap();
+        let mut above: Vec<_> = above.into_iter().flat_map(|rule| rule.names).collect();
+        above.sort();
+        assert_eq!(above, ["1000", "1001"]);
+    }
+
+    #[test]
+    fn the_comparisons_with_the_rules_of_a_user_are_limited() {
+        let words = |count: usize| (0..count).map(|number| number.to_string()).collect::<Vec<_>>();
+        let of = |resources: Vec<String>, names: Vec<String>| {
+            rule(json!({"verbs": ["get"], "apiGroups": [""], "resources": resources, "resourceNames": names}))
+        };
+        let resources = of([words(20_000), vec!["x".to_owned()]].concat(), Vec::new());
+        assert_eq!(missing([of(words(20_000), Vec::new())].iter(), &[resources]), Err(TooManyParts));
+        // Very many names need few comparisons each.
+        let names = of(vec!["pods".to_owned()], [words(15_000), vec!["x".to_owned()]].concat());
+        let held = vec![of(vec!["pods".to_owned()], words(15_000)); 20];
+        assert_eq!(missing(held.iter(), &[names]).unwrap().len(), 1);
     }
 }

@@ -92,15 +92,6 @@ fn an_unhealthy_pod_is_deleted_if_the_healthy_ones_suffice_or_always() {
 }
 
 #[test]
-fn a_budget_covers_the_pods_that_it_selects() {
-    let pod = pod("Running", true);
-    assert!(covers(&budget(0), &pod));
-    assert!(covers(&json!({"spec": {"selector": {}}}), &pod));
-    assert!(!covers(&json!({"spec": {}}), &pod));
-    assert!(!covers(&json!({"spec": {"selector": {"matchLabels": {"app": "b"}}}}), &pod));
-}
-
-#[test]
 fn a_pod_is_marked_once() {
     let marked = targeted(&pod("Running", true), NOW);
     assert_eq!(marked["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
