@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use clap::Args;
 use nix::libc;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{Backlog, setsockopt, sockopt};
 
 use crate::{Limits, run};
 
 /// Time after which an operation has failed.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Length of the queue of connections that are not accepted yet. If it is full, the kernel drops the first packet of a
+/// connection, and the client waits for a second.
+const BACKLOG: i32 = 4096;
 
 #[derive(Args)]
 pub(crate) struct Listen {
@@ -43,10 +46,15 @@ pub(crate) struct Dns {
 
 pub(crate) fn listen(arguments: &Listen) {
     let listener = TcpListener::bind(arguments.address).unwrap();
-    loop {
-        // The client resets the connection, possibly before it is accepted.
+    nix::sys::socket::listen(&listener, Backlog::new(BACKLOG).unwrap()).unwrap();
+    let accept = || loop {
+        // The client resets the connection, possibly before it is accepted. Such connections stay in the queue.
         let _closed = listener.accept();
-    }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(accept);
+        accept();
+    });
 }
 
 pub(crate) fn connect(arguments: &Connect) -> serde_json::Value {
