@@ -75,6 +75,8 @@ pub use ports::{PortMapping, Protocol};
 pub use process_group::ProcessGroup;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use spec::list::fuzz;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use spec::result::fuzz_result;
 pub use sysctl::filters_bridges;
 pub use virtual_host::{HostNetwork, VirtualHost, in_empty_namespace};
 pub use watch::Watch as DirectoryWatch;

@@ -195,6 +195,17 @@ impl Route {
     }
 }
 
+/// Parses any bytes: a result of ADD, which can be written in each version and read again, or an error.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn fuzz_result(data: &[u8]) {
+    let Ok(value) = serde_json::from_slice(data) else { return };
+    let Ok(answer) = Answer::parse(value, Version::NEWEST) else { return };
+    for version in Version::ALL {
+        assert!(Answer::parse(answer.to_value(version), version).is_ok(), "version {version}");
+    }
+    let _found = (answer.addresses_of("eth0").count(), answer.routed_by(), answer.inside("eth0"));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

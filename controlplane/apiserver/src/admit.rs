@@ -58,6 +58,8 @@ use crate::{
 pub(crate) use config::PluginConfigs;
 use member::Member;
 pub use plugins::PluginSelection;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use review::fuzz as fuzz_review;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {

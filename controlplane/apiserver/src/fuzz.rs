@@ -73,6 +73,11 @@ pub fn openapi(data: &[u8]) {
     crate::aggregation::fuzz_conversion(data);
 }
 
+/// Responses of admission webhooks, and their patches.
+pub fn review(data: &[u8]) {
+    crate::admit::fuzz_review(data);
+}
+
 /// Backup files. A damaged or hostile file is refused.
 pub fn backup(data: &[u8]) {
     let _refused = coracle_store::verify_backup(data);
@@ -91,6 +96,7 @@ mod tests {
             ("backup", super::backup),
             ("page", super::page),
             ("openapi", super::openapi),
+            ("review", super::review),
         ];
         for (name, target) in targets {
             coracle_testing::replay_corpus(name, target);

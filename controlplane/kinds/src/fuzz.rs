@@ -1,7 +1,9 @@
 //! Entry points of the fuzz targets in `integration/fuzz`, and the test that replays their corpora with a stable
 //! compiler. Each accepts any bytes. It fails by a panic, or by exceeding the fuzzer's limits on time and memory.
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_custom_resources::json_path::JsonPath;
+use coracle_custom_resources::{CustomResource, Definition, Violations, write_whole_numbers};
 use coracle_managed_fields::{
     ApplyRequest, FieldSet, Managers, PathElement, Schema, SingleVersion, UpdateRequest, Updater,
 };
@@ -101,6 +103,83 @@ fn created(text: &[u8]) -> Option<(&'static Resource, Value)> {
     causes.is_empty().then_some((kind, object))
 }
 
+/// Requests for certificates, through all stages of a create. The input is a PKCS#10 request in PEM or in DER.
+pub fn certificate_request(data: &[u8]) {
+    let pem = if data.starts_with(b"-----") {
+        data.to_vec()
+    } else {
+        let text = BASE64_STANDARD.encode(data);
+        format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n")
+            .into_bytes()
+    };
+    let object = json!({
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": "fuzz"},
+        "spec": {
+            "request": BASE64_STANDARD.encode(pem),
+            "signerName": "example.com/fuzz",
+            "usages": ["client auth"],
+        },
+    });
+    let _refused = created(object.to_string().as_bytes());
+}
+
+/// Custom resources. The input is a schema of a definition (`openAPIV3Schema`), an object, and optionally the object
+/// before an update, in JSON, with line ends between them.
+pub fn custom_resource(data: &[u8]) {
+    let mut lines = data.splitn(3, |byte| *byte == b'\n').map(schema::parse_json);
+    let (Some(Ok(schema)), Some(Ok(object))) = (lines.next(), lines.next()) else { return };
+    let Some(rules) = defined(schema.value) else { return };
+    let Some(new) = completed(&rules, object.value) else { return };
+    let mut violations = Violations::default();
+    rules.validate(&new, None, &mut violations);
+    let Some(Ok(old)) = lines.next() else { return };
+    let Some(old) = completed(&rules, old.value) else { return };
+    let mut violations = Violations::default();
+    rules.validate(&new, Some(&old), &mut violations);
+    rules.validate_status(&new, &old, &mut violations);
+}
+
+/// The checks of a custom resource with a schema. `None` if the definition is refused.
+fn defined(schema: Value) -> Option<CustomResource> {
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "things.example.com"},
+        "spec": {
+            "group": "example.com",
+            "names": {"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+            "scope": "Namespaced",
+            "versions": [{
+                "name": "v1",
+                "served": true,
+                "storage": true,
+                "schema": {"openAPIV3Schema": schema},
+                "subresources": {"status": {}},
+            }],
+        },
+    });
+    let (_, definition) = created(definition.to_string().as_bytes())?;
+    let definition = Definition::parse(&definition).ok()?;
+    CustomResource::new(&definition, definition.version("v1")?).ok()
+}
+
+/// A custom resource after it was pruned and its defaults were set. `None` if it is refused.
+fn completed(rules: &CustomResource, mut object: Value) -> Option<Value> {
+    if !object.is_object() {
+        return None;
+    }
+    write_whole_numbers(&mut object);
+    let mut violations = Violations::default();
+    let _unknown = rules.prune(&mut object, &mut violations);
+    if !violations.is_empty() {
+        return None;
+    }
+    rules.default(&mut object).ok()?;
+    Some(object)
+}
+
 /// Quantities. Formatting and parsing a quantity does not change it.
 pub fn quantity(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -171,7 +250,7 @@ mod tests {
     #[test]
     fn the_corpora_are_replayed() {
         type Target = fn(&[u8]);
-        let targets: [(&str, Target); 9] = [
+        let targets: [(&str, Target); 11] = [
             ("patch", super::patch),
             ("protobuf", super::protobuf),
             ("json", super::json),
@@ -181,9 +260,20 @@ mod tests {
             ("schedule", super::schedule),
             ("json_path", super::json_path),
             ("fields", super::fields),
+            ("certificate_request", super::certificate_request),
+            ("custom_resource", super::custom_resource),
         ];
         for (name, target) in targets {
             coracle_testing::replay_corpus(name, target);
+        }
+    }
+
+    #[test]
+    fn the_schemas_of_the_corpus_are_accepted() {
+        for input in coracle_testing::corpus("custom_resource") {
+            let text = std::fs::read_to_string(&input).unwrap();
+            let schema = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+            assert!(super::defined(schema).is_some(), "not valid: {}", input.display());
         }
     }
 

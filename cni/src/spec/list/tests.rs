@@ -19,6 +19,7 @@ fn dir(files: &[(&str, &str)]) -> tempfile::TempDir {
 #[test]
 fn the_corpus_is_replayed() {
     coracle_testing::replay_corpus("network", fuzz);
+    coracle_testing::replay_corpus("plugin_result", crate::spec::result::fuzz_result);
 }
 
 #[test]

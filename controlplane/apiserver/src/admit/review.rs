@@ -201,6 +201,20 @@ pub(super) fn refusal(hook: &str, status: &Value) -> ApiError {
     ApiError::of_webhook(code, text("reason").unwrap_or_default(), message)
 }
 
+/// Responses of admission webhooks. The input is a review in JSON.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(review) = serde_json::from_slice::<Value>(data) else { return };
+    for (version, phase) in [("v1", Phase::Mutating), ("v1", Phase::Validating), ("v1beta1", Phase::Mutating)]
+    {
+        let Ok(verdict) = response(&review, version, "7", phase) else { continue };
+        assert!(verdict.annotations.len() <= MAX_ANNOTATIONS, "{} annotations", verdict.annotations.len());
+        let _error = refusal("fuzz", &verdict.status);
+        let object = json!({"metadata": {"name": "a"}, "spec": {"list": [1, 2]}});
+        let _patched = coracle_kinds::patch::json(&object, &verdict.patch);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
