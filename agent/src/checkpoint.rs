@@ -3,8 +3,8 @@
 //! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
 //! written only when its content changed. One background task writes all due records as one batch (temporary files,
 //! their fsyncs and renames, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to
-//! `*.bad` with a warning. Records other than those of pods belong to pods ([`Checkpoint::own`]) and are removed with
-//! the last pod that needs them.
+//! `*.bad` with a warning. A record of another kind than pods, for example a config map, belongs to pods
+//! ([`Checkpoint::own`]). It is removed with the last pod that needs it.
 
 mod files;
 mod key;
@@ -245,8 +245,9 @@ impl Checkpoint {
         self.own(uid, Vec::new());
     }
 
-    /// Removes stored records that no pod needs: left by a crash. To be called once, after [`Checkpoint::own`] for
-    /// all stored pods. A pod whose record could not be read may need any of them, so none is removed then.
+    /// Removes stored records that no pod needs. A crash can leave them. The caller calls this once, after
+    /// [`Checkpoint::own`] for all stored pods. If the record of a pod could not be read, nothing is removed: the pod
+    /// may need any record.
     pub(crate) fn remove_unowned(&self) {
         if self.state().is_pod_unread {
             return;

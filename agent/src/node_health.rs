@@ -1,5 +1,5 @@
 //! Health check of the node on a loopback port without authentication, as the kubelet's `healthzPort`. The checks are
-//! those of `/healthz` in the kubelet API: they succeed whenever the node answers.
+//! the same as of `/healthz` in the kubelet API: they succeed whenever the node answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -254,8 +254,8 @@ impl Table {
         Err(Refusal::Wait(format!("{message} {name}")))
     }
 
-    /// Devices that a container can take over: those of the pod's init containers that end before it starts, except
-    /// devices that a later container keeps.
+    /// Devices that a container can take over: the devices of the pod's init containers that end before it starts,
+    /// except devices that a later container keeps.
     pub(super) fn reusable(
         &self,
         owner: Owner<'_>,

@@ -52,7 +52,7 @@ impl Admitted {
         self.pods.values().cloned()
     }
 
-    /// Sets the addresses of the sandbox instead of those of the pod's status, and keeps the other facts.
+    /// Replaces the addresses of the pod's status with the addresses of the sandbox, and keeps the other facts.
     pub(super) fn correct(&mut self, facts: &mut PodFacts) {
         if let Some(known) = self.pods.get_mut(&facts.uid) {
             facts.ips.clone_from(&known.ips);

@@ -71,8 +71,8 @@ struct Outcome {
 // === impl Earlier ===
 
 impl Earlier {
-    /// Looks for the table, and reads the record if there is none, after a wait for the API server. None if neither
-    /// exists.
+    /// Waits for the API server, then looks for the kernel's table. Reads the record if the table is missing or was
+    /// changed. `None` if there is neither, or the table cannot be read.
     pub(super) async fn find(record: PathBuf, table: String) -> Option<Self> {
         tokio::time::sleep(LIST_TIMEOUT).await;
         let find = move || {

@@ -58,7 +58,7 @@ settings! {
     oidc_ca_file: Option<PathBuf> = unset "those of the machine", "FILE";
     /// Claim with the name of the user.
     oidc_username_claim: Option<String> = unset "sub", "CLAIM";
-    /// Prefix of user names; - is none.
+    /// Prefix of user names; - stands for no prefix.
     oidc_username_prefix: Option<String> = unset "the issuer's URL and #, or none for the claim email", "PREFIX";
     /// Claim with the groups of the user.
     oidc_groups_claim: Option<String> = unset "", "CLAIM";

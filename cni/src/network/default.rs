@@ -125,7 +125,7 @@ impl Network {
         List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)
     }
 
-    /// Marks the bridge as ours if it has these addresses or those of the last record.
+    /// Marks the bridge as ours if it has these addresses or the addresses of the last record.
     pub(super) async fn claim_bridge(&self, gateways: &[IpNetwork]) -> Result<(), Error> {
         let (config, host) = (&self.inner.config, &self.inner.host);
         let earlier = host.firewall.get(&claim(&State::default())).map(|claim| claim.masquerade);

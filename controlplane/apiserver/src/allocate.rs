@@ -270,9 +270,9 @@ fn cluster_ips(
     Ok(())
 }
 
-/// The configured range, and the usable ranges of ServiceCIDRs of its family. The configured range is excluded if a
-/// ServiceCIDR with it exists but none is usable, for example during its deletion. After a change of the setting no
-/// ServiceCIDR has the configured range, and it is included.
+/// The configured range, and the usable ranges of ServiceCIDRs of its family. The configured range is excluded if
+/// ServiceCIDRs with this range exist but none of them is usable, for example during a deletion. After a change of the
+/// setting no ServiceCIDR has the configured range, and it is included.
 fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<ServiceRange> {
     let mut same = known.iter().filter(|(range, _)| *range == configured).peekable();
     let is_open = same.peek().is_none() || same.any(|(_, is_usable)| *is_usable);

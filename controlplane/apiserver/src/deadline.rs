@@ -7,7 +7,7 @@ use crate::{
     request::Query,
 };
 
-/// The time limit of a request: the one that the client wants, or `max` if that is shorter or the client wants none.
+/// The time limit of a request: the client's limit, but at most `max`. `max` also applies if the client sets no limit.
 pub(crate) fn of_request(query: &Query, max: Duration) -> Result<Duration> {
     let text = query.get("timeout");
     if text.is_empty() {

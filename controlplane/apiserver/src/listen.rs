@@ -222,8 +222,8 @@ async fn wait_for_ending(activity: &Activity, shutdown: &CancellationToken, is_h
 }
 
 /// The response to a request that has memory, or to one that was refused. The task of an HTTP/2 stream has the size of
-/// this future until the response is sent, so that of a watch has it for as long as the watch. The large future of the
-/// handler is therefore boxed: its memory is released when the response begins.
+/// this future until the response is sent. The task of a watch has this size until the watch ends. The large future of
+/// the handler is therefore boxed: its memory is released when the response begins.
 async fn respond<B>(
     server: Apiserver,
     request: Result<Request<B>, ApiError>,

@@ -46,7 +46,7 @@ impl GoUrl {
     /// Parses an absolute URL or an absolute path.
     ///
     /// # Errors
-    /// The text is neither. The message is that of Go.
+    /// The text is not an absolute URL or an absolute path. The message is the same as in Go.
     pub fn parse(text: &str) -> Result<GoUrl, String> {
         GoUrl::check(text)?;
         let (before, fragment) = text.split_once('#').unwrap_or((text, ""));
@@ -58,7 +58,7 @@ impl GoUrl {
     /// Checks that a text is an absolute URL or an absolute path (`url.ParseRequestURI`).
     ///
     /// # Errors
-    /// The text is neither. The message is that of Go.
+    /// The text is not an absolute URL or an absolute path. The message is the same as in Go.
     pub fn check(text: &str) -> Result<(), String> {
         parse(text, true).map(drop).map_err(|reason| failure(text, &reason))
     }

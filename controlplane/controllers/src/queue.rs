@@ -69,7 +69,7 @@ pub(crate) fn pause_after(items: usize) -> Next {
 }
 
 /// The result of a reconcile of the endpoints of a service with very many ports: each of its objects has all of them. For a
-/// service with fewer ports it is that of [`pause_after`].
+/// service with fewer ports the result is the same as of [`pause_after`].
 pub(crate) fn pause_after_endpoints(endpoints: usize, ports: usize) -> Next {
     /// Maximum number of ports that do not lengthen the delay.
     const FEW_PORTS: usize = 1000;

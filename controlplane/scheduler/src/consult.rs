@@ -217,7 +217,7 @@ async fn call_preemption(
         }
         chosen.push(Preemption { node, victims });
     }
-    // The response is a map. The nodes are sorted, so that of equal nodes the first by name is chosen.
+    // The response is a map without an order. The nodes are sorted, so that the first name wins among equal nodes.
     chosen.sort_by(|one, other| one.node.cmp(&other.node));
     Ok(chosen)
 }

@@ -117,7 +117,7 @@ impl Found {
 
 impl Images {
     /// Imports images from an OCI archive (tar, optionally compressed), an OCI layout directory or a `docker
-    /// save` archive. Names are those of the archive, or `name`, if there is one image only.
+    /// save` archive. The names are from the archive. The only image of an archive gets the name `name`, if given.
     ///
     /// # Errors
     /// If the archive is invalid, its content is corrupt, or a file cannot be written.

@@ -245,7 +245,7 @@ fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) ->
     Err(Error::new(ErrorKind::Spawn, format!("cannot start the shim: {words}")))
 }
 
-/// Parses the shim's output: the pid of the process that became the shim, if it is another one, and the other lines.
+/// Parses the shim's output: the pid of the shim, if it differs from the started process, and the other lines.
 fn parse_output(words: &str) -> (Option<i32>, String) {
     let pid_of = |line: &str| line.strip_prefix("pid ")?.parse::<i32>().ok().filter(|pid| *pid > 0);
     let rest: Vec<&str> = words.lines().filter(|line| pid_of(line).is_none()).collect();

@@ -37,7 +37,7 @@ impl NotStarted {
     }
 }
 
-/// The variables of a container with those of its devices. Its own variables take precedence.
+/// The variables of a container and of its devices. The container's own variables take precedence.
 fn with_device_env(devices: BTreeMap<String, String>, own: Vec<(String, String)>) -> Vec<(String, String)> {
     let is_own = |name: &String| own.iter().any(|(known, _)| known == name);
     let mut all: Vec<_> = devices.into_iter().filter(|(name, _)| !is_own(name)).collect();

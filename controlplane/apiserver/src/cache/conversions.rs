@@ -67,7 +67,7 @@ impl Conversions {
         converted
     }
 
-    /// The conversion of the object. It is begun if there is none.
+    /// The conversion of the object. If the cache has none, it is started.
     fn find(
         &self,
         object: &Arc<Object>,

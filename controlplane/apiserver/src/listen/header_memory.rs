@@ -17,8 +17,8 @@ const PER_RECEIVED_BYTE: usize = 2;
 /// Bytes that are reserved at once.
 const STEP: usize = 16 << 10;
 
-/// The memory of the request header that a connection receives. It belongs to the source of the connection, like that of
-/// requests that are not authenticated yet.
+/// The memory of the request header that a connection receives. It is counted for the source of the connection, like
+/// the memory of requests that are not authenticated yet.
 ///
 /// An HTTP/1.1 connection keeps its buffer, which is as large as its longest header. So the memory counts until the
 /// connection has received a byte after its client has authenticated.

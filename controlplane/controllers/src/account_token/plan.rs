@@ -9,7 +9,7 @@ pub(crate) const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Nothing,
-    /// The service account does not exist, or is another one with the same name.
+    /// The service account does not exist, or was replaced by an account with the same name.
     Delete,
     Fill(Vec<Missing>),
 }

@@ -38,7 +38,7 @@ pub struct Kind {
     pub ttl_seconds: u32,
     /// Fields for field selectors, besides `metadata.name` and `metadata.namespace`.
     pub fields: &'static [Field],
-    /// The row that objects are stored as, if it is another version.
+    /// The row of the version in which objects are stored. `None` if that is this version.
     pub stored_as: Option<StoredAs>,
     pub(crate) rules: Rules,
 }
