@@ -43,6 +43,8 @@ pub use request_header::RequestHeaderConfig;
 use service_account::Tokens;
 pub(crate) use token_file::TokenFile;
 pub use token_webhook::TokenWebhookConfig;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use {oidc::fuzz_keys, token_webhook::fuzz as fuzz_review};
 
 /// Extra value that identifies the credential of a request.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";

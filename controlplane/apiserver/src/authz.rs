@@ -29,6 +29,8 @@ use crate::{
 };
 pub use config::AuthorizationConfig;
 use rbac::{Policies, rule::Rule};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use webhook::fuzz as fuzz_review;
 
 /// The attributes of a request for authorizers.
 pub(crate) struct AccessAttributes<'a> {

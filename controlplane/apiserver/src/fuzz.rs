@@ -73,6 +73,27 @@ pub fn openapi(data: &[u8]) {
     crate::aggregation::fuzz_conversion(data);
 }
 
+/// APIResourceLists of aggregated servers.
+pub fn remote_resources(data: &[u8]) {
+    crate::aggregation::discovery::fuzz(data);
+}
+
+/// A client's WebSocket frames during a log or a watch.
+pub fn log_socket(data: &[u8]) {
+    crate::socket_body::fuzz(data);
+}
+
+/// The discovery document and the key set of an OpenID Connect issuer, with a line end between them.
+pub fn issuer_keys(data: &[u8]) {
+    crate::authn::fuzz_keys(data);
+}
+
+/// Responses of the webhooks of authentication and authorization: TokenReview and SubjectAccessReview.
+pub fn access_review(data: &[u8]) {
+    crate::authn::fuzz_review(data);
+    crate::authz::fuzz_review(data);
+}
+
 /// Responses of admission webhooks, and their patches.
 pub fn review(data: &[u8]) {
     crate::admit::fuzz_review(data);
@@ -97,6 +118,10 @@ mod tests {
             ("page", super::page),
             ("openapi", super::openapi),
             ("review", super::review),
+            ("remote_resources", super::remote_resources),
+            ("log_socket", super::log_socket),
+            ("issuer_keys", super::issuer_keys),
+            ("access_review", super::access_review),
         ];
         for (name, target) in targets {
             coracle_testing::replay_corpus(name, target);

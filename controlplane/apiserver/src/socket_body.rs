@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{SinkExt as _, StreamExt as _};
+use futures::{SinkExt as _, Stream, StreamExt as _};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 use http_body_util::BodyExt as _;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
@@ -59,10 +60,7 @@ pub(crate) async fn copy<B>(
 ) where
     B: Body<Data = Bytes> + Unpin,
 {
-    let config =
-        WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
-    let socket = WebSocketStream::from_raw_socket(TokioIo::new(connection), Role::Server, Some(config)).await;
-    let (mut sink, mut source) = socket.split();
+    let (mut sink, source) = socket(TokioIo::new(connection)).await.split();
     let sending = async {
         while let Some(Ok(frame)) = body.frame().await {
             let Ok(chunk) = frame.into_data() else { continue };
@@ -74,11 +72,36 @@ pub(crate) async fn copy<B>(
         // The client may have disconnected.
         let _ = sink.close().await;
     };
-    // Reads until the client closes; reading also answers pings.
-    let receiving = async { while let Some(Ok(_ignored)) = source.next().await {} };
     tokio::select! {
         // Either end of the connection ends the copy.
         () = sending => {}
-        () = receiving => {}
+        () = receive(source) => {}
     }
+}
+
+/// The server's end of a connection after the upgrade.
+async fn socket<T>(connection: T) -> WebSocketStream<T>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let config =
+        WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
+    WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await
+}
+
+/// Reads until the client closes; reading also answers pings.
+async fn receive<E>(mut source: impl Stream<Item = std::result::Result<Message, E>> + Unpin) {
+    while let Some(Ok(_ignored)) = source.next().await {}
+}
+
+/// Fuzz target: a client's frames after the upgrade. All of them are read, or the connection ends with an error.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    use futures::FutureExt as _;
+
+    let reading = async {
+        let source = socket(tokio::io::join(data, tokio::io::sink())).await;
+        receive(source.inspect(|read| assert!(read.as_ref().map_or(0, Message::len) <= MAX_MESSAGE))).await;
+    };
+    assert!(reading.now_or_never().is_some(), "the reader waits after the end of the connection");
 }

@@ -115,6 +115,17 @@ fn converted(remote: &Remote, list: &Value) -> Value {
         .collect()
 }
 
+/// Fuzz target: the APIResourceList of another server, in JSON.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(list) = serde_json::from_slice::<Value>(data) else { return };
+    let spec = json!({"group": "far.io", "version": "v1", "service": {"namespace": "d", "name": "far"}});
+    let remote = Remote::read(&super::FrontProxy::default(), &json!({"spec": spec}));
+    let converted = converted(&remote, &list).to_string();
+    // The worst case: short entries without names, which are completed.
+    assert!(converted.len() <= 100 * (data.len() + 10), "{} bytes of {}", converted.len(), data.len());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

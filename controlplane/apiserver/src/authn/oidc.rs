@@ -11,7 +11,7 @@ mod keys;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, jwk::Jwk};
 use serde_json::Value;
 
 use super::{Authenticating, Authenticator, Credential, User, known};
@@ -126,14 +126,24 @@ impl Issuer {
             return Err(Refusal::Algorithm(header.alg));
         }
         let key = self.keys.find(header.kid.as_deref()).await.map_err(Refusal::Keys)?;
-        let key = DecodingKey::from_jwk(&key.ok_or(Refusal::UnknownKey)?)?;
-        let mut validation = Validation::new(header.alg);
-        validation.leeway = 0;
-        validation.set_issuer(&[&self.config.url]);
-        validation.set_audience(&self.config.audiences);
-        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        Ok(decode::<Value>(token, &key, &validation)?.claims)
+        signed_claims(token, header.alg, &key.ok_or(Refusal::UnknownKey)?, &self.config)
     }
+}
+
+/// The claims of a token that is signed with the key. ES512 is not supported here.
+fn signed_claims(
+    token: &str,
+    algorithm: Algorithm,
+    key: &Jwk,
+    config: &IssuerConfig,
+) -> Result<Value, Refusal> {
+    let key = DecodingKey::from_jwk(key)?;
+    let mut validation = Validation::new(algorithm);
+    validation.leeway = 0;
+    validation.set_issuer(&[&config.url]);
+    validation.set_audience(&config.audiences);
+    validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+    Ok(decode::<Value>(token, &key, &validation)?.claims)
 }
 
 /// The issuer that a token names. The token is not verified.
@@ -149,21 +159,52 @@ fn unverified_issuer(token: &str) -> Option<String> {
 /// Fuzz target: parses a token of an issuer, and maps its claims without verifying the signature.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn fuzz(token: &str) {
-    const CONFIG: &str = "{apiVersion: apiserver.config.k8s.io/v1, kind: AuthenticationConfiguration, jwt: [{issuer: \
-                          {url: 'https://a', audiences: [b]}, claimMappings: {username: {claim: email, prefix: 'x:'}, \
-                          groups: {claim: groups, prefix: 'g:'}, uid: {claim: sub}}}]}";
-    static ISSUER: std::sync::LazyLock<Option<IssuerConfig>> =
-        std::sync::LazyLock::new(|| config::AuthenticationConfig::parse(CONFIG).ok()?.issuers.pop());
     let _issuer = unverified_issuer(token);
     let _header = decode_header(token);
     let payload = token.split('.').nth(1).and_then(|payload| BASE64_URL_SAFE_NO_PAD.decode(payload).ok());
     let claims = payload.and_then(|payload| serde_json::from_slice(&payload).ok());
-    if let (Some(issuer), Some(claims)) = (&*ISSUER, claims)
+    if let (Some(issuer), Some(claims)) = (fuzzed_issuer(), claims)
         && let Ok(user) = claims::user(issuer, &claims)
     {
         let mut groups = user.groups.iter().filter(|group| *group != "system:authenticated");
         assert!(user.name.starts_with("x:") && groups.all(|group| group.starts_with("g:")));
     }
+}
+
+/// Fuzz target: the discovery document and the key set of an issuer, with a line end between them. Verifies a token of each
+/// algorithm with each key.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_keys(data: &[u8]) {
+    // Algorithms, and bytes of their signatures.
+    const SIGNATURES: [(&str, usize); 5] =
+        [("RS256", 256), ("PS384", 512), ("ES256", 64), ("ES384", 96), ("ES512", 132)];
+    let mut documents = data.splitn(2, |byte| *byte == b'\n').map(serde_json::from_slice::<Value>);
+    let Some(Ok(document)) = documents.next() else { return };
+    let _url = keys::key_set_url(&document);
+    let Some(Ok(set)) = documents.next() else { return };
+    let (Ok(keys), Some(issuer)) = (keys::parse(&set), fuzzed_issuer()) else { return };
+    for (algorithm, length) in SIGNATURES {
+        let header = BASE64_URL_SAFE_NO_PAD.encode(format!("{{\"alg\":\"{algorithm}\"}}"));
+        let token = format!("{header}.e30.{}", BASE64_URL_SAFE_NO_PAD.encode(vec![1_u8; length]));
+        for key in &keys {
+            let is_accepted = match decode_header(&token) {
+                Ok(header) => signed_claims(&token, header.alg, key, issuer).is_ok(),
+                Err(_es512) => es512::claims(&token, key, issuer, 0).is_ok(),
+            };
+            assert!(!is_accepted, "a token without claims was accepted: {token}");
+        }
+    }
+}
+
+/// The issuer in fuzz targets.
+#[cfg(any(test, feature = "fuzzing"))]
+fn fuzzed_issuer() -> Option<&'static IssuerConfig> {
+    const CONFIG: &str = "{apiVersion: apiserver.config.k8s.io/v1, kind: AuthenticationConfiguration, jwt: [{issuer: \
+                          {url: 'https://a', audiences: [b]}, claimMappings: {username: {claim: email, prefix: 'x:'}, \
+                          groups: {claim: groups, prefix: 'g:'}, uid: {claim: sub}}}]}";
+    static ISSUER: std::sync::LazyLock<Option<IssuerConfig>> =
+        std::sync::LazyLock::new(|| config::AuthenticationConfig::parse(CONFIG).ok()?.issuers.pop());
+    std::sync::LazyLock::force(&ISSUER).as_ref()
 }
 
 #[cfg(test)]

@@ -143,6 +143,20 @@ fn texts(list: &Value) -> Result<Vec<String>, String> {
     }
 }
 
+/// Fuzz target: a response of the webhook, in JSON.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(answer) = serde_json::from_slice::<Value>(data) else { return };
+    let (own, other) = (["api".to_owned()], ["other".to_owned()]);
+    for asked in [own.as_slice(), other.as_slice(), &[]] {
+        let Ok(Some(found)) = user(&answer["status"], asked, &own) else { continue };
+        let values = found.extra.values().map(Vec::len).sum::<usize>();
+        // `User::new` adds a group.
+        assert!(found.groups.len() <= MAX_VALUES + 1 && values <= MAX_VALUES);
+        assert!(!found.name.is_empty() && answer["status"]["authenticated"] == true);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -140,6 +140,17 @@ fn decision(status: &Value) -> Result<Decision, String> {
     Ok(Decision { verdict, reason: reason.into() })
 }
 
+/// Fuzz target: a response of the webhook, in JSON.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(answer) = serde_json::from_slice::<Value>(data) else { return };
+    let status = &answer["status"];
+    let Ok(found) = decision(status) else { return };
+    assert!(found.reason.len() <= MAX_REASON, "{} bytes", found.reason.len());
+    let is_allowed = status["allowed"] == true && status["denied"] != true;
+    assert_eq!(found.verdict == Verdict::Allow, is_allowed, "{status}");
+}
+
 /// The `spec` of the review.
 pub(super) fn spec(attributes: &AccessAttributes<'_>, version: &str) -> Value {
     let user = attributes.user;

@@ -110,11 +110,7 @@ impl Keys {
         if document["issuer"] != self.issuer.as_str() {
             return Err(format!("{} is the document of the issuer {}", self.discovery, document["issuer"]));
         }
-        let place = document["jwks_uri"].as_str().ok_or("the discovery document has no jwks_uri")?;
-        let set = self.get(place).await?;
-        let keys = set["keys"].as_array().ok_or("the key set has no keys")?;
-        // Skip keys of unknown types: the set may contain keys for other clients.
-        Ok(keys.iter().take(MAX_KEYS).filter_map(|key| serde_json::from_value(key.clone()).ok()).collect())
+        parse(&self.get(key_set_url(&document)?).await?)
     }
 
     async fn get(&self, url: &str) -> Result<Value, String> {
@@ -130,6 +126,18 @@ impl Keys {
         }
         serde_json::from_slice(&body).map_err(|error| format!("GET {url}: {error}"))
     }
+}
+
+/// The URL of the key set in a discovery document.
+pub(super) fn key_set_url(document: &Value) -> Result<&str, String> {
+    document["jwks_uri"].as_str().ok_or_else(|| "the discovery document has no jwks_uri".to_owned())
+}
+
+/// The keys in a key set.
+pub(super) fn parse(set: &Value) -> Result<Vec<Jwk>, String> {
+    let keys = set["keys"].as_array().ok_or("the key set has no keys")?;
+    // Skip keys of unknown types: the set may contain keys for other clients.
+    Ok(keys.iter().take(MAX_KEYS).filter_map(|key| serde_json::from_value(key.clone()).ok()).collect())
 }
 
 /// TLS with the authorities of the configuration, or of the system.
