@@ -18,6 +18,7 @@ pub(crate) const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubele
 /// Signer of serving certificates for nodes.
 pub(crate) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 
+const UNREADABLE: &str = "the request cannot be read";
 const ADMINISTRATORS: &str = "system:masters";
 /// Common names of API servers. Nodes authorize these names.
 const SERVERS: [&str; 2] = ["kube-apiserver-kubelet-client", "system:kube-apiserver"];
@@ -48,11 +49,15 @@ impl RequestedCertificate {
     /// # Errors
     /// The text is not a request, or its subject is ambiguous.
     pub(crate) fn read(pem: &[u8]) -> Result<Self, String> {
-        let unreadable = "the request cannot be read";
-        let (_, pem) = parse_x509_pem(pem).map_err(|_malformed| unreadable)?;
+        let (_, pem) = parse_x509_pem(pem).map_err(|_malformed| UNREADABLE)?;
         let (_, request) =
-            X509CertificationRequest::from_der(&pem.contents).map_err(|_malformed| unreadable)?;
+            X509CertificationRequest::from_der(&pem.contents).map_err(|_malformed| UNREADABLE)?;
         request.verify_signature().map_err(|_wrong| "the request is not signed with its own key")?;
+        Self::unverified(&request)
+    }
+
+    /// The contents of a request. The signature is not checked.
+    pub(crate) fn unverified(request: &X509CertificationRequest<'_>) -> Result<Self, String> {
         let info = &request.certification_request_info;
         let Subject { common_name, organizations } = Subject::read(&info.subject)?;
         let key = info.subject_pki.raw.to_vec();

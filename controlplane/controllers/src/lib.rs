@@ -39,6 +39,8 @@ mod endpoint_slice_mirroring;
 mod endpoints;
 mod ephemeral_volume;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod garbage;
 mod ip_address;
 mod job;
