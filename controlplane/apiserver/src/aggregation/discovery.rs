@@ -77,7 +77,9 @@ fn add_version(
 
 /// The resources of an APIResourceList in the aggregated form.
 fn converted(remote: &Remote, list: &Value) -> Value {
-    let entries = || list["resources"].as_array().into_iter().flatten();
+    // Entries without a name would multiply the list of a hostile server: each gets the fields of a resource.
+    let is_named = |entry: &&Value| entry["name"].as_str().is_some_and(|name| !name.is_empty());
+    let entries = || list["resources"].as_array().into_iter().flatten().filter(is_named);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let kind = |entry: &Value| {
         let or = |field: &str, default: &str| entry[field].as_str().unwrap_or(default).to_owned();
@@ -122,8 +124,8 @@ pub(crate) fn fuzz(data: &[u8]) {
     let spec = json!({"group": "far.io", "version": "v1", "service": {"namespace": "d", "name": "far"}});
     let remote = Remote::read(&super::FrontProxy::default(), &json!({"spec": spec}));
     let converted = converted(&remote, &list).to_string();
-    // The worst case: short entries without names, which are completed.
-    assert!(converted.len() <= 100 * (data.len() + 10), "{} bytes of {}", converted.len(), data.len());
+    // The worst case: entries that have a short name only, which are completed.
+    assert!(converted.len() <= 12 * (data.len() + 10), "{} bytes of {}", converted.len(), data.len());
 }
 
 #[cfg(test)]
@@ -146,5 +148,15 @@ mod tests {
         assert_eq!(parts(0), ["status", "proxy/rest"]);
         // Repeated names must not multiply the list of a hostile server.
         assert_eq!([parts(1).len(), parts(2).len()], [0, 0]);
+    }
+
+    #[test]
+    fn entries_of_another_server_without_a_name_are_not_listed() {
+        let remote =
+            Remote::read(&FrontProxy::default(), &json!({"spec": {"group": "far.io", "version": "v1"}}));
+        let list = json!({"resources": [0, null, {}, {"name": ""}, {"name": 7}, {"name": "things"}]});
+        let found = converted(&remote, &list);
+        assert_eq!(found.as_array().unwrap().len(), 1, "{found}");
+        assert_eq!(found[0]["resource"], "things");
     }
 }
