@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use coracle_network_policy::PodFacts;
@@ -27,8 +27,11 @@ use crate::api_health::ApiHealth;
 /// its start fails with an error, and is retried.
 const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait of a pod in a namespace without recorded policies, while the policies are unknown and their list is not
-/// expected. Then the pod starts.
+/// expected. Then the pod starts. Before the first list, the time counts from the first pod that waits: after a boot
+/// without the API server, later pods, and the containers after an init container, do not wait again.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// Minimum of that limit, in which the task of network policies can answer.
+const MIN_TIMEOUT: Duration = Duration::from_millis(250);
 /// Pause after a write of the record that failed, for example on a full disk.
 const PAUSE: Duration = Duration::from_secs(60);
 /// Maximum size in bytes of the record.
@@ -69,6 +72,8 @@ pub(crate) struct PolicyGate {
     restricted: Restricted,
     /// Without any request: the API server is unreachable.
     health: ApiHealth,
+    /// When the first pod in a namespace without recorded policies began to wait.
+    first_wait: Arc<OnceLock<Instant>>,
 }
 
 /// The recorded namespaces with policies.
@@ -94,13 +99,18 @@ pub(crate) struct GateEnd {
 /// A gate, and the side of it that the network policy task holds. Without a record (`None`) policies are not enforced.
 pub(crate) fn gate(node_name: &str, record: Option<&Path>) -> (PolicyGate, Option<GateEnd>) {
     let restricted = Restricted::load(record.unwrap_or(Path::new("")));
-    let node_name = node_name.to_owned();
+    let mut gate = PolicyGate {
+        node_name: node_name.to_owned(),
+        requests: None,
+        restricted: restricted.clone(),
+        health: ApiHealth::default(),
+        first_wait: Arc::default(),
+    };
     if record.is_none() {
-        return (PolicyGate { node_name, requests: None, restricted, health: ApiHealth::default() }, None);
+        return (gate, None);
     }
     let (requests, received) = mpsc::unbounded_channel();
-    let (requests, health) = (Some(requests), ApiHealth::default());
-    let gate = PolicyGate { node_name, requests, restricted: restricted.clone(), health };
+    gate.requests = Some(requests);
     (gate, Some(GateEnd { requests: received, restricted }))
 }
 
@@ -125,10 +135,10 @@ impl PolicyGate {
         // If there is no receiver, the agent is stopping.
         let _ = requests.send(Request::Admit { facts, done });
         let is_restricted = self.restricted.has(&namespace);
-        let limit = if is_restricted { RESTRICTED_TIMEOUT } else { TIMEOUT };
+        let limit = if is_restricted { RESTRICTED_TIMEOUT } else { self.unrestricted_timeout() };
         let mut answer = tokio::time::timeout(limit, &mut answered).await;
         if answer.is_err() && !is_restricted && self.expects_list() {
-            answer = tokio::time::timeout(RESTRICTED_TIMEOUT - TIMEOUT, &mut answered).await;
+            answer = tokio::time::timeout(RESTRICTED_TIMEOUT - limit, &mut answered).await;
         }
         // The policies may have been listed in the meantime.
         let must_wait = is_restricted || self.restricted.has(&namespace) || self.expects_list();
@@ -137,6 +147,15 @@ impl PolicyGate {
         }
         let pending = PendingAdmission(answer.is_err().then_some(answered));
         Err(NotEnforced { namespace, cause: self.restricted.cause(), pending })
+    }
+
+    /// Maximum wait of a pod in a namespace without recorded policies, from now on.
+    fn unrestricted_timeout(&self) -> Duration {
+        let waited = self.first_wait.get_or_init(Instant::now).elapsed();
+        match self.restricted.are_listed.load(Ordering::Acquire) {
+            true => TIMEOUT,
+            false => TIMEOUT.saturating_sub(waited).max(MIN_TIMEOUT),
+        }
     }
 
     /// Whether the first list of policies is on its way: the API server responds, and no request for the list has failed.
@@ -427,6 +446,27 @@ mod tests {
         ends.restricted.explain(None);
         ends.restricted.set(["other".to_owned()].into()).await;
         assert!(gate.admit(&pod(), &[]).await.is_ok(), "the list has no policy of its namespace");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_that_start_later_do_not_wait_longer_for_a_server_that_does_not_respond() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        std::fs::write(&record, "[]").unwrap();
+        let (gate, _ends) = gate("here", Some(&record));
+        let (pod, began) = (pod(), Instant::now());
+        let later = async {
+            tokio::time::sleep(TIMEOUT - MIN_TIMEOUT).await;
+            gate.admit(&pod, &[]).await
+        };
+        let (first, later) = tokio::join!(gate.admit(&pod, &[]), later);
+        assert!(first.is_ok() && later.is_ok());
+        // The clock of this test advances only by the timers.
+        let took = began.elapsed();
+        assert!((TIMEOUT..TIMEOUT + MIN_TIMEOUT).contains(&took), "{took:?}");
+        assert!(gate.admit(&pod, &[]).await.is_ok());
+        let more = began.elapsed() - took;
+        assert!((MIN_TIMEOUT..TIMEOUT).contains(&more), "{more:?}");
     }
 
     #[tokio::test(start_paused = true)]
