@@ -2,7 +2,7 @@
 //! only by requests.
 
 use std::path::Path;
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::disk;
@@ -19,8 +19,14 @@ const REUSE_FACTOR: u32 = 50;
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     rate: Mutex<Rate>,
-    /// In a box: most objects are never counted.
-    counted: Mutex<Option<Box<Counted>>>,
+    /// In a box: the files of most objects are never counted.
+    disk: OnceLock<Box<DiskMeter>>,
+}
+
+/// State of the disk usage of one object.
+#[derive(Debug, Default)]
+struct DiskMeter {
+    counted: Mutex<Option<Counted>>,
     /// Held during a count.
     counting: Mutex<()>,
 }
@@ -67,6 +73,14 @@ impl Meter {
     /// The disk usage of a directory. It is counted again when the last count is too old. `ended` means that the directory no
     /// longer changes: then one count is enough. During a count, other callers get the last result. If there is none, they wait.
     pub(crate) fn disk(&self, dir: &Path, ended: bool) -> Disk {
+        self.disk.get_or_init(Box::default).disk(dir, ended)
+    }
+}
+
+// === impl DiskMeter ===
+
+impl DiskMeter {
+    fn disk(&self, dir: &Path, ended: bool) -> Disk {
         if let Some(known) = self.last_count(|known| known.serves(ended)) {
             return known;
         }
@@ -85,13 +99,13 @@ impl Meter {
         let since = Instant::now();
         let (bytes, inodes) = disk(dir);
         let disk = Disk { at: now(), bytes, inodes };
-        *locked(&self.counted) = Some(Box::new(Counted { disk, since, took: since.elapsed(), last: ended }));
+        *locked(&self.counted) = Some(Counted { disk, since, took: since.elapsed(), last: ended });
         disk
     }
 
     /// The last result, if it is fit.
     fn last_count(&self, is_fit: impl FnOnce(&Counted) -> bool) -> Option<Disk> {
-        locked(&self.counted).as_deref().filter(|&known| is_fit(known)).map(|known| known.disk)
+        locked(&self.counted).as_ref().filter(|&known| is_fit(known)).map(|known| known.disk)
     }
 }
 
@@ -166,26 +180,26 @@ mod tests {
     fn a_count_in_progress_delays_no_caller_if_there_is_a_result() {
         let dir = tempfile::tempdir().expect("directory");
         std::fs::write(dir.path().join("a"), "a").expect("write");
-        let meter = Meter::default();
+        let meter = DiskMeter::default();
         let disk = Disk { at: 0, bytes: 0, inodes: 7 };
         let since = Instant::now().checked_sub(Duration::from_secs(1)).expect("a clock that runs for long");
         let old = Counted { disk, since, took: Duration::ZERO, last: false };
-        *locked(&meter.counted) = Some(Box::new(old));
+        *locked(&meter.counted) = Some(old);
         let counting = locked(&meter.counting);
         assert_eq!(meter.disk(dir.path(), false), disk);
         drop(counting);
         assert_eq!(meter.disk(dir.path(), false).inodes, 1);
         // Without a result a caller waits.
-        let meter = Meter::default();
+        let meter = DiskMeter::default();
         std::thread::scope(|scope| {
             let counting = locked(&meter.counting);
             let waiting = scope.spawn(|| meter.disk(dir.path(), false));
-            *locked(&meter.counted) = Some(Box::new(Counted {
+            *locked(&meter.counted) = Some(Counted {
                 disk,
                 since: Instant::now(),
                 took: Duration::from_secs(60),
                 last: true,
-            }));
+            });
             drop(counting);
             assert_eq!(waiting.join().expect("the thread").inodes, 7);
         });

@@ -112,12 +112,16 @@ exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unch
 #[test]
 fn cve_2022_0492_a_container_finds_no_release_agent() {
     on_a_runtime(|machine, cri| {
-        // The busybox of the image cannot make cgroup namespaces, the programs of the host can.
-        let programs = ["/usr", "/lib", "/lib64"].into_iter().filter(|path| Path::new(path).exists());
-        let mounts: Vec<_> = programs
-            .map(|path| {
-                let source = fs::canonicalize(path).unwrap();
-                json!({ "container_path": path, "host_path": source, "readonly": true })
+        // The busybox of the image cannot make cgroup namespaces, the program of the host can. The machine of
+        // scripts/test-vm has it in /bin, and its /usr has no shell.
+        let is_usual = Path::new("/usr/bin/unshare").exists();
+        let program = if is_usual { ("/usr", "/usr") } else { ("/bin/unshare", "/usr/bin/unshare") };
+        let mounts: Vec<_> = [program, ("/lib", "/lib"), ("/lib64", "/lib64")]
+            .into_iter()
+            .filter(|(host, _)| Path::new(host).exists())
+            .map(|(host, container)| {
+                let source = fs::canonicalize(host).unwrap();
+                json!({ "container_path": container, "host_path": source, "readonly": true })
             })
             .collect();
         let attacker =
