@@ -194,12 +194,8 @@ mod tests {
         std::thread::scope(|scope| {
             let counting = locked(&meter.counting);
             let waiting = scope.spawn(|| meter.disk(dir.path(), false));
-            *locked(&meter.counted) = Some(Counted {
-                disk,
-                since: Instant::now(),
-                took: Duration::from_secs(60),
-                last: true,
-            });
+            *locked(&meter.counted) =
+                Some(Counted { disk, since: Instant::now(), took: Duration::from_secs(60), last: true });
             drop(counting);
             assert_eq!(waiting.join().expect("the thread").inodes, 7);
         });
