@@ -16,6 +16,7 @@ use std::time::Duration;
 use coracle_cni::ConflictMonitor;
 use coracle_error_chain::chain;
 use coracle_values::object::Key;
+use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{Node, Service};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -38,6 +39,8 @@ const ADDRESSES_MAX: usize = 1024;
 /// The task that holds the addresses.
 pub(crate) struct AddressAnnouncer {
     node_name: String,
+    /// Ranges of addresses that services may take. Empty permits all.
+    ranges: Vec<IpNetwork>,
     services: ServiceCache,
     assigned: BTreeMap<Key, BTreeSet<IpAddr>>,
     held: BTreeSet<IpAddr>,
@@ -52,9 +55,11 @@ pub(crate) struct AddressAnnouncer {
 // === impl AddressAnnouncer ===
 
 impl AddressAnnouncer {
-    pub(crate) fn new(node_name: &str, services: ServiceCache) -> Self {
+    /// `ranges` have the addresses that services may take. Without a range they may take all.
+    pub(crate) fn new(node_name: &str, ranges: &[IpNetwork], services: ServiceCache) -> Self {
         Self {
             node_name: node_name.to_owned(),
+            ranges: ranges.to_vec(),
             services,
             assigned: BTreeMap::new(),
             held: BTreeSet::new(),
@@ -105,12 +110,20 @@ impl AddressAnnouncer {
         }
     }
 
+    /// The addresses of a service that this node announces.
+    fn announced(&self, service: &Service) -> BTreeSet<IpAddr> {
+        let mut addresses = assigned(service, &self.node_name);
+        let ranges = &self.ranges;
+        addresses.retain(|ip| ranges.is_empty() || ranges.iter().any(|range| range.contains(*ip)));
+        addresses
+    }
+
     /// Reads services again. Returns whether addresses of this node changed.
     fn read_services(&mut self, changed: impl IntoIterator<Item = Key>) -> bool {
         let mut is_other = false;
         for key in changed {
             let state = self.services.state(&key);
-            let addresses = state.map(|(service, _)| assigned(&service, &self.node_name)).unwrap_or_default();
+            let addresses = state.map(|(service, _)| self.announced(&service)).unwrap_or_default();
             is_other |= assign(&mut self.assigned, key, addresses);
         }
         is_other
@@ -183,7 +196,7 @@ impl AddressAnnouncer {
             // One timeout is enough.
             let service = if is_reachable { self.services.fetch(&key).await.ok() } else { None };
             is_reachable = service.is_some();
-            let confirmed = service.flatten().map(|service| assigned(&service, &self.node_name));
+            let confirmed = service.flatten().map(|service| self.announced(&service));
             let confirmed = confirmed.unwrap_or_default();
             for address in &addresses - &confirmed {
                 if self.yielded.insert(address) {
@@ -240,7 +253,7 @@ fn assign(all: &mut BTreeMap<Key, BTreeSet<IpAddr>>, key: Key, addresses: BTreeS
     is_other
 }
 
-/// The addresses of a service that this node announces.
+/// The addresses of a service that the control plane assigned to this node.
 fn assigned(service: &Service, node_name: &str) -> BTreeSet<IpAddr> {
     let spec = service.spec.as_ref();
     let is_ours = spec.is_some_and(|spec| {
@@ -310,7 +323,7 @@ mod tests {
         let [silent, other, own] = [(); 3].map(|()| tempfile::tempdir().unwrap());
         let address: IpAddr = "192.0.2.77".parse().unwrap();
         let announced = BTreeSet::from([address]);
-        let mut announcer = AddressAnnouncer::new("here", cache(silent.path(), None));
+        let mut announcer = AddressAnnouncer::new("here", &[], cache(silent.path(), None));
         assign(&mut announcer.assigned, Key::new("n", "s"), announced.clone());
         let is_held = || ip("addr show dev uplink0").contains("192.0.2.77/32");
         announcer.hold(None).await;
@@ -358,6 +371,19 @@ mod tests {
         assert_eq!(of(CLASS, "there", "192.0.2.1"), 0);
         assert_eq!(of("example.com/other", "here", "192.0.2.1"), 0);
         assert_eq!(of(CLASS, "here", "127.0.0.1"), 0);
+    }
+
+    #[tokio::test]
+    async fn a_node_announces_only_addresses_of_the_permitted_ranges() {
+        let dir = tempfile::tempdir().unwrap();
+        let service: Service = serde_json::from_value(service(CLASS, "here", "192.0.2.1")).unwrap();
+        for (ranges, expected) in
+            [(vec![], 1), (vec!["192.0.2.0/24"], 1), (vec!["198.51.100.0/24", "2001:db8::/32"], 0)]
+        {
+            let ranges: Vec<IpNetwork> = ranges.iter().map(|range| range.parse().unwrap()).collect();
+            let announcer = AddressAnnouncer::new("here", &ranges, cache(dir.path(), None));
+            assert_eq!(announcer.announced(&service).len(), expected, "{ranges:?}");
+        }
     }
 
     #[test]

@@ -225,7 +225,8 @@ fn spawn_service_tasks(
         let properties =
             NodeProperties { object: agent.node(), pod_ranges: agent.ranges(), addresses: agent.ips() };
         tasks.spawn(proxy.run(node.services.clone(), properties));
-        let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());
+        let ranges = &settings.load_balancer_ips;
+        let announcer = AddressAnnouncer::new(&config.node_name, ranges, node.services.clone());
         tasks.spawn(announcer.run(agent.node(), agent.renewals()));
     }
     if let Some(settings) = &config.dns {

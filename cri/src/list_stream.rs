@@ -8,6 +8,8 @@ use futures::{Stream, stream};
 use prost::Message;
 use tonic::Status;
 
+use crate::blocking::FileWork;
+
 /// The stream of a streaming call's response.
 pub(crate) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -15,6 +17,9 @@ pub(crate) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Sen
 const BATCH_BYTES: usize = 256 << 10;
 /// Maximum items of one message: slow items must not delay the whole list.
 const BATCH_ITEMS: usize = 128;
+
+/// Batches that are built. Some measure writable layers, which containers can make very large.
+static BATCHES: FileWork = FileWork::new(32);
 
 /// Streams items in batches. The items are built off the async executor: some read files.
 pub(crate) fn batches<T, R>(
@@ -27,11 +32,11 @@ where
 {
     Box::pin(stream::unfold(Some(items), move |items| async move {
         let mut items = items?;
-        let filled = tokio::task::spawn_blocking(move || (fill(&mut items), items)).await;
+        let filled = BATCHES.run(move || (fill(&mut items), items)).await;
         match filled {
             Ok((batch, _)) if batch.is_empty() => None,
             Ok((batch, items)) => Some((Ok(wrap(batch)), Some(items))),
-            Err(panic) => Some((Err(Status::internal(panic.to_string())), None)),
+            Err(error) => Some((Err(Status::internal(error.to_string())), None)),
         }
     }))
 }
@@ -84,5 +89,19 @@ mod tests {
         assert_eq!(sizes(300, 10).await, [128, 128, 44]);
         assert_eq!(sizes(5, 100 << 10).await, [3, 2]);
         assert_eq!(sizes(2, 1 << 20).await, [1, 1]);
+    }
+
+    #[test]
+    fn items_are_sent_while_no_blocking_thread_of_the_runtime_is_free() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build().expect("runtime");
+        runtime.block_on(async {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let blocks = tokio::task::spawn_blocking(move || released.recv().is_ok());
+            let sent = tokio::time::timeout(std::time::Duration::from_secs(60), sizes(300, 10));
+            assert_eq!(sent.await.expect("it waits for no other work"), [128, 128, 44]);
+            drop(release);
+            assert!(!blocks.await.expect("the thread"));
+        });
     }
 }

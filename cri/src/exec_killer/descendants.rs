@@ -91,26 +91,31 @@ pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader
     // A stopped process starts no child processes and does not end. If it ended, the container would adopt its orphans.
     let _ended = pidfd::send(&process, libc::SIGSTOP);
     let stopped = Stopped { leader: Some(process) };
+    kill_until(begun + TIMEOUT, cgroups, group, leader).await;
+    Some(stopped)
+}
+
+/// Kills the processes that the exec has started, until none is left or the time is over. At least one pass is made, even if
+/// the passes for other commands took the time.
+async fn kill_until(end: Instant, cgroups: &Arc<Cgroups>, group: &str, leader: i32) {
     let mut search = Search::default();
-    while begun.elapsed() < TIMEOUT {
+    loop {
         let (cgroups, group) = (Arc::clone(cgroups), group.to_owned());
         let passed = PASSES.run(move || {
             let pass = search.kill_found(&cgroups, &group, leader);
             (search, pass)
         });
-        let Ok((continued, pass)) = passed.await else { break };
+        let Ok((continued, pass)) = passed.await else { return };
         search = continued;
-        if pass.has_new {
-            // New processes must be killed at once.
-            continue;
+        let is_done = !pass.has_new && pass.found.is_empty();
+        if is_done || Instant::now() >= end {
+            return;
         }
-        if pass.found.is_empty() {
-            break;
+        // New processes must be killed at once. Killed processes need a moment to end.
+        if !pass.has_new {
+            tokio::time::sleep(STEP).await;
         }
-        // Killed processes need a moment to end.
-        tokio::time::sleep(STEP).await;
     }
-    Some(stopped)
 }
 
 /// Whether a process of the group leads a session, as an exec does. Otherwise its pid was reused.
@@ -259,6 +264,29 @@ mod tests {
             drop(release);
             assert!(!blocks.await.expect("the thread"));
         });
+    }
+
+    #[tokio::test]
+    async fn a_search_whose_time_is_over_before_it_begins_still_kills() {
+        use std::io::{BufRead as _, BufReader, Read as _};
+        use std::process::{Command, Stdio};
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 60 & echo $!; wait $!; echo $?"]);
+        let mut shell = shell.stdout(Stdio::piped()).spawn().expect("sh");
+        let leader = i32::try_from(shell.id()).expect("pid");
+        let mut output = BufReader::new(shell.stdout.take().expect("output"));
+        let mut child = String::new();
+        output.read_line(&mut child).expect("the child has started");
+        let mount = tempfile::tempdir().expect("directory");
+        std::fs::create_dir(mount.path().join("group")).expect("made");
+        let list = format!("{leader}\n{child}");
+        std::fs::write(mount.path().join("group/cgroup.procs"), list).expect("written");
+        let cgroups = Arc::new(Cgroups::unified_at(mount.path()));
+        kill_until(Instant::now(), &cgroups, "group", leader).await;
+        let mut status = String::new();
+        output.read_to_string(&mut status).expect("the end of the output");
+        assert_eq!(status, "137\n", "the child was killed");
+        shell.wait().expect("end");
     }
 
     #[test]

@@ -84,15 +84,17 @@ impl ExecService {
         Err(Error::Shim { doing: "run the command in the container", source })
     }
 
-    /// Starts a command in a task, which continues when its caller is cancelled.
+    /// Starts a command in a task, which continues when its caller is cancelled. The task drops `held` at its end: it has
+    /// the descriptors of the command until then.
     pub(crate) fn start(
         &self,
         container: &Arc<Container>,
         command: Vec<String>,
         stdio: ExecStdio,
+        held: impl Send + 'static,
     ) -> StartTask {
         let (service, container) = (self.clone(), Arc::clone(container));
-        tokio::spawn(async move { service.exec(&container, command, stdio).await })
+        spawn_holding(held, async move { service.exec(&container, command, stdio).await })
     }
 
     /// Kills an exec and all processes that it started, as soon as it has started. Its caller has disconnected.
@@ -129,6 +131,17 @@ impl ExecService {
     }
 }
 
+/// Spawns work that continues when its caller is cancelled, and drops `held` at its end.
+fn spawn_holding<T: Send + 'static>(
+    held: impl Send + 'static,
+    work: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    tokio::spawn(async move {
+        let _held = held;
+        work.await
+    })
+}
+
 /// The error of an exec whose shim died.
 pub(crate) fn shim_lost(container: &Container) -> Error {
     Error::WrongState { what: "container", id: container.id.clone(), state: "lost with its shim" }
@@ -140,5 +153,22 @@ pub(crate) fn exit_code(kind: ErrorKind) -> Option<i32> {
         ErrorKind::CommandNotFound => Some(127),
         ErrorKind::CommandNotExecutable => Some(126),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_start_holds_its_permit_after_the_client_has_disconnected() {
+        let (permit, (begin, begun)) = (Arc::new(()), oneshot::channel::<()>());
+        let task = spawn_holding(Arc::clone(&permit), begun);
+        // A client that has disconnected waits for no result.
+        tokio::task::yield_now().await;
+        assert_eq!(Arc::strong_count(&permit), 2);
+        begin.send(()).expect("the start continues");
+        assert_eq!(task.await.expect("the task"), Ok(()));
+        assert_eq!(Arc::strong_count(&permit), 1);
     }
 }

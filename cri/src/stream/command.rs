@@ -60,9 +60,11 @@ async fn exec_until_end(
     mut client: Client,
 ) -> Result<Option<i32>, Error> {
     let container = execs.tables.running(&request.container_id)?;
-    let _permit = command_limit::take(&execs.tables, &container)?;
+    let permit = Arc::new(command_limit::take(&execs.tables, &container)?);
     let (stdio, ours) = stdio(&request)?;
-    let starting = Starting::new(execs, &container, request.cmd, stdio);
+    // The start continues if the client disconnects, and then still has descriptors.
+    let task = execs.start(&container, request.cmd, stdio, Arc::clone(&permit));
+    let starting = Starting::new(execs, &container, task);
     let Some(StartedCommand { exec, early }) = starting.wait(&mut client.input).await else {
         return Ok(None);
     };
@@ -108,8 +110,7 @@ async fn exec_until_end(
 // === impl Starting ===
 
 impl Starting {
-    fn new(execs: &ExecService, container: &Arc<Container>, command: Vec<String>, stdio: ExecStdio) -> Self {
-        let task = execs.start(container, command, stdio);
+    fn new(execs: &ExecService, container: &Arc<Container>, task: StartTask) -> Self {
         Self { execs: execs.clone(), container: Arc::clone(container), task: Some(task) }
     }
 

@@ -58,7 +58,7 @@ impl ExecService {
         let full = CancellationToken::new();
         let mut over = pin!(call_end(request.timeout, gone, &full));
         let stdio = ExecStdio::Captured { stdout, stderr };
-        let task = self.start(&container, request.cmd.clone(), stdio);
+        let task = self.start(&container, request.cmd.clone(), stdio, ());
         let exec = match self.started(&container, task, over.as_mut()).await {
             Some(Ok(exec)) => exec,
             Some(Err(error)) => return not_executable(error),
