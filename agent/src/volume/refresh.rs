@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::error::{SetUpError, VolumeError};
+use super::file_memory::FileVolume;
 use super::objects::Object;
 use super::payload::{self, Budget, Part, Payload, Projection};
 use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
@@ -76,10 +77,9 @@ pub(super) async fn write(
     sources: Vec<Source>,
 ) -> Result<Written, VolumeError> {
     let mut triggers = RefreshTriggers::subscribe(&sources);
-    let mut budget = Budget::new(page_size());
     for source in &sources {
         let failed = |reason| VolumeError::SetUp { volume: source.volume.clone(), reason };
-        let due = source.write(ctx, pod, &mut budget).await.map_err(failed)?;
+        let due = source.write(ctx, pod).await.map_err(failed)?;
         triggers.renew_in = triggers.renew_in.into_iter().chain(due).min();
     }
     Ok(Written { sources, triggers })
@@ -156,7 +156,7 @@ fn have_same_files(a: &Pod, b: &Pod) -> bool {
 }
 
 /// The kernel's page size in bytes: 4 KiB, on arm64 up to 64 KiB.
-fn page_size() -> usize {
+pub(super) fn page_size() -> usize {
     let found = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
     found.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes > 0).unwrap_or(4096)
 }
@@ -164,9 +164,8 @@ fn page_size() -> usize {
 /// Writes all volumes; time until the next token is due.
 async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
-    let mut budget = Budget::new(page_size());
     for source in sources {
-        let due = match source.write(ctx, pod, &mut budget).await {
+        let due = match source.write(ctx, pod).await {
             Ok(renew_in) => renew_in,
             // A deleted object keeps its last content, as upstream.
             Err(error) => {
@@ -245,15 +244,20 @@ impl Source {
     }
 
     /// Updates the files; time until their next token is due.
-    async fn write(
-        &self,
-        ctx: &VolumeContext,
-        pod: &Pod,
-        budget: &mut Budget,
-    ) -> Result<Option<Duration>, SetUpError> {
-        let (payload, renew_in) = self.payload(ctx, pod, budget).await?;
+    async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
+        let volume = FileVolume {
+            namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
+            uid: pod.metadata.uid.as_deref().unwrap_or_default(),
+            name: &self.volume,
+        };
+        let files = &ctx.shared.files;
+        // Files that a failed refresh of another volume has left count, too.
+        let mut budget = Budget::new(page_size(), files.of_other_volumes(volume));
+        let (payload, renew_in) = self.payload(ctx, pod, &mut budget).await?;
+        files.reserve(volume, budget.taken(), atomic::exists(&self.dir))?;
         self.prepare()?;
         atomic::write(&self.dir, &payload, ownership::fs_group(pod))?;
+        files.written(volume, budget.taken());
         Ok(renew_in)
     }
 

@@ -606,3 +606,31 @@ fn a_checkpoint_on_a_full_disk_keeps_its_records_and_writes_the_rest_later() {
         assert_eq!(open().get::<String>(&key("b")).map(|text| text.len()), Some(100 << 10));
     });
 }
+
+#[test]
+fn files_that_stay_after_a_failed_refresh_count_for_the_pod() {
+    apart(async {
+        let machine = Machine::new("left");
+        machine.api.put(
+            "secrets",
+            "large",
+            json!({"data": {"key": BASE64_STANDARD.encode(vec![b'x'; 1 << 20])}}),
+        );
+        machine.api.put("secrets", "empty", json!({"data": {"key": ""}}));
+        let ctx = machine.context();
+        let items: Vec<Value> = (0..40).map(|at| json!({"key": "key", "path": format!("f{at}")})).collect();
+        let volume = |name: &str, secret: &str| json!({"name": name, "secret": {"secretName": secret, "items": items}});
+        let first = pod(json!([volume("a", "empty"), volume("b", "large")]));
+        let volumes = mount_all(&ctx, &first).await.expect("40 MiB");
+
+        // The volume b keeps its files, because its secret is missing.
+        let second = pod(json!([volume("a", "large"), volume("b", "missing")]));
+        let error = mount_all(&ctx, &second).await.expect_err("80 MiB").to_string();
+        assert!(error.contains("take more than 64 MiB in this pod"), "{error}");
+        let size = |volume: &str| {
+            fs::metadata(volumes.host_path(volume).expect("a volume").join("f0")).expect("a file").len()
+        };
+        assert_eq!((size("a"), size("b")), (0, 1 << 20));
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
