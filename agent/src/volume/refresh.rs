@@ -15,7 +15,8 @@ use tokio::task::JoinHandle;
 use super::error::{SetUpError, VolumeError};
 use super::file_memory::FileVolume;
 use super::objects::Object;
-use super::payload::{self, Budget, Part, Payload, Projection};
+use super::payload::{self, Budget, Data, Part, Payload, Projection};
+use super::token::Token;
 use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
 
 /// Pause before a failed write is retried.
@@ -31,6 +32,15 @@ pub(super) struct Source {
     projection: Projection,
     /// Held so that their watches live as long as the volume.
     objects: Vec<Option<Arc<Object>>>,
+}
+
+/// The content of a part of a projection.
+enum Found {
+    /// The data of an object. None if it does not exist.
+    Data(Option<Arc<Data>>),
+    Token(Token),
+    /// The part is computed from the pod.
+    Nothing,
 }
 
 /// The refresh task of one pod.
@@ -251,9 +261,11 @@ impl Source {
             name: &self.volume,
         };
         let files = &ctx.shared.files;
+        let found = self.find(ctx, pod).await?;
+        // The copy of the files is large, and many pods can start at the same time. So it exists only between two waits.
         // Files that a failed refresh of another volume has left count, too.
         let mut budget = Budget::new(page_size(), files.of_other_volumes(volume));
-        let (payload, renew_in) = self.payload(ctx, pod, &mut budget).await?;
+        let (payload, renew_in) = self.payload(ctx, pod, found, &mut budget)?;
         files.reserve(volume, budget.taken(), atomic::exists(&self.dir))?;
         self.prepare()?;
         atomic::write(&self.dir, &payload, ownership::fs_group(pod))?;
@@ -261,33 +273,49 @@ impl Source {
         Ok(renew_in)
     }
 
-    async fn payload(
+    /// Waits for the objects and tokens of all parts.
+    async fn find(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Vec<Found>, SetUpError> {
+        let mut all = Vec::with_capacity(self.projection.parts.len());
+        for (part, object) in self.projection.parts.iter().zip(&self.objects) {
+            all.push(match (part, object) {
+                (Part::Object(_), Some(object)) => Found::Data(object.data().await?),
+                (Part::Token(wanted), _) => {
+                    let written = self.dir.join("..data").join(&wanted.path);
+                    Found::Token(ctx.shared.tokens.get(ctx, pod, wanted, &written).await?)
+                }
+                (Part::Downward(_) | Part::Object(_), _) => Found::Nothing,
+            });
+        }
+        Ok(all)
+    }
+
+    /// The files of all parts, and the time until the next token is due.
+    fn payload(
         &self,
         ctx: &VolumeContext,
         pod: &Pod,
+        found: Vec<Found>,
         budget: &mut Budget,
     ) -> Result<(Payload, Option<Duration>), SetUpError> {
         let (mut all, mut renew_in) = (Payload::new(), None::<Duration>);
         let mode = self.projection.mode;
-        for (part, object) in self.projection.parts.iter().zip(&self.objects) {
-            match (part, object) {
-                (Part::Object(part), Some(object)) => {
-                    all.extend(part.files(object.data().await?.as_deref(), mode, budget)?)
+        for (part, found) in self.projection.parts.iter().zip(found) {
+            match (part, found) {
+                (Part::Object(part), Found::Data(data)) => {
+                    all.extend(part.files(data.as_deref(), mode, budget)?)
                 }
                 (Part::Downward(items), _) => {
                     let allocatable = &ctx.shared.node.allocatable;
                     all.extend(payload::downward_files(pod, allocatable, items, mode, budget)?)
                 }
-                (Part::Token(wanted), _) => {
-                    let written = self.dir.join("..data").join(&wanted.path);
-                    let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;
+                (Part::Token(wanted), Found::Token(token)) => {
                     budget.take(&wanted.path, token.token.len())?;
                     let (owner, group) = (ownership::fs_user(pod), ownership::fs_group(pod));
                     let file = payload::token_file(token.token, mode, owner, group);
                     all.insert(payload::clean(&wanted.path), file);
                     renew_in = renew_in.into_iter().chain([token.renew_in]).min();
                 }
-                (Part::Object(_), None) => {}
+                (Part::Object(_) | Part::Token(_), _) => {}
             }
         }
         Ok((all, renew_in))

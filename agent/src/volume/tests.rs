@@ -634,3 +634,20 @@ fn files_that_stay_after_a_failed_refresh_count_for_the_pod() {
         unmount_all(&ctx, "u1").await.expect("removed");
     });
 }
+
+#[test]
+fn the_files_of_a_volume_are_copied_after_all_waits() {
+    apart(async {
+        let machine = Machine::new("copies");
+        machine.api.put("secrets", "s", json!({"data": {"key": ""}}));
+        let ctx = machine.context();
+        let pod = pod(json!([{"name": "v", "projected": {"sources": [
+            {"secret": {"name": "s", "items": [{"key": "other", "path": "f"}]}},
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}]}}]));
+        let error = mount_all(&ctx, &pod).await.expect_err("the key does not exist").to_string();
+        assert!(error.contains("non-existent secret key: other"), "{error}");
+        let requested = machine.api.tokens.load(std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(requested, 1, "the missing key is found while the files are copied, after the request");
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
