@@ -191,6 +191,16 @@ impl Projection {
 // === impl ObjectPart ===
 
 impl ObjectPart {
+    /// Bytes of the files of this source, with a page for each file and each directory.
+    pub(super) fn weight(&self, data: &Data, page: usize) -> usize {
+        let of = |path: &str, value: &Vec<u8>| value.len().saturating_add(pages(path).saturating_mul(page));
+        if self.items.is_empty() {
+            return data.iter().map(|(key, value)| of(key, value)).fold(0, usize::saturating_add);
+        }
+        let found = self.items.iter().filter_map(|item| Some(of(&item.path, data.get(&item.key)?)));
+        found.fold(0, usize::saturating_add)
+    }
+
     /// The files of this source. No data means that the object does not exist.
     pub(super) fn files(
         &self,
@@ -225,6 +235,18 @@ impl ObjectPart {
         }
         Ok(files)
     }
+}
+
+/// A file and its directories.
+fn pages(path: &str) -> usize {
+    path.split('/').count()
+}
+
+/// Bytes of files of the downward API, with a page for each file and each directory. A file is assumed to have 16 pages,
+/// because it may show all annotations.
+pub(super) fn downward_weight(items: &[DownwardAPIVolumeFile], page: usize) -> usize {
+    let of = |item: &DownwardAPIVolumeFile| (pages(&item.path) + 16).saturating_mul(page);
+    items.iter().map(of).fold(0, usize::saturating_add)
 }
 
 /// The files of the downward API.

@@ -4,12 +4,13 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_error_chain::chain;
 use futures::future::{BoxFuture, FutureExt, select_all};
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::watch;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use super::error::{SetUpError, VolumeError};
@@ -21,6 +22,17 @@ use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
 
 /// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// After a refresh, the pause before the next one is at least this many times its duration, so that an object that
+/// changes all the time does not keep a processor busy.
+const PAUSE_FACTOR: u32 = 20;
+/// Maximum of that pause.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Bytes of a volume, with a page for each file, from which it is written alone.
+const LARGE: usize = 1 << 20;
+
+/// Permit to write the files of a large volume. 16,000 files take half a second, and the copy of a volume 64 MiB.
+pub(super) static LARGE_WRITES: Semaphore = Semaphore::const_new(1);
 
 /// One volume whose files the node writes.
 pub(super) struct Source {
@@ -123,7 +135,9 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
                 () = triggers.wait() => {}
                 changed = of.changed() => if changed.is_err() { return },
             }
+            let began = Instant::now();
             let Some(next) = write_again(&weak, &mut of, &sources).await else { return };
+            tokio::time::sleep(pause_after(began.elapsed())).await;
             triggers = next;
         }
     });
@@ -169,6 +183,17 @@ fn have_same_files(a: &Pod, b: &Pod) -> bool {
 pub(super) fn page_size() -> usize {
     let found = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
     found.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes > 0).unwrap_or(4096)
+}
+
+/// The pause after a refresh of this duration.
+fn pause_after(duration: Duration) -> Duration {
+    duration.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX)
+}
+
+/// Runs long work of a task. The other tasks of its thread move to another thread before.
+fn off_the_workers<T>(work: impl FnOnce() -> T) -> T {
+    let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if is_worker { tokio::task::block_in_place(work) } else { work() }
 }
 
 /// Writes all volumes; time until the next token is due.
@@ -255,14 +280,21 @@ impl Source {
 
     /// Updates the files; time until their next token is due.
     async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
+        let found = self.find(ctx, pod).await?;
+        let is_large = self.weight(&found) > LARGE;
+        let _permit = if is_large { LARGE_WRITES.acquire().await.ok() } else { None };
+        if is_large { off_the_workers(|| self.put(ctx, pod, found)) } else { self.put(ctx, pod, found) }
+    }
+
+    /// Writes the files of all parts. The copy of the files is large, and many pods can start at the same time. So this
+    /// function does not wait.
+    fn put(&self, ctx: &VolumeContext, pod: &Pod, found: Vec<Found>) -> Result<Option<Duration>, SetUpError> {
         let volume = FileVolume {
             namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
             uid: pod.metadata.uid.as_deref().unwrap_or_default(),
             name: &self.volume,
         };
         let files = &ctx.shared.files;
-        let found = self.find(ctx, pod).await?;
-        // The copy of the files is large, and many pods can start at the same time. So it exists only between two waits.
         // Files that a failed refresh of another volume has left count, too.
         let mut budget = Budget::new(page_size(), files.of_other_volumes(volume));
         let (payload, renew_in) = self.payload(ctx, pod, found, &mut budget)?;
@@ -287,6 +319,17 @@ impl Source {
             });
         }
         Ok(all)
+    }
+
+    /// Bytes of the files, with a page for each file and each directory. The value is an estimate.
+    fn weight(&self, found: &[Found]) -> usize {
+        let page = page_size();
+        let parts = self.projection.parts.iter().zip(found).map(|(part, found)| match (part, found) {
+            (Part::Object(part), Found::Data(Some(data))) => part.weight(data, page),
+            (Part::Downward(items), _) => payload::downward_weight(items, page),
+            _ => page,
+        });
+        parts.fold(0, usize::saturating_add)
     }
 
     /// The files of all parts, and the time until the next token is due.
@@ -335,5 +378,16 @@ impl Source {
         }
         let _ = fs::remove_file(&self.link);
         symlink(&self.dir, &self.link).map_err(SetUpError::io("create the link", &self.link))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_refresh_is_followed_by_a_long_pause() {
+        let pauses = [0, 5, 400, 60_000].map(|millis| pause_after(Duration::from_millis(millis)).as_millis());
+        assert_eq!(pauses, [0, 100, 8_000, 10_000]);
     }
 }

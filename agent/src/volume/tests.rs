@@ -651,3 +651,24 @@ fn the_files_of_a_volume_are_copied_after_all_waits() {
         unmount_all(&ctx, "u1").await.expect("removed");
     });
 }
+
+#[test]
+fn large_volumes_are_written_one_after_the_other() {
+    apart(async {
+        let machine = Machine::new("large");
+        machine.api.put("secrets", "s", json!({"data": {"key": ""}}));
+        let ctx = machine.context();
+        let items: Vec<Value> = (0..300).map(|at| json!({"key": "key", "path": format!("f{at}")})).collect();
+        let large = pod(json!([{"name": "large", "secret": {"secretName": "s", "items": items}}]));
+        let small = pod(json!([{"name": "small", "secret": {"secretName": "s"}}]));
+        mount_all(&ctx, &large).await.expect("the secret is known");
+
+        let other = refresh::LARGE_WRITES.acquire().await.expect("a permit");
+        let mut again = Box::pin(mount_all(&ctx, &large));
+        assert!(futures::poll!(&mut again).is_pending(), "another large volume is being written");
+        mount_all(&ctx, &small).await.expect("a small volume does not wait");
+        drop(other);
+        again.await.expect("written");
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
