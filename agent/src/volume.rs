@@ -4,8 +4,8 @@
 //! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs,
 //! mounted on `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a
 //! line to the host's mount table for every pod. On cgroup v1 the container library slows with the length of that
-//! table. A pod cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
-//! ([`Volumes::read_only`]). Only `emptyDir` with `medium: Memory`, which pods write to, gets a mount of its own.
+//! table. A container cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
+//! ([`Volumes::read_only`]), and the files of one namespace have a share of it (`file_memory.rs`). Only `emptyDir` with `medium: Memory`, which pods write to, gets a mount of its own.
 //!
 //! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. After the first success
 //! one task for each pod rewrites what changes in the API and renews tokens. Each used object has one watch, shared
@@ -17,6 +17,7 @@ pub mod downward;
 mod empty_dir;
 mod error;
 pub(crate) mod file;
+mod file_memory;
 mod host_path;
 mod local;
 pub(crate) mod local_cleanup;
@@ -82,6 +83,7 @@ struct Shared {
     recorder: Recorder,
     objects: objects::Objects,
     tokens: token::Tokens,
+    files: file_memory::FileMemory,
     /// The refresh task of each pod, by uid.
     refreshing: Mutex<HashMap<String, refresh::Refreshing>>,
     operations: VolumeOperations,
@@ -127,8 +129,10 @@ impl VolumeContext {
         };
         mounts::ensure_shared(&config.pods_dir).map_err(prepared(&config.pods_dir))?;
         mounts::ensure_memory(&config.memory_dir).map_err(prepared(&config.memory_dir))?;
+        let files = file_memory::FileMemory::new(&config.memory_dir, refresh::page_size());
         let shared = Shared {
             config,
+            files,
             objects: objects::Objects::new(configs.client().clone(), configs.clone()),
             client: configs.client().clone(),
             health: configs.health().clone(),
@@ -274,7 +278,9 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
                 .map_err(|source| VolumeError::Remove { path, source })
         })
     });
-    removed.await.unwrap_or_else(|source| Err(VolumeError::Remove { path: ctx.pod_dir(uid), source }))
+    removed.await.unwrap_or_else(|source| Err(VolumeError::Remove { path: ctx.pod_dir(uid), source }))?;
+    ctx.shared.files.remove_pod(uid);
+    Ok(())
 }
 
 /// Unmounts the mounts of [`VolumeContext::open`], for `coracle down`, after all pods are removed.

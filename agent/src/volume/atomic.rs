@@ -41,6 +41,11 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
     remove_others(volume, &name, &tops)
 }
 
+/// Whether the volume's directory has content.
+pub(super) fn exists(volume: &Path) -> bool {
+    volume.join(DATA).is_symlink()
+}
+
 /// Whether an item's path stays in the volume and avoids the names that the replacement uses.
 fn is_inside(path: &str) -> bool {
     let parts: Vec<Component<'_>> = Path::new(path).components().collect();

@@ -103,6 +103,12 @@ pub enum SetUpError {
         /// The limit.
         mebibytes: usize,
     },
+    /// The files of all pods of the namespace take too much of the node's memory for such files.
+    #[error(
+        "files of config maps, secrets, tokens and the downward API of this namespace's pods take more than their \
+         share of the node's memory for such files; remove pods or make the files smaller"
+    )]
+    NamespaceTooLarge,
     /// The path of a file has too many directories.
     #[error("the path of a file has more than {most} names")]
     TooDeep {

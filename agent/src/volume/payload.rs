@@ -16,13 +16,15 @@ use super::error::SetUpError;
 const DEFAULT_MODE: u32 = 0o644;
 /// Maximum bytes of the files that the node writes for one pod. A key can be projected to many files, which are in
 /// memory and do not count for the pod's memory limit.
-const POD_MAX: usize = 64 << 20;
+pub(super) const POD_MAX: usize = 64 << 20;
 /// Maximum names in the path of a file. Directories are removed and compared with an open descriptor for each level.
 const DEPTH_MAX: usize = 64;
 
-/// The bytes that remain for files of a pod.
+/// The bytes that remain for files of one volume.
 pub(super) struct Budget {
     left: usize,
+    /// Bytes that the files of this volume take.
+    taken: usize,
     /// Bytes that a file takes at least.
     page: usize,
 }
@@ -75,9 +77,15 @@ pub(super) type Payload = BTreeMap<String, File>;
 // === impl Budget ===
 
 impl Budget {
-    /// The budget of one pod on a machine with this page size in bytes.
-    pub(super) fn new(page: usize) -> Self {
-        Self { left: POD_MAX, page }
+    /// The budget of one volume on a machine with this page size in bytes. The pod's other volumes have `of_others` bytes
+    /// of files.
+    pub(super) fn new(page: usize, of_others: usize) -> Self {
+        Self { left: POD_MAX.saturating_sub(of_others), taken: 0, page }
+    }
+
+    /// Bytes of the files.
+    pub(super) fn taken(&self) -> usize {
+        self.taken
     }
 
     /// Takes the bytes of one file, and a page for each directory of its path.
@@ -92,7 +100,9 @@ impl Budget {
         let directories = (depth - 1) * self.page;
         let needed = bytes.max(1).next_multiple_of(self.page).checked_add(directories);
         let left = needed.and_then(|needed| self.left.checked_sub(needed));
-        self.left = left.ok_or(SetUpError::TooLarge { mebibytes: POD_MAX >> 20 })?;
+        let left = left.ok_or(SetUpError::TooLarge { mebibytes: POD_MAX >> 20 })?;
+        self.taken += self.left - left;
+        self.left = left;
         Ok(())
     }
 }
@@ -181,6 +191,16 @@ impl Projection {
 // === impl ObjectPart ===
 
 impl ObjectPart {
+    /// Bytes of the files of this source, with a page for each file and each directory.
+    pub(super) fn weight(&self, data: &Data, page: usize) -> usize {
+        let of = |path: &str, value: &Vec<u8>| value.len().saturating_add(pages(path).saturating_mul(page));
+        if self.items.is_empty() {
+            return data.iter().map(|(key, value)| of(key, value)).fold(0, usize::saturating_add);
+        }
+        let found = self.items.iter().filter_map(|item| Some(of(&item.path, data.get(&item.key)?)));
+        found.fold(0, usize::saturating_add)
+    }
+
     /// The files of this source. No data means that the object does not exist.
     pub(super) fn files(
         &self,
@@ -215,6 +235,18 @@ impl ObjectPart {
         }
         Ok(files)
     }
+}
+
+/// A file and its directories.
+fn pages(path: &str) -> usize {
+    path.split('/').count()
+}
+
+/// Bytes of files of the downward API, with a page for each file and each directory. A file is assumed to have 16 pages,
+/// because it may show all annotations.
+pub(super) fn downward_weight(items: &[DownwardAPIVolumeFile], page: usize) -> usize {
+    let of = |item: &DownwardAPIVolumeFile| (pages(&item.path) + 16).saturating_mul(page);
+    items.iter().map(of).fold(0, usize::saturating_add)
 }
 
 /// The files of the downward API.
@@ -268,13 +300,13 @@ mod tests {
     }
 
     fn files_of(part: &ObjectPart, data: Option<&Data>, mode: u32) -> Result<Payload, SetUpError> {
-        part.files(data, mode, &mut Budget::new(4096))
+        part.files(data, mode, &mut Budget::new(4096, 0))
     }
 
     #[test]
     fn a_file_takes_a_page_of_the_machine_at_least() {
         for page in [4 << 10, 64 << 10] {
-            let mut budget = Budget::new(page);
+            let mut budget = Budget::new(page, 0);
             assert!((0..POD_MAX / page).all(|_| budget.take("f", 1).is_ok()), "{page}");
             assert!(budget.take("f", 1).is_err(), "{page}");
         }
@@ -282,11 +314,11 @@ mod tests {
 
     #[test]
     fn the_directories_of_a_path_take_memory_and_their_depth_is_limited() {
-        let mut budget = Budget::new(4096);
+        let mut budget = Budget::new(4096, 0);
         let deepest = ["d"; DEPTH_MAX].join("/");
         let count = (0..).take_while(|_| budget.take(&deepest, 1).is_ok()).count();
         assert_eq!(count, POD_MAX / 4096 / DEPTH_MAX);
-        let deeper = Budget::new(4096).take(&format!("{deepest}/f"), 1).expect_err("too deep");
+        let deeper = Budget::new(4096, 0).take(&format!("{deepest}/f"), 1).expect_err("too deep");
         assert!(matches!(deeper, SetUpError::TooDeep { .. }), "{deeper}");
     }
 
@@ -297,7 +329,7 @@ mod tests {
         };
         let large = Data::from([("k".to_owned(), vec![0; 1 << 20])]);
         let (part, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "items": many(40)}}));
-        let mut budget = Budget::new(4096);
+        let mut budget = Budget::new(4096, 0);
         assert_eq!(part.files(Some(&large), mode, &mut budget).expect("below the limit").len(), 40);
         let second = part.files(Some(&large), mode, &mut budget).expect_err("a second volume of the pod");
         assert!(matches!(second, SetUpError::TooLarge { .. }), "{second}");

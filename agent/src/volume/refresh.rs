@@ -4,21 +4,35 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_error_chain::chain;
 use futures::future::{BoxFuture, FutureExt, select_all};
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::watch;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use super::error::{SetUpError, VolumeError};
+use super::file_memory::FileVolume;
 use super::objects::Object;
-use super::payload::{self, Budget, Part, Payload, Projection};
+use super::payload::{self, Budget, Data, Part, Payload, Projection};
+use super::token::Token;
 use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
 
 /// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// After a refresh, the pause before the next one is at least this many times its duration, so that an object that
+/// changes all the time does not keep a processor busy.
+const PAUSE_FACTOR: u32 = 20;
+/// Maximum of that pause.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Bytes of a volume, with a page for each file, from which it is written alone.
+const LARGE: usize = 1 << 20;
+
+/// Permit to write the files of a large volume. 16,000 files take half a second, and the copy of a volume 64 MiB.
+pub(super) static LARGE_WRITES: Semaphore = Semaphore::const_new(1);
 
 /// One volume whose files the node writes.
 pub(super) struct Source {
@@ -30,6 +44,15 @@ pub(super) struct Source {
     projection: Projection,
     /// Held so that their watches live as long as the volume.
     objects: Vec<Option<Arc<Object>>>,
+}
+
+/// The content of a part of a projection.
+enum Found {
+    /// The data of an object. None if it does not exist.
+    Data(Option<Arc<Data>>),
+    Token(Token),
+    /// The part is computed from the pod.
+    Nothing,
 }
 
 /// The refresh task of one pod.
@@ -76,10 +99,9 @@ pub(super) async fn write(
     sources: Vec<Source>,
 ) -> Result<Written, VolumeError> {
     let mut triggers = RefreshTriggers::subscribe(&sources);
-    let mut budget = Budget::new(page_size());
     for source in &sources {
         let failed = |reason| VolumeError::SetUp { volume: source.volume.clone(), reason };
-        let due = source.write(ctx, pod, &mut budget).await.map_err(failed)?;
+        let due = source.write(ctx, pod).await.map_err(failed)?;
         triggers.renew_in = triggers.renew_in.into_iter().chain(due).min();
     }
     Ok(Written { sources, triggers })
@@ -113,7 +135,9 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
                 () = triggers.wait() => {}
                 changed = of.changed() => if changed.is_err() { return },
             }
+            let began = Instant::now();
             let Some(next) = write_again(&weak, &mut of, &sources).await else { return };
+            tokio::time::sleep(pause_after(began.elapsed())).await;
             triggers = next;
         }
     });
@@ -156,17 +180,27 @@ fn have_same_files(a: &Pod, b: &Pod) -> bool {
 }
 
 /// The kernel's page size in bytes: 4 KiB, on arm64 up to 64 KiB.
-fn page_size() -> usize {
+pub(super) fn page_size() -> usize {
     let found = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
     found.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes > 0).unwrap_or(4096)
+}
+
+/// The pause after a refresh of this duration.
+fn pause_after(duration: Duration) -> Duration {
+    duration.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX)
+}
+
+/// Runs long work of a task. The other tasks of its thread move to another thread before.
+fn off_the_workers<T>(work: impl FnOnce() -> T) -> T {
+    let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if is_worker { tokio::task::block_in_place(work) } else { work() }
 }
 
 /// Writes all volumes; time until the next token is due.
 async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
-    let mut budget = Budget::new(page_size());
     for source in sources {
-        let due = match source.write(ctx, pod, &mut budget).await {
+        let due = match source.write(ctx, pod).await {
             Ok(renew_in) => renew_in,
             // A deleted object keeps its last content, as upstream.
             Err(error) => {
@@ -245,45 +279,86 @@ impl Source {
     }
 
     /// Updates the files; time until their next token is due.
-    async fn write(
-        &self,
-        ctx: &VolumeContext,
-        pod: &Pod,
-        budget: &mut Budget,
-    ) -> Result<Option<Duration>, SetUpError> {
-        let (payload, renew_in) = self.payload(ctx, pod, budget).await?;
+    async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
+        let found = self.find(ctx, pod).await?;
+        let is_large = self.weight(&found) > LARGE;
+        let _permit = if is_large { LARGE_WRITES.acquire().await.ok() } else { None };
+        if is_large { off_the_workers(|| self.put(ctx, pod, found)) } else { self.put(ctx, pod, found) }
+    }
+
+    /// Writes the files of all parts. The copy of the files is large, and many pods can start at the same time. So this
+    /// function does not wait.
+    fn put(&self, ctx: &VolumeContext, pod: &Pod, found: Vec<Found>) -> Result<Option<Duration>, SetUpError> {
+        let volume = FileVolume {
+            namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
+            uid: pod.metadata.uid.as_deref().unwrap_or_default(),
+            name: &self.volume,
+        };
+        let files = &ctx.shared.files;
+        // Files that a failed refresh of another volume has left count, too.
+        let mut budget = Budget::new(page_size(), files.of_other_volumes(volume));
+        let (payload, renew_in) = self.payload(ctx, pod, found, &mut budget)?;
+        files.reserve(volume, budget.taken(), atomic::exists(&self.dir))?;
         self.prepare()?;
         atomic::write(&self.dir, &payload, ownership::fs_group(pod))?;
+        files.written(volume, budget.taken());
         Ok(renew_in)
     }
 
-    async fn payload(
+    /// Waits for the objects and tokens of all parts.
+    async fn find(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Vec<Found>, SetUpError> {
+        let mut all = Vec::with_capacity(self.projection.parts.len());
+        for (part, object) in self.projection.parts.iter().zip(&self.objects) {
+            all.push(match (part, object) {
+                (Part::Object(_), Some(object)) => Found::Data(object.data().await?),
+                (Part::Token(wanted), _) => {
+                    let written = self.dir.join("..data").join(&wanted.path);
+                    Found::Token(ctx.shared.tokens.get(ctx, pod, wanted, &written).await?)
+                }
+                (Part::Downward(_) | Part::Object(_), _) => Found::Nothing,
+            });
+        }
+        Ok(all)
+    }
+
+    /// Bytes of the files, with a page for each file and each directory. The value is an estimate.
+    fn weight(&self, found: &[Found]) -> usize {
+        let page = page_size();
+        let parts = self.projection.parts.iter().zip(found).map(|(part, found)| match (part, found) {
+            (Part::Object(part), Found::Data(Some(data))) => part.weight(data, page),
+            (Part::Downward(items), _) => payload::downward_weight(items, page),
+            _ => page,
+        });
+        parts.fold(0, usize::saturating_add)
+    }
+
+    /// The files of all parts, and the time until the next token is due.
+    fn payload(
         &self,
         ctx: &VolumeContext,
         pod: &Pod,
+        found: Vec<Found>,
         budget: &mut Budget,
     ) -> Result<(Payload, Option<Duration>), SetUpError> {
         let (mut all, mut renew_in) = (Payload::new(), None::<Duration>);
         let mode = self.projection.mode;
-        for (part, object) in self.projection.parts.iter().zip(&self.objects) {
-            match (part, object) {
-                (Part::Object(part), Some(object)) => {
-                    all.extend(part.files(object.data().await?.as_deref(), mode, budget)?)
+        for (part, found) in self.projection.parts.iter().zip(found) {
+            match (part, found) {
+                (Part::Object(part), Found::Data(data)) => {
+                    all.extend(part.files(data.as_deref(), mode, budget)?)
                 }
                 (Part::Downward(items), _) => {
                     let allocatable = &ctx.shared.node.allocatable;
                     all.extend(payload::downward_files(pod, allocatable, items, mode, budget)?)
                 }
-                (Part::Token(wanted), _) => {
-                    let written = self.dir.join("..data").join(&wanted.path);
-                    let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;
+                (Part::Token(wanted), Found::Token(token)) => {
                     budget.take(&wanted.path, token.token.len())?;
                     let (owner, group) = (ownership::fs_user(pod), ownership::fs_group(pod));
                     let file = payload::token_file(token.token, mode, owner, group);
                     all.insert(payload::clean(&wanted.path), file);
                     renew_in = renew_in.into_iter().chain([token.renew_in]).min();
                 }
-                (Part::Object(_), None) => {}
+                (Part::Object(_) | Part::Token(_), _) => {}
             }
         }
         Ok((all, renew_in))
@@ -303,5 +378,16 @@ impl Source {
         }
         let _ = fs::remove_file(&self.link);
         symlink(&self.dir, &self.link).map_err(SetUpError::io("create the link", &self.link))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_refresh_is_followed_by_a_long_pause() {
+        let pauses = [0, 5, 400, 60_000].map(|millis| pause_after(Duration::from_millis(millis)).as_millis());
+        assert_eq!(pauses, [0, 100, 8_000, 10_000]);
     }
 }

@@ -606,3 +606,69 @@ fn a_checkpoint_on_a_full_disk_keeps_its_records_and_writes_the_rest_later() {
         assert_eq!(open().get::<String>(&key("b")).map(|text| text.len()), Some(100 << 10));
     });
 }
+
+#[test]
+fn files_that_stay_after_a_failed_refresh_count_for_the_pod() {
+    apart(async {
+        let machine = Machine::new("left");
+        machine.api.put(
+            "secrets",
+            "large",
+            json!({"data": {"key": BASE64_STANDARD.encode(vec![b'x'; 1 << 20])}}),
+        );
+        machine.api.put("secrets", "empty", json!({"data": {"key": ""}}));
+        let ctx = machine.context();
+        let items: Vec<Value> = (0..40).map(|at| json!({"key": "key", "path": format!("f{at}")})).collect();
+        let volume = |name: &str, secret: &str| json!({"name": name, "secret": {"secretName": secret, "items": items}});
+        let first = pod(json!([volume("a", "empty"), volume("b", "large")]));
+        let volumes = mount_all(&ctx, &first).await.expect("40 MiB");
+
+        // The volume b keeps its files, because its secret is missing.
+        let second = pod(json!([volume("a", "large"), volume("b", "missing")]));
+        let error = mount_all(&ctx, &second).await.expect_err("80 MiB").to_string();
+        assert!(error.contains("take more than 64 MiB in this pod"), "{error}");
+        let size = |volume: &str| {
+            fs::metadata(volumes.host_path(volume).expect("a volume").join("f0")).expect("a file").len()
+        };
+        assert_eq!((size("a"), size("b")), (0, 1 << 20));
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
+
+#[test]
+fn the_files_of_a_volume_are_copied_after_all_waits() {
+    apart(async {
+        let machine = Machine::new("copies");
+        machine.api.put("secrets", "s", json!({"data": {"key": ""}}));
+        let ctx = machine.context();
+        let pod = pod(json!([{"name": "v", "projected": {"sources": [
+            {"secret": {"name": "s", "items": [{"key": "other", "path": "f"}]}},
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}]}}]));
+        let error = mount_all(&ctx, &pod).await.expect_err("the key does not exist").to_string();
+        assert!(error.contains("non-existent secret key: other"), "{error}");
+        let requested = machine.api.tokens.load(std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(requested, 1, "the missing key is found while the files are copied, after the request");
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
+
+#[test]
+fn large_volumes_are_written_one_after_the_other() {
+    apart(async {
+        let machine = Machine::new("large");
+        machine.api.put("secrets", "s", json!({"data": {"key": ""}}));
+        let ctx = machine.context();
+        let items: Vec<Value> = (0..300).map(|at| json!({"key": "key", "path": format!("f{at}")})).collect();
+        let large = pod(json!([{"name": "large", "secret": {"secretName": "s", "items": items}}]));
+        let small = pod(json!([{"name": "small", "secret": {"secretName": "s"}}]));
+        mount_all(&ctx, &large).await.expect("the secret is known");
+
+        let other = refresh::LARGE_WRITES.acquire().await.expect("a permit");
+        let mut again = Box::pin(mount_all(&ctx, &large));
+        assert!(futures::poll!(&mut again).is_pending(), "another large volume is being written");
+        mount_all(&ctx, &small).await.expect("a small volume does not wait");
+        drop(other);
+        again.await.expect("written");
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
