@@ -1,7 +1,8 @@
 //! Owners that the API server did not have, as upstream's `absentOwnerCache`.
 //!
 //! Many objects can have one absent owner that the graph does not know, for example after a restart. Only the first needs
-//! a request. An entry never becomes wrong: an owner that is created later has another uid.
+//! a request. An owner that is created later has another uid. But a server also has no object of a kind that it does not
+//! serve for a moment, so a change of the served kinds clears all entries.
 
 use std::collections::VecDeque;
 
@@ -43,6 +44,11 @@ impl AbsentOwners {
     /// Whether the owner was looked up in this namespace, and did not exist.
     pub(crate) fn has(&self, namespace: &str, owner: &OwnerReference) -> bool {
         self.0.iter().any(|known| known.is(namespace, owner))
+    }
+
+    /// Removes all entries.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
     }
 
     /// Records that an owner does not exist.

@@ -213,6 +213,9 @@ impl Collector {
         let kept = |new: Arc<ApiKind>| kinds.iter().find(|known| **known == new).cloned().unwrap_or(new);
         let found = found.into_iter().map(kept).collect();
         *kinds = found;
+        drop(kinds);
+        // An API server that did not serve a kind for a moment had none of its objects.
+        self.absent_owners().clear();
     }
 
     fn removed(&self) -> MutexGuard<'_, Removed> {
@@ -556,6 +559,15 @@ mod tests {
             assert_eq!(found, expect);
             assert_eq!(reads.load(Ordering::Relaxed), references.len(), "the second time nothing is read");
         }
+    }
+
+    #[test]
+    fn absent_owners_are_looked_up_again_when_the_served_kinds_change() {
+        let (collector, owner) = (collector(), OwnerReference::default());
+        collector.absent_owners().add("n", &owner);
+        assert!(collector.absent_owners().has("n", &owner));
+        collector.set_kinds(Vec::new());
+        assert!(!collector.absent_owners().has("n", &owner));
     }
 
     #[tokio::test]
