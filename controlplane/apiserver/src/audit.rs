@@ -210,11 +210,14 @@ fn id(headers: &HeaderMap) -> String {
     }
 }
 
+/// The user agent of the client. Invalid UTF-8 is replaced, so that such a byte does not hide the agent.
 fn user_agent(headers: &HeaderMap) -> String {
-    let value = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let value = headers.get(header::USER_AGENT).map(HeaderValue::as_bytes).unwrap_or_default();
     match value.get(..MAX_USER_AGENT) {
-        Some(start) if value.len() > MAX_USER_AGENT => format!("{start}...TRUNCATED"),
-        _ => value.to_owned(),
+        Some(start) if value.len() > MAX_USER_AGENT => {
+            format!("{}...TRUNCATED", String::from_utf8_lossy(start))
+        }
+        _ => String::from_utf8_lossy(value).into_owned(),
     }
 }
 
@@ -480,5 +483,26 @@ impl Drop for Record {
         let event = self.event.get_mut().unwrap_or_else(PoisonError::into_inner);
         event.reach(stage);
         self.auditor.write_late(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_agent_with_other_bytes_than_ascii_is_recorded() {
+        let of = |agent: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::USER_AGENT, HeaderValue::from_bytes(agent).unwrap());
+            user_agent(&headers)
+        };
+        assert_eq!(user_agent(&HeaderMap::new()), "");
+        assert_eq!(of(b"curl/8"), "curl/8");
+        assert_eq!(of("curl/ü".as_bytes()), "curl/ü");
+        assert_eq!(of(b"curl/\xff"), "curl/\u{fffd}");
+        // The limit is inside a character.
+        let long = of("ü".repeat(MAX_USER_AGENT).replacen('ü', "x", 1).as_bytes());
+        assert!(long.starts_with("xü") && long.ends_with("\u{fffd}...TRUNCATED"), "{long}");
     }
 }

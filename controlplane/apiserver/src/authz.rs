@@ -81,6 +81,8 @@ pub(crate) struct UserRules {
     pub(crate) rules: Vec<Rule>,
     /// Names of the authorizers that cannot list what they allow.
     pub(crate) unlisted: Vec<&'static str>,
+    /// Whether rules are left out because the list is too long.
+    pub(crate) is_cut: bool,
 }
 
 /// The chain of authorizers.

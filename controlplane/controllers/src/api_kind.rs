@@ -124,6 +124,9 @@ impl ApiKind {
     }
 
     /// Reads the object's metadata from the API server.
+    ///
+    /// # Errors
+    /// The API server does not serve the kind at this moment: its 404 names no object, so the object may exist.
     pub(crate) async fn live(&self, client: &Client, key: &Key) -> Result<Option<Meta>, Error> {
         let failed = self.failed("get", key);
         let request = self.requests(&key.namespace).get_metadata(&key.name, &Default::default());
@@ -133,7 +136,7 @@ impl ApiKind {
         };
         match client.request::<Meta>(request).await {
             Ok(meta) => Ok(Some(meta)),
-            Err(error) if is_not_found(&error) => Ok(None),
+            Err(error) if is_missing(&error, &key.name) => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }

@@ -75,6 +75,13 @@ pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
+/// Whether the API server has answered that the object with this name does not exist. A 404 for a path that is not served names
+/// no object.
+pub(crate) fn is_missing(error: &kube::Error, name: &str) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    status.is_not_found() && status.details.as_ref().is_some_and(|details| details.name == name)
+}
+
 /// Whether an object with this name exists.
 pub(crate) fn is_already_exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_already_exists())

@@ -70,7 +70,7 @@ fn answer(objects: &BTreeMap<String, Value>, head: &http::request::Parts) -> Res
         return Response::new(object.to_string());
     }
     let missing = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
-        "reason": "NotFound", "message": "not found"});
+        "reason": "NotFound", "message": "not found", "details": {"name": path.rsplit('/').next()}});
     let mut response = Response::new(missing.to_string());
     *response.status_mut() = StatusCode::NOT_FOUND;
     response

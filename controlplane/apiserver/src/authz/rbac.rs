@@ -35,6 +35,9 @@ const MAX_NAMED_RULES: usize = 200;
 /// Maximum characters of a word in an error.
 const MAX_NAMED_CHARS: usize = 256;
 
+/// Maximum bytes of the rules in the answer to a SelfSubjectRulesReview.
+const MAX_LISTED_BYTES: usize = 8 << 20;
+
 /// The index. `None` before the first request.
 #[derive(Default)]
 pub(crate) struct Policies(RwLock<Option<Indexed>>);
@@ -82,7 +85,20 @@ impl Authorizer for Rbac {
 
     fn add_rules(&self, of: &RulesScope<'_>, found: &mut UserRules) {
         let policy = self.0.current(of.cache);
-        found.rules.extend(policy.rules(of.user, of.namespace).cloned());
+        list(policy.rules(of.user, of.namespace), found);
+    }
+}
+
+/// Adds rules up to [`MAX_LISTED_BYTES`]. A tenant can bind itself a large role a thousand times.
+fn list<'a>(rules: impl Iterator<Item = &'a Rule>, found: &mut UserRules) {
+    let mut left = MAX_LISTED_BYTES;
+    for rule in rules {
+        let Some(rest) = left.checked_sub(rule.bytes()) else {
+            found.is_cut = true;
+            return;
+        };
+        left = rest;
+        found.rules.push(rule.clone());
     }
 }
 
@@ -431,6 +447,21 @@ mod tests {
         assert_eq!(resources("system:serviceaccount:b:s", "b"), ["nodes"]);
         assert_eq!(resources("system:serviceaccount:a:local", "a"), ["pods", "nodes"]);
         assert_eq!(resources("system:serviceaccount::local", "a"), ["nodes"]);
+    }
+
+    #[test]
+    fn the_list_of_a_users_rules_has_a_limit() {
+        let name = "x".repeat(MAX_LISTED_BYTES / 4);
+        let rule =
+            json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": [name]});
+        let rules = Rule::list(&json!({"rules": [rule]}));
+        let of = |count: usize| {
+            let mut found = UserRules::default();
+            list(rules.iter().cycle().take(count), &mut found);
+            (found.rules.len(), found.is_cut)
+        };
+        assert_eq!(of(3), (3, false));
+        assert_eq!(of(100), (3, true));
     }
 
     /// Stores an object in the cache, or deletes the object with its name.

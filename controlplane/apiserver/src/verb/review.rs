@@ -151,7 +151,7 @@ fn rules(call: &Call, namespace: &str) -> Value {
     let found = call.state.authorizers.rules(&scope);
     let (urls, resources): (Vec<_>, Vec<_>) = found.rules.iter().partition(|rule| !rule.urls.is_empty());
     let list = |rules: Vec<&Rule>| rules.into_iter().map(Rule::json).collect::<Vec<_>>();
-    let incomplete = !found.unlisted.is_empty();
+    let incomplete = found.is_cut || !found.unlisted.is_empty();
     let mut status =
         json!({"resourceRules": list(resources), "nonResourceRules": list(urls), "incomplete": incomplete});
     if incomplete {
@@ -159,7 +159,8 @@ fn rules(call: &Call, namespace: &str) -> Value {
             .unlisted
             .iter()
             .map(|name| format!("{name} authorizer does not support user rule resolution"));
-        let all: Vec<String> = all.collect();
+        let cut = found.is_cut.then(|| "the user has too many rules to list".to_owned());
+        let all: Vec<String> = all.chain(cut).collect();
         status["evaluationError"] =
             if let [one] = all.as_slice() { one.clone() } else { format!("[{}]", all.join(", ")) }.into();
     }

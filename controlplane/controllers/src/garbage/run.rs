@@ -518,13 +518,14 @@ mod tests {
     fn empty_api(together: usize) -> (Context, Arc<AtomicUsize>) {
         let (reads, barrier) = (Arc::<AtomicUsize>::default(), Arc::new(Barrier::new(together)));
         let counter = reads.clone();
-        let service = tower::service_fn(move |_request: http::Request<kube::client::Body>| {
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             let (counter, barrier) = (counter.clone(), barrier.clone());
+            let name = request.uri().path().rsplit('/').next().map(str::to_owned);
             async move {
                 counter.fetch_add(1, Ordering::Relaxed);
                 barrier.wait().await;
                 let missing = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
-                    "reason": "NotFound", "message": "not found"});
+                    "reason": "NotFound", "message": "not found", "details": {"name": name}});
                 let mut response = http::Response::new(missing.to_string());
                 *response.status_mut() = http::StatusCode::NOT_FOUND;
                 Ok::<_, Infallible>(response)

@@ -132,6 +132,13 @@ impl Rule {
         lists.iter().any(|list| list.len() > 100) || self.part_count() > 1000
     }
 
+    /// Approximate bytes of the rule in memory.
+    pub(super) fn bytes(&self) -> usize {
+        let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
+        let words = lists.into_iter().flatten().map(|word| word.len() + size_of::<String>());
+        size_of::<Self>() + words.sum::<usize>()
+    }
+
     /// Number of parts that [`Rule::parts`] returns.
     fn part_count(&self) -> usize {
         let lists = [self.groups.len(), self.resources.len(), self.names.len().max(1)];
