@@ -25,14 +25,16 @@ const RETRY: Duration = Duration::from_secs(30);
 /// A reply to a health check.
 pub(crate) type Reply = Response<Full<Bytes>>;
 
-/// All addresses of the node: those of both families, or of IPv4 on a machine without IPv6.
+/// Listen addresses for all interfaces, in order of preference: `[::]` for both families, or `0.0.0.0` on a machine
+/// without IPv6.
 pub(crate) fn everywhere(port: u16) -> Vec<SocketAddr> {
     let any = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
     any.map(|address| SocketAddr::new(address, port)).to_vec()
 }
 
-/// Listens at the first possible address until dropped. Only connections to the node's addresses in `ranges` are served:
-/// without a range of a family, those to all its addresses. `reply` gets the path of a request and the client's address.
+/// Listens at the first possible address until dropped. Only connections to the node's addresses in `ranges` are served.
+/// If `ranges` has none of a family, all addresses of that family are served. `reply` gets the path of a request and the
+/// client's address.
 pub(crate) async fn serve(
     addresses: Vec<SocketAddr>,
     ranges: Arc<[IpNetwork]>,

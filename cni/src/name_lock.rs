@@ -22,7 +22,7 @@ use crate::netns;
 /// Directory of the locks. Not the run directory: two networks with the same bridge have different run directories.
 const DIRECTORY: &str = "/run/coracle-networks";
 
-/// Longest wait for a process that is about to end.
+/// Maximum wait for the locks of a process that is about to exit.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -32,13 +32,13 @@ pub(crate) struct NameLocks {
     _locks: Vec<Lock>,
 }
 
-/// A name that is used once in a network namespace.
+/// A name that must be unique in a network namespace.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SharedName<'a> {
     /// The kind of object, for errors: `bridge`.
     pub(crate) kind: &'static str,
     pub(crate) name: &'a str,
-    /// The flag that sets another name.
+    /// The flag that changes the name.
     pub(crate) setting: &'static str,
 }
 

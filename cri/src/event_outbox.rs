@@ -25,7 +25,7 @@ use crate::tables::Tables;
 #[derive(Clone)]
 pub(crate) struct EventOutbox {
     pub(crate) events: Arc<Events>,
-    /// Notified of every event, with and without listeners.
+    /// Notified of every event, even if the event has no listener.
     pub(crate) changes: watch::Sender<()>,
     pub(crate) records: Arc<Records>,
     pub(crate) tables: Arc<Tables>,
@@ -227,7 +227,7 @@ impl UnsentTransitions {
 // === impl PendingEvents ===
 
 impl PendingEvents<'_> {
-    /// Adds a transition. None without listeners: then nothing needs to be recorded.
+    /// Adds a transition. Returns `None` without listeners, because nothing needs to be recorded then.
     pub(crate) fn add(&mut self, what: ContainerEventType, at: i64) -> Option<Transition> {
         let number = self.send_guard.number()?;
         let transition = Transition { number, what: what.into(), at };

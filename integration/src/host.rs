@@ -161,7 +161,7 @@ impl Host {
         serde_json::from_str(&self.run("ip", &all)).unwrap()
     }
 
-    /// Runs a program on this host and parses its JSON output. None if it fails, for example if an interface does not exist.
+    /// Runs a program on this host and parses its JSON output. `None` if it fails, for example if an interface does not exist.
     #[must_use]
     pub fn try_json(&self, program: &str, arguments: &[&str]) -> Option<Value> {
         let output = self.command(program).args(arguments).output().unwrap();
@@ -178,7 +178,7 @@ impl Host {
         run("ip", &["link", "set", &self.port(), "up"]);
     }
 
-    /// Sets the MTU of the bridge's side of the link. The host's own interface keeps its MTU, so that longer packets are
+    /// Sets the MTU of the bridge's side of the link. The host's own interface keeps its MTU, so longer packets are
     /// lost without an event.
     pub fn set_link_mtu(&self, mtu: u32) {
         run("ip", &["link", "set", &self.port(), "mtu", &mtu.to_string()]);

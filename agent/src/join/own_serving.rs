@@ -68,8 +68,8 @@ impl std::fmt::Debug for RequestedServing {
     }
 }
 
-/// The files of a self-signed certificate for the node's name and addresses, and of its key. A new pair is written if
-/// there is none, or if it does not fit, has expired or is for another name.
+/// Returns the paths of a self-signed certificate and its key. The certificate names the node and its addresses. A new
+/// pair is written if the stored pair is missing, does not match, has expired or names another node.
 ///
 /// # Errors
 /// [`JoinError`] when the files cannot be written.

@@ -1,4 +1,4 @@
-//! Ends of containers, for all followers by one subscription to the runtime's events.
+//! Waits for the ends of containers. All log followers share one subscription to the runtime's events.
 //!
 //! An event has the status of its pod, with annotations of up to 256 KiB. A subscription of each follower would keep the
 //! events of the whole node while its client does not read.
@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::runtime::{Events, Runtime};
 
-/// The containers whose ends are awaited.
+/// Containers whose followers wait for their ends.
 #[derive(Default)]
 pub struct ContainerEnds {
     state: Mutex<State>,
@@ -39,7 +39,7 @@ pub(super) struct End {
 // === impl ContainerEnds ===
 
 impl ContainerEnds {
-    /// The end of a container, from now on. None if the runtime sends no events.
+    /// Registers for the end of a container after this call. `None` if the runtime sends no events.
     pub(super) async fn of(self: &Arc<Self>, runtime: &dyn Runtime, id: &str) -> Option<End> {
         let end = self.register(id);
         let _subscribing = self.subscribing.lock().await;
@@ -93,7 +93,7 @@ async fn read(ends: Weak<ContainerEnds>, mut events: Events) {
 // === impl End ===
 
 impl End {
-    /// Cancel-safe: the sender stays dropped.
+    /// Waits for the end. Cancel-safe: a dropped sender ends later waits as well.
     pub(super) async fn wait(&mut self) {
         if let Some(receiver) = &mut self.receiver {
             while receiver.changed().await.is_ok() {}

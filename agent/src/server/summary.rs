@@ -1,6 +1,6 @@
 //! `/stats/summary`: usage of the node, its pods and their containers.
 //!
-//! The form is that of `k8s.io/kubelet/pkg/apis/stats/v1alpha1`. Values that are not known are absent.
+//! The JSON format is defined in `k8s.io/kubelet/pkg/apis/stats/v1alpha1`. Unknown values are left out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt as _;

@@ -1,4 +1,4 @@
-//! The ranges of service addresses: those of all ServiceCIDRs.
+//! Service address ranges (CIDRs) of all ServiceCIDR objects.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::{Event, ServiceCache};
 
-/// Maximum ranges that are used. The first packet of a connection is compared with each of them.
+/// Maximum number of ranges in use. The first packet of each connection is compared with all of them.
 const RANGES_MAX: usize = 64;
 
 /// The ranges of each ServiceCIDR by its name.

@@ -89,7 +89,7 @@ impl<T: Table> Args for Flags<T> {
     }
 }
 
-/// Heading of a table's flags in `--help` and man pages. None: they are among the other options of the subcommand.
+/// Heading of a table's flags in `--help` and man pages. `None`: the flags are among the subcommand's other options.
 fn heading(table: &str) -> Option<&'static str> {
     match table {
         "node" => Some("Node options"),

@@ -66,7 +66,7 @@ impl<T: Ord + Clone> Counted<T> {
         })
     }
 
-    /// The changed objects that existed before, or that exist now.
+    /// The added objects if `is_now`, otherwise the removed ones.
     fn changed_in(&self, is_now: bool) -> BTreeSet<T> {
         let changed = self.changed().filter(|(_, now)| *now == is_now);
         changed.map(|(item, _)| item.clone()).collect()
@@ -219,7 +219,7 @@ impl Ledger {
         plan.opened = self.opened.now();
     }
 
-    /// The table has the content.
+    /// Records that the table has the present content.
     pub(super) fn mark_committed(&mut self) {
         self.had_content = !self.is_empty();
         self.mappings.touched.clear();
@@ -233,7 +233,7 @@ impl Ledger {
         self.opened.touched.clear();
     }
 
-    /// Host ports that changed, with whether each exists now.
+    /// Host ports that were added or removed, each with whether it exists now.
     pub(super) fn changed_ports(&self) -> Vec<(Mapping, bool)> {
         let plain = self.mappings.changed().map(|(mapping, now)| (mapping.clone(), now));
         let conditional = self.conditional.changed().map(|((mapping, _), now)| (mapping.clone(), now));

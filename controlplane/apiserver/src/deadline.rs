@@ -60,7 +60,7 @@ fn go_seconds(text: &str) -> std::result::Result<f64, String> {
     Ok(if text.starts_with('-') { -total } else { total })
 }
 
-/// Splits after the digits and at most one point.
+/// Splits off the leading number: digits with at most one decimal point.
 fn split_number(text: &str) -> (&str, &str) {
     let mut has_point = false;
     let end = text.find(|c: char| {

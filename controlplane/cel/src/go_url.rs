@@ -1,11 +1,11 @@
 //! URLs as Go's package `net/url` parses them.
 //!
-//! Functions and formats of Kubernetes return the parts of a URL as they are written. A default port, an empty path
-//! and the case of a host stay. The URL Standard of browsers, which the crate `url` implements, changes them.
+//! Functions and formats of Kubernetes return the parts of a URL as written: a default port, an empty path and the case
+//! of the host are kept. The crate `url` implements the URL Standard of browsers, which changes them.
 
 use std::net::Ipv6Addr;
 
-/// Maximum number of parameters of a query. A query with more has none, as in Go.
+/// Maximum number of parameters of a query. All parameters of a longer query are ignored, as in Go.
 const MAX_PARAMETERS: usize = 10_000;
 
 /// An absolute URL, or an absolute path.
@@ -302,7 +302,7 @@ fn unescape(text: &str, section: Section) -> Result<Vec<u8>, String> {
     Ok(made)
 }
 
-/// Whether a byte may be escaped. In hosts this is allowed for bytes that are not ASCII; `%25` begins a zone.
+/// Whether a byte may be escaped. In hosts, only non-ASCII bytes may be, and `%25`, which begins a zone.
 fn may_be_escaped(byte: u8, section: Section) -> bool {
     match section {
         Section::Host => !byte.is_ascii() || byte == b'%',
@@ -319,7 +319,7 @@ fn unhex(digit: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    /// URLs with host, path and parameters, as Go 1.26 has them.
+    /// URLs with the host and path that Go 1.26 returns.
     #[test]
     fn parts_equal_gos_parts() {
         for (text, host, path) in [

@@ -7,8 +7,8 @@
 //!     ▼
 //! conditions Unknown ── condition taints (NoSchedule): at once
 //!     │
-//!     └── NoExecute taints: one node of a zone at a time, by the zone's rate. None while all nodes
-//!         are lost, because then the control plane is probably the one that is cut off
+//!     └── NoExecute taints: one node of a zone at a time, at the zone's rate. No taints while all nodes
+//!         are lost: then the control plane is probably cut off, not the nodes
 //! ```
 //! `taint_eviction` evicts the pods.
 

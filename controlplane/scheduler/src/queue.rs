@@ -23,10 +23,10 @@ use crate::object::Pod;
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
 
-/// Time after which a refused pod is tried again without a change that may help it, as upstream. A safety net.
+/// Time after which a refused pod is retried even without a change that may help it, as upstream.
 const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
 
-/// Names of events in metrics, as upstream. Changes have further names ([`Changes::event`]).
+/// Names of events in metrics, as upstream. [`Changes::event`] has the names for changes.
 const ADDED: &str = "UnschedulablePodAdd";
 const UPDATED: &str = "UnschedulablePodUpdate";
 const FAILED: &str = "ScheduleAttemptFailure";
@@ -83,7 +83,7 @@ impl Entry {
         QueueOrder(std::cmp::Reverse(self.pod.spec.priority.unwrap_or_default()), self.serial_number)
     }
 
-    /// Ends an attempt in which the pod was not tried. It does not count.
+    /// Cancels an attempt in which the pod was not tried. Such an attempt is not counted.
     fn cancel_attempt(&mut self) {
         self.started = None;
         self.attempts = self.attempts.saturating_sub(1);
@@ -302,7 +302,7 @@ impl Queue {
         self.refuse(uid, helped_by, Changes::default(), now);
     }
 
-    /// Does the same as [`Self::refused`]. `changes` happened after the pod was tried.
+    /// Like [`Self::refused`], with the changes that happened after the pod was tried.
     fn refuse(&mut self, uid: &str, helped_by: Changes, changes: Changes, now: Instant) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };

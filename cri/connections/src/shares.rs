@@ -9,7 +9,7 @@ use crate::Limits;
 
 /// The assumed descriptor limit if the kernel does not report one.
 const USUAL_DESCRIPTORS: u128 = 1024;
-/// Number of equal parts of the descriptor limit. A share is a number of them.
+/// The descriptor limit is divided into this number of equal parts. A share consists of some of them.
 const PARTS: u128 = 256;
 /// Minimum number of uses of a share, if the descriptor limit is very low.
 const LEAST: usize = 8;
@@ -33,7 +33,7 @@ pub enum Share {
     Commands,
     /// Connections to ports of pods, for port-forward clients.
     Forwards,
-    /// Health checks of load balancers: sockets that listen.
+    /// Listening sockets for health checks of load balancers.
     ServiceHealthServers,
     /// Connections of all health checks of load balancers.
     ServiceHealthConnections,
@@ -45,7 +45,7 @@ pub enum Share {
     ProxyStatus,
     /// Connections of the metrics and health checks of controllers and scheduler.
     ComponentHealth,
-    /// Questions that the DNS server asks other servers.
+    /// Queries of the DNS server to other servers.
     DnsQuestions,
     /// TCP connections of the DNS server.
     DnsConnections,
@@ -64,10 +64,10 @@ struct Size {
 // === impl Share ===
 
 impl Share {
-    /// Maximum number of uses (connections, commands, questions) with the current descriptor limit of the process.
+    /// Maximum number of uses (connections, commands, queries) with the current descriptor limit of the process.
     #[must_use]
     pub fn count(self) -> usize {
-        // The C library's type of a limit has 32 or 64 bits.
+        // The C library's type for limits has 32 or 64 bits, depending on the architecture.
         let descriptors =
             getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL_DESCRIPTORS, |(soft, _)| u128::from(soft));
         self.count_of(descriptors)

@@ -19,10 +19,10 @@ pub(crate) use child::run;
 /// The source of the OCI `process` object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProcessSource<'a> {
-    /// In the request itself.
+    /// The object is in the request.
     Inline(&'a [u8]),
-    /// The process is in a file, because it may have a large environment. The first fork reads the file, so
-    /// that the process takes no memory of the shim.
+    /// The object is in a file, because it may contain a large environment. The first fork reads the file, so
+    /// that the object takes no memory of the shim.
     File(&'a OwnedFd),
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct ExecRequest<'a> {
     /// The container's first process, whose namespaces are joined.
     pub(crate) target: &'a OwnedFd,
     pub(crate) target_pid: i32,
-    /// Standard input, output and error; absent ones are `None`, all with a terminal.
+    /// Standard input, output and error. `None` for absent streams; with a terminal, all three are `None`.
     pub(crate) stdio: [Option<&'a OwnedFd>; 3],
     /// Socket to which the second fork sends the master of its new terminal.
     pub(crate) terminal: Option<&'a OwnedFd>,
@@ -82,7 +82,7 @@ impl<'a> ProcessSource<'a> {
 // === impl Exec ===
 
 impl Exec {
-    /// State for the hello of the next agent: `None` unless it runs and is awaited.
+    /// State for the reply to the next agent's Hello. `None` unless the process runs and the agent waits for it.
     pub(crate) fn state(&self) -> Option<ExecState> {
         (self.awaited && self.pid > 0).then(|| ExecState {
             container_id: self.container_id.clone(),

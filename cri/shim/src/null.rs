@@ -9,12 +9,12 @@ use nix::sys::stat::{fstat, makedev};
 
 use crate::kernel::{self, Depth, READ_ONLY};
 
-/// Opens it in the host's mount namespace through [`mount`].
+/// Opens the host's /dev/null through [`mount`]. Must be called in the host's mount namespace.
 pub(crate) fn open() -> io::Result<OwnedFd> {
     open_found(&mount()?)
 }
 
-/// A detached copy of its mount. Must be called in the host's mount namespace.
+/// A detached copy of the mount of the host's /dev/null. Must be called in the host's mount namespace.
 ///
 /// The copy is read-only: through it, root of a container cannot change mode or owner of the host's node. Devices on a
 /// read-only mount can still be written.

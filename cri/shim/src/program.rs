@@ -22,7 +22,7 @@ pub(crate) fn become_program(args: &[String], env: &[CString]) -> (Kind, String)
         let Ok(path) = CString::new(path) else { continue };
         let Err(errno) = nix::unistd::execve(&path, &argv, env);
         match errno {
-            // As in a shell, another directory may have the program.
+            // Another directory of the search path may contain the program, as in a shell.
             Errno::ENOENT | Errno::ENOTDIR => {}
             Errno::EACCES => worst = errno,
             _ => {
@@ -66,7 +66,7 @@ fn candidates(name: &str, path: String) -> Vec<String> {
     path.split(':').filter(|dir| !dir.is_empty()).map(|dir| format!("{dir}/{name}")).collect()
 }
 
-/// `None` if a string contains a NUL.
+/// Converts strings for execve. `None` if a string contains a NUL.
 pub(crate) fn c_strings(strings: &[String]) -> Option<Vec<CString>> {
     strings.iter().map(|text| CString::new(text.as_bytes()).ok()).collect()
 }

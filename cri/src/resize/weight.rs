@@ -1,7 +1,7 @@
 //! Conversion of cpu shares (cgroup v1) to weights (v2) and back. Pure.
 //!
-//! Shares are 2 to 262144, default 1024; weights are 1 to 10000, default 100. The curve is that of runc since 1.3.2 and keeps
-//! minimum, maximum and default (opencontainers/cgroups, pull request 20).
+//! Shares are 2 to 262144, default 1024; weights are 1 to 10000, default 100. runc uses the same conversion since 1.3.2
+//! (opencontainers/cgroups, pull request 20). It maps the minimum, maximum and default of one scale to those of the other.
 
 const MIN_SHARES: u64 = 2;
 const MAX_SHARES: u64 = 262_144;

@@ -1,7 +1,7 @@
 //! Validation of a pod's sysctls: only sysctls of namespaces that the pod owns. Pure.
 //!
-//! The shim writes them with the node's privileges, so sysctls of the whole machine must be refused here. The list is that of
-//! runc. Both notations of sysctl(8) are accepted.
+//! The shim writes them with the node's privileges, so sysctls of the whole machine must be refused here. runc allows the
+//! same sysctls. Names are accepted with dots or slashes, as in sysctl(8).
 
 /// Sysctls of System V IPC.
 const IPC: [&str; 8] = [

@@ -17,7 +17,7 @@ pub(crate) struct Mapping {
 // === impl Mapping ===
 
 impl Mapping {
-    /// `None` for the node's user namespace.
+    /// The mapping that the options request. `None` for the node's user namespace.
     pub(crate) fn of(options: Option<&NamespaceOption>) -> Result<Option<Self>, String> {
         let Some(userns) = options.and_then(|options| options.userns_options.as_ref()) else {
             return Ok(None);
@@ -34,8 +34,8 @@ impl Mapping {
         }
     }
 
-    /// Refuses namespaces of the node together with a user namespace. The kernel lets only the owner of a pid or ipc
-    /// namespace mount the file systems for it.
+    /// Refuses the node's pid or ipc namespace together with a user namespace. Only the user namespace that owns a pid or
+    /// ipc namespace can mount `/proc` or `/dev/mqueue` for it.
     pub(crate) fn check_pod(options: &NamespaceOption) -> Result<Option<Self>, String> {
         let mapping = Self::of(Some(options))?;
         let shared = [("pid", options.pid()), ("ipc", options.ipc())];

@@ -6,7 +6,7 @@ use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
 
 impl Cgroups {
-    /// Nanoseconds of CPU time since the group was created; none if the group is gone.
+    /// Nanoseconds of CPU time since the group was created. `None` if the group does not exist.
     pub(crate) fn cpu_nanoseconds(&self, group: &str) -> Option<u64> {
         if self.unified() {
             Some(field(&self.text("cpu", group, "cpu.stat")?, "usage_usec")?.saturating_mul(1000))
@@ -15,7 +15,7 @@ impl Cgroups {
         }
     }
 
-    /// Memory usage; none if the group is gone.
+    /// Memory usage. `None` if the group does not exist.
     pub(super) fn memory(&self, group: &str, timestamp: i64) -> Option<cri::MemoryUsage> {
         let stat = self.text("memory", group, "memory.stat")?;
         let used = self.number("memory", group, self.select("memory.usage_in_bytes", "memory.current"))?;
@@ -34,7 +34,7 @@ impl Cgroups {
         })
     }
 
-    /// Swap usage, if the kernel counts it.
+    /// Swap usage. `None` if the kernel does not count it.
     pub(super) fn swap(&self, group: &str, timestamp: i64) -> Option<cri::SwapUsage> {
         let used = self.swap_used(group)?;
         let limit = if self.unified() {
@@ -61,8 +61,8 @@ impl Cgroups {
         }
     }
 
-    /// Pressure stall information of a group for a resource: `cpu`, `memory` or `io`. Only on v2, and only if the kernel counts
-    /// it.
+    /// Pressure stall information of a group for a resource: `cpu`, `memory` or `io`. `None` on v1, or if the kernel does not
+    /// measure pressure.
     pub(crate) fn pressure(&self, group: &str, resource: &str) -> Option<cri::PsiStats> {
         if !self.unified() {
             return None;
@@ -71,7 +71,7 @@ impl Cgroups {
     }
 }
 
-/// The kernel's Documentation/accounting/psi.rst: averages in percent, the total in microseconds.
+/// Parses a pressure file: averages in percent, the total in microseconds (the kernel's Documentation/accounting/psi.rst).
 fn parse_pressure(text: &str) -> Option<cri::PsiStats> {
     let line = |kind: &str| -> Option<cri::PsiData> {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;

@@ -17,7 +17,7 @@ use crate::shim_client::ExecStdio;
 
 /// Maximum messages of a client that are kept until its command starts.
 const MAX_EARLY_MESSAGES: usize = 16;
-/// Bytes of kept messages from which on no further ones are kept.
+/// When the kept messages have this number of bytes, no further messages are kept.
 const MAX_EARLY_BYTES: usize = 64 << 10;
 
 /// A command that has not started. If this is dropped before the start, the command is killed when it starts: its client
@@ -41,8 +41,8 @@ struct Pipe {
     write: Option<OwnedFd>,
 }
 
-/// Runs a command for a client. When the client disconnects, the command's streams are closed and its terminal hangs up,
-/// but the command is not killed, as in other runtimes. A command that has not started by then is killed.
+/// Runs a command for a client. When the client disconnects, the command's streams are closed and its terminal hangs up.
+/// As in other runtimes, a started command is not killed then. A command that has not started is killed.
 pub(super) async fn exec(execs: &ExecService, request: cri::ExecRequest, client: Client) {
     let output = client.output.clone();
     let status = match exec_until_end(execs, request, client).await {
@@ -53,7 +53,7 @@ pub(super) async fn exec(execs: &ExecService, request: cri::ExecRequest, client:
     let _gone = output.send(Output::Status(status)).await;
 }
 
-/// The exit code; none if the client disconnected.
+/// Runs the command until it ends. Returns its exit code, or `None` if the client disconnected.
 async fn exec_until_end(
     execs: &ExecService,
     request: cri::ExecRequest,
@@ -114,7 +114,7 @@ impl Starting {
         Self { execs: execs.clone(), container: Arc::clone(container), task: Some(task) }
     }
 
-    /// Waits until the command has started. None if the client disconnects first.
+    /// Waits until the command has started. `None` if the client disconnects first.
     async fn wait(mut self, input: &mut QueueReceiver<Input>) -> Option<StartedCommand> {
         let mut early = Vec::new();
         let started = {
@@ -127,7 +127,7 @@ impl Starting {
         };
         // The task is complete: the drop has nothing to kill.
         self.task = None;
-        // The channel can be closed with messages left in it.
+        // A closed channel, which may still contain messages, means that the client has disconnected.
         if input.is_closed() {
             if let Ok(Ok(exec)) = started {
                 self.execs.kill(&self.container, &exec).await;

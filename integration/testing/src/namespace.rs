@@ -1,4 +1,4 @@
-//! Network namespaces of tests. A namespace ends with its last thread, process and socket.
+//! Network namespaces of tests. The kernel deletes a namespace after its last thread, process and socket.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
@@ -67,7 +67,7 @@ impl NamespaceThread {
         Self { netns: receiver.recv().expect("the thread is in a new namespace"), jobs }
     }
 
-    /// The file of the namespace, below `/proc`. It exists as long as the thread.
+    /// The file of the namespace, below `/proc`. It exists as long as the thread runs.
     #[must_use]
     pub fn netns(&self) -> &Path {
         &self.netns

@@ -21,7 +21,7 @@ use crate::pod::pull::{self, Present, PullTask};
 use crate::pod::state::{Failed, Shape, Waiting};
 use crate::pod::{hook, security};
 
-/// A start that failed.
+/// A failed container start.
 struct NotStarted {
     waiting: Waiting,
     failed: Failed,
@@ -56,8 +56,8 @@ fn kind_of(shape: &Shape<'_>, name: &str) -> &'static str {
 }
 
 impl Job {
-    /// Starts each container when its image is available. Those with available images start in the order of the spec,
-    /// because postStart hooks may rely on it. A failure does not delay the other containers.
+    /// Starts each container as soon as its image is available. Containers whose images are available start in the order
+    /// of the spec, because postStart hooks may rely on it. A failure does not delay the other containers.
     pub(super) async fn start_all(&mut self, starts: Vec<StartContainer>) -> Result<(), Vec<ApplyError>> {
         let spec = self.spec();
         let shape = Shape::of(&spec);
@@ -84,7 +84,7 @@ impl Job {
                 Err(missing) => Err(NotStarted { waiting: missing.waiting, failed: missing.failed }),
             };
             if started.is_err() && self.interrupt.is_cancelled() {
-                // The end of the pod may have interrupted the start, which has not failed then.
+                // The end of the pod may have interrupted the start. This is not a failure.
                 break;
             }
             let failure = started.as_ref().err().map(|not| not.waiting.reason.as_str());
@@ -120,7 +120,7 @@ impl Job {
     }
 
     /// The parent cgroup of a container, with the limits that it needs: the pod may have been resized since its cgroup was
-    /// made. While a resize waits, the containers that run need the former limits.
+    /// made. While a resize is pending, running containers need the former limits.
     async fn cgroup_parent(&self, start: &StartContainer) -> Result<CgroupParent, CgroupError> {
         let cgroups = self.node.cgroups_of(&self.uid);
         if let Some(before) = &start.pod_before {
@@ -298,7 +298,7 @@ impl Job {
         observed.map(|observed| observed.id.clone()).ok_or_else(missing)
     }
 
-    /// Pulls the images of the container's image volumes: their ids, by volume name.
+    /// Pulls the images of the container's image volumes. Returns the ids of the images by volume name.
     async fn image_volumes(&self, container: &Container) -> Result<BTreeMap<String, String>, NotStarted> {
         let mut ids = BTreeMap::new();
         let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());

@@ -63,8 +63,8 @@ fn entries(wanted: &Tables, observed: &Tables, gone: &HashSet<Port>, changes: &m
     let leaves_by_gone =
         |route: &Route| matches!(route.out, OutInterface::Device(port) if gone.contains(&port));
     for (to, have) in &observed.routes {
-        // A route to the same range is replaced, not removed first: no packet is lost. Except for IPv6: the kernel
-        // refuses a next hop that a route of another device leads to.
+        // A route to the same range is replaced without a removal, so that no packet is lost. An IPv6 route is removed
+        // first: the kernel refuses a next hop that a route of another device leads to.
         let is_in_the_way = |want: &Route| to.is_ipv6() && want.out != have.out;
         if wanted.routes.get(to).is_none_or(is_in_the_way) && !leaves_by_gone(have) {
             changes.push(Change::RemoveRoute(*to, *have));

@@ -32,7 +32,7 @@ struct Replies<'a> {
     buffer: Vec<u8>,
 }
 
-/// Sockets of both families. A kernel without IPv6 has one.
+/// One raw socket for each address family. Only the IPv4 socket exists if the kernel has no IPv6.
 pub(super) struct ProbeSockets {
     // These are raw sockets: send and receive work as on a datagram socket, so the standard library's type is used.
     v4: UdpSocket,
@@ -56,7 +56,7 @@ impl ProbeSockets {
             // Without the privilege for a larger buffer, the default remains.
             let _refused = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         }
-        // The first round number: it differs between processes, so that their replies are not mixed up.
+        // The first round number differs between processes, so that no process takes the replies to another.
         let round = u16::try_from(std::process::id() & 0xffff).unwrap_or_default();
         Ok(Self { v4, v6, round })
     }
@@ -143,7 +143,7 @@ impl ProbeSockets {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
         let poll_for = |socket, v4: bool| match to {
-            // The other socket always has room.
+            // Room for sending matters only on the socket that sends.
             Some(to) if to.is_ipv4() == v4 => PollFd::new(socket, PollFlags::POLLIN | PollFlags::POLLOUT),
             _ => PollFd::new(socket, PollFlags::POLLIN),
         };

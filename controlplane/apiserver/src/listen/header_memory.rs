@@ -46,11 +46,11 @@ impl HeaderMemory {
         Self { in_flight, permit, incomplete: Mutex::new(incomplete) }
     }
 
-    /// Reserves memory for received bytes of a header. `is_between` says that no request is running: with HTTP/1.1, the
-    /// bytes are then those of a header.
+    /// Reserves memory for received bytes of a header. `is_between` means that the connection has no running request. With
+    /// HTTP/1.1, the bytes then belong to a header; otherwise they are ignored.
     ///
     /// # Errors
-    /// 429 if other headers and requests have the memory. The connection must be closed.
+    /// 429 if other headers and requests use all the memory. The caller must close the connection.
     pub(super) fn received(&self, bytes: &[u8], is_between: bool) -> Result<()> {
         let mut incomplete = self.lock();
         match &mut incomplete.block {

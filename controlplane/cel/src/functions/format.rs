@@ -71,8 +71,8 @@ fn problems(format: &str, text: &str) -> Vec<String> {
     }
 }
 
-/// A prefix of a name, to which more characters are added. A dash at its end and the character before it are replaced by
-/// a letter (`maskTrailingDash`).
+/// Makes a name prefix valid as a name: replaces a dash at its end and the character before it by a letter, because more
+/// characters follow a prefix (`maskTrailingDash`).
 fn masked(text: &str) -> Cow<'_, str> {
     match text.strip_suffix('-') {
         Some(before) if !before.is_empty() => {
@@ -83,7 +83,7 @@ fn masked(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Replaces the clauses of a text by the elements of a list.
+/// Replaces the clauses of a text (`%s`, `%d`, …) by the elements of a list.
 pub(super) fn format_text<'a>(meter: &mut CostMeter, text: &str, list: &Value<'a>) -> Evaluated<'a> {
     let items = meter.items(list)?;
     meter.charge(traversal(u64::try_from(text.len()).unwrap_or(u64::MAX)).max(1))?;

@@ -71,7 +71,7 @@ impl Bounds {
     }
 }
 
-/// A number, or a percentage of `whole`; `round` hundredths are added before the division. The default is 25%.
+/// A number, or a percentage of `whole`. `round` is 0 to round down, 99 to round up. The default is 25%.
 fn share(value: Option<&IntOrString>, whole: i32, round: i32) -> i32 {
     let percent = match value {
         Some(IntOrString::Int(number)) => return *number,
@@ -192,7 +192,7 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     sizes
 }
 
-/// A set's part of the change, so that its share of the total stays as it was at the last scaling.
+/// The change of a set's size that keeps its share of the total as it was at the last scaling.
 fn fraction(deployment: &Deployment, bounds: Bounds, set: &ReplicaSet) -> i32 {
     if bounds.desired == 0 {
         return -size(set);

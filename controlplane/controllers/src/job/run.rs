@@ -121,7 +121,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
             Change::Discard(pods) => outcome = discard(&control, &pods).await,
         }
     }
-    // The cache has the pods of the writes above.
+    // The cache already contains the results of the writes above.
     let own = own_pods(context, job, &selector);
     let update = status::update(&ObservedJob::of(job, &own, Timestamp::now()).with_verdict(decided));
     let again = apply(&control, update).await?;

@@ -175,7 +175,7 @@ mod tests {
         );
         let round = ["b 10.42.3.0/24 fd00:0:0:3::/64", "c 10.42.1.0/24 fd00:0:0:1::/64"];
         assert_eq!(after(&["10.42.2.0/24", "fd00:0:0:2::/64"]), round);
-        // Of another cluster range or size: assigned under an earlier configuration.
+        // Pod CIDRs of another cluster range or size, assigned under an earlier configuration.
         for other in ["10.43.1.0/24", "10.42.1.0/25"] {
             assert_eq!(after(&[other])[0], "b 10.42.1.0/24 fd00:0:0:1::/64");
         }

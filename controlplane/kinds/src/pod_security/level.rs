@@ -9,7 +9,7 @@ pub enum Level {
     Privileged,
     /// Known privilege escalations are forbidden.
     Baseline,
-    /// Current hardening practice is required.
+    /// The current best practices of hardening are required.
     Restricted,
 }
 

@@ -73,7 +73,7 @@ fn containers<'a>(prefix: &str, spec: &'a Value) -> Vec<(String, &'a Value)> {
     paths.collect()
 }
 
-/// Deprecated labels of nodes, and constraints that match no pod.
+/// Warns about deprecated node labels, and about constraints that match no pod.
 fn nodes(found: &mut Found, prefix: &str, spec: &Value) {
     for (key, message) in keys(&spec["nodeSelector"]).filter_map(label) {
         found.add(format!("{prefix}spec.nodeSelector[{key}]: {message}"));
@@ -100,7 +100,7 @@ fn nodes(found: &mut Found, prefix: &str, spec: &Value) {
     }
 }
 
-/// Elements of lists that occur twice or have no name.
+/// Warns about list elements that occur twice or have no name.
 fn lists(found: &mut Found, prefix: &str, spec: &Value) {
     for (list, field) in [("hostAliases", "ip"), ("imagePullSecrets", "name")] {
         let mut seen = HashSet::new();
@@ -118,7 +118,8 @@ fn lists(found: &mut Found, prefix: &str, spec: &Value) {
     }
 }
 
-/// Annotations in place of the fields for profiles. Those of pods are copied to the fields for AppArmor.
+/// Warns about profile annotations without the matching field. AppArmor annotations of pods cause no warning, because they
+/// are copied to the fields.
 fn profiles(found: &mut Found, prefix: &str, pod: &Value, container: &Value) {
     let (annotations, security) = (&pod["metadata"]["annotations"], &container["securityContext"]);
     if !annotations.is_object() {
@@ -139,7 +140,7 @@ fn profiles(found: &mut Found, prefix: &str, pod: &Value, container: &Value) {
     }
 }
 
-/// The field for the annotation of a profile.
+/// Converts the value of an AppArmor annotation to the field `appArmorProfile`.
 fn app_armor(annotation: &str) -> Option<Value> {
     match annotation {
         "unconfined" => Some(json!({"type": "Unconfined"})),
@@ -151,7 +152,7 @@ fn app_armor(annotation: &str) -> Option<Value> {
     }
 }
 
-/// Fractions of bytes, and variables that hide earlier ones.
+/// Warns about fractions of bytes, and about variables that hide earlier ones.
 fn container(found: &mut Found, path: &str, container: &Value) {
     for resource in ["memory", "ephemeral-storage"] {
         for list in ["limits", "requests"] {
@@ -175,7 +176,7 @@ fn container(found: &mut Found, path: &str, container: &Value) {
     }
 }
 
-/// Terms that match no pod.
+/// Warns about affinity terms that match no pod.
 fn affinity(found: &mut Found, prefix: &str, affinity: &Value) {
     for kind in ["podAffinity", "podAntiAffinity"] {
         let required = "requiredDuringSchedulingIgnoredDuringExecution";

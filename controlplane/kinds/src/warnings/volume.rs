@@ -12,7 +12,7 @@ const MOUNT_OPTIONS: (&str, &str) = (
     "volume.beta.kubernetes.io/mount-options",
     "deprecated since v1.31; use \"mountOptions\" attribute instead",
 );
-/// Volume types without a driver. The second name is the one in upstream's path.
+/// Deprecated or removed volume types: the field, its name in the warning as upstream writes it, and the message.
 const REMOVED: [(&str, &str, &str); 9] = [
     ("photonPersistentDisk", "photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"),
     ("gitRepo", "gitRepo", "deprecated in v1.11, and disabled by default in v1.33+"),
@@ -24,7 +24,7 @@ const REMOVED: [(&str, &str, &str); 9] = [
     ("cephfs", "cephfs", "deprecated in v1.28, non-functional in v1.31+"),
     ("rbd", "rbd", "deprecated in v1.28, non-functional in v1.31+"),
 ];
-/// Those of PersistentVolumes.
+/// The types of [`REMOVED`] that cause a warning in PersistentVolumes.
 const REMOVED_PERSISTENT: [&str; 6] =
     ["cephfs", "photonPersistentDisk", "scaleIO", "storageos", "glusterfs", "rbd"];
 
@@ -37,7 +37,7 @@ struct FilePath<'a> {
 /// A source of a projected volume. Each path refers to its source, because the name of a source may be very long.
 #[derive(Clone, Copy)]
 enum Source<'a> {
-    /// The only source of its volume. It is not shown.
+    /// The only source of its volume, so warnings show the path alone.
     Whole,
     Named {
         kind: &'static str,

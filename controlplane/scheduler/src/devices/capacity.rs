@@ -73,8 +73,8 @@ pub(super) fn amount(value: &Value) -> Option<Quantity> {
     }
 }
 
-/// The smallest amount that the policy allows and that is not less than the requested amount. If there is none, the
-/// requested amount.
+/// Rounds the requested amount up to the next amount that the policy allows. Returns the requested amount if the policy
+/// allows no larger amount.
 fn round_up(requested: Quantity, policy: &Value) -> Quantity {
     let range = &policy["validRange"];
     if let Some(min) = amount(&range["min"]) {

@@ -169,7 +169,7 @@ fn name(ids: &[Digest]) -> Digest {
 fn options(unpack_path: &Path, ids: &[Digest]) -> String {
     let lower: Vec<String> = ids.iter().rev().map(|id| format!("{}/{}", id.short(), disk::FILES)).collect();
     let (upper, work) = (unpack_path.join(disk::FILES), unpack_path.join("work"));
-    // Copied files are complete, and have no attributes that are meaningful only for this mount.
+    // With these options off, copied files are complete and have no attributes that only this mount understands.
     format!(
         "lowerdir={},upperdir={},workdir={},index=off,metacopy=off,redirect_dir=off",
         lower.join(":"),

@@ -28,7 +28,7 @@ pub(crate) struct Host {
     pub(crate) dial_timeout: Option<Duration>,
 }
 
-/// TLS settings of a host, besides the system's authorities.
+/// TLS settings of a host, in addition to the system's certificate authorities.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Vec<PathBuf>,
@@ -219,7 +219,7 @@ fn host(url: &str, section: &Section, path: &Path, domain: &str) -> Result<Host,
     let able = |what: &str| {
         section.capabilities.as_ref().is_none_or(|all| all.is_empty() || all.iter().any(|c| c == what))
     };
-    // Empty names are ignored, such as the key of a file that has both.
+    // Empty names are ignored: the key's name is empty if one file contains certificate and key.
     let files = |names: &OneOrMany<String>| {
         names.iter().filter(|n| !n.is_empty()).map(|n| relative_to(path, n)).collect::<Vec<_>>()
     };

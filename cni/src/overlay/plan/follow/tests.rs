@@ -27,8 +27,8 @@ fn name(number: u8) -> String {
 }
 
 fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
-    // Mostly the peer's own ranges; also ranges of others, parts and unions of them, those of this node, and ranges
-    // given by an address within.
+    // Most peers have their own ranges. The others have ranges of other peers or of this node, a part or a union of
+    // such ranges, or a range with host bits (`10.42.1.7/24`).
     let own = peer(number, PeerKind::Vxlan, &[4, 6]).1.cidrs;
     let ranges = vec![
         "10.42.1.0/24",
