@@ -10,7 +10,7 @@ use kube::{Client, Resource};
 use serde_json::{Value, json};
 
 use crate::context::Context;
-use crate::error::{Error, is_not_found};
+use crate::error::{Error, is_missing, is_not_found};
 use crate::object::Key;
 
 /// The metadata of an object of any kind.

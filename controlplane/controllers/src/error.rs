@@ -97,3 +97,21 @@ pub(crate) fn is_namespace_terminating(error: &kube::Error) -> bool {
         .any(|cause| cause.reason == "NamespaceTerminating");
     named || (status.is_forbidden() && status.message.contains("because it is being terminated"))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_not_served_says_nothing_about_an_object() {
+        let failed = |details: serde_json::Value| {
+            let status = json!({"status": "Failure", "code": 404, "reason": "NotFound", "message": "m", "details": details});
+            kube::Error::Api(serde_json::from_value(status).unwrap())
+        };
+        assert!(is_missing(&failed(json!({"name": "a", "kind": "things"})), "a"));
+        assert!(!is_missing(&failed(json!({})), "a"));
+        assert!(!is_missing(&failed(json!(null)), "a"));
+    }
+}
