@@ -242,7 +242,7 @@ pub use network::PodNetwork;
 pub use properties::MachineProperties;
 
 pub(crate) use devices::{DeviceCount, DeviceCounts};
-pub(crate) use disk::{DiskShortage, DiskTrend, Resource, disk_shortage, disk_shortages};
+pub(crate) use disk::{DiskShortage, Resource, disk_shortage, disk_shortages};
 pub(crate) use eviction::Shortage;
 pub(crate) use images::keep as keep_images;
 pub(crate) use plan::is_extended;

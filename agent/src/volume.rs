@@ -272,11 +272,13 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     ctx.shared.tokens.remove_pod(uid);
     let dirs = [ctx.pod_dir(uid), ctx.memory_dir(uid)];
     let removed = REMOVALS.run(move || {
-        dirs.into_iter().try_for_each(|path| {
+        // The memory of the second one is released even if the disk of the first one does not respond well.
+        let results = dirs.map(|path| {
             mounts::detach_network(&path)
                 .and_then(|()| mounts::remove_tree(&path))
                 .map_err(|source| VolumeError::Remove { path, source })
-        })
+        });
+        results.into_iter().collect::<Result<(), _>>()
     });
     removed.await.unwrap_or_else(|source| Err(VolumeError::Remove { path: ctx.pod_dir(uid), source }))?;
     ctx.shared.files.remove_pod(uid);

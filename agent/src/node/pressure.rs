@@ -41,9 +41,9 @@ pub(crate) struct MachineLevels {
 
 /// An available amount and its maximum. A capacity of 0 means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Level {
-    pub(super) available: u64,
-    pub(super) capacity: u64,
+struct Level {
+    available: u64,
+    capacity: u64,
 }
 
 /// The node's conditions of pressure over time. Cheap to clone.
@@ -171,8 +171,7 @@ impl Level {
         threshold.exceeds(self.available, self.capacity)
     }
 
-    /// Whether less than one and a half times the threshold is available, and the amount is falling.
-    pub(super) fn is_near(self, before: Self, threshold: Threshold) -> bool {
+    fn is_near(self, before: Self, threshold: Threshold) -> bool {
         let threshold = threshold.of(self.capacity);
         // Smaller changes are normal on an idle machine.
         let is_falling = self.available.saturating_add(threshold / MIN_FALL) < before.available;

@@ -2,12 +2,11 @@
 //! space, memory or process IDs.
 //!
 //! The node's resources are checked at each turn of the lease's timer, which runs anyway. If the turns are late, as while
-//! the API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory, process
-//! IDs or disk space fall towards their thresholds, and one starts when tasks wait for memory.
+//! the API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
+//! IDs fall towards their thresholds, and one starts when tasks wait for memory.
 //!
-//! Under disk pressure unused images are removed first, unless the disk would be full before the next round. One pod is
-//! evicted at a time; the next one follows when the cgroup of the first is gone. An eviction is a verdict for the pod's
-//! worker, which stops the pod.
+//! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
+//! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
 
 mod limits;
 mod machine;
@@ -29,8 +28,7 @@ use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{
-    DiskShortage, DiskTrend, MachineLevels, MachineResource, MachineShortage, Resource, disk_shortage,
-    disk_shortages,
+    DiskShortage, MachineLevels, MachineResource, MachineShortage, Resource, disk_shortage, disk_shortages,
 };
 pub(crate) use limits::LimitEviction;
 use machine::Urgency;
@@ -92,9 +90,8 @@ pub(crate) struct Eviction {
     measurement: Measurement<MeasuredPods>,
     /// The amounts of the round before.
     levels: MachineLevels,
-    /// The amounts on the disk in this round and the round before.
-    disk_trend: DiskTrend,
-    /// Whether little more than a threshold was available in the round before, and less than in an earlier round.
+    /// Whether little more than a threshold of memory or process IDs was available in the round before, and less than in
+    /// an earlier round.
     is_near: bool,
     /// The uids of pods that were evicted because the node was short of a resource.
     evicted: HashSet<String>,
@@ -158,7 +155,6 @@ impl Eviction {
             disk: Crossed::none(),
             measurement: Measurement::none(),
             levels: MachineLevels::default(),
-            disk_trend: DiskTrend::none(Instant::now()),
             is_near: false,
             evicted: HashSet::new(),
             ending: None,
@@ -248,8 +244,7 @@ impl Eviction {
             pressure.add(shortage.resource);
         }
         self.node.pressure.observe(pressure, now);
-        self.disk_trend.measure(&config.state_dir, now);
-        self.is_near = levels.is_near(&self.levels, &hard) || self.disk_trend.is_near(&hard);
+        self.is_near = levels.is_near(&self.levels, &hard);
         self.levels = levels;
         let short = soft_on_machine.iter().flatten().map(|shortage| shortage.resource);
         let short = short.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
@@ -282,16 +277,14 @@ impl Eviction {
     }
 
     /// Frees space on the node's disk: removes unused images first. In each later round it begins to measure the pods, of
-    /// which one is evicted then. If the disk would be full before the next round, this happens in the first round.
+    /// which one is evicted then.
     fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>) {
         self.node.image_gc.no_room();
         if !self.was_short {
             self.was_short = true;
             let message = format!("Attempting to reclaim {}", plan::name_of(due.shortage.resource));
             self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
-            if !self.disk_trend.is_used_up_within(INTERVAL) {
-                return;
-            }
+            return;
         }
         if self.ending.is_none() {
             let candidates = self.candidates(pods);

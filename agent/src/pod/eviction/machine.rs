@@ -23,7 +23,7 @@ const NEAR: Duration = Duration::from_secs(2);
 pub(super) struct Urgency {
     /// Memory or process IDs are short, or an evicted pod is ending.
     pub(super) is_short: bool,
-    /// Little more than a threshold of memory, process IDs or disk space is available, and the amount is falling.
+    /// Little more than a threshold of memory or process IDs is available, and the amount is falling.
     pub(super) is_near: bool,
     /// No pod can be evicted.
     pub(super) is_unrelieved: bool,
