@@ -7,6 +7,7 @@ use kube::core::metadata::PartialObjectMeta;
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::{ApiResource, verbs};
 use kube::{Client, Resource};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use crate::context::Context;
@@ -32,6 +33,16 @@ pub(crate) struct Discovered {
     pub(crate) kinds: Vec<ApiKind>,
     /// Group versions whose server does not respond: `group/version`. Their kinds are unknown.
     pub(crate) unavailable: Vec<String>,
+}
+
+/// Characters that end the path of a URL or that a URL cannot have. The names of some kinds may have them.
+const ENCODED: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>').add(b'?').add(b'`').add(b'{').add(b'}');
+
+/// The path segment of an object's name. `None` if no object can have this name: names in owner references are free text.
+fn path_segment(name: &str) -> Option<String> {
+    let is_possible = !matches!(name, "" | "." | "..") && !name.contains(['/', '%', '\\']);
+    is_possible.then(|| utf8_percent_encode(name, ENCODED).to_string())
 }
 
 impl Context {
@@ -129,7 +140,8 @@ impl ApiKind {
     /// The API server does not serve the kind at this moment: its 404 names no object, so the object may exist.
     pub(crate) async fn live(&self, client: &Client, key: &Key) -> Result<Option<Meta>, Error> {
         let failed = self.failed("get", key);
-        let request = self.requests(&key.namespace).get_metadata(&key.name, &Default::default());
+        let Some(name) = path_segment(&key.name) else { return Ok(None) };
+        let request = self.requests(&key.namespace).get_metadata(&name, &Default::default());
         let request = match request.map_err(kube::Error::BuildRequest) {
             Ok(request) => request,
             Err(error) => return Err(failed(error)),
@@ -137,6 +149,10 @@ impl ApiKind {
         match client.request::<Meta>(request).await {
             Ok(meta) => Ok(Some(meta)),
             Err(error) if is_missing(&error, &key.name) => Ok(None),
+            // Some aggregated servers name no object. The kind is served if its objects can be listed.
+            Err(error) if is_not_found(&error) && self.can(&["list"]) => {
+                self.list_version(client).await.map(|_version| None)
+            }
             Err(error) => Err(failed(error)),
         }
     }
@@ -254,6 +270,15 @@ mod tests {
     fn resource(plural: &str, version: &str) -> Value {
         json!({"resource": plural, "scope": "Namespaced", "verbs": ["list"],
             "responseKind": {"group": "g.io", "version": version, "kind": plural.to_uppercase()}})
+    }
+
+    #[test]
+    fn a_name_is_one_segment_of_a_path() {
+        assert_eq!(path_segment("system:a-b.c").as_deref(), Some("system:a-b.c"));
+        assert_eq!(path_segment("a?b#c").as_deref(), Some("a%3Fb%23c"));
+        for name in ["", ".", "..", "a/b", "a%2fb", "a\\b"] {
+            assert_eq!(path_segment(name), None, "{name}");
+        }
     }
 
     #[test]

@@ -40,7 +40,9 @@ pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     // Controllers must still update objects of a full namespace, and report errors by events. They do so for users, so
     // this has a limit, too.
     let is_update = expect != Expect::Absent || call.kind.stored_as().volatile;
-    let is_component = COMPONENTS.contains(&user.name.as_str());
+    // Some controllers and add-ons have service accounts of their own.
+    let is_component =
+        COMPONENTS.contains(&user.name.as_str()) || user.is_in("system:serviceaccounts:kube-system");
     let more = |limit: usize| limit.saturating_add(limit / 4);
     Some(match is_component && is_update {
         true => ByteLimits { namespace: more(limits.namespace), all: more(limits.all) },
