@@ -18,6 +18,9 @@ use coracle_cni::{Attachment, NamespaceProcess, Network, NetworkConfig, PortMapp
 use coracle_testing::{NamespaceThread, eventually, eventually_async, in_new_namespace_async, ip, run};
 use ipnetwork::IpNetwork;
 
+/// The kernel's random address can begin as ours do. Then an empty bridge is one that we are making.
+const FOREIGN_MAC: &str = "02:00:00:00:00:01";
+
 /// Runs the test in a new network namespace.
 fn on_a_node(test: impl AsyncFnOnce(Node) + Send + 'static) {
     in_new_namespace_async(async move || {
@@ -409,7 +412,7 @@ fn a_foreign_bridge_with_the_configured_name_is_refused_and_not_changed() {
 
         // The bridge is deleted and another program takes its name: the next ADD fails.
         run("ip", &["link", "delete", "coracle0"]);
-        run("ip", &["link", "add", "coracle0", "type", "bridge"]);
+        run("ip", &["link", "add", "coracle0", "address", FOREIGN_MAC, "type", "bridge"]);
         let before = picture();
         let error = node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap_err();
         assert!(error.to_string().contains("coracle0 exists and was not made by coracle"), "{error}");
@@ -730,7 +733,7 @@ fn ranges_without_masquerading_survive_a_restart() {
 fn an_mtu_that_could_not_be_set_is_retried() {
     on_a_node(async |node| {
         run("ip", &["link", "delete", "coracle0"]);
-        run("ip", &["link", "add", "coracle0", "type", "bridge"]);
+        run("ip", &["link", "add", "coracle0", "address", FOREIGN_MAC, "type", "bridge"]);
         let error = node.network.set_mtu(Some(1400)).await.unwrap_err();
         assert!(error.to_string().contains("was not made by coracle"), "{error}");
         run("ip", &["link", "delete", "coracle0"]);
