@@ -382,19 +382,17 @@ mod tests {
 
     #[test]
     fn a_part_is_opened_while_other_files_are_renamed() {
-        use std::sync::atomic::{AtomicBool, Ordering};
         let dir = volume("renamed");
         symlink("../inner/".repeat(10).trim_end_matches('/'), dir.join("inner/in")).expect("symlink");
-        let (a, b, done) = (dir.join("a"), dir.join("b"), AtomicBool::new(false));
+        let (a, b) = (dir.join("a"), dir.join("b"));
         fs::write(&a, "x").expect("file");
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let renaming = scope.spawn(|| {
                 for _ in 0..50_000 {
                     fs::rename(&a, &b).and_then(|()| fs::rename(&b, &a)).expect("rename");
                 }
-                done.store(true, Ordering::SeqCst);
             });
-            while !done.load(Ordering::SeqCst) {
+            while !renaming.is_finished() {
                 open_beneath(&dir, "inner/in/file").expect("it exists");
             }
         });

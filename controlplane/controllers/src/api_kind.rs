@@ -137,7 +137,8 @@ impl ApiKind {
     /// Reads the object's metadata from the API server.
     ///
     /// # Errors
-    /// The API server does not serve the kind at this moment: its 404 names no object, so the object may exist.
+    /// The request fails, or the API server does not serve the kind at this moment: then its 404 names no object, and the object
+    /// may exist.
     pub(crate) async fn live(&self, client: &Client, key: &Key) -> Result<Option<Meta>, Error> {
         let failed = self.failed("get", key);
         let Some(name) = path_segment(&key.name) else { return Ok(None) };

@@ -75,8 +75,8 @@ pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
-/// Whether the API server has answered that the object with this name does not exist. A 404 for a path that is not served names
-/// no object.
+/// Whether the API server has answered that the object with this name does not exist. A 404 for a path that is not served
+/// names no object.
 pub(crate) fn is_missing(error: &kube::Error, name: &str) -> bool {
     let kube::Error::Api(status) = error else { return false };
     status.is_not_found() && status.details.as_ref().is_some_and(|details| details.name == name)

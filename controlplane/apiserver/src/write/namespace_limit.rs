@@ -1,8 +1,8 @@
 //! The limits of the encoded bytes of all objects in one namespace, and in all namespaces without those of the system.
 //!
 //! All objects are in memory, so a user who may create objects in one namespace, or namespaces, could otherwise fill the
-//! memory of the machine. The limits apply to all users, because controllers create pods for users. A full namespace still works and
-//! can be emptied: only writes that make an object longer are refused, and these are not:
+//! memory of the machine. The limits apply to all users, because controllers create pods for users. A full namespace still
+//! works and can be emptied: only writes that make an object longer are refused, and these are not:
 //!
 //! | write | reason |
 //! |---|---|

@@ -260,21 +260,19 @@ mod tests {
 
     #[test]
     fn a_path_is_opened_while_other_files_are_renamed() {
-        use std::sync::atomic::{AtomicBool, Ordering};
         let root = std::env::temp_dir().join(format!("coracle-renamed-{}", std::process::id()));
         std::fs::create_dir_all(root.join("d/x")).unwrap();
         std::os::unix::fs::symlink("../d/".repeat(10), root.join("d/up")).unwrap();
-        let (a, b, done) = (root.join("a"), root.join("b"), AtomicBool::new(false));
+        let (a, b) = (root.join("a"), root.join("b"));
         File::create(&a).unwrap();
         let open = File::open(&root).unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let renaming = scope.spawn(|| {
                 for _ in 0..50_000 {
                     std::fs::rename(&a, &b).and_then(|()| std::fs::rename(&b, &a)).unwrap();
                 }
-                done.store(true, Ordering::SeqCst);
             });
-            while !done.load(Ordering::SeqCst) {
+            while !renaming.is_finished() {
                 make(open.as_fd(), Path::new("/d/up/x"), Kind::Directory).unwrap();
             }
         });
