@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_cri::blocking;
 
-/// Works on logs at a path, off the async workers: logs may be on a file system of their own, which might not respond.
+/// Runs work on logs at a path in a blocking thread. Logs may be on a separate file system, which might not respond.
 ///
 /// # Errors
 /// Errors of the work, or a timeout: the work on this path does not end, or earlier work has not ended.

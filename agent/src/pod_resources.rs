@@ -1,7 +1,7 @@
 //! The pod resources API (`v1.PodResourcesLister`): reports the devices, the exclusive CPUs and the NUMA memory of
 //! containers to monitoring agents.
 //!
-//! As at a kubelet, it is served at `pod-resources/kubelet.sock` below the directory of plugins.
+//! As in the kubelet, the socket is `pod-resources/kubelet.sock` below the directory of plugins.
 
 mod rate_limit;
 
@@ -96,7 +96,7 @@ impl PodResources {
     }
 }
 
-/// The pod with this name. As upstream, an ended pod only if there is no other.
+/// The pod with this name. As upstream, an ended pod is returned only if no other pod has the name.
 fn find_pod(pods: impl IntoIterator<Item = Arc<Pod>>, namespace: &str, name: &str) -> Option<Arc<Pod>> {
     let is_named = |pod: &Arc<Pod>| {
         let meta = &pod.metadata;

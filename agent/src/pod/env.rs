@@ -25,11 +25,11 @@ pub(crate) const BYTES_MAX: usize = 6 << 20;
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
     pub(crate) secrets: BTreeMap<String, Option<Secret>>,
-    /// Files in `emptyDir` volumes. A file of another volume is not among them.
+    /// Files in `emptyDir` volumes only.
     pub(crate) files: BTreeMap<FileName, EnvFile>,
     pub(crate) services: Vec<Arc<Service>>,
     pub(crate) addresses: Addresses,
-    /// Allocatable resources of the node: the limit of a container that has none.
+    /// Allocatable resources of the node. They replace a missing limit of a container.
     pub(crate) node: BTreeMap<String, Quantity>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn expand<'a>(
 ) -> Result<String, EnvError> {
     let mut out = String::new();
     let mut rest = text;
-    // Searched once: a search after each reference without an end would take quadratic time.
+    // Find the last `)` once. A search for `)` after every `$(` would take quadratic time if there is none.
     let last_end = text.rfind(')');
     let has_end = |name: &&str| last_end.is_some_and(|end| text.len() - name.len() <= end);
     while let Some(at) = rest.find('$') {
@@ -140,7 +140,8 @@ pub(crate) fn expand<'a>(
 struct Environment {
     order: Vec<String>,
     values: BTreeMap<String, String>,
-    /// Bytes of all names and values that were set. Replaced values count too, because they took time.
+    /// Bytes of all names and values that were set. Overwritten values count too, so that variables that overwrite each
+    /// other cannot exceed the limit.
     bytes: usize,
 }
 

@@ -1,12 +1,12 @@
 //! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
 //! space, memory or process IDs.
 //!
-//! The node's resources are checked at each turn of the lease's timer, which runs anyway. If the turns are late, as while
-//! the API server does not answer, a timer of [`WITHOUT_PULSE`] replaces them. Rounds are more frequent while memory or process
-//! IDs fall towards their thresholds, and one starts when tasks wait for memory.
+//! Each tick of the lease timer starts a round, which checks the node's resources. If a tick is late, for example
+//! because the API server does not answer, a timer of [`WITHOUT_PULSE`] starts the round. Rounds are more frequent
+//! while available memory or process IDs fall towards their thresholds. A round also starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
-//! of the first is gone. An eviction is a verdict for the pod's worker, which stops the pod.
+//! of the first is gone. The pod's worker gets the eviction and stops the pod.
 
 mod limits;
 mod machine;
@@ -40,10 +40,10 @@ use stalls::MemoryStalls;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Interval of the rounds without a turn of the lease's timer. It is longer than the default interval of the turns.
+/// Interval of the rounds while the lease timer does not tick. It is longer than the default interval of the ticks.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
-/// Maximum time after the grace period of an evicted pod to wait for its end before the next one is evicted, as the
-/// kubelet's.
+/// Maximum time to wait for the end of an evicted pod after its grace period. After it the next pod may be evicted. The
+/// value is the kubelet's.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// Grace period of an evicted pod in seconds, unless a soft threshold gives it a longer one. It is the kubelet's.
 const MIN_GRACE: u32 = 1;
@@ -74,7 +74,7 @@ pub(crate) struct Evicted {
 /// The task that checks the resources of the node, and evicts pods if a resource is short.
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
-    /// Changes at each turn of the lease's timer.
+    /// Changes at each tick of the lease timer.
     pulse: watch::Receiver<()>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
@@ -90,20 +90,20 @@ pub(crate) struct Eviction {
     measurement: Measurement<MeasuredPods>,
     /// The amounts of the round before.
     levels: MachineLevels,
-    /// Whether little more than a threshold of memory or process IDs was available in the round before, and less than in
-    /// an earlier round.
+    /// Whether available memory or process IDs were only slightly above a threshold in the round before, and were
+    /// falling.
     is_near: bool,
     /// The uids of pods that were evicted because the node was short of a resource.
     evicted: HashSet<String>,
-    /// The pod that was evicted last, until its cgroup is gone, and the end of the wait for that.
+    /// The pod that was evicted last, and the latest end of the wait for it. None after its cgroup is gone.
     ending: Option<(String, Instant)>,
-    /// That of memory and process IDs.
+    /// The shortage of memory or process IDs that evictions could not end.
     unrelieved_machine: UnrelievedPressure,
-    /// That of the disk.
+    /// The shortage of the disk that evictions could not end.
     unrelieved_disk: UnrelievedPressure,
 }
 
-/// The resource that evictions could not free in the last round. It is stored so that the log has it once.
+/// The resource that evictions could not free in the last round. It is stored so that it is logged only once.
 #[derive(Debug, Default)]
 struct UnrelievedPressure(Option<&'static str>);
 
@@ -173,7 +173,7 @@ impl Eviction {
             let urgency = self.urgency();
             let interval = urgency.interval(self.was_short.then_some(INTERVAL));
             tokio::select! {
-                // All only wait: dropping them loses nothing.
+                // All arms only wait, so dropping them loses nothing.
                 () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
                 () = stalls.next(), if urgency.follows_stalls() => {}
                 changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
@@ -193,7 +193,7 @@ impl Eviction {
         self.forget_ended(now);
         let is_short = machine.is_some() || disk.is_some();
         let has_evictions = !self.evicted.is_empty() || !self.node.evictions.is_empty();
-        // The cost of a round on an idle node does not grow with the number of pods.
+        // The pods are listed only when needed, so a round on an idle node does not take longer with more pods.
         let pods = if is_short || has_evictions { self.pods() } else { Vec::new() };
         match machine {
             Some(due) => self.relieve_machine(&pods, due).await,
@@ -203,7 +203,7 @@ impl Eviction {
             }
         }
         match disk {
-            // Rounds for memory may be more frequent.
+            // Rounds for memory may be more frequent than rounds for the disk.
             Some(due) if now >= self.disk_due => {
                 self.disk_due = now + INTERVAL;
                 self.relieve(&pods, due);
@@ -217,7 +217,7 @@ impl Eviction {
     }
 
     /// The pods that may use resources, including pods that end within a long grace period. Removes the evictions of
-    /// others.
+    /// all other pods.
     fn pods(&mut self) -> Vec<Arc<Pod>> {
         let pods: Vec<Arc<Pod>> = self.node.pods.all().into_iter().filter(|pod| !has_ended(pod)).collect();
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
@@ -276,8 +276,8 @@ impl Eviction {
         }
     }
 
-    /// Frees space on the node's disk: removes unused images first. In each later round it begins to measure the pods, of
-    /// which one is evicted then.
+    /// Frees space on the node's disk. Each round requests the removal of unused images. From the second round on, it
+    /// also begins to measure the pods. After the measurement one pod is evicted.
     fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>) {
         self.node.image_gc.no_room();
         if !self.was_short {

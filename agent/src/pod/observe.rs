@@ -148,7 +148,8 @@ fn exit(status: &cri::ContainerStatus) -> Exit {
 
 fn termination_message(status: &cri::ContainerStatus) -> String {
     let path = status.annotations.get(MESSAGE_PATH);
-    // The agent's own mount is the last one. A volume at the same path may be on a server that does not respond.
+    // Use the last mount at this path, which is the agent's own. An earlier one may be a volume of a server that does
+    // not respond.
     let mount = path.and_then(|path| status.mounts.iter().rfind(|m| m.container_path == *path));
     let text = mount.map(|m| files::message(Path::new(&m.host_path))).unwrap_or_default();
     let from_log = status.annotations.get(MESSAGE_POLICY).is_some_and(|p| p == "FallbackToLogsOnError");

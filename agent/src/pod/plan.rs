@@ -1,5 +1,5 @@
-//! Planning for one pod: from desired, observed and worker state and the time to actions, and the time of the next
-//! pass. Pure and total; all decisions about a pod are made here.
+//! Planning for one pod. The inputs are the desired, observed and worker state and the time. The outputs are actions
+//! and the time of the next pass. Pure and total; all decisions about a pod are made here.
 
 mod resize;
 
@@ -56,7 +56,7 @@ pub(crate) struct StartContainer {
     pub(crate) attempt: u32,
     /// The id of a container that was created but never started. It is removed first.
     pub(crate) instead_of: Option<String>,
-    /// The end of the container before it, from which the back-off counts.
+    /// The end of the previous run of the container. The back-off starts at this time.
     pub(crate) crashed: Option<Timestamp>,
     /// The pod with the resources that its cgroup has, while a resize is pending.
     pub(crate) pod_before: Option<Arc<Pod>>,
@@ -240,7 +240,7 @@ fn run(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     plan.actions.push(Action::Start(starts));
 }
 
-/// Whether an ephemeral container was started before: observed here, or reported before a boot.
+/// Whether an ephemeral container was started before. After a boot only the pod's status records the start.
 fn was_there(input: &PlanInput<'_>, name: &str) -> bool {
     let reported =
         input.desired.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
@@ -368,7 +368,7 @@ fn start(input: &PlanInput<'_>, container: &Container, plan: &mut Plan, starts: 
 }
 
 /// The end and the length in seconds of a container's back-off. `is_removed` says whether a restart of all containers
-/// removed the container. If so, the back-off of the pod applies as well, and the later end counts.
+/// removed the container. In this case the back-off of the pod applies too, and the later end of both counts.
 fn crash_wait(
     input: &PlanInput<'_>,
     name: &str,

@@ -111,7 +111,7 @@ impl Pods {
         self.read().ports.values().flatten().cloned().collect()
     }
 
-    /// The number of pods with limits on their disk usage, as it changes.
+    /// Receiver of the number of pods with limits on their disk usage.
     pub(crate) fn limited(&self) -> watch::Receiver<usize> {
         self.read().limited.subscribe()
     }
@@ -137,7 +137,7 @@ impl Pods {
         }
     }
 
-    /// Stores a status that the API server does not have yet; None after it has it.
+    /// Stores a status that the API server does not have yet. None removes it after the API server has accepted it.
     pub(crate) fn report(&self, uid: &str, status: Option<PodStatus>) {
         let mut state = self.write();
         match status {
@@ -209,7 +209,8 @@ impl State {
             if let Some(sum) = self.extended.get_mut(name) {
                 *sum -= amount;
             }
-            // Pods may name any resource, so a name without pods is not kept.
+            // Remove the name if no pod requests the resource. Pods may use any name, so the map would grow without
+            // limit.
             if self.extended.get(name) == Some(&0) {
                 self.extended.remove(name);
             }

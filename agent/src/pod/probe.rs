@@ -63,7 +63,7 @@ pub(crate) struct Watched {
     pub(crate) ending: CancellationToken,
 }
 
-/// Whether a container has a probe that runs. While its pod ends, only the readiness probe does.
+/// Whether a container has a probe that runs. While its pod ends, only the readiness probe runs.
 pub(crate) fn wanted(container: &Container, is_ending: bool) -> bool {
     let has_other = container.liveness_probe.is_some() || container.startup_probe.is_some();
     container.readiness_probe.is_some() || has_other && !is_ending
@@ -217,7 +217,7 @@ impl Watched {
     /// that exits in time succeeds, even if its child processes hold its outputs open up to the timeout.
     async fn probe(&self, probe: &Probe) -> Outcome {
         let limit = timeout(probe);
-        // The future is boxed, so that a probe task does not hold its memory while it sleeps between attempts.
+        // The future is boxed, so that its memory is free while the task sleeps between attempts.
         let asking = Box::pin(self.once(probe, limit));
         if probe.exec.is_some() {
             return asking.await;
@@ -304,7 +304,8 @@ fn seconds(given: Option<i32>, default: u64) -> Duration {
     Duration::from_secs(given.and_then(|s| u64::try_from(s).ok()).unwrap_or(default))
 }
 
-/// The pause before the first attempt. None without one: a timer of length zero still fires up to a millisecond later.
+/// The pause before the first attempt. None if the delay is zero: a timer of length zero fires up to a millisecond
+/// later.
 fn initial_delay(probe: &Probe) -> Option<Duration> {
     Some(seconds(probe.initial_delay_seconds, 0)).filter(|delay| !delay.is_zero())
 }

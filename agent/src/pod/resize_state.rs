@@ -38,7 +38,7 @@ pub(crate) struct InProgress {
     pub(crate) error: Option<String>,
 }
 
-/// Limits of a container in the kernel: those that a resize can change.
+/// Limits of a container in the kernel that a resize can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelLimits {
     shares: i64,

@@ -176,7 +176,7 @@ fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
         let count = u32::try_from(container.restart_count).ok()?;
         let is_removed = container.container_id.is_none() && count > 0;
         match (is_removed, is_restarting && container.container_id.is_some()) {
-            // The status of a removed container counts its next run.
+            // The restart count of a removed container already includes its next run.
             (true, _) => Some((container.name.clone(), count)),
             // The entry is ignored if the container still exists.
             (false, true) => Some((container.name.clone(), count.saturating_add(1))),

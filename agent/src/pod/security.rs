@@ -23,7 +23,7 @@ const MASKED: [&str; 12] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Directories of the CPUs with counts of thermal throttling, which show how busy other containers are.
+/// Directories with the CPUs' counts of thermal throttling. The counts show how busy other containers are.
 static THROTTLE_COUNTS: LazyLock<Vec<String>> =
     LazyLock::new(|| throttle_counts(Path::new("/sys/devices/system/cpu")));
 
@@ -314,7 +314,7 @@ mod tests {
         assert!(matches!(context(spec(None), &named), Err(SecurityError::UserUnknown { .. })));
     }
 
-    /// CVE-2018-10892, CVE-2020-8694: machines of tests may lack these files.
+    /// The files of CVE-2018-10892 and CVE-2020-8694. A test machine may lack them.
     #[test]
     fn cve_2018_10892_files_of_devices_are_masked_by_default() {
         let spec = json!({"containers": [{"name": "c"}]});

@@ -9,7 +9,7 @@
 //!       └─ verdict (rejected)            container exited  └── newest grace period wins
 //! ```
 //! The position is never stored: every pass derives it from `ObservedPod`, so a restarted agent continues. A restart of
-//! all containers removes them, and the pod continues with its init containers in the same sandbox.
+//! all containers removes the containers. The pod then continues with its init containers in the same sandbox.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -147,8 +147,8 @@ impl ObservedPod {
 }
 
 impl ObservedContainer {
-    /// Whether the container was created from another image than `wanted` has: the only mutable field besides resources.
-    /// Compared with the reference that the runtime got, not with a serialization of the spec.
+    /// Whether the container was created from another image than `wanted` has. Besides resources, the image is the only
+    /// mutable field. The function compares the image reference that the runtime got, not a serialization of the spec.
     pub(crate) fn has_other_image(&self, wanted: &Container) -> bool {
         matches!((&wanted.image, &self.requested_image), (Some(wanted), Some(requested)) if wanted != requested)
     }
@@ -232,7 +232,7 @@ pub(crate) struct WorkerState {
     pub(crate) resize: ResizeState,
     /// Containers that a restart of all containers removed, until they run again.
     pub(crate) removed: RemovedContainers,
-    /// The back-off of the pod after its last restart of all containers. None if it has none.
+    /// The back-off of the pod after its last restart of all containers, if any.
     pub(crate) restart_wait: Option<RestartWait>,
 }
 
@@ -266,7 +266,7 @@ pub(crate) const VOLUMES: &str = "volumes";
 pub(crate) const RESIZE: &str = "resize";
 
 impl WorkerState {
-    /// Ends the back-off of containers whose image was changed, as upstream: its key includes the image.
+    /// Ends the back-off of containers whose image was changed. Upstream's key of the back-off includes the image.
     pub(crate) fn forget_crashes(&mut self, desired: &DesiredPod, observed: &ObservedPod) {
         for container in desired.pod().spec.iter().flat_map(|spec| &spec.containers) {
             if observed.latest(&container.name).is_some_and(|latest| latest.has_other_image(container)) {
@@ -286,7 +286,7 @@ impl WorkerState {
         !self.kill_requests.is_empty() || !self.redefined.is_empty() || !self.resize.restarts.is_empty()
     }
 
-    /// Counts a restart of all containers, which has removed the last of them. The first one has no back-off.
+    /// Counts a restart of all containers after it has removed the last container. The first restart has no back-off.
     pub(crate) fn count_restart_of_all(&mut self, now: Timestamp) {
         let is_due = self.crashes.until(ALL_CONTAINERS, now, now).is_some();
         let seconds = self.crashes.seconds(ALL_CONTAINERS);
@@ -405,8 +405,8 @@ fn as_container(added: &EphemeralContainer) -> Container {
     }
 }
 
-/// Whether an init container is a sidecar: started in the order of the init containers, and running as long as the pod.
-/// A main container can have the policy Always, too: it is not a sidecar.
+/// Whether an init container is a sidecar. A sidecar starts in the order of the init containers and runs as long as the
+/// pod. A main container with the policy Always is not a sidecar.
 pub(crate) fn is_sidecar(init: &Container) -> bool {
     init.restart_policy.as_deref() == Some("Always")
 }
@@ -424,7 +424,7 @@ pub(crate) enum Failed {
         image: String,
     },
     Start,
-    /// The container was created: counts as a crash.
+    /// The container was created, so the failure counts as a crash.
     Run,
 }
 

@@ -67,8 +67,9 @@ pub(crate) fn status(input: &StatusInput<'_>) -> PodStatus {
     status
 }
 
-/// Keeps the former phase with its reason and message. As upstream, the end of an evicted or overdue pod is not reported
-/// before its containers have ended and its resources are free: its controller replaces it then.
+/// Keeps the former phase with its reason and message. The controller of an evicted or overdue pod replaces the pod as
+/// soon as its end is reported. So, as upstream, the agent reports the end after the containers have ended and the
+/// resources are free.
 fn delay_end(status: &mut PodStatus, input: &StatusInput<'_>) {
     let api = input.pod.status.as_ref();
     if matches!(api.and_then(|api| api.phase.as_deref()), Some("Failed" | "Succeeded")) {

@@ -80,7 +80,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
     }
     let dra = sync.node.dra.clone();
     loop {
-        // All arms are cancel-safe: channels keep what is not received, a joined task is joined once.
+        // All arms are cancel-safe: channels keep items that are not received, and a task is joined once.
         tokio::select! {
             change = sync.inputs.changes.recv() => match change {
                 Some(change) => sync.change(change),
@@ -154,7 +154,7 @@ impl Sync {
     fn set_desired(&mut self, pod: &Arc<Pod>, from_api: bool) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
         if self.finished.contains(&uid) {
-            // Late events of an object that is being deleted.
+            // A late event of an object that is being deleted.
             return;
         }
         if self.handles.contains_key(&uid) {
@@ -163,7 +163,7 @@ impl Sync {
             }
             return;
         }
-        // Without a record of an earlier agent, the status has the allocated resources of a pod with a pending resize.
+        // If no earlier agent left a record, the allocated resources of a pod with a pending resize are in its status.
         let last = allocation::reported(pod).map(Arc::new);
         let allocated = last.as_ref().filter(|_| from_api).unwrap_or(pod);
         let verdict = self.admit(&uid, allocated);
@@ -259,7 +259,7 @@ impl Sync {
         }
     }
 
-    /// The API server has listed all pods: pods that run or are stored without an object must end.
+    /// Called after the API server has listed all pods. Running or stored pods that are not in the list must end.
     fn complete(&mut self, uids: &HashSet<String>) {
         let services = &self.node.services;
         self.finished.retain(|uid| {
@@ -331,7 +331,7 @@ impl Sync {
     }
 }
 
-/// A forced deletion: the containers get a grace period of one second.
+/// The pod as after a forced deletion: its containers get a grace period of one second.
 fn forced(pod: &Pod) -> Arc<Pod> {
     let mut pod = pod.clone();
     pod.metadata.deletion_grace_period_seconds = Some(1);

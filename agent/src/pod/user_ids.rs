@@ -107,8 +107,8 @@ impl UserIds {
         self.take(uid)
     }
 
-    /// Finds the blocks of pods with unreadable records: a running sandbox has the block of its pod. A pod without a
-    /// sandbox gets a new block with its next one. Does nothing if all records were read.
+    /// Finds the blocks of pods with unreadable records: the runtime reports the block of a sandbox. A pod without a
+    /// sandbox gets a new block with its next sandbox. Does nothing if all records were read.
     ///
     /// # Errors
     /// When the pods cannot be listed, or the runtime does not respond. The next call resumes with the other pods.
@@ -210,8 +210,8 @@ impl UserIds {
         Ok(unread)
     }
 
-    /// Sets the block that the runtime returned for a pod, and replaces the pod's unreadable record. A later agent may
-    /// find volumes with these ids, but no sandbox.
+    /// Sets the block that the runtime returned for a pod, and replaces the pod's unreadable record. The record must be
+    /// readable again, because a later agent may find volumes with these ids, but no sandbox.
     fn adopt(&self, uid: &str, first: Option<u32>) {
         self.resolve(uid, first);
         let state = self.state();
@@ -270,7 +270,7 @@ fn record(dir: &Path, first: u32) -> io::Result<()> {
     let record = Record { uid_mappings: ranges.clone(), gid_mappings: ranges };
     let text = serde_json::to_vec(&record)?;
     crate::volume::make_private(dir)?;
-    // Durable: after a power failure the pod's volumes contain files with these ids.
+    // The record must be durable: after a power failure the pod's volumes contain files with these ids.
     crate::private_file::replace(&dir.join(FILE), &text)
 }
 

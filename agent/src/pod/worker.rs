@@ -68,12 +68,12 @@ struct Worker {
     observed: ObservedPod,
     volumes: Option<Volumes>,
     pulls: HashMap<String, PullTask>,
-    /// In a box: it is None for most of the time.
+    /// Boxed to save memory, because it is None for most of the time.
     awaited: Option<Box<AwaitedPolicies>>,
     /// Ids of containers whose preStop hook has run.
     pre_stop_done: HashSet<String>,
-    /// The status that was sent last. None once the API has it, because the desired pod contains it then. In a box: it is
-    /// None for most of the time.
+    /// The status that was sent last. None when the API has it, because the desired pod then contains it. Boxed to save
+    /// memory, because it is None for most of the time.
     reported: Option<Box<PodStatus>>,
     /// Whether the API has the status that was sent last.
     is_in_api: bool,
@@ -98,8 +98,8 @@ enum Event {
     Woken,
 }
 
-/// Both ends of an unbounded queue: jobs and probes hold clones of the sender. An empty queue of tokio would take 2 to 4 kB
-/// in each pod, because it allocates places for 32 items.
+/// Both ends of an unbounded queue. Jobs and probes hold clones of the sender. A queue of tokio would take 2 to 4 kB in
+/// each pod even if empty, because it allocates places for 32 items.
 struct Queue<T> {
     sender: mpsc::UnboundedSender<T>,
     receiver: mpsc::UnboundedReceiver<T>,
@@ -128,7 +128,7 @@ struct RunningJob {
 
 /// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
 ///
-/// The arguments are in a box: a future keeps the memory of its arguments for as long as it lives.
+/// The arguments are boxed, because a future keeps the memory of its arguments for as long as it lives.
 pub(crate) async fn run(start: Box<WorkerStart>) {
     let wake = Arc::clone(&start.wake);
     if let Some(received) = start.received {
@@ -221,7 +221,7 @@ fn whole_seconds(time: Timestamp) -> Timestamp {
 async fn sleep_until(due: Option<Timestamp>) {
     let Some(due) = due else { return std::future::pending().await };
     let left = Duration::try_from(due - Timestamp::now()).unwrap_or_default();
-    // The margin makes sure that the plan finds the deadline reached.
+    // The margin of 2 ms makes sure that the deadline is over when the plan checks it.
     tokio::time::sleep(left + Duration::from_millis(2)).await;
 }
 
@@ -422,7 +422,7 @@ impl Worker {
         self.not_before = Timestamp::now().checked_add(SignedDuration::from_secs(seconds)).ok();
     }
 
-    /// Sends the status if it differs from the status that was sent last, or from the status in the API.
+    /// Sends the status if it differs from the last sent status, or from the status in the API.
     fn report_status(&mut self, desired: &DesiredPod, plan: &Plan, now: Timestamp) {
         let DesiredPod::Run(pod) = desired else { return };
         let api = pod.status.clone().unwrap_or_default();
@@ -459,7 +459,7 @@ impl Worker {
         } else if self.reported.as_deref() != Some(&status) {
             self.node.pods.report(&self.uid, Some(status.clone()));
         }
-        // An API status that equals an older one is outdated: a later status is being written.
+        // The status in the API counts only if no other status was sent since. Such a status is still being written.
         if api == status && self.reported.as_deref().is_none_or(|reported| *reported == status) {
             (self.reported, self.is_in_api) = (None, true);
             return;

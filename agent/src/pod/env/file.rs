@@ -1,7 +1,7 @@
 //! Variables from files in volumes: `valueFrom.fileKeyRef`.
 //!
 //! A file has the format of upstream's `pkg/kubelet/util/env`: lines `NAME='value'`. A value may have several lines and
-//! cannot contain a single quote; nothing in it is expanded. Empty lines, and what follows `#` outside of a value, are
+//! cannot contain a single quote; nothing in it is expanded. Empty lines, and text after `#` outside of a value, are
 //! ignored. The first value of a name counts, even if a later line is invalid.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ impl FileName {
     }
 }
 
-/// Why a file has no more values.
+/// The error that ended the reading of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FileProblem {
     #[error("the file does not exist")]
@@ -74,7 +74,7 @@ impl EnvFile {
             if name.ends_with(BLANKS) {
                 return Err(invalid(number, "whitespace before '=' is not allowed"));
             }
-            // As in a shell: an empty value, and something else after it.
+            // As in a shell, a blank after `=` means an empty value. The rest of the line does not belong to the value.
             let is_empty = rest.starts_with(BLANKS);
             let value = if is_empty { String::new() } else { quoted(rest, number, lines)? };
             if keys.contains(name) {
@@ -118,7 +118,7 @@ fn invalid(line: usize, what: &'static str) -> FileProblem {
     FileProblem::Format { line, what }
 }
 
-/// Fuzz target: the names of the wanted variables up to a zero byte, and then a file.
+/// Fuzz target. The input has the names of the wanted variables, a zero byte, and the file.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let mut parts = data.splitn(2, |byte| *byte == 0);
@@ -126,7 +126,7 @@ pub(crate) fn fuzz(data: &[u8]) {
     let keys: BTreeSet<String> = String::from_utf8_lossy(names).split(',').map(str::to_owned).collect();
     let file = EnvFile::parse(content, &keys);
     assert!(file.values.keys().all(|name| keys.contains(name)));
-    // An invalid byte becomes a character of three bytes.
+    // An invalid byte becomes U+FFFD, which has three bytes.
     let size: usize = file.values.values().map(String::len).sum();
     assert!(size <= 3 * content.len(), "{size} bytes of {}", content.len());
 }

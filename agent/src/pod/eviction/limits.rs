@@ -41,7 +41,7 @@ impl LimitEviction {
         loop {
             let measures = *self.limited.borrow_and_update() > 0;
             tokio::select! {
-                // Both only wait: dropping them loses nothing.
+                // Both arms only wait, so dropping them loses nothing.
                 () = tokio::time::sleep(INTERVAL), if measures => {}
                 changed = self.limited.changed(), if !measures => if changed.is_err() { return },
             }

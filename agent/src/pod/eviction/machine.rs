@@ -18,7 +18,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Interval of the rounds while little more than a threshold is available, and the amount is falling.
 const NEAR: Duration = Duration::from_secs(2);
 
-/// The result of the last round.
+/// The part of the last round's result that decides when the next round starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Urgency {
     /// Memory or process IDs are short, or an evicted pod is ending.
@@ -32,8 +32,8 @@ pub(super) struct Urgency {
 // === impl Urgency ===
 
 impl Urgency {
-    /// The time until the next round. `other` is the interval of other measurements. None if the node's heartbeat
-    /// starts the next round. If no pod can be evicted, faster rounds would only take time from the node.
+    /// The time until the next round. `other` is the interval of other measurements. None if the next tick of the lease
+    /// timer starts the next round. If no pod can be evicted, faster rounds would only take time from the node.
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {
             Self { is_unrelieved: true, .. } => None,

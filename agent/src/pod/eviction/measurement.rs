@@ -1,5 +1,5 @@
-//! Measurement of the pods' disks beside the rounds of eviction. It takes minutes if pods have many files, and pods must be
-//! evicted for a lack of memory meanwhile.
+//! Measurement of the pods' disks, concurrent with the eviction rounds. It takes minutes if pods have many files.
+//! Evictions for a lack of memory must not wait for it.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -39,12 +39,12 @@ impl<T: Send + 'static> Measurement<T> {
         }
     }
 
-    /// The result. Without a measurement it never returns. Cancel safe.
+    /// Waits for the result. Never returns if no measurement is running. Cancel safe.
     pub(super) async fn result(&mut self) -> T {
         loop {
             match self.0.join_next().await {
                 Some(Ok(result)) => return result,
-                // It has panicked. The next round begins another one.
+                // The measurement has panicked. The next round begins another measurement.
                 Some(Err(error)) => tracing::error!(%error, "a measurement of the pods' disks panicked"),
                 None => std::future::pending().await,
             }

@@ -84,7 +84,7 @@ pub(crate) fn is_on_disk(medium: Option<&str>) -> bool {
     medium.unwrap_or_default().is_empty()
 }
 
-/// Whether the node must keep the pod.
+/// Whether the pod is critical to the node. Critical pods are never evicted.
 pub(crate) fn is_critical(pod: &Pod) -> bool {
     priority(pod) >= CRITICAL_PRIORITY
 }
@@ -232,8 +232,8 @@ pub(super) fn quantity(bytes: u64) -> String {
     unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
 }
 
-/// The limit of a container in bytes, with its text. As in the kubelet, zero is no limit of the container alone, but
-/// counts in the limit of the pod.
+/// The limit of a container in bytes, with its text. As in the kubelet, a container with the limit 0 has no limit of
+/// its own. The sum for the pod's limit counts the 0.
 fn own_limit(container: &Container) -> Option<(i64, &str)> {
     let text = limit_of(container)?;
     let bytes = Quantity::parse(text).map_or(i64::MAX, Quantity::value);

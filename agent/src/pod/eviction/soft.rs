@@ -9,7 +9,7 @@ pub(super) struct Crossed<R> {
     hard: Option<R>,
     /// The resources below their soft thresholds, and since when.
     since: Vec<(R, Instant)>,
-    /// Those of them that were below the threshold for its grace period.
+    /// The resources that have been below their soft thresholds for the grace period.
     lasting: Vec<R>,
 }
 
@@ -46,8 +46,8 @@ impl<R: Copy + PartialEq> Crossed<R> {
         self.lasting.contains(&resource)
     }
 
-    /// Stores the resources that are short now. Resources below soft thresholds have their grace periods. Returns the
-    /// kind of the threshold that leads to an eviction.
+    /// Stores the resources that are short now. `soft` has the resources below soft thresholds with their grace
+    /// periods. Returns the kind of the threshold that leads to an eviction.
     pub(super) fn update(
         &mut self,
         hard: Option<R>,
@@ -76,7 +76,7 @@ impl<R: Copy + PartialEq> Crossed<R> {
 // === impl Due ===
 
 impl<S> Due<S> {
-    /// The shortage of the threshold of this kind. Pods have no grace period below a hard threshold, and at most
+    /// Selects the shortage by the kind of the threshold. Pods have no grace period below a hard threshold, and at most
     /// `max_grace` seconds below a soft one.
     pub(super) fn of(
         kind: Option<ThresholdKind>,

@@ -1,6 +1,6 @@
 //! Notifications of the kernel that tasks wait for memory (pressure stall information, `Documentation/accounting/psi.rst`).
 //!
-//! A pod can take the free memory of the machine between two turns of the lease's timer. Then tasks begin to wait, and a
+//! A pod can take the free memory of the machine between two ticks of the lease timer. Then tasks begin to wait, and a
 //! notification starts a round at once. The kernel does no work for this while no task waits for memory.
 #![allow(unsafe_code, reason = "tokio requires the promise that a descriptor which it polls stays open")]
 
@@ -19,7 +19,7 @@ const FILE: &str = "/proc/pressure/memory";
 /// The triggers, the preferred one first: tasks have waited for 100 ms within one second or two. Without the capability
 /// `CAP_SYS_RESOURCE`, which a container may lack, the kernel accepts only multiples of two seconds. It requires the zero byte.
 const TRIGGERS: [&[u8]; 2] = [b"some 100000 1000000\0", b"some 100000 2000000\0"];
-/// Minimum time between two notifications, which is also the kernel's for the first trigger.
+/// Minimum time between two notifications. The kernel has the same minimum for the first trigger.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The notifications.
@@ -60,7 +60,7 @@ impl MemoryStalls {
     }
 }
 
-/// Opens the file and writes the first trigger that the kernel accepts. It holds as long as the file is open.
+/// Opens the file and writes the first trigger that the kernel accepts. The trigger is active while the file is open.
 fn request() -> io::Result<OwnedFd> {
     let [preferred, other] = TRIGGERS;
     with_trigger(preferred).or_else(|_refused| with_trigger(other))
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// Urgent data of TCP is the same event for poll(2) as a notification.
+    /// The test sends urgent data of TCP, because poll(2) reports it with the same event as a notification.
     #[tokio::test]
     async fn a_notification_is_delivered_once() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -105,7 +105,8 @@ mod tests {
         assert!(descriptor.ready(Interest::PRIORITY).now_or_never().is_none(), "it was taken");
     }
 
-    /// In a container without `CAP_SYS_RESOURCE` too. A kernel with `psi=0` has no file.
+    /// The kernel accepts a trigger also in a container without `CAP_SYS_RESOURCE`. With `psi=0` the file does not
+    /// exist.
     #[test]
     fn a_kernel_that_measures_stalls_accepts_a_trigger() {
         assert_eq!(request().is_ok(), std::path::Path::new(FILE).exists());

@@ -1,5 +1,5 @@
-//! Usage of pods. Of the disk: a walk of their directories, which follows no link and enters no mount. Of memory and
-//! process IDs: the values of their cgroups.
+//! Resource usage of pods. A walk of a pod's directories measures its disk usage. The walk follows no link and enters
+//! no mount. The pod's cgroup has its memory and process IDs.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,11 +19,12 @@ use crate::pod::config::POD_UID;
 use crate::pod::config::files;
 use crate::pod::config::sandbox::log_dir_name;
 
-/// Maximum time for the memory of a pod's containers: the runtime also measures their writable layers, and the eviction
-/// must not wait for that.
+/// Maximum time to wait for the memory usage of a pod's containers. To answer, the runtime also measures their writable
+/// layers, and the eviction must not wait for that.
 const CONTAINERS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Walks of the directories of pods. Each of the callers has one at a time: the limits of pods, a shortage, a summary.
+/// Walks of the directories of pods. There are three callers (limits of pods, a shortage, a summary), and each has one
+/// walk at a time.
 static WALKS: FileWork = FileWork::new(4);
 
 /// The directories of one pod.

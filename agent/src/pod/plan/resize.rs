@@ -14,8 +14,8 @@ pub(super) enum Due {
     No,
     /// This plan changes them.
     Now,
-    /// The last attempt failed, for example because of the memory usage, and waits. The pod has the resources of its
-    /// cgroup and of its running containers.
+    /// The last attempt failed, for example because of the memory usage, and its back-off is running. The value is the
+    /// pod with the current resources of its cgroup and of its running containers.
     Later(Arc<Pod>),
 }
 

@@ -337,7 +337,8 @@ fn a_running_container_gets_other_resources_and_a_failed_resize_waits() {
     let after = serde_json::from_value(json!({"requests": {"cpu": "2"}})).unwrap();
     state.resize.actuated.insert("a0".into(), after);
     assert_eq!(decide(&wanted, &seen, &state, 5), Plan::default());
-    // An accepted resize always reaches the pod's cgroup, for pod-level resources and containers that do not run.
+    // An accepted resize always changes the pod's cgroup, because resources of the pod and of stopped containers count
+    // there.
     state.resize.is_cgroup_due = true;
     let got = decide(&wanted, &seen, &state, 5).actions;
     assert!(

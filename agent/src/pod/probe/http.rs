@@ -139,7 +139,7 @@ impl Request {
             return Ok(None);
         }
         let path = &target[url::Position::BeforePath..url::Position::AfterQuery];
-        // The Host header names the requested host for a relative redirect; an absolute redirect has its own.
+        // A relative redirect keeps the Host header of the probe. An absolute redirect has a host of its own.
         let absolute = Url::parse(location).is_ok();
         let mut headers = self.headers.clone();
         headers.retain(|(name, _)| !(absolute && name.eq_ignore_ascii_case("host")));
@@ -178,8 +178,8 @@ impl Answer {
         }
     }
 
-    /// The outcome of a probe. As upstream, it shows the body, but only if the pod sent it. The author of the spec
-    /// chooses other hosts, and possibly is not allowed to read from them.
+    /// The outcome of a probe. As upstream, a failure shows the body, but only if the pod itself sent it. For another
+    /// host, the author of the spec may lack the permission to read from it.
     pub(super) fn outcome(&self) -> Outcome {
         if let (Ok(()), 300.., Some(body)) = (self.success(), self.status.as_u16(), &self.body) {
             return Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"));
@@ -287,7 +287,7 @@ mod tests {
 
     use super::*;
 
-    /// A server with a response for each path; its port.
+    /// Starts a server with a response for each path. Returns its port.
     async fn serve(answers: &'static [(&'static str, &'static str)]) -> u16 {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -328,7 +328,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            // A response before the request is an error of the protocol.
+            // Read the request first, because a response before the request is a protocol error.
             let mut head = [0; 1024];
             assert_ne!(stream.read(&mut head).await.unwrap(), 0);
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();

@@ -55,8 +55,8 @@ pub(crate) struct ContainerCounts {
 #[derive(Debug, Default)]
 struct Counts {
     results: [AtomicU64; RESULTS.len()],
-    /// Number of durations in each bucket. A duration belongs to the first bound that is not below it. As in the
-    /// kubelet, failures are not counted here.
+    /// Number of durations in each bucket. A duration belongs to the bucket of the lowest bound that is at least as
+    /// long. As in the kubelet, failures are not counted here.
     durations: [AtomicU64; BOUNDS.len() + 1],
     micros: AtomicU64,
 }

@@ -2,7 +2,7 @@
 //! each pod of the node could use the private images that other pods have pulled.
 //!
 //! Source: `pkg/kubelet/images/pullmanager` (KEP-2535). A secret is recorded by its uid, without a digest of its
-//! content. So the registry verifies a pod with an equal secret of another name once.
+//! content. So if a pod has the same credentials in another secret, the registry verifies the pod once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -19,8 +19,8 @@ use crate::image_verification::ImageVerification;
 use crate::json_file;
 use crate::runtime::Runtime;
 
-/// Maximum secrets of a repository in a record, and repositories of an image. Above it the oldest secret or the first
-/// repository is dropped: the registry verifies their pods again.
+/// Maximum secrets of a repository in a record, and maximum repositories of an image. Above the limit the oldest secret
+/// or the first repository is dropped. The registry then verifies the affected pods again.
 const SECRETS_MAX: usize = 100;
 const REPOSITORIES_MAX: usize = 100;
 
@@ -192,9 +192,9 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of
-    /// its names has no result. The reason: a pod may name it by digest or id. It also counts as pulled if its record
-    /// is unreadable.
+    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
+    /// names has no result, because a pod may name the image by digest or id. It also counts as pulled if its record is
+    /// unreadable.
     pub(super) fn check(&self, wanted: ImageRequest<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
@@ -213,7 +213,8 @@ impl PullRecords {
         }
     }
 
-    /// Records that a pull begins. The file is not synced: a journal writes it before the image, which follows.
+    /// Records that a pull begins. The file is not synced: a journaling file system writes it before the image, which
+    /// is stored later.
     ///
     /// # Errors
     /// When the file cannot be written. The image must not be pulled then.
@@ -305,8 +306,8 @@ impl PullRecords {
         may_exist(&path) || may_exist(&path.with_extension("bad"))
     }
 
-    /// Whether a pull of this name has begun and has no result. The record may be a file that could not be read, or
-    /// that a power failure has emptied.
+    /// Whether a pull of this name has begun and has no result. A file of such a pull counts even if it is unreadable
+    /// or was emptied by a power failure.
     fn has_begun(&self, state: &State, name: &str) -> bool {
         state.intents.contains_key(name) || may_exist(&self.intent_path(name))
     }
@@ -403,7 +404,7 @@ impl Drop for RunningPull {
             remove(&self.records.intent_path(&self.image));
         }
         drop(state);
-        // The pod was deleted. A runtime ends the pull then, unless it was just complete.
+        // The pod was deleted, so the runtime cancels the pull, unless the pull has just completed.
         if self.end == End::Unknown
             && let Ok(tasks) = tokio::runtime::Handle::try_current()
         {

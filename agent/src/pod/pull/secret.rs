@@ -158,8 +158,8 @@ pub(super) fn location(key: &str) -> String {
     bare.to_owned()
 }
 
-/// Whether a key matches an image. The host has a pattern for each label. As in the kubelet, the path is a prefix that
-/// may end within a component.
+/// Whether a key matches an image. Each label of the key's host is a pattern. As in the kubelet, the path of the key is
+/// a prefix that may end within a component.
 pub(super) fn applies(key: &str, domain: &str, path: &str) -> bool {
     let (host, prefix) = key.split_once('/').unwrap_or((key, ""));
     let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"];

@@ -66,7 +66,7 @@ fn a_resize_waits_for_room_and_only_what_grows_is_checked() {
         check_resize(&pod(cpu, memory), &old, amount(2500, 4 << 20), amount(4000, 4 << 20))
     };
     assert_eq!(evaluated("1500m", "1Mi"), Ok(()));
-    // The node's memory is overcommitted, and the pod takes no more of it.
+    // The node's memory is overcommitted, and the resize requests no more memory.
     assert_eq!(evaluated("500m", "512Ki"), Ok(()));
     let deferred = evaluated("1501m", "1Mi").unwrap_err();
     assert_eq!(deferred.reason, "Deferred");

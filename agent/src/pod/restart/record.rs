@@ -30,8 +30,8 @@ pub(super) fn read(pod_dir: &Path) -> RemovedContainers {
     json_file::read(&path(pod_dir)).unwrap_or_default()
 }
 
-/// Removes the record: all of its containers run again. An error is logged. A record that stays has no effect on
-/// containers that exist.
+/// Removes the record after all of its containers run again. An error is logged. A record that could not be removed has
+/// no effect on existing containers.
 pub(crate) fn remove(pod_dir: &Path) {
     let path = path(pod_dir);
     if let Err(error) = fs::remove_file(&path)

@@ -1,4 +1,5 @@
-//! Record of the containers that the agent stops so that they start again or must not continue, in the pod's directory.
+//! Record, in the pod's directory, of the containers that the agent stops: to start them again, or because they must
+//! not continue.
 //!
 //! The exit code of such a container does not decide whether it starts again. Without the record, an agent that starts
 //! after the stop would treat the exit as the container's own. A pod could end because one of its probes failed.
@@ -41,8 +42,8 @@ pub(crate) fn read(pod_dir: &Path) -> Stops {
     json_file::read(&path(pod_dir)).unwrap_or_default()
 }
 
-/// Removes the record: its containers are removed. An error is logged. A record that stays has no effect on other
-/// containers.
+/// Removes the record after its containers are removed. An error is logged. A record that could not be removed has no
+/// effect on other containers.
 pub(crate) fn remove(pod_dir: &Path) {
     let path = path(pod_dir);
     if let Err(error) = fs::remove_file(&path)
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!(read(dir.path()), Stops::default());
     }
 
-    /// A record of an earlier version. Never changed, because pods outlive an upgrade.
+    /// A record of an earlier version. Do not change it: pods outlive an upgrade of the agent.
     #[test]
     fn earlier_records_are_read() {
         let dir = tempfile::tempdir().unwrap();

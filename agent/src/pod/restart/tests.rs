@@ -84,7 +84,8 @@ fn a_sidecar_that_exits_after_the_others_have_ended_triggers_nothing() {
     let ended = vec![init(0, 1), sidecar(6), container("a", 0, exited(0, 5))];
     assert_eq!(triggers(&pod, ended), Vec::<String>::new());
     assert_eq!(triggers(&pod, vec![init(1, 5), sidecar(6)]), Vec::<String>::new());
-    // The others end later because of the restart: an agent that restarts meanwhile continues it.
+    // The other containers end later because of the restart of all containers. An agent that starts meanwhile continues
+    // the restart.
     let stopped = vec![init(0, 1), sidecar(6), container("a", 0, exited(137, 8))];
     assert_eq!(triggers(&pod, stopped), ["s0"]);
 }

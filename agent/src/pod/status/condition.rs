@@ -138,7 +138,7 @@ fn dated(judged: EvaluatedCondition, input: &StatusInput<'_>, completed: bool) -
 }
 
 /// Whether another component has changed readiness since the last report. The node lifecycle controller sets the pods
-/// of an unreachable node to not ready. The node corrects that after it is reachable again.
+/// of an unreachable node to not ready. The agent corrects this when the node is reachable again.
 pub(crate) fn is_overruled(reported: &PodStatus, api: &PodStatus) -> bool {
     let of = |status: &PodStatus, type_: &str| {
         status.conditions.iter().flatten().find(|c| c.type_ == type_).cloned()

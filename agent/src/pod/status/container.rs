@@ -34,8 +34,8 @@ pub(super) fn statuses(containers: &[Container], input: &StatusInput<'_>) -> Vec
 }
 
 /// Statuses of init containers and sidecars. After the loss of the sandbox, an init container runs again although its
-/// policy does not restart it. The API server refuses a status with this transition. So such a container keeps its last
-/// status until its next end, but is not ready. Source: `ValidateInitContainerStateTransition` of
+/// policy does not restart it. The API server refuses a status that shows this restart. So the status of such a
+/// container stays until its next exit, but shows it as not ready. Source: `ValidateInitContainerStateTransition` of
 /// `pkg/apis/core/validation`.
 pub(super) fn init_statuses(shape: &Shape<'_>, input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     let mut all = statuses(shape.inits(), input);

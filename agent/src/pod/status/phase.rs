@@ -49,7 +49,7 @@ pub(super) fn phase(shape: &Shape<'_>, input: &StatusInput<'_>, mains: &[Contain
         return if input.holds_resources { "Pending" } else { "Failed" };
     }
     if !initialized(shape, input) {
-        // Ended before it was initialized: no container will run.
+        // The pod has ended before it was initialized, so no main container will run.
         return if input.finished { "Failed" } else { "Pending" };
     }
     let restarts = |container: &Container, code: i32| {

@@ -213,7 +213,7 @@ fn a_verdict_fails_a_running_pod_after_its_containers_have_ended() {
     let ended = case.status(7);
     assert_eq!((ended.phase.as_deref(), ended.reason.as_deref()), (Some("Failed"), Some("Evicted")));
     assert_eq!(ended.message.as_deref(), Some("m"));
-    // Another client has set the final phase: it stays.
+    // A final phase that another client has set stays.
     let mut overruled = Case::new(one(), observed(vec![container("a", 0, running())]));
     overruled.state.verdict = Some(Verdict { reason: "Evicted".into(), message: "m".into() });
     overruled.last = case.last;
@@ -451,7 +451,7 @@ fn a_restart_of_all_containers_has_a_condition_and_keeps_restart_counts_and_last
     let restarting = condition(&status, "AllContainersRestarting").clone();
     assert_eq!((restarting.status.as_str(), status.phase.as_deref()), ("True", Some("Running")));
     assert_eq!(restarting.reason.as_deref(), Some("RestartAllContainersStarted"));
-    // A stopped container does not make the pod fail.
+    // A container that the restart has stopped does not make the pod fail.
     case.observed.containers[2].run =
         ContainerRun::Exited(Exit { started: at(0), finished: at(6), code: 137, ..Exit::default() });
     assert_eq!(case.phase(), "Running");

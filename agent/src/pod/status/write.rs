@@ -1,7 +1,8 @@
-//! Status writes: the newest status of each pod, as a patch against the last acknowledged one, some at a time. The
-//! last write deletes the object of a pod that has been removed from the node.
+//! Status writes. The newest status of each pod is sent as a patch against the last acknowledged status. At most
+//! [`AT_ONCE`] writes run at the same time. If the pod has been removed from the node, the last write deletes its
+//! object.
 //!
-//! A pod that starts has three statuses before it runs: accepted, with a sandbox, with created containers. Each write
+//! A starting pod has three statuses before it runs: accepted, with a sandbox, and with created containers. Each write
 //! costs a commit and an event in every watch of pods. So these statuses wait for two seconds, and most of them are
 //! replaced by the status of the running pod.
 
@@ -46,7 +47,7 @@ pub(crate) struct Update {
     /// The status that the API is known to have.
     pub(crate) known: PodStatus,
     pub(crate) status: PodStatus,
-    /// Whether to delete the object: the pod has been removed here.
+    /// Whether to delete the object, because the pod has been removed from the node.
     pub(crate) delete: bool,
 }
 
@@ -144,7 +145,7 @@ fn newest(shared: &Shared, update: Update) -> Update {
 
 async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
     let pods = Request::new(Pod::url_path(&(), Some(&update.namespace)));
-    // Responses are not decoded: each has the whole pod, which the watch delivers anyway.
+    // Responses are not decoded. Each contains the whole pod, which the watch delivers too.
     if let Some(status) = difference(&update.known, &update.status) {
         let patch = Patch::Merge(json!({"metadata": {"uid": update.uid}, "status": status}));
         let request = pods.patch_subresource("status", &update.name, &PatchParams::default(), &patch);

@@ -38,7 +38,8 @@ impl Sync {
         } else if is_alive && !self.note_pending(uid, pod, &old) {
             self.replace(uid, &old, &Arc::new(with_resources(pod, &old)));
         } else if is_alive {
-            // The resize is evaluated first: a status of the new generation must have its outcome.
+            // Evaluate the resize before the worker gets the pod: a status of the new generation must contain the
+            // outcome.
             self.retry_resizes(RetryTrigger::PodResized);
             if self.pending.contains_key(uid) {
                 let mut allocated = with_resources(pod, &old);
@@ -120,7 +121,7 @@ impl Sync {
                         self.node.metrics.resizes.accepted_later(trigger);
                     }
                     let generation = pod.metadata.generation;
-                    // First, so that the worker knows of the resize when it gets the new resources.
+                    // Accept the resize first, so that the worker knows of it when it gets the new resources.
                     self.node.resizes.accept(&uid, &pod);
                     self.replace(&uid, &old, &pod);
                     let message = event_message("Pod resize started", &pod, generation, None);

@@ -15,14 +15,15 @@ impl Worker {
             return;
         }
         let stored = StoredEviction { message: evicted.message, by_pressure: evicted.by_pressure };
-        // Recorded before the pod is stopped.
+        // Record the eviction before the pod is stopped.
         self.node.checkpoint.keep_evicted(desired.pod(), self.state.start_time, stored.clone()).await;
-        // Counted here: the eviction may be requested again until the pod has ended.
+        // Count the eviction here, and not at its request: it may be requested several times until the pod has ended.
         self.node.metrics.evicted(evicted.signal);
         self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, stored.message.clone());
         self.state.eviction_grace = evicted.grace;
         apply(&mut self.state, stored);
-        // The back-off of an earlier failure must not delay the end of the pod: the node would evict another pod.
+        // The back-off of an earlier failure must not delay the end of the pod. Otherwise the node would evict another
+        // pod too.
         self.not_before = None;
     }
 }

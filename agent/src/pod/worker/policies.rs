@@ -9,8 +9,8 @@ pub(super) struct AwaitedPolicies {
     pub(super) pending: PendingAdmission,
 }
 
-/// The containers that can start because their policies are in the kernel now. Without such containers it never returns.
-/// Cancel safe.
+/// Waits for the policies in the kernel, and returns the containers that can start now. Never returns if no container
+/// waits. Cancel safe.
 pub(super) async fn enforced(awaited: &mut Option<Box<AwaitedPolicies>>) -> Vec<String> {
     let Some(waiting) = awaited else { return std::future::pending().await };
     waiting.pending.enforced().await;

@@ -109,7 +109,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
         .kill_on_drop(true);
     coracle_open_files::restore_limit(command.as_std_mut());
     let mut child = command.spawn()?;
-    // Dropped before the child, see `ProcessGroup`.
+    // The group must be dropped before the child, see `ProcessGroup`.
     let group = ProcessGroup::of(&child);
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let give = async {

@@ -50,7 +50,7 @@ impl<K: Eq + Hash, T> Drop for FlightGuard<'_, K, T> {
     fn drop(&mut self) {
         let mut list = self.flights.list();
         let listed = list.get(&self.key).is_some_and(|cell| Arc::ptr_eq(cell, &self.cell));
-        // Only the list's reference and this one are left. A later caller must start new work.
+        // Two references mean that only the map and this guard hold the cell. A later caller must start new work.
         if listed && (self.cell.initialized() || Arc::strong_count(&self.cell) <= 2) {
             list.remove(&self.key);
         }

@@ -16,7 +16,7 @@ const HAS_SANDBOX: &str = "PodReadyToStartContainers";
 /// Reasons of containers that have not failed and not run.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// At most one status of each pod. Every operation costs the same however many pods wait.
+/// At most one status of each pod. The cost of an operation does not depend on the number of waiting pods.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     entries: HashMap<String, Entry>,
@@ -63,7 +63,7 @@ impl Waiting {
         free.filter_map(|uid| self.entries.remove(&uid)).map(|entry| entry.update).collect()
     }
 
-    /// Makes a due status available that was skipped because a write of the same pod was in flight.
+    /// Makes a due status of the pod available again. It was skipped while another write of the pod was in flight.
     pub(super) fn delivered(&mut self, uid: &str) {
         if self.entries.get(uid).is_some_and(|entry| entry.is_due) {
             self.due.push_back(uid.to_owned());
@@ -81,8 +81,8 @@ impl Waiting {
     }
 }
 
-/// Whether a status only shows the progress of a start. No container has run or failed, and the conditions differ only
-/// in that there is a sandbox.
+/// Whether a status only shows the progress of a start. No container has run or failed, and only the condition of the
+/// sandbox differs.
 fn is_progress(known: &PodStatus, status: &PodStatus) -> bool {
     let pending = |status: &PodStatus| matches!(status.phase.as_deref(), None | Some("Pending"));
     let inits = status.init_container_statuses.iter().flatten();
