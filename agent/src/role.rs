@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::settings::Node;
 use crate::{directories, lock};
 
-/// Bytes of a thread's stack: less than 2 MiB, so that the kernel cannot make it one huge page, as by Debian's default.
+/// Bytes of a thread's stack. A stack of 2 MiB could become one huge page with Debian's default setting of the kernel.
 const STACK: usize = (2 << 20) - (64 << 10);
 
 /// Exit status of an agent on a machine that has not joined a cluster (`EX_CONFIG` of sysexits.h). The unit
@@ -55,7 +55,8 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
         .worker_threads(2)
         .max_blocking_threads(16)
         .thread_stack_size(STACK)
-        // Less than the time before the program's pages are released: an ending thread would load pages again.
+        // Idle threads must end before the program's pages are released, because an ending thread would load pages
+        // again.
         .thread_keep_alive(program_pages::HEARTBEAT / 2)
         .enable_all()
         .build()
@@ -202,7 +203,7 @@ mod tests {
     use super::{NOT_JOINED, agent, block_on, hint, hint_for_user, status};
     use crate::lock::Lock;
 
-    /// A task's data, which the end of the task drops. Sends the holder of the lock then.
+    /// Data of a task. The end of the task drops it, and the drop sends the holder of the lock.
     struct AtEnd {
         run_dir: PathBuf,
         holder: mpsc::Sender<Option<i32>>,

@@ -54,7 +54,7 @@ pub use error::Error;
 
 /// Runs the agent until `shutdown`. Pods continue to run after it.
 ///
-/// Boxed: the caller is in another crate, which would otherwise compile the agent's tasks.
+/// The future is boxed. Otherwise the crate of the caller would compile the agent's tasks.
 ///
 /// # Errors
 /// When a part cannot start. No task runs then.

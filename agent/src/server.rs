@@ -1,9 +1,9 @@
 //! The kubelet API over HTTPS: logs, exec, attach, port-forward, pods and usage of this node.
 //!
-//! The API server and administrators authenticate with a client certificate of the cluster's CA. All others need a
-//! permission that the API server confirms, for a certificate or a token ([`Access`]), also for `/healthz`. Pods come
-//! from a [`PodView`]; containers are read from the runtime, so that a response is never older than the runtime's
-//! state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
+//! The API server and administrators authenticate with a client certificate of the cluster's CA. All other callers,
+//! with a certificate or a token, need a permission that the API server confirms ([`Access`]). This also applies to
+//! `/healthz`. Pods come from a [`PodView`]; containers are read from the runtime, so that a response is never older
+//! than the runtime's state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
 
 mod access;
 mod authorize;
@@ -81,9 +81,9 @@ struct Handler {
 /// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes megabytes.
 /// Further requests wait.
 const MEASUREMENTS: usize = 4;
-/// Permits for these responses. One for the process, as the runtime is.
+/// Permits for these responses. All servers of the process share them, because they share the runtime.
 static MEASURING: Semaphore = Semaphore::const_new(MEASUREMENTS);
-/// Maximum time without a request, and of sending a request's header, as in the API server.
+/// Maximum time between two requests of a connection, and for the header of a request, as in the API server.
 const IDLE: Duration = Duration::from_secs(90);
 
 // === impl Server ===
@@ -92,7 +92,7 @@ impl Server {
     /// Loads the certificates and binds the port.
     ///
     /// # Errors
-    /// When either fails. The port is free then.
+    /// When a certificate cannot be loaded, or the port cannot be bound. The port is free then.
     pub async fn bind(config: &ServerConfig) -> Result<Server, ServerError> {
         let tls = TlsAcceptor::from(Arc::new(tls::config(config)?));
         let listener = TcpListener::bind(config.listen).await;
@@ -302,7 +302,8 @@ async fn pods(backend: &Backend) -> Response<Body> {
     .await
 }
 
-/// A list of pods in JSON. A pod is a tree only while it is encoded.
+/// A list of pods in JSON. Pods are converted to JSON one at a time, because a JSON tree of all pods would take much
+/// memory.
 fn pod_list(items: impl Iterator<Item = serde_json::Value>) -> Response<Body> {
     let mut list = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":["#.to_owned();
     for (index, item) in items.enumerate() {

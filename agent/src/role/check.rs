@@ -137,7 +137,8 @@ fn findings(node: &Node) -> Vec<Finding> {
     all
 }
 
-/// Whether a node can listen on the address. If a node with this run directory runs, the node itself has the address.
+/// Whether a node can listen on the address. An address that is in use is accepted if a node with this run directory is
+/// running: that node uses it.
 fn kubelet_address(address: SocketAddr, run_dir: &Path) -> Result<(), String> {
     match TcpListener::bind(address) {
         Err(error) if error.kind() == ErrorKind::AddrInUse && Lock::holder(run_dir).is_some() => Ok(()),
@@ -297,7 +298,7 @@ fn writable(dir: &Path) -> Result<(), String> {
         .and_then(|()| fs::write(&probe, b""))
         .and_then(|()| fs::remove_file(&probe))
         .map_err(|error| chain(&error));
-    // The deepest first. A directory that another process uses meanwhile is not empty and stays.
+    // Remove the deepest directory first. A directory that another process has begun to use is not empty and stays.
     for path in missing {
         drop(fs::remove_dir(path));
     }

@@ -73,14 +73,14 @@ pub(crate) async fn run_for(settings: Settings, external: External) -> anyhow::R
     };
     tokio::select! {
         () = clients.run(shutdown) => {}
-        // It has no end.
+        // The server never ends.
         () = served => {}
     }
     Ok(())
 }
 
-/// The result of a start, or `None` if a signal to end the process arrives before. The start may wait a minute, for example
-/// for etcd. What it has begun ends with the process.
+/// The result of a start. `None` if a signal to end the process arrives first. The start may wait a minute, for example
+/// for etcd. Its unfinished work ends with the process.
 pub(super) async fn until<T>(
     signalled: &CancellationToken,
     start: impl Future<Output = anyhow::Result<T>>,

@@ -95,7 +95,7 @@ async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow:
     let cgroups = remove_left_cgroups(&node.cgroup_root, node.cgroup_driver).await;
     if let Err(error) = cgroups {
         note("cgroups", Err(error));
-        // Processes still run in them. Keep the records, because the next run needs them to find the processes.
+        // Processes still run in the cgroups. Keep the records, because the next run needs them to find the processes.
         anyhow::bail!("cannot remove everything, and the records of pods are kept: {}", failures.join("; "));
     }
     for dir in [&node.dirs.state, &node.dirs.run] {
@@ -162,8 +162,8 @@ async fn take_lock(run_dir: &Path) -> anyhow::Result<Lock> {
     Lock::acquire(run_dir)
 }
 
-/// Terminates the process that locks the run directory, and waits for its end. A thread of it that waits in the kernel may
-/// still use the image store and the pods after it has released the lock.
+/// Terminates the process that locks the run directory, and waits for its end. After the process has released the lock,
+/// one of its threads may still wait in the kernel and use the image store and the pods.
 async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let Some(pid) = Lock::holder(run_dir) else { return Ok(()) };
     let process = rustix::process::Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
@@ -294,7 +294,7 @@ fn below(hierarchy: &Path, group: &str) -> PathBuf {
 /// Unmounts everything below `dir`, the deepest first. `dir` itself may be a mount of the user, such as a disk for the
 /// state, and is kept.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
-    // The table has no symbolic links.
+    // The mount table contains paths without symbolic links.
     let Ok(dir) = dir.canonicalize() else { return Ok(()) };
     coracle_agent::volume::isolate_parts(&dir)?;
     let table = coracle_tree::read_lossy("/proc/self/mountinfo")?;
@@ -321,7 +321,8 @@ fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
     use std::io::ErrorKind::{ReadOnlyFilesystem, ResourceBusy};
     match coracle_tree::remove(dir) {
-        // A mount point of the user is kept empty. On a read-only root the kernel returns another error.
+        // A mount point of the user cannot be removed, and stays as an empty directory. The kernel returns EBUSY, or
+        // EROFS on a read-only root.
         Err(error) if matches!(error.kind(), ResourceBusy | ReadOnlyFilesystem) && is_empty(dir) => Ok(()),
         removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
     }
@@ -341,7 +342,7 @@ mod tests {
     #[tokio::test]
     async fn a_process_that_released_the_lock_is_awaited_until_its_end() {
         let dir = tempfile::tempdir().expect("directory");
-        // Like a process that releases its lock before it has finished.
+        // The script behaves like a process that releases its lock before it has finished.
         let script = "exec 9>>coracle.lock; flock -x 9; echo $$ >coracle.lock; \
                       trap 'exec 9>&-; sleep 1; exit 0' TERM; echo; while :; do sleep 0.05; done";
         let mut command = Command::new("sh");

@@ -208,7 +208,7 @@ impl Store {
 }
 
 /// Converts the error of a pull by the node. Errors of the pull already name the operation. Errors of the connection do
-/// not, so they get it here.
+/// not, so this function adds it.
 fn pull_error(status: tonic::Status, image: &str) -> anyhow::Error {
     let is_of_node = status.code() == tonic::Code::FailedPrecondition;
     let error = status_message(status);

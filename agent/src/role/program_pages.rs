@@ -16,7 +16,7 @@ use libc::Elf64_Phdr as Header;
 const REST: Duration = Duration::from_secs(3);
 /// Time for the work of a heartbeat: the renewal of the lease, and the updates of status and network at the same time.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Time after which also the work has ended that the last change caused.
+/// Time after which the work that the last change caused has ended, too.
 #[cfg(feature = "controlplane")]
 const AFTER_CHANGES: Duration = Duration::from_secs(30);
 

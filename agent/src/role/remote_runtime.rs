@@ -30,7 +30,7 @@ pub(crate) async fn run(
         "another container runtime runs the pods: its own settings apply to networks, images, registries and NRI"
     );
     tracing::warn!("container logs are not rotated by the agent: the container runtime must do that");
-    // The overlay attaches pods by the network of this process.
+    // The overlay attaches pods through the built-in network, which another runtime does not use.
     node.overlay = None;
     let config = super::node::agent_config(&node, credentials);
     let network = PodNetwork::of_runtime(Arc::<Remote>::clone(&runtime));
@@ -38,7 +38,8 @@ pub(crate) async fn run(
     coracle_agent::run(config, client, runtime, network, shutdown).await.context("the agent stopped")
 }
 
-/// Both make cgroups of a pod: the agent the parent, the runtime the containers' below it.
+/// Checks that the runtime has the same cgroup driver as the agent. The agent makes the cgroup of a pod, and the
+/// runtime makes the cgroups of its containers below it.
 async fn check_cgroup_driver(runtime: &Remote, ours: CgroupDriver) -> anyhow::Result<()> {
     let theirs = match runtime.runtime_config(cri::RuntimeConfigRequest {}).await {
         Ok(config) => config.linux.map(|linux| linux.cgroup_driver()),

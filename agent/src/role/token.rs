@@ -252,7 +252,7 @@ fn left(seconds: i64) -> String {
     }
 }
 
-/// The message of an API error: the client's own text shows the whole response.
+/// The message of an API error. The client's own text would show the whole response.
 fn api_message(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => anyhow::Error::msg(status.message),

@@ -1,4 +1,4 @@
-//! What the client of another runtime does for a call: its timeout, and the directory of the logs.
+//! Timeouts of calls to another runtime, and directories of logs that must exist before a call.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) trait RemoteCall {
     }
 }
 
-/// The limit of a call that waits `seconds` by itself.
+/// The limit of a call in which the runtime itself may wait for `seconds`.
 fn with_wait(seconds: i64) -> Option<Duration> {
     Some(CALL_TIMEOUT.saturating_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default())))
 }

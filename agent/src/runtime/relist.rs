@@ -41,7 +41,7 @@ pub(super) struct Relist {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ListedObject {
     pod: String,
-    /// The CRI's number; sandboxes and containers have different sets.
+    /// Number of the state in the CRI. Sandboxes and containers have different enumerations of states.
     state: i32,
     is_sandbox: bool,
 }
@@ -142,7 +142,7 @@ async fn list(
 }
 
 /// The events of a new list, which replaces the known one. As in the kubelet, the first list has an event for each
-/// object. A subscriber that has observed a container before this list would not notice its end in between.
+/// object. Without these events, a subscriber would miss the end of a container that it has observed before this list.
 fn follow(
     known: &mut HashMap<String, ListedObject>,
     found: HashMap<String, ListedObject>,

@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::runtime::{Events, Runtime};
 
-/// Containers whose followers wait for their ends.
+/// The containers for whose ends log followers wait.
 #[derive(Default)]
 pub struct ContainerEnds {
     state: Mutex<State>,

@@ -2,10 +2,10 @@
 //! on the number of logs that are read at the same time.
 //!
 //! A response with the pods of the node, or with their usage, is in memory until its client has read it. A client may read
-//! slowly or not at all, on many connections. So these responses share a limit. If a new response exceeds it, connections
-//! are closed until the response fits: each time, the one with the oldest response of the source (an address) with the
-//! most unread bytes. The bytes of the new response are included. If its source has the most bytes, and no other response,
-//! the new response is refused.
+//! slowly or not at all, on many connections. So these responses share a limit. If a new response exceeds it, the
+//! server closes connections until the response fits. It selects the source (an address) with the most unread bytes,
+//! and closes the connection with that source's oldest response. The bytes of the new response count for its source. If
+//! its source has the most bytes, and no other response, the new response is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -30,8 +30,8 @@ const MAX_BYTES: usize = 32 << 20;
 const MIN_BYTES: usize = 8 << 10;
 /// Maximum logs that are read or followed at the same time.
 const MAX_LOGS: usize = 512;
-/// If a log has this many unsent bytes, its connection gets no further piece for now. Without the limit, it would
-/// hold 400 KiB for each client that does not read.
+/// If a log has this many unsent bytes, its connection gets the next piece only after bytes are sent. Without the
+/// limit, a connection would hold 400 KiB for a client that does not read.
 const MAX_UNSENT: usize = 32 << 10;
 
 /// The limits of one server.

@@ -37,7 +37,7 @@ struct Directory {
     followers: usize,
 }
 
-/// The inotify instance. The field is private and never replaced.
+/// The inotify instance. The field is private and never replaced, so the descriptor never changes.
 #[derive(Clone)]
 struct Queue(Arc<Inotify>);
 
@@ -104,7 +104,7 @@ impl LogWatches {
             state.task = Some(AbortOnDropHandle::new(delivering));
         }
         let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
-        // The same directory has the same descriptor.
+        // For a directory that is already watched, the kernel returns the same watch descriptor.
         let descriptor = queue.0.add_watch(directory, events)?;
         let new = || Directory { changes: watch::channel(()).0, followers: 0 };
         let entry = state.directories.entry(descriptor).or_insert_with(new);
@@ -117,7 +117,7 @@ impl LogWatches {
     fn notify(&self, events: &[InotifyEvent]) {
         let state = self.state();
         if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW)) {
-            // Events were lost.
+            // Events were lost, so every follower is woken.
             for directory in state.directories.values() {
                 directory.changes.send_replace(());
             }

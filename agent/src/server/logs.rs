@@ -93,9 +93,9 @@ async fn find(
     status.status.ok_or_else(|| format!("container \"{name}\" in pod \"{pod_name}\" has no status"))
 }
 
-/// The container with the log. `all` has the newest one first. The previous container is the container of the last
-/// termination: the newest one while the container waits for its next start, as in a crash loop, else the one before
-/// it.
+/// Selects the container with the log. `all` has the newest one first. The previous container is the container of the
+/// last termination. In a crash loop, while the next start is awaited, this is the newest started container. Otherwise
+/// it is the one before.
 fn choose(
     all: Vec<cri::Container>,
     previous: bool,
@@ -143,7 +143,7 @@ async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -
     response
 }
 
-/// Fuzz target: a client's query, and then the lines of a log.
+/// Fuzz target. The first line of the input is a client's query, the other lines are a log.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let mut lines = data.split(|byte| *byte == b'\n');
@@ -180,7 +180,7 @@ mod tests {
         let running = [container("2", cri::ContainerState::ContainerRunning), exited("1")];
         assert_eq!(chosen(&running, true, Some("1")).as_deref(), Some("1"));
         assert_eq!(chosen(&running, false, Some("1")).as_deref(), Some("2"));
-        // It waits for its next start.
+        // The container waits for its next start.
         let crashed = [container("3", cri::ContainerState::ContainerCreated), exited("2"), exited("1")];
         assert_eq!(chosen(&crashed, true, Some("2")).as_deref(), Some("2"));
         assert_eq!(chosen(&crashed, false, Some("2")).as_deref(), Some("2"));

@@ -65,7 +65,8 @@ fn find(root: &Path, path: &str, is_directory: bool) -> io::Result<Found> {
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let found = openat2(&root, if path.is_empty() { "." } else { path }, how)?;
-    // The descriptor does not read. Its link leads to the same file, whatever the path leads to now.
+    // The O_PATH descriptor cannot be read. Its link in /proc leads to the same file, even if the path has been
+    // changed.
     let link = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
     let metadata = std::fs::metadata(&link)?;
     if metadata.is_dir() {
@@ -76,7 +77,7 @@ fn find(root: &Path, path: &str, is_directory: bool) -> io::Result<Found> {
             Ok(Found::Elsewhere(format!("{}/", last_part(path))))
         };
     }
-    // To open a device or a pipe may have effects.
+    // Opening a device or a pipe may have side effects.
     if !metadata.is_file() {
         return Err(ErrorKind::PermissionDenied.into());
     }

@@ -28,7 +28,7 @@ pub(super) fn json(value: &serde_json::Value) -> Response<Body> {
     typed(StatusCode::OK, "application/json", value.to_string().into())
 }
 
-/// Makes a large response on a thread for blocking calls: to encode it takes long.
+/// Makes a large response on a thread for blocking calls, because its encoding takes long.
 pub(super) async fn apart(make: impl FnOnce() -> Response<Body> + Send + 'static) -> Response<Body> {
     match tokio::task::spawn_blocking(make).await {
         Ok(response) => response,

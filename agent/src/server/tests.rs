@@ -182,7 +182,7 @@ impl Running {
         self.get_with(path, identity, "").await
     }
 
-    /// The same with an additional header line.
+    /// Like [`Self::get`], with an additional header line.
     async fn get_with(
         &self,
         path: &str,

@@ -155,7 +155,8 @@ impl Node<'_> {
         put("node-name", json!(self.name()));
         put("node-ip", json!([cluster.address(*number)]));
         put("pod-log-dir", json!(self.dir().join("logs")));
-        // The nodes share no parent cgroup: the removal of one node could remove it while another node starts.
+        // The nodes share no parent cgroup. The removal of one node could remove a shared parent while another node
+        // starts.
         put("cgroup-root", json!(format!("/coracle-cluster-{}-{number}", cluster.name)));
         // The node does not have the plugins and networks of this machine.
         put("cni-conf-dir", json!(""));

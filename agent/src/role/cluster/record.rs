@@ -197,7 +197,8 @@ impl Roots {
         Ok(cluster)
     }
 
-    /// Removes the directory of a cluster without a record. If it has other files, it does not belong to a cluster.
+    /// Removes the directory of a cluster without a record. Fails if the directory contains files, because then it does
+    /// not belong to a cluster.
     pub(super) fn remove_unrecorded(&self, name: &Name) -> anyhow::Result<()> {
         let path = self.state_of(name);
         let context = || {
@@ -319,14 +320,16 @@ fn check_owner(directory: &fs::Metadata, own: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses a directory that another user can replace. Every directory above it must belong to root or to this user, as
-/// written and after symbolic links are resolved. Others may write to it only if it is sticky, as /tmp.
+/// Refuses a directory that another user can replace. Every directory above it must belong to root or to this user. If
+/// other users may write to such a directory, it must be sticky, as /tmp is. The check covers the path as written, and
+/// the path after symbolic links are resolved.
 fn check_parents(path: &Path, own: u32) -> anyhow::Result<()> {
     let written = std::path::absolute(path)?;
     let resolved = fs::canonicalize(path)?;
     for parent in written.ancestors().chain(resolved.ancestors()) {
         let found = fs::symlink_metadata(parent)?;
-        // The directory that contains a link is checked, too: that is where the link can be replaced.
+        // For a link, the directory that contains it is checked, because a user who can write to that directory can
+        // replace the link.
         if parent != written && parent != resolved && !found.is_symlink() {
             let is_safe = protects_entries(found.uid(), found.mode(), own);
             anyhow::ensure!(is_safe, "other users may change {}; use another --state-dir", parent.display());

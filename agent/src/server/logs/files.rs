@@ -95,7 +95,7 @@ impl TailSearch {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let Some(line) = Line::parse(line) else { return self.wanted == 0 && !line.is_empty() };
         if !line.is_partial || !self.is_open {
-            // The end of a line, or of the log.
+            // This part is the last part of a line, or the end of the log.
             if self.lines >= self.wanted {
                 return true;
             }

@@ -23,8 +23,8 @@ use crate::server::log_watches::{LogWatches, Watch};
 
 /// Bytes that are read at once.
 const CHUNK: usize = 16 * 1024;
-/// Time after which a follower whose client does not read closes a file that the runtime has removed. An open file keeps
-/// its place on the disk, which no limit of the pod counts.
+/// Time after which a follower whose client does not read closes a file that the runtime has removed. A removed file
+/// occupies the disk while it is open, and no limit of the pod counts this space.
 const UNREAD: Duration = Duration::from_secs(60);
 
 /// Why a log cannot be read.
@@ -207,7 +207,7 @@ impl Reader {
     }
 }
 
-/// Index of the first file with lines of the requested age: a file that was not written since then has no such lines.
+/// Index of the first file that can have lines since the requested time: it was written at or after that time.
 fn first_file_since(all: &[PathBuf], options: &Options) -> usize {
     let Some(since) = options.since else { return 0 };
     let is_old = |path: &&PathBuf| fs::metadata(path).is_ok_and(|found| found.mtime() < since.as_second());

@@ -14,12 +14,12 @@ use rustix::thread::set_thread_groups;
 /// Maximum number of links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// The rights of a user for files, in this thread, until this value is dropped. Root's capabilities for files are
+/// Gives this thread the rights of a user for files, until the value is dropped. Root's capabilities for files are
 /// absent meanwhile: capabilities(7), "Effect of user ID changes on capabilities".
 pub(super) struct Rights {
     user: Uid,
     former: (Uid, Gid),
-    /// Supplementary groups. The kernel checks them as it checks the group for files.
+    /// Former supplementary groups of the thread. The kernel checks them like the group for files.
     former_groups: Vec<rustix::process::Gid>,
 }
 
@@ -35,10 +35,10 @@ impl Rights {
         let Some(owner) = first_owner(dir, MAX_LINKS)? else { return Ok(None) };
         let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
         let former_groups = getgroups()?;
-        // Of this thread only. The C library would change the groups of all threads: nptl(7).
+        // Change the groups of this thread only. The C library would change the groups of all threads: nptl(7).
         match set_thread_groups(&[]) {
-            // No process in such a user namespace can change its groups (user_namespaces(7)). Its groups are the groups
-            // of the user who made the namespace, so they do not exceed that user's rights.
+            // The user namespace forbids changes of groups (user_namespaces(7)). The process has the groups of the user
+            // who made the namespace, so the groups do not exceed that user's rights.
             Err(rustix::io::Errno::PERM) if denies_setgroups() => {}
             dropped => dropped?,
         }
@@ -58,8 +58,8 @@ impl Drop for Rights {
     fn drop(&mut self) {
         setfsuid(self.former.0);
         setfsgid(self.former.1);
-        // The thread has CAP_SETGID, which a change of the user for files does not remove. Without its groups it has
-        // fewer rights.
+        // This does not fail, because a change of the user for files does not remove CAP_SETGID. If it failed, the
+        // thread would only have fewer rights.
         let _ = set_thread_groups(&self.former_groups);
     }
 }

@@ -165,7 +165,7 @@ async fn a_line_that_is_half_written_waits_for_its_end() {
     let mut file = fs::OpenOptions::new().create(true).append(true).open(&log.path).expect("log");
     file.write_all(b"2026-01-01T00:00:00Z stdout F a\n2026-01-01T00:00:00Z stdout F ha").expect("write");
     let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
-    // Both lines are in one chunk of the file, so the follower has also read the half.
+    // Both lines are in one chunk of the file, so the follower has also read the half-written line.
     follower.until("a\n").await;
     file.write_all(b"lf\n").expect("write");
     follower.until("half\n").await;
