@@ -3,8 +3,8 @@
 //!
 //! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the namespaces
 //! with policies decides: pods of these namespaces wait, others start. Without a record the policies were never listed, so
-//! all pods wait. While the API server responds, and no request for the policies has failed, all pods wait for the list: it
-//! may have the first policy of a namespace.
+//! all pods wait. While the API server responds, and no request for the policies has failed, all pods wait for the
+//! list, because it may contain the first policy of a namespace.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -23,14 +23,14 @@ use tokio::time::Instant;
 
 use crate::api_health::ApiHealth;
 
-/// Maximum wait of a pod in a namespace with policies, and of all pods while the first list of policies is expected. Then
-/// its start fails with an error, and is retried.
+/// Maximum wait of a pod in a namespace with policies, and of all pods while the first list of policies is expected.
+/// After it, the start of the pod fails with an error and is retried.
 const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait of a pod in a namespace without recorded policies, while the policies are unknown and their list is not
-/// expected. Then the pod starts. Before the first list, the time counts from the first pod that waits: after a boot
-/// without the API server, later pods, and the containers after an init container, do not wait again.
+/// expected. After it, the pod starts. Before the first list, the time counts from the first pod that waits: after a
+/// boot without the API server, later pods, and the containers after an init container, do not wait again.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Minimum of that limit, in which the task of network policies can answer.
+/// Minimum of this wait. The task of network policies can answer in this time.
 const MIN_TIMEOUT: Duration = Duration::from_millis(250);
 /// Pause after a write of the record that failed, for example on a full disk.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -70,7 +70,7 @@ pub(crate) struct PolicyGate {
     node_name: String,
     requests: Option<mpsc::UnboundedSender<Request>>,
     restricted: Restricted,
-    /// Without any request: the API server is unreachable.
+    /// Health of the API server. Before its first response it counts as unreachable.
     health: ApiHealth,
     /// When the first pod in a namespace without recorded policies began to wait.
     first_wait: Arc<OnceLock<Instant>>,
@@ -125,7 +125,8 @@ impl PolicyGate {
     /// Waits until the policies of a pod with these addresses are in the kernel.
     ///
     /// # Errors
-    /// When they are not within the limit, and the pod's namespace has policies, or the first list may have some for it.
+    /// When the policies are not in the kernel within the limit. There is no error if the namespace has no policies and
+    /// the first list is not expected.
     pub(crate) async fn admit(&self, pod: &Pod, ips: &[IpAddr]) -> Result<(), NotEnforced> {
         let Some(requests) = &self.requests else { return Ok(()) };
         let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return Ok(()) };
@@ -188,7 +189,8 @@ impl PolicyGate {
 // === impl PendingAdmission ===
 
 impl PendingAdmission {
-    /// Waits until the pod's policies are in the kernel. It returns once; when the agent is stopping, never. Cancel safe.
+    /// Waits until the pod's policies are in the kernel. Returns at most once, and never while the agent is stopping.
+    /// Cancel safe.
     pub(crate) async fn enforced(&mut self) {
         if let Some(answered) = &mut self.0 {
             let answer = answered.await;
@@ -260,7 +262,7 @@ impl Restricted {
         if !is_same {
             *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces.clone());
         }
-        // Set after the namespaces: a pod that sees it sees them, too.
+        // Set the flag after the namespaces, so that a thread that reads the flag also reads the new namespaces.
         self.are_listed.store(true, Ordering::Release);
         match is_same {
             true => self.retry().await,
@@ -305,9 +307,9 @@ fn read(record: &Path) -> io::Result<BTreeSet<String>> {
     serde_json::from_slice(&text).map_err(io::Error::from)
 }
 
-/// Empties a record that could not be replaced and that lacks one of the namespaces. After a restart all pods wait then.
-/// With the outdated record, pods of that namespace would start without its policies. A full disk has room for an empty
-/// file.
+/// Empties a record that could not be replaced and that lacks one of the namespaces. With an empty record all pods wait
+/// after a restart. With the outdated record, pods of the missing namespace would start without its policies. A full
+/// disk has room for an empty file.
 fn empty_outdated(record: &Path, namespaces: &BTreeSet<String>) {
     let has =
         |recorded: &BTreeSet<String>| recorded.contains(EVERY_NAMESPACE) || namespaces.is_subset(recorded);
@@ -358,7 +360,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("record");
         let restricted = Restricted::load(&record);
-        // A directory is not replaced by a file.
+        // A file cannot replace a directory, so the write fails.
         std::fs::create_dir(&record).unwrap();
         restricted.set(["n".to_owned()].into()).await;
         assert!(restricted.has("n"));

@@ -9,7 +9,8 @@ use std::path::Path;
 /// extension `tmp`, fsync, rename, fsync of the directory. Two writers of one path must not run at the same time.
 ///
 /// # Errors
-/// As mkdir(2), open(2), write(2), fsync(2) and rename(2). Then the old file is unchanged, or the new one complete.
+/// As mkdir(2), open(2), write(2), fsync(2) and rename(2). After an error the old file is unchanged, or the new file is
+/// complete.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(dir)?;

@@ -1,7 +1,8 @@
-//! Sizes of local volumes by project quotas, where the file system has them: ext4 and XFS, mounted with `prjquota`.
+//! Size limits of local volumes by project quotas. The file system must support them: ext4 or XFS, mounted with
+//! `prjquota`.
 //!
-//! The directory of a volume has a project id, which new files in it inherit. The inode keeps the id, so no other record
-//! is needed, and an id with an inode is never given to another volume. Limits of an id without inodes have no effect.
+//! The directory of a volume has a project id, which new files in it inherit. The inode stores the id, so no other
+//! record is needed. An id with inodes is never given to another volume. Limits of an id without inodes have no effect.
 //!
 //! A container may change the ids of its own files and directories. So the agent accepts the id of a directory only if it
 //! is one of the [`ATTEMPTS`] ids that follow from the volume's name. Otherwise a container could make the agent change the
@@ -88,8 +89,8 @@ pub(crate) fn is_enforced(dir: BorrowedFd<'_>) -> bool {
     unsafe { quota(dir, GET_STATE, 0, (&raw mut state).cast()) }.is_ok() && state.flags & ENFORCED != 0
 }
 
-/// Limits a new, empty directory: it gets a free project id, and the id this limit. If containers use all ids that a
-/// volume of this name can have, the volume has no limit, as without quotas.
+/// Limits a new, empty directory: gives it a free project id, and sets the limit of this id. If containers use all ids
+/// that a volume of this name can have, the volume has no limit, as without quotas.
 pub(crate) fn assign(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<()> {
     for id in ids(name) {
         if usage(dir, id)?.inodes > 0 {

@@ -31,7 +31,7 @@ pub(crate) struct ProxyState {
 
 #[derive(Debug, Default)]
 struct Times {
-    /// Since when a change waits.
+    /// Time since which a change waits. None if no change waits.
     pending: Option<Instant>,
     /// Start of the current transaction.
     started: Option<Instant>,
@@ -76,7 +76,7 @@ impl ProxyState {
         self.metrics.failed();
     }
 
-    /// Whether no change waits for too long. A proxy that starts is healthy.
+    /// False if a change waits for longer than [`TIMEOUT`]. A proxy that starts is healthy.
     pub(crate) fn is_healthy(&self) -> bool {
         self.times().pending.is_none_or(|since| since.elapsed() < TIMEOUT)
     }
@@ -119,7 +119,7 @@ fn health(path: &str, state: &ProxyState, node: Option<&Node>) -> Reply {
     };
     let now = Timestamp::now();
     let committed = state.times().updated.unwrap_or(now);
-    // As in kube-proxy, the time of a healthy proxy is recent, even if nothing has changed.
+    // As in kube-proxy, a healthy proxy reports the current time, even if nothing has changed.
     let updated = if is_healthy { now } else { committed };
     let family = json!({"lastUpdated": committed.to_string(), "healthy": is_current});
     let mut body = json!({"lastUpdated": updated.to_string(), "currentTime": now.to_string(), "healthy": is_current,

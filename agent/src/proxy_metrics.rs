@@ -1,7 +1,7 @@
 //! The metrics `kubeproxy_*` of the service proxy, in the text format of Prometheus.
 //!
-//! Source of names, labels and buckets: `pkg/proxy/metrics/metrics.go`. Both address families have one transaction here, so
-//! both have the same values.
+//! Source of names, labels and buckets: `pkg/proxy/metrics/metrics.go`. One transaction changes both address families,
+//! so both have the same values.
 
 use std::sync::Arc;
 use std::time::Duration;

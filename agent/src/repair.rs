@@ -18,8 +18,8 @@ pub(crate) struct RepairPause {
 // === impl RepairPause ===
 
 impl RepairPause {
-    /// Waits before a repair, if the last one was recent: another process that flushes the table at once would
-    /// otherwise occupy a processor.
+    /// Waits before a repair if the last one was recent. Otherwise another process that flushes the table after each
+    /// repair would occupy a processor.
     pub(crate) async fn before_repair(&mut self) {
         let is_recent = self.last.is_some_and(|last| last.elapsed() < MAX_PAUSE + self.next);
         self.next = if is_recent { (self.next * 2).clamp(FIRST_PAUSE, MAX_PAUSE) } else { Duration::ZERO };

@@ -1,11 +1,11 @@
 //! Services and EndpointSlices of the cluster: one watch of each kind, shared by all consumers in the agent.
 //!
-//! While the API server does not answer, the cache has the last known state. After a restart of the agent it has the
-//! stored services and slices until then: those of the namespaces of this node's pods. A consumer that follows changes
-//! takes a [`Subscription`], which collects the changed services.
+//! While the API server does not answer, the cache has the last known state. If the agent was restarted in the
+//! meantime, the cache has the stored services and slices: those in the namespaces of this node's pods. A consumer that
+//! follows changes takes a [`Subscription`], which collects the changed services.
 //!
-//! A pod of this node that is not ready takes no traffic of this node, whatever its EndpointSlice says. The slices do
-//! not change without the API server.
+//! A pod of this node that is not ready gets no traffic from this node, even if its EndpointSlice shows it as ready.
+//! The slices do not change while the API server is down.
 
 mod local_pods;
 mod ranges;
@@ -181,7 +181,7 @@ impl ServiceCache {
     }
 
     fn change_pods(&self, change: impl FnOnce(&mut LocalPods) -> Vec<Change>) {
-        // Held until the tables are changed, so that changes of one address are applied in their order.
+        // Hold the lock until the tables are changed, so that changes of one address are applied in their order.
         let mut pods = self.shared.local_pods.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = change(&mut pods);
         if changes.is_empty() {
@@ -191,7 +191,7 @@ impl ServiceCache {
             changes.iter().flat_map(|(address, is_ready)| tables.set_ready(*address, *is_ready)).collect()
         };
         let mut changed = self.write(apply);
-        // The records of slices have the pods of their endpoints.
+        // The records of slices name the pods of the endpoints, so they change too.
         let served: Vec<ObjectKey> = self.read(|tables| {
             changes.iter().flat_map(|(address, _)| tables.with_endpoint(*address)).cloned().collect()
         });
@@ -360,7 +360,7 @@ impl ServiceCache {
         };
         self.notify(&changed);
         self.slices_changed(&changed);
-        // Only the first list wakes readers of the progress, because they read no slices.
+        // Readers of the progress read no slices, so only the first list of slices wakes them.
         self.shared
             .progress
             .send_if_modified(|progress| !std::mem::replace(&mut progress.slices_listed, true));
@@ -445,7 +445,7 @@ fn stored_fields(service: &Service) -> Service {
     stored.name.clone_from(&metadata.name);
     stored.namespace.clone_from(&metadata.namespace);
     stored.uid.clone_from(&metadata.uid);
-    // The oldest service has an address that several claim.
+    // If several services claim an address, the oldest one gets it.
     stored.creation_timestamp.clone_from(&metadata.creation_timestamp);
     stored.labels.clone_from(&metadata.labels);
     light

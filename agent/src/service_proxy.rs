@@ -3,8 +3,9 @@
 //!
 //! The table is replaced when all services and slices were listed, when the node's own properties or the ranges of
 //! services change, after a foreign change, and after a failed transaction. Any other change commits only its
-//! difference. Until the first list the table of the previous run stays as it is. Without such a table, as after a boot, or if
-//! it was made from stored services, the stored services are programmed if the API server does not answer.
+//! difference. Until the first list the table of the previous run stays as it is. If there is no such table (after a
+//! boot), or if it was made from stored services, the proxy programs the stored services while the API server does not
+//! answer.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -97,7 +98,8 @@ impl ServiceProxy {
 
     /// Runs until dropped. Services work while the table exists, even after the agent has ended.
     pub(crate) async fn run(mut self, services: ServiceCache, mut node: NodeProperties) {
-        // The bridge of the built-in network has this setting itself. Other bridges belong to their own programs.
+        // With `br_netfilter`, the built-in network enables the filters for its own bridge. Other bridges belong to
+        // their own programs.
         self.view.bridge_bypasses_filters = !coracle_cni::filters_bridges();
         let changes = services.subscribe();
         // The watch ends with this task.
@@ -159,8 +161,8 @@ impl ServiceProxy {
         }
     }
 
-    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. They are not if the kernel does not say
-    /// whether it has the table.
+    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. False if the agent cannot find
+    /// out whether the kernel has the table.
     async fn takes_stored(&self, services: &ServiceCache) -> bool {
         let (table, view, services) = (self.config.table.clone(), self.view.clone(), services.clone());
         let decide = move || {
@@ -231,7 +233,7 @@ impl ServiceProxy {
         self.balancer.withdraw();
         let (keys, read, view) = (services.keys(), self.reader(services), self.view.clone());
         let mut proxy = blocking(proxy, move |proxy| proxy.replace(view, keys.into_iter().map(read))).await?;
-        // After the replacement, whose own notifications may exceed the buffer.
+        // Open the monitor after the replacement, because the notifications of the replacement may exceed the buffer.
         let mut monitor = Monitor::open().map_err(Error::Socket)?;
         if !proxy.is_intact()? {
             return Ok(Replace::ForeignChange);
@@ -320,7 +322,7 @@ async fn view_changed(node: &mut NodeProperties, ranges: &mut watch::Receiver<Ve
     }
 }
 
-/// Returns after a change. A closed channel has none.
+/// Returns after a change. Never returns if the channel is closed.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -137,7 +137,7 @@ impl Settings {
         Self::load_with(flags, DefaultLevel::Server)
     }
 
-    /// The same for a command that ends.
+    /// Like [`Self::load`], for a command that ends. The default level of its log is higher.
     pub(crate) fn load_for_command(flags: AllFlags) -> anyhow::Result<Self> {
         Self::load_with(flags, DefaultLevel::Command)
     }
@@ -284,7 +284,7 @@ fn log_unknown_variables(sources: &Sources) {
     }
 }
 
-/// Paths are used by several processes and mount namespaces, which have other working directories.
+/// Makes a path absolute, because other processes and mount namespaces that use it have other working directories.
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is not a path", path.display()))
 }

@@ -16,8 +16,8 @@ use crate::event_recorder::{Level, Recorder};
 const LOG: &str = "/dev/kmsg";
 /// Maximum bytes of a record (`PRINTK_MESSAGE_MAX` of the kernel). One read returns one record.
 const MAX_RECORD: usize = 8192;
-/// Minimum of the first field of a record that a program has written to the log: the facility, of which the kernel's is 0,
-/// above three bits of the level.
+/// Minimum of the first field in records that programs have written to the log. The field has the level in its lowest
+/// three bits, and the facility above them. The kernel's facility is 0.
 const PROGRAMS: u32 = 8;
 
 /// A killed process.
@@ -50,7 +50,8 @@ pub(crate) async fn run(recorder: Recorder) {
             let message = format!("System OOM encountered, victim process: {name}, pid: {pid}");
             recorder.node(Level::Warning, "SystemOOM", message);
         }
-        // Reads succeed at once while a program writes records without end. The worker has other tasks.
+        // If a program writes records without end, every read succeeds at once. Yield, so that other tasks of the
+        // thread can run.
         tokio::task::yield_now().await;
     }
 }

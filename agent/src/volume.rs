@@ -1,11 +1,14 @@
 //! Volumes of pods: created before a pod's containers, refreshed while it runs, removed after it.
 //!
-//! A pod's volumes are at the kubelet's paths, `<state>/pods/<uid>/volumes/<plugin>/<name>`, with one file below
-//! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs,
-//! mounted on `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a
-//! line to the host's mount table for every pod. On cgroup v1 the container library slows with the length of that
-//! table. A container cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
-//! ([`Volumes::read_only`]), and the files of one namespace have a share of it (`file_memory.rs`). Only `emptyDir` with `medium: Memory`, which pods write to, gets a mount of its own.
+//! A pod's volumes are at the kubelet's paths, `<state>/pods/<uid>/volumes/<plugin>/<name>`. Each type of volume has
+//! its own source file in `volume/`.
+//!
+//! The files of secrets, tokens and projected volumes are in memory: on one tmpfs for all pods, mounted on
+//! `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each volume. That adds a line to
+//! the host's mount table for every pod. On cgroup v1 the container library slows with the length of that table. A
+//! container cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
+//! ([`Volumes::read_only`]). The files of one namespace get only a share of it (`file_memory.rs`). Only `emptyDir` with
+//! `medium: Memory`, to which pods write, gets a tmpfs of its own.
 //!
 //! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. After the first success
 //! one task for each pod rewrites what changes in the API and renews tokens. Each used object has one watch, shared
@@ -272,7 +275,8 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     ctx.shared.tokens.remove_pod(uid);
     let dirs = [ctx.pod_dir(uid), ctx.memory_dir(uid)];
     let removed = REMOVALS.run(move || {
-        // The memory of the second one is released even if the disk of the first one does not respond well.
+        // Both directories are removed even if the first removal fails. So the memory of the second one is released
+        // even if the disk has an error.
         let results = dirs.map(|path| {
             mounts::detach_network(&path)
                 .and_then(|()| mounts::remove_tree(&path))
@@ -341,8 +345,8 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }
 
-/// Works on a path whose file system might not respond, off the async workers. `place` is the kubelet's path of the
-/// volume.
+/// Runs work on a path in a blocking thread, because its file system might not respond. `place` is the kubelet's path
+/// of the volume.
 async fn run_blocking<T: Send + 'static>(
     place: &Path,
     path: &Path,

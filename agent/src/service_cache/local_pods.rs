@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 #[derive(Debug)]
 pub(crate) struct LocalPod<'a> {
     pub(crate) uid: &'a str,
-    /// The pod's own addresses. Those of the node are not among them: other pods have them, too.
+    /// The pod's own addresses, without addresses of the node, which several pods can have.
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) is_ready: bool,
     /// Whether the pod has these addresses now. Without a sandbox they come from its last status, and another pod may
@@ -17,7 +17,7 @@ pub(crate) struct LocalPod<'a> {
     pub(crate) is_attached: bool,
 }
 
-/// Readiness of an address that changed.
+/// An address whose readiness has changed, and whether it is ready now.
 pub(super) type Change = (IpAddr, bool);
 
 /// The pods by their addresses.
@@ -69,7 +69,7 @@ impl LocalPods {
         own.find(|address| address.is_ipv4() == is_ipv4 && self.pod_at(*address) == Some(uid))
     }
 
-    /// Records a pod. An address that the pod has lost counts as ready: its slices decide.
+    /// Records a pod. An address that the pod has lost counts as ready, so that only its slices decide.
     pub(super) fn put(&mut self, pod: &LocalPod<'_>) -> Vec<Change> {
         let mut changes = Vec::new();
         if self.addresses.get(pod.uid) != Some(&pod.addresses) {

@@ -63,7 +63,8 @@ impl StoredSlice {
             let Some(address) = endpoint.address else { continue };
             endpoint.address = match self.pods.get(&address) {
                 Some(uid) => pods.address_of(uid, address.is_ipv4()),
-                // If a pod of this node has the address now, it is not the endpoint: the record would name it.
+                // If a pod of this node has the address now, that pod is not the endpoint, because the record would
+                // name it.
                 None => Some(address).filter(|address| pods.pod_at(*address).is_none()),
             };
         }
@@ -97,8 +98,8 @@ impl ServiceCache {
         self.shared.has_stored.subscribe()
     }
 
-    /// Decides whether the service proxy programs the stored services, and then marks its table by a file. A table of an
-    /// earlier run stays if it has no mark: it has the services of all namespaces. Blocks.
+    /// Decides whether the service proxy programs the stored services. If so, a file marks its table. An unmarked table
+    /// of an earlier run stays, because it has the services of all namespaces. Blocks.
     pub(crate) fn take_stored(&self, has_table: bool) -> bool {
         let mark = self.shared.checkpoint.stored_services_mark();
         if has_table && !mark.exists() {

@@ -66,8 +66,8 @@ impl Slots {
         self.taken -= usize::from(was_served);
     }
 
-    /// Takes a slot for the next waiting service, if there is room: one of the namespace with the fewest health checks. If
-    /// that has no room, no other namespace has.
+    /// Takes a slot for the next waiting service, if there is room. The namespace with the fewest health checks is
+    /// first. If it has no room, no other namespace has.
     pub(super) fn take_next(&mut self) -> Option<Key> {
         let key = self.first_waiting()?;
         let (served, _) = self.waiting.first()?;
@@ -84,8 +84,8 @@ impl Slots {
         Some(Key { namespace: namespace.clone(), name })
     }
 
-    /// Whether a namespace with this number of health checks may get another one. The services of one namespace have at
-    /// most three times as many as are left for other namespaces.
+    /// Whether a namespace with this number of health checks may get another one. One namespace gets at most three
+    /// times as many health checks as are still free.
     fn has_room(&self, served: usize) -> bool {
         served < 3 * self.maximum.saturating_sub(self.taken)
     }

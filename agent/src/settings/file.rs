@@ -60,7 +60,7 @@ impl File {
         let key = if table.is_empty() { name.to_owned() } else { format!("{table}.{name}") };
         let fields = tables.iter().filter(|(key, _)| *key == table);
         let mut fields = fields.flat_map(|(key, fields)| fields.iter().map(move |field| (*key, field)));
-        // The file cannot name the file.
+        // The key `config` is invalid in a file, because it names the file.
         let known = fields.find(|(_, field)| name != "config" && field.names().any(|known| known == name));
         let Some((table, field)) = known else {
             let hint = match value {

@@ -188,7 +188,7 @@ fn has_cgroup_v1() -> bool {
     !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
-/// A value that the kubelet replaces by the default if the field is not a pointer.
+/// Whether this is a zero value. The kubelet replaces it by the default if the field is not a pointer.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null => true,

@@ -79,11 +79,13 @@ impl Single for Filter {
     }
 }
 
-/// The API client logs each failed request, which its callers log as well, and each server whose certificate it does not
-/// verify. A machine that joins verifies the cluster by the hash of its CA instead, so this warning would be wrong.
+/// Adds directives that drop unwanted events of libraries. `debug` and `trace` keep all events.
 ///
-/// The HTTP/2 library warns of frames that any client can send, without credentials and as fast as it likes. `debug` and
-/// `trace` are for all events.
+/// The API client logs each failed request, which its callers log as well. It also warns of each server whose
+/// certificate it does not verify. A joining machine verifies the cluster by the hash of its CA, so this warning would
+/// be wrong.
+///
+/// The HTTP/2 library warns of invalid frames. Any client can send them, without credentials and as fast as it likes.
 fn directives(level: &str) -> String {
     match level {
         "error" | "warn" | "info" => format!("{level},h2=error,kube_client::client=off"),

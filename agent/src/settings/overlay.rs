@@ -21,7 +21,8 @@ pub(crate) enum Overlay {
 
 choices!(Overlay);
 
-/// The overlay of the node named `node`. The defaults are flannel's numbers: its nodes and ours form one network.
+/// The overlay of the node named `node`. The defaults are flannel's numbers, so that nodes with flannel and nodes with
+/// coracle can form one network.
 pub(super) fn decide(settings: &NodeSettings, node: &str) -> anyhow::Result<Option<OverlayConfig>> {
     let vni = settings.overlay_vni;
     anyhow::ensure!((1..1 << 24).contains(&vni), "overlay-vni is {vni}: use a number from 1 to 16777215");

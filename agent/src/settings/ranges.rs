@@ -72,7 +72,8 @@ impl Ranges {
     }
 
     #[cfg(feature = "controlplane")]
-    /// Checks the ranges of load balancers: an address of a pod or a service would be announced in the nodes' network.
+    /// Checks that the ranges of load balancers do not overlap the ranges of pods and services. Otherwise addresses of
+    /// pods or services would be announced in the network of the nodes.
     pub(super) fn check_pool(&self, pool: Vec<IpNetwork>) -> anyhow::Result<Vec<IpNetwork>> {
         for range in &pool {
             let overlaps =

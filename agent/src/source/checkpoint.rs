@@ -144,7 +144,8 @@ fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// Whether two versions of a pod have the same [`stored_fields`], as far as the API server lets them differ.
+/// Whether two versions of a pod have the same [`stored_fields`]. Fields that the API server never changes are not
+/// compared.
 fn has_same_stored_fields(a: &Pod, b: &Pod) -> bool {
     let meta = |pod: &Pod| {
         let meta = &pod.metadata;

@@ -2,9 +2,9 @@
 //!
 //! Source: `pkg/kubelet/cm/topologymanager/policy*.go` and `numa_info.go`. Upstream visits each combination of the
 //! hints of all resources. Their number is the product of the numbers of hints. On a machine with eight NUMA nodes, a
-//! pod with several sizes of huge pages can make it too large. Here the resources are merged one after the other, and
-//! equal intermediate results are kept once. The result is the same: a combination matters only by the intersection of
-//! its masks and by whether it is preferred.
+//! pod with several sizes of huge pages can make this number too large. Here the resources are merged one after the
+//! other, and equal intermediate results are kept once. The result is the same: a combination matters only by the
+//! intersection of its masks and by whether it is preferred.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -44,8 +44,9 @@ struct Access {
 }
 
 impl Access {
-    /// The directory is writable for all users, unless the volume has a mode or the pod an fsGroup. As upstream, one in
-    /// memory has the kernel's mode of a tmpfs: users cannot remove the files of others.
+    /// The directory is writable for all users, unless the volume has a mode or the pod an fsGroup. As upstream, a
+    /// directory in memory has the kernel's default mode of a tmpfs, in which users cannot remove the files of other
+    /// users.
     fn of(pod: &Pod, source: &EmptyDirVolumeSource) -> Self {
         let default = if source.medium.as_deref() == Some("Memory") { 0o1777 } else { 0o777 };
         let mode =

@@ -44,8 +44,8 @@ struct PodFiles {
 // === impl FileMemory ===
 
 impl FileMemory {
-    /// The limit is half of the file system of the directory. A replacement needs memory for the old files and the new
-    /// ones, and on a tmpfs a link uses one of the inodes, of which there is one for each page.
+    /// The limit is half of the file system of the directory. A replacement needs memory for the old and the new files.
+    /// A link needs an inode, and a tmpfs has one inode for each page.
     pub(super) fn new(dir: &Path, page: usize) -> Self {
         let bytes = statvfs(dir).ok().map(|found| found.f_blocks.saturating_mul(found.f_frsize) / 2);
         let limit = bytes.filter(|bytes| *bytes > 0).and_then(|bytes| usize::try_from(bytes).ok());
@@ -61,8 +61,9 @@ impl FileMemory {
         lock(&self.pods).get(volume.uid).map_or(0, |pod| pod.bytes_without(volume.name))
     }
 
-    /// Counts the files of a volume before they are written. Until [`FileMemory::written`], the larger one of the old and
-    /// the new number counts. `exist` says that an earlier agent has written the volume: then it is only counted.
+    /// Counts the files of a volume before they are written. Until [`FileMemory::written`], the larger one of the old
+    /// and the new number of bytes counts. `exist` says that the files exist already. If an earlier agent has written
+    /// them, they are counted and never refused.
     ///
     /// # Errors
     /// When the pods of the namespace would use more than three times what is left for others.

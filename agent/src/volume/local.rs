@@ -164,8 +164,8 @@ pub(crate) fn remove(base: &Path, name: &str) -> io::Result<()> {
     project.map_or(Ok(()), |id| project_quota::release_id(base.as_fd(), id))
 }
 
-/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. Off the async workers: a container can make
-/// the tree as large as the disk allows.
+/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. The work runs in a blocking thread, because
+/// a container can make the tree as large as the disk allows.
 pub(super) async fn give_to_group(pod: &Pod, path: &Path) -> Result<(), SetUpError> {
     let Some(group) = ownership::fs_group(pod) else { return Ok(()) };
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());

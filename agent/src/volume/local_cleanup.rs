@@ -149,7 +149,7 @@ async fn release(
     }});
     match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Released::Done),
-        // The watch shows the newer version.
+        // The watch delivers the newer version, which is handled then.
         Err(kube::Error::Api(status)) if status.is_conflict() => Ok(Released::Done),
         Err(error) => Err(coracle_error_chain::chain(&error)),
         Ok(_) => {

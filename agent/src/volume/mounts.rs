@@ -50,8 +50,9 @@ fn is_shared(mountinfo: &str, path: &Path) -> bool {
     })
 }
 
-/// Mounts a tmpfs on a directory: its content must not reach a disk. It is a file system of its own, with the kernel's
-/// limit of half of the memory. Pods determine its size, and must not fill the `/run` of the machine.
+/// Mounts a tmpfs on a directory whose content must not reach a disk. The tmpfs is separate from the `/run` of the
+/// machine, because pods determine how much it contains and must not fill `/run`. Its limit is the kernel's default,
+/// half of the memory.
 ///
 /// Files that an earlier version has put on another tmpfs stay there: a mount would hide them.
 pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
@@ -66,8 +67,8 @@ pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
 
 /// Mounts a tmpfs on the directory, unless one is mounted there.
 ///
-/// A tmpfs has a device of its own. So the table of mounts is not read, which takes long: pods can have tens of thousands
-/// of mounts.
+/// A mounted tmpfs has another device number than its parent directory. The mount table is not read, because that takes
+/// long: pods can have tens of thousands of mounts.
 pub(super) fn ensure_tmpfs(dir: &Path, options: &str) -> io::Result<()> {
     let parent = dir.parent().ok_or(io::ErrorKind::InvalidInput)?;
     if fs::metadata(dir)?.dev() != fs::metadata(parent)?.dev() {
@@ -103,8 +104,8 @@ pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path, is_bidirectiona
 
 /// Ends the propagation from the mounted parts of volumes at or below a path to their volumes.
 ///
-/// A part has the mounts that are in its volume, such as the mounts of a directory of the host. While it is in their
-/// peer groups, the kernel applies an unmount in the part to the volume as well.
+/// A mounted part contains copies of the mounts in its volume, such as mounts in a directory of the host. While a copy
+/// is in the peer group of its original, the kernel applies an unmount of the copy to the original as well.
 ///
 /// # Errors
 /// As mount(2).
@@ -162,7 +163,7 @@ pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
 /// Detaches the NFS mounts at or below the path. A server that does not answer must not block the removal of a pod.
 pub(super) fn detach_network(path: &Path) -> io::Result<()> {
     if let Err(error) = isolate_parts(path) {
-        // The unmount of the volume reports it. Here only a server that does not respond matters.
+        // The later unmount of the volume reports this error. Here only servers that do not respond matter.
         tracing::debug!(%error, path = %path.display(), "cannot isolate parts of volumes");
     }
     let Ok(path) = path.canonicalize() else { return Ok(()) };

@@ -17,7 +17,8 @@ const DEFAULT_MODE: u32 = 0o644;
 /// Maximum bytes of the files that the node writes for one pod. A key can be projected to many files, which are in
 /// memory and do not count for the pod's memory limit.
 pub(super) const POD_MAX: usize = 64 << 20;
-/// Maximum names in the path of a file. Directories are removed and compared with an open descriptor for each level.
+/// Maximum names in the path of a file. The removal and the comparison of directories need an open descriptor for each
+/// level.
 const DEPTH_MAX: usize = 64;
 
 /// The bytes that remain for files of one volume.

@@ -28,10 +28,11 @@ const RETRY: Duration = Duration::from_secs(30);
 const PAUSE_FACTOR: u32 = 20;
 /// Maximum of that pause.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Bytes of a volume, with a page for each file, from which it is written alone.
+/// Minimum bytes of a large volume, with a page for each file. Only one large volume is written at a time.
 const LARGE: usize = 1 << 20;
 
-/// Permit to write the files of a large volume. 16,000 files take half a second, and the copy of a volume 64 MiB.
+/// Permit to write the files of a large volume. Writing 16,000 files takes half a second, and the copy of a volume
+/// takes up to 64 MiB of memory.
 pub(super) static LARGE_WRITES: Semaphore = Semaphore::const_new(1);
 
 /// One volume whose files the node writes.
@@ -190,13 +191,13 @@ fn pause_after(duration: Duration) -> Duration {
     duration.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX)
 }
 
-/// Runs long work of a task. The other tasks of its thread move to another thread before.
+/// Runs long work of a task. Before the work starts, tokio moves the other tasks of this thread to another thread.
 fn off_the_workers<T>(work: impl FnOnce() -> T) -> T {
     let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
     if is_worker { tokio::task::block_in_place(work) } else { work() }
 }
 
-/// Writes all volumes; time until the next token is due.
+/// Writes all volumes. Returns the time until the next token is due.
 async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
     for source in sources {
@@ -278,7 +279,7 @@ impl Source {
         self.objects.iter().flatten().map(|object| object.changes())
     }
 
-    /// Updates the files; time until their next token is due.
+    /// Updates the files. Returns the time until their next token is due.
     async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
         let found = self.find(ctx, pod).await?;
         let is_large = self.weight(&found) > LARGE;
@@ -286,8 +287,8 @@ impl Source {
         if is_large { off_the_workers(|| self.put(ctx, pod, found)) } else { self.put(ctx, pod, found) }
     }
 
-    /// Writes the files of all parts. The copy of the files is large, and many pods can start at the same time. So this
-    /// function does not wait.
+    /// Writes the files of all parts. The function is synchronous, so that few copies of files exist at the same time
+    /// when many pods start. A copy can be large.
     fn put(&self, ctx: &VolumeContext, pod: &Pod, found: Vec<Found>) -> Result<Option<Duration>, SetUpError> {
         let volume = FileVolume {
             namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),

@@ -88,10 +88,10 @@ pub struct SubPath<'a> {
 
 /// Creates the part as a directory if it is missing and may be created, and returns the host path to mount in a container.
 ///
-/// It stays mounted until [`super::unmount_all`]. For a restarted container it is mounted again, because the path may
-/// name another file then.
+/// The part stays mounted until [`super::unmount_all`]. For a restarted container it is mounted again, because the path
+/// may lead to another file by then.
 ///
-/// The volume's server may never respond, so this runs off the async workers.
+/// The work runs in a blocking thread, because the volume's server may never respond.
 ///
 /// # Errors
 /// When the path leads out of the volume, a component is not a directory, or the volume's file system does not respond.
